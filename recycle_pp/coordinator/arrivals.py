@@ -1,9 +1,9 @@
-"""Says every few seconds what the start of a job waits for, until its first step is done.
+"""Reports every few seconds what the start of a job waits for, until its first step is committed.
 
     await until_all_have_come(roster, world=12, say=recorder.say, stop=lifecycle.stop)      # the supervisors
     await until_first_step(starting, say=recorder.say)                                      # their workers
 
-A job whose supervisors do not come ends after `LIMIT` seconds. How long workers may take is for `watch.py` to judge.
+If supervisors are missing after `LIMIT` seconds, the job ends. `watch.py` has the time limits of workers.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import NamedTuple, Protocol
 SECONDS = 4.0  # between two lines
 LOOK_SECONDS = 0.05
 LIMIT = 600.0  # seconds: nodes of a cluster do not start together
-GROUPS = 4  # of workers that do the same, in one line
+GROUPS = 4  # groups of workers with the same activity in one line
 
 
 class Ranks(Protocol):
-    """Those that have come: a `Roster`."""
+    """The connected ranks: a `Roster`."""
 
     @property
     def complete(self) -> bool: ...
@@ -29,7 +29,7 @@ class Ranks(Protocol):
 
 
 class Starting(NamedTuple):
-    """A worker before its first step is done: "1.2", its rank, its host, what it does in words."""
+    """A worker before the first commit: "1.2", its rank, its host, its activity in words."""
 
     worker: str
     rank: int
@@ -40,7 +40,7 @@ class Starting(NamedTuple):
 async def until_all_have_come(
     roster: Ranks, world: int, say: Callable[[str], None], stop: Callable[[str], None]
 ) -> None:
-    """Returns when all supervisors have come once. stop(reason): some have not, in `LIMIT` seconds."""
+    """Returns when all supervisors have connected once. Calls stop(reason) if some are missing after `LIMIT`."""
     loop = asyncio.get_running_loop()
     begun = due = loop.time()
     while not roster.complete:
@@ -58,7 +58,7 @@ async def until_all_have_come(
 
 
 async def until_first_step(starting: Callable[[], list[Starting] | None], say: Callable[[str], None]) -> None:
-    """Returns when starting() is None: the first step is done. An empty list: nothing is known of the workers yet."""
+    """Returns when starting() is None: the first step is committed. An empty list: the workers are not known yet."""
     loop = asyncio.get_running_loop()
     begun = loop.time()
     while True:
@@ -70,7 +70,7 @@ async def until_first_step(starting: Callable[[], list[Starting] | None], say: C
 
 
 def activities(workers: Iterable[Starting]) -> str:
-    """What workers do, those that do the same together, the fewest first: "import torch: 1.2 (rank 6) on host3"."""
+    """Groups of workers with the same activity, smallest first: "import torch: 1.2 (rank 6) on host3"."""
     groups: dict[tuple[str, str], list[Starting]] = {}
     for of in workers:
         groups.setdefault((of.doing, of.host), []).append(of)

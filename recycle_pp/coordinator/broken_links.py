@@ -1,7 +1,7 @@
-"""Links between workers that break though both ends live: they are made again, or one of the two ends leaves.
+"""Broken links between live workers: they are rebuilt, or one of the two workers leaves.
 
 links = BrokenLinks(context, driver, deaths, returns)
-links.broken(rank, message)             # a connection broke: after a moment all links are made again
+links.broken(rank, message)             # a connection broke: all links are rebuilt after a moment
 links.unreachable(rank, message)        # attempts to connect have failed for control.suspicion: the link is cut
 """
 
@@ -19,8 +19,8 @@ from .driver import Driver
 from .ranks import Rank
 from .returns import Returns
 
-_BROKEN_SECONDS = 0.5  # after which a link is made again, if no worker has died
-_OTHER_END_SECONDS = 0.3  # between the first report of a cut link and the decision: the other end reports it, too
+_BROKEN_SECONDS = 0.5  # until links are rebuilt, if no worker has died
+_OTHER_END_SECONDS = 0.3  # from the first report of a cut link to the decision; the other end reports it too
 
 
 class BrokenLinks:
@@ -32,8 +32,8 @@ class BrokenLinks:
         self._driver = driver
         self._deaths = deaths
         self._returns = returns
-        self._unreachable: dict[Worker, list[Worker]] = {}  # since the last decision, by the worker that reports it
-        self._told: dict[Worker, list[Worker]] = {}  # why the job waits
+        self._unreachable: dict[Worker, list[Worker]] = {}  # by reporting worker, since the last decision
+        self._announced: dict[Worker, list[Worker]] = {}  # the cut links that the user was told about
 
     def broken(self, rank: Rank, message: Broken) -> None:
         self._timers.after(_BROKEN_SECONDS, self._renew, message.generation)
@@ -44,12 +44,12 @@ class BrokenLinks:
         self._unreachable[rank.role] = message.workers
 
     def _renew(self, generation: int) -> None:
-        """The same members make their links again, unless a death or a decision has begun another generation."""
+        """Rebuilds the links of the same members, unless a death or a decision has started another generation."""
         if generation == self._driver.job.generation:
             self._driver.drive(LinksBroken())
 
     def _decide(self) -> None:
-        """The fewest workers leave. The last worker of a stage never does: then the job waits for the network."""
+        """Removes the smallest number of workers. If a stage would lose its last one, the job waits for the network."""
         live = self._driver.job.live
         cut = {w: [o for o in others if o in live] for w, others in self._unreachable.items() if w in live}
         cut = {worker: others for worker, others in cut.items() if others}
@@ -61,8 +61,8 @@ class BrokenLinks:
             if rank.role in lost and rank.alive:
                 self._deaths.end(rank, "node_loss", "the network between it and other workers is broken")
                 self._returns.cut_off(rank, self._hosts_behind(rank.role, cut))
-        if not lost and cut != self._told:
-            self._told = cut
+        if not lost and cut != self._announced:
+            self._announced = cut
             worker, (other, *_) = min(cut.items())
             self._recorder.say(
                 f"workers {worker} and {other} cannot connect to each other, and a stage would be lost with either; "

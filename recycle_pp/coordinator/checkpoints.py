@@ -1,12 +1,12 @@
-"""Checkpoints, as the coordinator sees them: who saves, when all parts are there, who puts them together.
+"""Checkpoints on the coordinator: which workers save, and which one assembles the parts.
 
-    saving.begin(step, savers, final, live)    # with the commit; one live worker a stage writes its part
-    out = saving.saved(worker, message)     # when the last part is written: one worker assembles the checkpoint,
-    out = saving.compared(worker, message)  # but not before all have said what they hold, and it is the same
-    out = saving.died(worker, live)         # a saver died: at the end of the run a peer takes over, else it is given up
-    out = saving.only(live)                 # whoever else is awaited has died
+    saving.begin(step, savers, final, live)    # with the commit: one live worker a stage writes its part
+    out = saving.saved(worker, message)     # after the last part, one worker assembles the checkpoint,
+    out = saving.compared(worker, message)  # once the digests of all live workers have arrived and agree
+    out = saving.died(worker, live)         # a saver died: at the end of the run a peer replaces it, else abandoned
+    out = saving.only(live)                 # all other awaited workers have died
 
-A checkpoint is named by the steps it contains: `step-000020` holds the state after steps 0 to 19.
+The name of a checkpoint is its number of steps: `step-000020` has the state after steps 0 to 19.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .replicas import Replicas
 
 
 class CannotRestore(RuntimeError):
-    """A reason, and the steps that the newest whole checkpoint holds."""
+    """A reason, and the number of steps in the newest intact checkpoint."""
 
     def __init__(self, reason: str, step: int) -> None:
         super().__init__(reason)
@@ -37,8 +37,10 @@ class CannotRestore(RuntimeError):
 
 
 class Whole(NamedTuple):
-    """step: steps done of the newest finished checkpoint that is whole, 0 without one. damaged: of newer ones, what is
-    wrong with each, by its steps done."""
+    """
+    step     steps in the newest intact checkpoint, 0 without one
+    damaged  the damage of newer checkpoints, by their steps
+    """
 
     step: int = 0
     damaged: Mapping[int, str] = MappingProxyType({})
@@ -48,8 +50,7 @@ NOTHING = Whole()
 
 
 def newest_whole(folder: Path) -> Whole:
-    """Reads every byte of the newest checkpoint, and of those before it as long as one is damaged: blocks for minutes
-    where they are large."""
+    """The newest intact checkpoint. Reads every byte of it and of damaged newer ones, so it may block for minutes."""
     damaged: dict[int, str] = {}
     for step, path in reversed(finished(folder).items()):
         wrong = damage(path, step)
@@ -60,23 +61,26 @@ def newest_whole(folder: Path) -> Whole:
 
 
 class Saving:
-    """step, final: of the save under way, or the newest one: its steps done, and whether it is the last of the run."""
+    """
+    step   steps in the checkpoint that is being saved, or was saved last
+    final  whether it is the last one of the run
+    """
 
     def __init__(self, folder: Path, newest: int = 0) -> None:
-        """newest: steps done of the newest checkpoint that is known."""
+        """newest: steps in the newest known checkpoint."""
         self._folder = folder
         self._newest = newest
         self._newest_since = time.monotonic()
         self.step = -1
-        self._missing: dict[object, Worker] = {}  # stage, or worker where all of a stage save -> who writes it
-        self._parts: dict[Worker, str] = {}  # the parts that are there, by the workers that wrote them
-        self._writing: set[Worker] = set()  # who has not said yet what became of its part, of whichever checkpoint
-        self._whole: set[Worker] = set()  # who was asked for all that it holds, as another has died
-        self._last: Worker | None = None  # who wrote its part last: it assembles, once the replicas are compared
+        self._missing: dict[object, Worker] = {}  # stage, or worker if all of a stage save -> writer
+        self._parts: dict[Worker, str] = {}  # finished parts, by writer
+        self._writing: set[Worker] = set()  # workers whose part of any checkpoint is not finished
+        self._whole: set[Worker] = set()  # workers asked to save every block they hold, because a peer died
+        self._last: Worker | None = None  # writer of the last part; assembles after the comparison
         self.replicas = Replicas()
         self._assembler: Worker | None = None
         self.final = self._sharded = False
-        self._restored = -1  # steps done of the checkpoint that was restored last
+        self._restored = -1  # steps in the checkpoint restored last
         self.failed = False  # the last checkpoint of the run could not be written
 
     @property
@@ -85,36 +89,37 @@ class Saving:
 
     @property
     def occupied(self) -> bool:
-        """A save is under way, or somebody still writes its part of one that was given up: another one would fail for
-        it, and its own parts would be what the one after that fails for."""
+        """Whether workers still write parts, also of an abandoned checkpoint. Their next parts would be late, too."""
         return self.busy or bool(self._writing)
 
     def slow(self) -> str:
-        """The workers whose part of the newest save is missing, in words: "workers 0.1, 1.2"."""
+        """The workers that the newest save waits for, in words: "workers 0.1, 1.2"."""
         silent = self._missing.values() or self.replicas.silent if self.busy else self._writing
         missing = [self._assembler] if self._assembler is not None else sorted(silent)
         return f"worker{'s' * (len(missing) != 1)} {', '.join(map(str, missing))}"
 
     def newest(self) -> Path | None:
-        """The newest finished checkpoint, without a look at the disk."""
+        """The newest finished checkpoint. Does not access the disk."""
         return self.path(self._newest) if self._newest else None
 
     def unsaved(self) -> tuple[int, float]:
-        """Steps in the newest finished checkpoint, 0 without one; and seconds since it was saved, or since the job or
-        this coordinator began: what is lost if the job ends now."""
+        """What the job would lose now: (steps in the newest checkpoint, 0 without one; seconds since it was saved, or
+        since the job or this coordinator started)."""
         return self._newest, round(time.monotonic() - self._newest_since, 1)
 
     def known(self, newest: int) -> None:
-        """Another coordinator has finished the checkpoint of so many steps."""
+        """Records a checkpoint that another coordinator has finished. newest: its steps."""
         self._newest = max(self._newest, newest)
 
     def path(self, step: int) -> Path:
-        """Of the finished checkpoint of so many steps."""
+        """The folder of the checkpoint with this number of steps."""
         return self._folder / name(step)
 
     def restore_point(self, step: int, started: bool, present: int, stages: int) -> int:
-        """Steps done of the checkpoint at which everybody begins anew; never twice the same one. step: of the newest
-        that is whole."""
+        """The number of steps from which all workers restart.
+
+        step: in the newest intact checkpoint. CannotRestore if there is none, or if it was restored before.
+        """
         if started and not step:
             reason = "and there is no checkpoint to restore it from; set checkpoint.every to lose less"
         elif step == self._restored:
@@ -127,8 +132,10 @@ class Saving:
         raise CannotRestore(reason, step)
 
     def begin(self, step: int, savers: Collection[Worker], final: bool, live: Collection[Worker]) -> None:
-        """`step`: steps done. A save that is still under way is given up: the newer one is worth more. live: who says
-        what it holds."""
+        """Begins a save, and abandons an unfinished older one.
+
+        step: number of committed steps. live: workers that send digests.
+        """
         self.step = step
         self.final = final
         self.failed = False
@@ -142,8 +149,7 @@ class Saving:
         self._writing |= set(savers)
 
     def save_failed(self, message: SaveFailed, worker: Worker | None = None) -> bool:
-        """The checkpoint before stays the newest. False if this one is given up already. worker: who says it; None:
-        this coordinator."""
+        """Abandons the checkpoint. False if that has happened before. worker: the sender; None: this coordinator."""
         self._writing.discard(worker)  # type: ignore[arg-type]
         if message.step != self.step or not self.busy:
             return False
@@ -157,7 +163,7 @@ class Saving:
         self._last = None
 
     def saved(self, worker: Worker, message: Saved) -> list[Send]:
-        """Whoever of the stage has written it: all hold the same."""
+        """Records a finished part. Any worker of the stage may have written it: all hold the same state."""
         self._writing.discard(worker)
         key = self._key(worker)
         if message.step != self.step or key not in self._missing or message.whole < (worker in self._whole):
@@ -168,12 +174,12 @@ class Saving:
         return self._assemble_if_complete()
 
     def compared(self, worker: Worker, message: Digests) -> list[Send]:
-        """A worker's digests have come."""
-        self.replicas.say(worker, message)
+        """Records a worker's digests."""
+        self.replicas.add(worker, message)
         return self._assemble_if_complete()
 
     def assembling(self, worker: Worker, message: Assembling) -> None:
-        """It was asked to, by this coordinator or by the one before."""
+        """This coordinator or an earlier one has ordered this worker to assemble the checkpoint."""
         if message.step == self.step:
             self._missing = {}
             self._assembler = worker
@@ -193,7 +199,7 @@ class Saving:
         if worker not in (*self._missing.values(), self._assembler):
             return self._assemble_if_complete()
         peers = sorted(w for w in live if w.stage == worker.stage)
-        if not self.final or not peers:  # the next one will do, or the job begins anew at the one before
+        if not self.final or not peers:  # the next checkpoint is enough
             self.abandon()
             return []
         if self._assembler == worker:

@@ -1,4 +1,4 @@
-"""What all parts of one coordinator share."""
+"""Objects shared by the parts of a coordinator."""
 
 from __future__ import annotations
 

@@ -1,13 +1,15 @@
-"""The one place that decides: who is live, what runs, what is agreed. It hosts `protocol.Job` on real connections.
+"""Decides which workers are live, what runs and what is committed: `protocol.Job` on real connections.
 
     coordinator = Coordinator(settings, run, events, progress, agreement, leader)
     await coordinator.handle(peer)        # a supervisor or a worker has connected
     code = await coordinator.run()        # 0, or the exit code of a job that had to stop
 
-Two kinds of clients: a supervisor a rank (spawns and watches, decides nothing; `supervisors.py`) and its worker
-(`workers.py`). What they say becomes an event of the job (`driver.py`), or a death (`deaths.py`); `watch.py` finds who
-is stuck. This file puts them together, and has the job's life. The coordinator keeps no state that its clients could
-not report again, and nothing here depends on where it runs: `successor.py` takes its place.
+It has two kinds of clients: the supervisor of each rank, which starts and watches a worker and decides nothing
+(`supervisors.py`), and the worker (`workers.py`). Their messages become events of the job (`driver.py`) or deaths
+(`deaths.py`). `watch.py` finds stuck workers. This file connects these parts and has the job's start and end.
+
+The coordinator has no state that its clients could not report again, and may run on any node: `successor.py`
+replaces it.
 """
 
 from __future__ import annotations
@@ -53,8 +55,8 @@ from .timers import Timers
 from .watch import Standing, Watch
 from .workers import Workers
 
-LATE_SECONDS = 20.0  # for the ranks of a refused start to connect
-WRITE_SECONDS = 10.0  # at the end, for what is still on its way to the run folder
+LATE_SECONDS = 20.0  # until ranks of a refused start have connected
+WRITE_SECONDS = 10.0  # at the end, for unfinished writes to the run folder
 
 
 class Coordinator:
@@ -68,13 +70,13 @@ class Coordinator:
         leader: Leader,
         whole: Whole,
     ) -> None:
-        """whole: the checkpoint to begin at, with run.resume."""
+        """whole: the checkpoint to start from, with run.resume."""
         self._settings = settings
         self._run = run
         self._agreement = agreement
         self._world = settings.parallel.pipelines * settings.parallel.stages
         self.gave_way = False
-        self.agents: set[int] = set()  # of the launch, that still live at the end
+        self.agents: set[int] = set()  # the launch's agents that live at the end
         saving = Saving(run.checkpoints, whole.step)
         job = new_job(settings, whole.step)
         spans = SpanTables()
@@ -108,9 +110,9 @@ class Coordinator:
     # -- the job's life ----------------------------------------------------------------------------------------
 
     async def run(self) -> int:
-        """Blocks until the job is finished or has to stop; its exit code."""
+        """Blocks until the job ends. Returns its exit code."""
         watch = asyncio.create_task(self._watch_workers())
-        arrivals = asyncio.create_task(self._say_who_is_awaited())
+        arrivals = asyncio.create_task(self._report_start())
         code = await self._lifecycle.ended()
         watch.cancel()
         arrivals.cancel()
@@ -118,12 +120,12 @@ class Coordinator:
             return code
         self.lease.close()
         self.agents = self._roster.agents()
-        self._roster.tell_workers(Exit())
+        self._roster.broadcast(Exit())
         for rank in self._roster:
-            rank.tell(Finish(code, self._lifecycle.reason))
-        await self._until_all_know()
+            rank.send(Finish(code, self._lifecycle.reason))
+        await self._wait_for_late_ranks()
         self._driver.agreement_gate.close()
-        await self._until_all_have_gone()
+        await self._wait_for_ends()
         self._recorder.close()
         await self._recorder.flushed(WRITE_SECONDS)
         return code
@@ -135,8 +137,7 @@ class Coordinator:
         self.stop(f"the coordinator failed:\n{text}")
 
     def give_way(self) -> None:
-        """Another supervisor coordinates now: ends without a message to anybody, as nothing decided here counts any
-        more."""
+        """Ends without sending messages, because another coordinator has been elected and decides now."""
         if not self.gave_way:
             self.gave_way = True
             self.lease.revoke()
@@ -149,21 +150,21 @@ class Coordinator:
     def over(self) -> bool:
         return self._lifecycle.over
 
-    def write_again(self) -> None:
-        """Lines that the run folder's disk has refused are tried again."""
+    def retry_writes(self) -> None:
+        """Retries lines that the disk of the run folder has rejected."""
         self._recorder.retry()
 
     @property
     def live(self) -> set[Worker]:
         return self._driver.job.live
 
-    async def _until_all_know(self) -> None:
-        """At a start that is refused: ranks that connect a moment later get the reason as well."""
+    async def _wait_for_late_ranks(self) -> None:
+        """After a refused start, waits for late ranks, so that they get the reason too."""
         deadline = time.monotonic() + LATE_SECONDS
         while self._lifecycle.code == 2 and not self._roster.complete and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
 
-    async def _until_all_have_gone(self, seconds: float = 10.0) -> None:
+    async def _wait_for_ends(self, seconds: float = 10.0) -> None:
         deadline = time.monotonic() + seconds
         while any(rank.alive for rank in self._roster) and time.monotonic() < deadline:
             await asyncio.sleep(0.01)
@@ -171,8 +172,8 @@ class Coordinator:
     # -- connections -------------------------------------------------------------------------------------------
 
     async def handle(self, peer: Peer) -> None:
-        """Serves one connection to its end. An exception in a handler stops the job with its traceback: else it would
-        look like the death of the client."""
+        """Serves a connection until it ends. An exception in a handler stops the job with the traceback; otherwise it
+        would look like the death of the client."""
         peer.set_keepalive(self._settings.control.suspicion)
         try:
             match peer.hello:
@@ -191,12 +192,12 @@ class Coordinator:
         if number is not None:
             async for message in peer.listen(FROM_SUPERVISOR):
                 await self.lease.wait()
-                self._hear_supervisor(number, message, peer)
+                self._receive_from_supervisor(number, message, peer)
             await self.lease.fresh()
             self._lose_supervisor(number, peer)
 
-    def _hear_supervisor(self, number: int, message: Message, peer: Peer) -> None:
-        self._supervisors.hear(number, message, peer)
+    def _receive_from_supervisor(self, number: int, message: Message, peer: Peer) -> None:
+        self._supervisors.receive(number, message, peer)
 
     def _lose_supervisor(self, number: int, peer: Peer) -> None:
         self._supervisors.lost(number, peer)
@@ -207,18 +208,18 @@ class Coordinator:
         if rank is not None:
             async for message in peer.listen(FROM_WORKER):
                 await self.lease.wait()
-                self._workers.hear(rank, hello.incarnation, message)
+                self._workers.receive(rank, hello.incarnation, message)
             await self.lease.fresh()
             self._workers.lost(rank, hello.incarnation, peer)
 
     # -- the start ---------------------------------------------------------------------------------------------
 
-    async def _say_who_is_awaited(self) -> None:
+    async def _report_start(self) -> None:
         await until_all_have_come(self._roster, self._world, self._recorder.say, self.stop)
         await until_first_step(self._starting, self._recorder.say)
 
     def _starting(self) -> list[Starting] | None:
-        """The workers that the first step waits for; None if it is done."""
+        """The workers that the first step waits for; None after its commit."""
         job = self._driver.job
         if self._lifecycle.over or job.committed >= job.first_step:
             return None

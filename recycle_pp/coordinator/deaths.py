@@ -1,17 +1,18 @@
-"""The path of a death, from whoever sees it first to the worker's restart: the job goes on at once, the cause follows.
+"""The death of a worker, from its first report to the restart. The job continues at once; the cause follows later.
 
 deaths = Deaths(context, driver)
-deaths.reported(rank, message)                # by its supervisor, when it is reaped; dying(...): moments before
-deaths.disconnected(rank, incarnation)        # its connection broke
-deaths.node_lost(rank)                        # its supervisor's connection broke
-deaths.end(rank, cause, detail)               # it is not dead, and has to be: nobody can reach it
-deaths.end_stuck(rank, stuck)                 # likewise: it does not get on
+deaths.dying(rank, message)                   # the supervisor saw the process end,
+deaths.reported(rank, message)                # and has reaped it
+deaths.disconnected(rank, incarnation)        # the worker's connection broke
+deaths.node_lost(rank)                        # the supervisor's connection broke
+deaths.end(rank, cause, detail)               # kills a live worker, for instance because its link is cut
+deaths.end_stuck(rank, stuck)                 # kills a worker that makes no progress
 
-1. `_dead`: the first sight counts. The others go on without it (`Job.died`: the next generation), in the same moment.
-2. `stage_lost`, where no peer of its stage, or no copy of a part of its state, is left: everybody begins anew at the
-   newest checkpoint, in other roles.
-3. `_explain`: when the cause is known, or is not awaited any longer, the death gets its event, and `restart_policy.py`
-   says whether the worker is started again. One that `+rejoin_at` brings back is started by the next commit.
+1. `_dead`: the first report counts. The other workers continue without the worker, in the next generation.
+2. `stage_lost`: a stage has no live worker, or a part of its state has no copy left. All workers restart from the
+   newest checkpoint, some of them in other roles.
+3. `_explain`: once the cause is known, or is no longer awaited, the death gets its event, and `restart_policy.py`
+   decides whether the worker is restarted. The next commit starts a worker with `+rejoin_at`.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ from .driver import Driver
 from .job import new_job
 from .ranks import NODE_LOSS, Rank
 
-UNEXPLAINED_SECONDS = 3.0  # the longest time that later events wait for the cause of a death
-CAUSE_SECONDS = 0.3  # a death may be seen before its supervisor can say why: the event waits so long for the cause
-HUNG_SECONDS = 3.0  # the same of one that is killed because it is stuck: it says where first
-DYING_SECONDS = 60.0  # the same where its supervisor will say: when the kernel, or a GPU's driver, has cleaned up
+UNEXPLAINED_SECONDS = 3.0  # limit of the time that later events wait for the cause of a death
+CAUSE_SECONDS = 0.3  # an event waits for the cause from the supervisor, which may come later than a broken connection
+HUNG_SECONDS = 3.0  # the same if the worker was stuck; its stacks are written before it is killed
+DYING_SECONDS = 60.0  # the same if the process is ending: the kernel or a GPU's driver may take long to clean up
 
 
 class Deaths:
@@ -60,7 +61,7 @@ class Deaths:
         self._lifecycle = context.lifecycle
         self._lease = context.lease
         self._spans = context.spans
-        self._newest: dict[int, Death] = {}  # of each stage
+        self._newest: dict[int, Death] = {}  # newest death, by stage
         self._restoring: asyncio.Task[None] | None = None
         driver.subscribers.append(self._follow)
 
@@ -72,20 +73,20 @@ class Deaths:
                 self._end_untrusted(note["worker"], note["detail"])
             case "stage_lost":
                 self._recorder.event(StageLost(stage=note["stage"], detail=note["what"]))
-                # A worker that has died by itself can be restarted by then.
-                self._timers.after(CAUSE_SECONDS, self._begin_anew, note["stage"], note["detail"])
+                # A worker that died by itself may be restarted until then.
+                self._timers.after(CAUSE_SECONDS, self._restart_from_checkpoint, note["stage"], note["detail"])
 
-    # -- who sees it -------------------------------------------------------------------------------------------
+    # -- reports -----------------------------------------------------------------------------------------------
 
     def dying(self, rank: Rank, message: Dying) -> None:
-        """Its supervisor saw it end; the cause is not known yet."""
+        """The supervisor saw the process end; the cause is not known yet."""
         self._dead(rank, message.incarnation, DYING_SECONDS)
 
     def reported(self, rank: Rank, message: Died) -> None:
-        """Its supervisor has reaped it."""
+        """The supervisor has reaped the process."""
         seen = rank.causes.get(message.incarnation)
         death = message.death
-        if seen is not None:  # a hang that we have ended ourselves
+        if seen is not None:  # this coordinator has killed it
             death = msgspec.structs.replace(death, cause=seen.cause, detail=seen.detail)
         elif message.asked and message.incarnation == rank.ended:
             death = msgspec.structs.replace(death, detail=f"{death.detail}: its connection had broken")
@@ -97,7 +98,7 @@ class Deaths:
         self._dead(rank, incarnation)
 
     def node_lost(self, rank: Rank) -> None:
-        """The supervisor's connection ended: its node is lost, or nobody there watches the worker any more."""
+        """The supervisor's connection ended: its node is lost, or its worker is no longer watched."""
         rank.causes.setdefault(rank.incarnation, NODE_LOSS)
         self._dead(rank, rank.incarnation)
 
@@ -107,21 +108,24 @@ class Deaths:
         self._dead(rank, rank.incarnation)
 
     def end_stuck(self, rank: Rank, stuck: Stuck) -> None:
-        """It is told to say where its threads stand, and killed; nobody waits for either."""
+        """Orders the supervisor to report the stacks of the worker and to kill it. Does not wait for that."""
         self._recorder.event(HangSuspected(worker=str(rank.role), where=stuck.where, seconds=stuck.seconds))
         rank.causes[rank.incarnation] = Death("hang", f"{stuck.where}, for {stuck.seconds:.1f} s")
         rank.kill(stacks=True)
         self._dead(rank, rank.incarnation, HUNG_SECONDS, stuck.seconds)
 
     def _end_untrusted(self, worker: Worker, detail: str) -> None:
-        """The job goes on without it already."""
+        """Kills a worker with wrong state. The job already continues without it."""
         for rank in self._roster:
             if rank.role == worker and rank.alive:
                 self.end(rank, "mismatch", detail)
 
     def found(self, rank: Rank, begun: bool, recorded: bool) -> None:
-        """A successor found it dead, or out of reach. begun: the membership that was found is without it. recorded:
-        the coordinator before recorded its death."""
+        """A successor found the worker dead or unreachable.
+
+        begun     the membership that was found excludes it
+        recorded  an earlier coordinator has recorded its death
+        """
         if rank.alive:
             rank.causes.setdefault(rank.incarnation, Death("hang", "it did not come back"))
             rank.kill()
@@ -131,15 +135,18 @@ class Deaths:
         if not recorded:
             self._record(rank, time.monotonic())
         if not begun:
-            self._go_on_without(rank)
+            self._continue_without(rank)
         self._explain(rank, rank.incarnation, recorded)
 
-    # -- the job goes on ---------------------------------------------------------------------------------------
+    # -- the job continues -------------------------------------------------------------------------------------
 
     def _dead(
-        self, rank: Rank, incarnation: int, cause_seconds: float = CAUSE_SECONDS, stood: float | None = None
+        self, rank: Rank, incarnation: int, cause_seconds: float = CAUSE_SECONDS, stuck: float | None = None
     ) -> None:
-        """stood: for so long it had made no progress."""
+        """
+        cause_seconds  time to wait for the cause
+        stuck          seconds without progress, if it was killed for that
+        """
         if incarnation != rank.incarnation or not rank.alive:
             return
         now = time.monotonic()
@@ -148,26 +155,26 @@ class Deaths:
         rank.died = incarnation
         if self._lifecycle.over:
             return
-        self._record(rank, now, stood)
+        self._record(rank, now, stuck)
         self._restarts.died(rank.role, self._driver.job.committed)
-        self._go_on_without(rank)
+        self._continue_without(rank)
         self._driver.died(rank.role)
-        rank.call_off = self._timers.after(cause_seconds, self._explain, rank, incarnation)
+        rank.cancel_wait = self._timers.after(cause_seconds, self._explain, rank, incarnation)
 
-    def _record(self, rank: Rank, now: float, stood: float | None = None) -> None:
-        """Its event, which waits for the cause; UNEXPLAINED_SECONDS at most, as later events wait for it."""
-        rank.death = self._recorder.death(rank.role, now, stood)
-        self._timers.after(UNEXPLAINED_SECONDS, self._wait_no_longer, rank, rank.incarnation, rank.death)
+    def _record(self, rank: Rank, now: float, stuck: float | None = None) -> None:
+        """Queues the event, which waits for the cause, and later events for it: UNEXPLAINED_SECONDS at most."""
+        rank.death = self._recorder.death(rank.role, now, stuck)
+        self._timers.after(UNEXPLAINED_SECONDS, self._write_unexplained, rank, rank.incarnation, rank.death)
 
-    def _wait_no_longer(self, rank: Rank, incarnation: int, event: Expected | None) -> None:
+    def _write_unexplained(self, rank: Rank, incarnation: int, event: Expected | None) -> None:
         self._recorder.suppose_death(event, rank.causes.get(incarnation, UNKNOWN))
 
-    def _go_on_without(self, rank: Rank) -> None:
+    def _continue_without(self, rank: Rank) -> None:
         self._driver.drive(WorkerDied(rank.role))
 
     # -- a stage is lost ---------------------------------------------------------------------------------------
 
-    def _begin_anew(self, stage: int, why: str) -> None:
+    def _restart_from_checkpoint(self, stage: int, why: str) -> None:
         self._restoring = asyncio.create_task(self._read_checkpoints(stage, why))
 
     async def _read_checkpoints(self, stage: int, why: str) -> None:
@@ -182,7 +189,7 @@ class Deaths:
             self._lifecycle.stop(f"the coordinator failed:\n{traceback.format_exc()}")
 
     def _restore(self, stage: int, why: str, whole: Whole) -> None:
-        """Fills the stage with other workers; all workers restart from the newest checkpoint that is whole."""
+        """Restarts all workers from the newest intact checkpoint, with new roles, so that no stage is empty."""
         present = [rank for rank in self._roster if rank.alive]
         driver = self._driver
         stages = self._settings.parallel.stages
@@ -218,20 +225,20 @@ class Deaths:
         death = self._newest.get(stage)
         return f". Its last worker's death: {cause_in_words(death)}" if death else ""
 
-    # -- its cause, and its return -----------------------------------------------------------------------------
+    # -- cause and restart -------------------------------------------------------------------------------------
 
     def _explain(self, rank: Rank, incarnation: int, recorded: bool = False) -> None:
-        """A death's event, unless it is recorded; and what follows from its cause. Once a death."""
+        """Completes the event, unless it is recorded, and restarts the worker or stops the job. Once a death."""
         if incarnation != rank.died or rank.explained >= incarnation or self._lifecycle.over:
             return
         if incarnation not in rank.causes and rank.supervisor is not None and rank.ended < incarnation and not recorded:
-            # Only its connection broke, or its supervisor would have seen it die: it is ended, and begins anew.
+            # The supervisor did not see it die, so only its connection broke: kill and restart it.
             rank.ended = incarnation
             rank.kill()
-            rank.call_off = self._timers.after(DYING_SECONDS, self._explain, rank, incarnation)
+            rank.cancel_wait = self._timers.after(DYING_SECONDS, self._explain, rank, incarnation)
             return
         rank.explained = incarnation
-        rank.call_off()
+        rank.cancel_wait()
         rank.causes = {of: why for of, why in rank.causes.items() if of >= incarnation}
         death = self._newest[rank.role.stage] = rank.causes.get(incarnation, Death("node_loss", "its connection broke"))
         if not recorded:
@@ -257,30 +264,30 @@ class Deaths:
             self._recorder.event(GivenUp(worker=str(rank.role), respawns=rank.respawns))
 
     def _stop_by_mistake(self, death: Death) -> None:
-        """The model's own code raised an exception that it would raise on any worker: in the first step since the
-        start, at the same op again, or with no worker left to try it."""
+        """Stops the job because the model's own code raises an exception on every worker: in the first step, twice in
+        the same op, or on the last worker of a stage."""
         where = f" in {death.where}" if death.where else ""
         self._lifecycle.stop(
             f"the model's own code failed{where}: {death.mistake}; the traceback is in {self._run.logs}", code=2
         )
 
     def _takes_less(self, rank: Rank, death: Death) -> bool:
-        """It ran out of memory in an op, and may do with fewer micro-batches: that the next worker's op fails alike
-        says nothing against the op."""
+        """Whether the worker ran out of memory in an op and has room for a lower limit of micro-batches in flight. The
+        op itself is then not the cause if it fails on the next worker too."""
         in_op = death.cause == "out_of_memory" and not death.where.startswith("the start")
         return in_op and self._driver.job.problem.limit(rank.role) > 1
 
     def respawn_due(self) -> None:
-        """Starts the dead workers that `+rejoin_at` brings back; they take part from its step on."""
+        """Starts dead workers with a `+rejoin_at`. They take part from its step on."""
         for rank in self._roster:
             if self._restarts.is_due(rank.role) and not rank.alive and rank.incarnation >= 0 and rank.supervisor:
                 rank.spawn()
 
     def close(self) -> None:
-        """The job ends: deaths whose cause is not known yet get their event now."""
+        """Writes the events of deaths whose cause is still unknown at the end of the job."""
         for rank in self._roster:
             if rank.explained < rank.died:
                 rank.explained = rank.died
-                unsaid = Death("unknown", "the job ended before its supervisor could say why")
-                self._recorder.explain_death(rank.death, rank.causes.get(rank.died, unsaid))
+                unknown = Death("unknown", "the job ended before its supervisor could say why")
+                self._recorder.explain_death(rank.death, rank.causes.get(rank.died, unknown))
         self._recorder.release()

@@ -1,10 +1,10 @@
-"""Drives `protocol.Job` on real connections: an event in, its messages and notes out, and what follows from a commit.
+"""Runs `protocol.Job` on real connections: handles events, sends messages, saves checkpoints and ends the job.
 
 driver = Driver(context, agreement, saving, job, deposed)
 driver.subscribers.append(follow)          # follow(note) for each note of the job, in the order of the subscribers
 driver.drive(WorkerDied(worker))
-driver.send(out)                           # messages that no event of the job has caused
-driver.finish_if_done()                    # after whatever the end may have waited for
+driver.send(out)                           # messages that are not caused by an event of the job
+driver.finish_if_done()                    # after everything that may delay the end of the job
 """
 
 from __future__ import annotations
@@ -43,8 +43,10 @@ from .watch import Standing
 
 
 class Driver:
-    """subscribers: called with each note of an event, once the event's messages are sent. deposed(): called when
-    another supervisor coordinates."""
+    """
+    subscribers  called with each note of an event, after the messages of the event have been sent
+    deposed      called when another coordinator has been elected
+    """
 
     def __init__(
         self, context: Context, agreement: Agreement, saving: Saving, job: Job, deposed: Callable[[], None]
@@ -61,11 +63,11 @@ class Driver:
         self.agreement_gate = AgreementGate(agreement, context.lease, self._deliver, deposed)
         self.planning = Planning(self._settings, context.run, self._planned, self._lifecycle.stop, context.lease)
         self.ending = Ending(self._settings, self._recorder.say)
-        self._placed = False  # who holds what of sharded state
-        self.digests: dict[Worker, dict[str, str]] = {}  # of the parameters of those that have finished
+        self._placed = False  # whether holders of sharded state were checked
+        self.digests: dict[Worker, dict[str, str]] = {}  # digests of parameters, by finished worker
 
     def drive(self, event: Event) -> None:
-        """One event into the job; then its messages go out and its subscribers get its notes."""
+        """Handles an event: sends the messages of the job and passes its notes to the subscribers."""
         if self._lifecycle.over:
             return
         saving = SavingChanged(self.saving.occupied, self.ending.save_due)
@@ -82,16 +84,16 @@ class Driver:
         self.finish_if_done()
 
     def send(self, out: list[Send]) -> None:
-        if not out:  # as after most votes: nothing here may cost a look at every worker then
+        if not out:  # after most votes; must not iterate over all workers
             return
-        # Not always first: whoever takes over tells a commit to those that have missed it, and then the generation.
+        # Not always the first one: a successor first sends a commit to workers that have missed it.
         announced = next((message for _, message in out if isinstance(message, Announce)), None)
         if announced is not None:
             self.agreement_gate.announce(announced.generation, self._roster.places())
         self.agreement_gate.send(out)
 
     def _with_probes(self, out: list[Send]) -> list[Send]:
-        """A generation begins: links to hosts that were not there before are measured before its first op."""
+        """Adds link probes to the start of a generation with new hosts. Workers probe before their first op."""
         if not any(isinstance(message, Adopt) for _, message in out):
             return out
         probes = self.planning.probes(self.job.live)
@@ -104,17 +106,17 @@ class Driver:
         return [with_its_probes(send) for send in out]
 
     def standing(self) -> Standing:
-        """Where the job stands, for the watch."""
+        """The state of the job, for the watch."""
         job = self.job
         works = self.planning.busy or self.agreement_gate.busy or job.phase not in ("reporting", "running")
         return Standing(job.committed + 1, job.generation, frozenset(job.live), frozenset(job.unanswered), works)
 
     def message_seconds(self, a: Worker, b: Worker) -> float:
-        """What a message takes between two workers of stages beside each other; 0 where no step is under way."""
+        """Seconds of a message between workers of neighbouring stages; 0 if no step runs."""
         return self.job.graph.between(a, b) if self.job.phase == "running" else 0.0
 
     def finish_if_done(self) -> None:
-        """Every end waits for the checkpoint that is under way, until its file system is given up."""
+        """Ends the job if nothing is left to do. An unfinished checkpoint delays the end, up to a time limit."""
         if self.saving.busy:
             return
         if self.job.skipped >= self._settings.optimizer.most_skipped:
@@ -123,20 +125,20 @@ class Driver:
             self.end_early()
         if self.job.phase == "finished":
             if (wrong := difference(self.digests)) is not None:
-                self._lifecycle.stop(f"{wrong} at the end: {self._mistrust()}")
+                self._lifecycle.stop(f"{wrong} at the end: {self._wrong_weights()}")
                 return
             self._lifecycle.finish(self.digests, int(self.saving.failed))
 
     def finish_early(self, name: str, code: int) -> None:
-        """A signal: the step is finished and saved, as far as there is one and the launcher leaves the time."""
-        if self._lifecycle.over or not self.ending.told(name, code):
+        """Ends the job after a signal: after the current step and a checkpoint, if the launcher leaves enough time."""
+        if self._lifecycle.over or not self.ending.request(name, code):
             return
         if self.job.phase in ("starting", "lost") or self._settings.emulate.mode:
             self.end_early()
             return
         self._recorder.event(EndingEvent(signal=name))
         for rank in self._roster:
-            rank.tell(EndsSoon())
+            rank.send(EndsSoon())
         self.drive(EndRequested())
         self._timers.after(END_SECONDS, self.end_early)
 
@@ -145,12 +147,12 @@ class Driver:
             self._lifecycle.stop(self.ending.reason(self.saving.newest()), self.ending.code)
 
     def compare(self, worker: Worker, message: Digests) -> None:
-        """A worker's digests at a checkpoint, which is not completed before all of a stage are the same."""
+        """Takes a worker's digests at a checkpoint. It is assembled only if the digests of a stage agree."""
         self.send(self.saving.compared(worker, message))
         self._judge_replicas()
 
     def died(self, worker: Worker) -> None:
-        """A worker is dead: its part of a save, and its digests, are awaited no longer."""
+        """Stops waiting for a dead worker's part of a checkpoint and for its digests."""
         self.send(self.saving.died(worker, self.job.live))
         self._judge_replicas()
 
@@ -158,18 +160,18 @@ class Driver:
         wrong = self.saving.replicas.verdict()
         if wrong is None:
             return
-        if self.job.third and not self.saving.final:  # the next vote says who it is
+        if self.job.third and not self.saving.final:  # the next vote finds the wrong worker
             self.save_failed(SaveFailed(self.saving.step, wrong))
         else:
-            self._lifecycle.stop(f"{wrong}: {self._mistrust()}")
+            self._lifecycle.stop(f"{wrong}: {self._wrong_weights()}")
 
-    def _mistrust(self) -> str:
+    def _wrong_weights(self) -> str:
         newest = self.saving.newest()
         kept = f"run.resume=true continues from {newest}, saved before" if newest else "there is no checkpoint before"
         return f"memory or a processor has failed, and the job must not continue with wrong weights; {kept}"
 
     def save_failed(self, message: SaveFailed, worker: Worker | None = None) -> None:
-        """worker: who says it; None: this coordinator."""
+        """Abandons a checkpoint. worker: the sender; None: this coordinator."""
         if self.saving.save_failed(message, worker) and not self._lifecycle.over:
             newest, seconds = self.saving.unsaved()
             self._recorder.event(
@@ -178,7 +180,7 @@ class Driver:
         self.finish_if_done()
 
     def report_damage(self, damaged: Mapping[int, str]) -> None:
-        """Of checkpoints that were read, by their steps."""
+        """Records damaged checkpoints. damaged: the damage, by steps."""
         for step, damage in damaged.items():
             self._recorder.event(CheckpointDamaged(checkpoint=step, detail=damage))
 
@@ -186,11 +188,11 @@ class Driver:
         match note["event"]:
             case "committed":
                 self._follow_commit(note)
-            case "plan_adopted" if not self._placed:  # once, at the start
+            case "plan_adopted" if not self._placed:  # at the start
                 self._placed = True
                 if warning := self.job.shards.on_one_host():
                     self._recorder.say(warning)
-            case "mismatch":  # the state that goes into that checkpoint is the wrong one
+            case "mismatch":  # the unfinished checkpoint may have the wrong state
                 self.save_failed(SaveFailed(self.job.committed + 1, f"the state of worker {note['worker']} is wrong"))
             case "violation":
                 self._lifecycle.stop(note["detail"])
@@ -212,26 +214,26 @@ class Driver:
         if commit.savers and not self._settings.emulate.mode:
             self.saving.begin(commit.step + 1, commit.savers, commit.last, self.job.live)
             if commit.last:
-                self._timers.after(self._settings.control.lease, self._save_no_longer, commit.step + 1)
-        self.change(problem)  # last: it drives the job, which has ended if nothing is left to save
+                self._timers.after(self._settings.control.lease, self._abandon_slow_save, commit.step + 1)
+        self.change(problem)  # last, because it may end the job
 
     def change(self, problem: Problem) -> None:
-        """Plans the steps to come with other durations or limits, if they are."""
+        """Plans the next steps with new durations or limits, if they differ."""
         if problem != self.job.problem:
             self.drive(ProblemChanged(problem))
 
     def _planned(self, job: Job, problem: Problem) -> None:
-        """The planner's thread is done. The job may have been replaced meanwhile."""
+        """Takes a plan from the planner's thread. The job may have been replaced since the thread started."""
         if job is self.job:
             self.drive(PlanMade(problem))
         else:
             self.planning.look(self.job)
 
     def _follow_skipped(self, commit: Commit) -> None:
-        """A gradient was not finite: weights and state are as they were."""
+        """Records a skipped update: a gradient was not finite, so weights and state are unchanged."""
         self._recorder.event(UpdateSkipped(in_a_row=commit.skipped))
         if commit.skipped == self._settings.optimizer.most_skipped and self.saving.busy:
-            self._timers.after(self._settings.control.lease, self._save_no_longer, self.saving.step)
+            self._timers.after(self._settings.control.lease, self._abandon_slow_save, self.saving.step)
 
     def _stop_skipping(self) -> None:
         newest, most = self.saving.newest(), self._settings.optimizer.most_skipped
@@ -241,8 +243,8 @@ class Driver:
             + (f"the newest checkpoint is {newest}" if newest else "there is no checkpoint yet")
         )
 
-    def _save_no_longer(self, step: int) -> None:
-        """A file system that does not answer holds up the next checkpoints, and must not hold up the end."""
+    def _abandon_slow_save(self, step: int) -> None:
+        """Abandons a checkpoint that takes too long, so that a hanging file system does not delay the end."""
         slow = self.saving.slow()
         seconds = self._settings.control.lease
         if self.saving.busy:
@@ -256,7 +258,7 @@ class Driver:
         self._roster.deliver([self._addressed(send) for send in out])
 
     def _addressed(self, send: Send) -> Send:
-        """Completes `Donate` with the address at which the joiner takes the state, and records that it joins."""
+        """Adds the joiner's address to `Donate`, and records the start of the join."""
         if not isinstance(donation := send.message, Donate):
             return send
         self._recorder.event(Joining(worker=str(donation.to), donor=str(send.to)))

@@ -1,13 +1,13 @@
-"""When a checkpoint is due by time, and how a job ends before its last step: a signal, the step, a checkpoint.
+"""Time-based checkpoints, and the early end of a job after a signal: the current step, then a checkpoint.
 
     ending = Ending(settings, say)
-    ending.told("SIGTERM", 143)        # the job is to end; False where it was told before
-    ending.save_due                    # checkpoint.minutes are over: the next commit brings a checkpoint
-    ending.committed(saves, skipped); ending.saved()      # to measure both
+    ending.request("SIGTERM", 143)     # ends the job; False if that was requested before
+    ending.save_due                    # checkpoint.minutes are over: the next commit has a checkpoint
+    ending.committed(saves, skipped); ending.saved()      # measure steps and checkpoints
     ending.reason(saved_as)            # in words
 
-A launcher kills what has not ended a while after its signal (torchrun: 30 s). A job whose step and checkpoint take
-longer than END_SECONDS is told so as soon as that is known; its newest complete checkpoint stays.
+A launcher kills processes that have not ended some time after its signal (torchrun: 30 s). If a step and a checkpoint
+take longer than END_SECONDS, the user gets a warning as soon as that is known.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ END_SECONDS = 22.0  # for the step and the checkpoint; torchrun kills after 30, 
 
 
 class Ending:
-    """Not thread-safe: for the coordinator's loop. say: a sentence to the user."""
+    """Not thread-safe; runs in the coordinator's loop. say: prints a sentence."""
 
     def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
         self._minutes = settings.checkpoint.minutes
         self._emulated = bool(settings.emulate.mode)
         self._say = say
-        self.signal: str | None = None  # that ends the job
+        self.signal: str | None = None  # name of the signal that ends the job
         self.code = 0
         self._saved = self._committed = self._due_since = time.monotonic()
         self._commits = 0
@@ -36,7 +36,7 @@ class Ending:
         self._save = 0.0
         self._warned = False
 
-    def told(self, signal: str, code: int) -> bool:
+    def request(self, signal: str, code: int) -> bool:
         first = self.signal is None
         if first:
             self.signal = signal
@@ -48,8 +48,11 @@ class Ending:
         return 0 < 60 * self._minutes <= time.monotonic() - self._due_since and not self._emulated
 
     def committed(self, saves: bool, skipped: bool) -> None:
-        """A step has ended; the first two of a job are slower than the others, and tell nothing. skipped: its
-        checkpoint, as the one before is still written; the next one is due after as long again."""
+        """Measures a step. The first two steps of a job are slow and are not used.
+
+        saves    the step has a checkpoint
+        skipped  its checkpoint was skipped because the previous one is unfinished; the timer restarts
+        """
         now = time.monotonic()
         before = self._committed
         self._committed = now
@@ -66,7 +69,7 @@ class Ending:
         self._check()
 
     def reason(self, checkpoint: Path | None) -> str:
-        """checkpoint: the newest complete one."""
+        """The reason of the end, for the user. checkpoint: the newest complete one."""
         if self._emulated:
             return f"{self.signal}"
         where = f"the newest checkpoint is {checkpoint}; run.resume=true continues from it" if checkpoint else (

@@ -1,16 +1,16 @@
-"""A new coordinator finds the processes of the job again.
+"""Finds the processes of a running job for a new coordinator.
 
     discovery = FailoverDiscovery(token)
-    discovery.supervisor(3, message, peer)         # as they come: what the supervisor of rank 3 says of itself,
-    discovery.worker(3, incarnation, state, peer)  # and its worker
-    await discovery.complete(places, patience)     # all have come who can
-    discovery.states()                             # what `protocol.takeover.find` asks for
-    discovery.ranks(pipelines, stages)             # everybody, the missing ones too
-    discovery.said()                               # what workers say again
+    discovery.supervisor(3, message, peer)         # reports of the supervisor of rank 3,
+    discovery.worker(3, incarnation, state, peer)  # and of its worker
+    await discovery.complete(places, patience)     # all reachable processes have reported
+    discovery.states()                             # for `protocol.takeover.find`
+    discovery.ranks(pipelines, stages)             # all ranks, also the missing ones
+    discovery.repeated()                           # messages that workers repeat
 
-A supervisor whose port refuses connections for a while is dead (`consensus.refusal`). One that gives no answer is not
-waited for long: if it lives it comes later, as one that returns. One that answers, and a worker that took part, are
-waited for as long as a worker may be silent.
+A supervisor whose port refuses connections for some time is dead (`consensus.refusal`). The wait for a supervisor
+without an answer is short: if it lives, it reconnects later. The wait for a supervisor that answers, and for a worker
+that took part, has the limit of silent workers.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ from recycle_pp.wire.messages.workers import State
 
 from .ranks import NODE_LOSS, Rank
 
-LATE = 5.0  # seconds after which a supervisor that neither comes nor answers is no longer waited for
-_BEAT = 0.5  # seconds between two signs of life to those who wait
-_LOOK = 0.005  # seconds
+LATE = 5.0  # seconds until the wait ends for supervisors that neither connect nor answer
+_BEAT = 0.5  # seconds between two heartbeats to connected supervisors
+_LOOK = 0.005  # seconds between two checks
 
 
 class Supervisor(NamedTuple):
-    """A supervisor's connection, and what it said of itself last."""
+    """A supervisor's connection and its last report."""
 
     peer: Peer
-    said: Present
+    report: Present
 
 
 class Known(NamedTuple):
-    """A worker's connection, the process that it comes from, and its state."""
+    """A worker's connection, incarnation and state."""
 
     peer: Peer
     incarnation: int
@@ -58,17 +58,17 @@ class FailoverDiscovery:
         self._token = token
         self.supervisors: dict[int, Supervisor] = {}
         self.workers: dict[int, Known] = {}
-        self.over = asyncio.Event()  # whoever comes from now on is late
+        self.over = asyncio.Event()  # set at the end of the discovery
 
     def supervisor(self, number: int, message: Present, peer: Peer) -> None:
         self.supervisors[number] = Supervisor(peer, message)
 
     def died(self, number: int, message: Died) -> None:
-        """A worker has died meanwhile."""
+        """Records the death of a worker during the discovery."""
         if number in self.supervisors:
-            peer, said = self.supervisors[number]
-            said = msgspec.structs.replace(said, alive=False, deaths=[*said.deaths, message])
-            self.supervisors[number] = Supervisor(peer, said)
+            peer, report = self.supervisors[number]
+            report = msgspec.structs.replace(report, alive=False, deaths=[*report.deaths, message])
+            self.supervisors[number] = Supervisor(peer, report)
 
     def worker(self, number: int, incarnation: int, state: State, peer: Peer) -> None:
         self.workers[number] = Known(peer, incarnation, state)
@@ -96,27 +96,27 @@ class FailoverDiscovery:
             probe.cancel()
 
     def states(self) -> dict[Worker, State]:
-        """By worker; of those that still are the process that their supervisor has started last."""
+        """By worker, the states of processes that their supervisors know as the newest ones."""
         roles = self._alive()
         return {roles[number]: self.workers[number].state for number in self._here()}
 
-    def said(self) -> list[tuple[int, Message]]:
+    def repeated(self) -> list[tuple[int, Message]]:
         """(rank, message) of all lasting messages that workers repeat to a successor."""
         return [(number, message) for number in self._here() for message in self.workers[number].state.said]
 
     def ranks(self, pipelines: int, stages: int) -> list[Rank]:
-        """Every rank with its place in the job; those that nobody has heard of get what is left."""
+        """All ranks with their roles. Missing ranks get the roles that are left."""
         free = {Worker(d, s) for d in range(pipelines) for s in range(stages)}
         found: dict[int, Rank] = {}
-        for number, (peer, said) in sorted(self.supervisors.items()):
-            rank = found[number] = Rank(number, Worker(*divmod(number, stages)), peer, said.place)
-            if spawn := said.spawn:
+        for number, (peer, report) in sorted(self.supervisors.items()):
+            rank = found[number] = Rank(number, Worker(*divmod(number, stages)), peer, report.place)
+            if spawn := report.spawn:
                 rank.role = Worker(*spawn.worker)
                 rank.incarnation = spawn.incarnation
                 rank.respawns = spawn.respawns
-            rank.alive = said.alive
+            rank.alive = report.alive
             rank.worker = self.workers[number].peer if number in self._here() else None
-            rank.causes = {died.incarnation: died.death for died in said.deaths}
+            rank.causes = {died.incarnation: died.death for died in report.deaths}
             free.discard(rank.role)
         for number in range(pipelines * stages):
             if number not in found:
@@ -127,18 +127,18 @@ class FailoverDiscovery:
         return list(found.values())
 
     def _alive(self) -> dict[int, Worker]:
-        """By rank, the workers that live, as their supervisors say."""
-        known = {number: of.said for number, of in self.supervisors.items()}
-        return {number: Worker(*said.spawn.worker) for number, said in known.items() if said.alive and said.spawn}
+        """By rank, the workers that are alive according to their supervisors."""
+        reports = {number: supervisor.report for number, supervisor in self.supervisors.items()}
+        return {number: Worker(*of.spawn.worker) for number, of in reports.items() if of.alive and of.spawn}
 
     def _here(self) -> list[int]:
-        """Ranks whose worker has come, and is the process that its supervisor knows."""
-        spawns = {number: self.supervisors[number].said.spawn for number in self._alive()}
+        """Ranks whose worker has reported and is the newest process of its supervisor."""
+        spawns = {number: self.supervisors[number].report.spawn for number in self._alive()}
         alive = {number: spawn.incarnation for number, spawn in spawns.items() if spawn}
         return [number for number, worker in self.workers.items() if alive.get(number) == worker.incarnation]
 
     def _awaited(self) -> set[int]:
-        """Ranks whose worker took part and lives, as its supervisor says, and has not come."""
+        """Ranks whose worker took part, is alive according to its supervisor, and has not reported."""
         members = find(self.states()).members
         return {n for n, role in self._alive().items() if role in members or not self.workers} - self.workers.keys()
 

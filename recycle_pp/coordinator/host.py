@@ -1,9 +1,9 @@
-"""The coordinator in the loop of the supervisor that leads.
+"""Runs the coordinator in the event loop of the leading supervisor.
 
-host = Host(settings, run, agreement, leader, token)              # the first one of a job
-host = Host(settings, run, agreement, leader, token, takeover)  # in the place of one that was lost
-await host.handle(peer)                                           # a supervisor or a worker has connected
-code = await host.end()
+host = Host(settings, run, agreement, leader, token)              # the first coordinator of a job
+host = Host(settings, run, agreement, leader, token, takeover)    # the successor of a lost coordinator
+await host.handle(peer)                                           # serves a supervisor or a worker
+code = await host.ended
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from .checkpoints import NOTHING, Whole
 from .coordinator import WRITE_SECONDS, Coordinator
 from .successor import Successor
 
-# Beats at which all that there is becomes none of the garbage collector's business: imports, and the planner's
-# machine code. A pass over these 200,000 objects holds the loop up for 50 ms, and none of them ever goes.
+# Heartbeats at which to call gc.freeze(). A collection of the 200,000 objects of imports and of the planner would block
+# the loop for 50 ms, and none of them is ever freed.
 FREEZES = (0, 10, 60)
 SCREEN_SECONDS = 2.0  # at the end, for the last lines
-# Seconds until the planner's thread gives the interpreter's lock back to the loop. Each message that the loop sends
-# lets go of it: with Python's 5 ms it stood still for 100 ms to tell 128 workers of a death (bench/loop.py).
+# Seconds until the planner's thread must release the interpreter's lock. The loop releases it for each message: with
+# Python's default of 5 ms, the announcement of a death to 128 workers took 100 ms (bench/loop.py).
 SWITCH_SECONDS = 0.0001
 
 
@@ -53,7 +53,7 @@ class Host:
         takeover: Takeover | None = None,
         whole: Whole = NOTHING,
     ) -> None:
-        """whole: the checkpoint to begin at."""
+        """whole: the checkpoint to start from."""
         sys.setswitchinterval(SWITCH_SECONDS)
         self._screen = BackgroundStream(sys.stdout)
         world = settings.parallel.pipelines * settings.parallel.stages
@@ -83,7 +83,7 @@ class Host:
 
     @property
     def agents(self) -> set[int]:
-        """Of the launch's agents those that live at the job's end."""
+        """The launch's agents that live at the end of the job."""
         return self._coordinator.agents
 
     @property
@@ -91,12 +91,12 @@ class Host:
         return self._coordinator.gave_way
 
     def give_way(self) -> None:
-        """Another supervisor coordinates: this coordinator ends without a word to anybody."""
+        """Ends this coordinator without sending messages, because another one has been elected."""
         self._coordinator.give_way()
         self.close()
 
     async def report(self) -> None:
-        """Says what the run was; a pager that is paused is not waited for."""
+        """Prints the report of the run. Does not wait for a paused pager."""
         self._progress.say(await in_thread(guarded_returning(str)(report), self._run))
         await self._screen.flushed(SCREEN_SECONDS)
 
@@ -108,11 +108,11 @@ class Host:
         self._events.close()
 
     def _term(self) -> int:
-        """Of the lease. The first coordinator of a job may lead several, one after the other."""
+        """The term of the lease. The first coordinator of a job may lead several terms in a row."""
         return self._coordinator.lease.term
 
     async def _coordinate(self) -> int:
-        """The job's exit code. A coordinator that fails says so with its traceback: that is no mistake of the user."""
+        """Returns the job's exit code. If the coordinator fails, prints the traceback: that is a bug."""
         code = 1
         try:
             code = await self._coordinator.run()
@@ -135,6 +135,6 @@ class Host:
                 gc.freeze()
             await self._coordinator.lease.wait()
             self._run.later(self._heartbeat.write, set(self._coordinator.live))
-            self._coordinator.write_again()
+            self._coordinator.retry_writes()
             self._exporters.look()
             await asyncio.sleep(SECONDS)

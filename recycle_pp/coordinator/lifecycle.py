@@ -1,7 +1,7 @@
-"""Whether the job goes on, and how it ends: once.
+"""The end of the job, which happens once.
 
 lifecycle = Lifecycle(recorder, closing)
-lifecycle.stop("why it cannot go on", code=2)      # or finish(digests, code), or end(code) without a record
+lifecycle.stop("reason", code=2)      # or finish(digests, code), or end(code) without a record
 code = await lifecycle.ended()
 """
 
@@ -16,7 +16,7 @@ from recycle_pp.telemetry.recorder import Recorder
 
 
 class Lifecycle:
-    """closing(): called before the last record, so that whatever still waits for its event gets it first."""
+    """closing(): called before the last event, so that waiting events are written first."""
 
     def __init__(self, recorder: Recorder, closing: Callable[[], None]) -> None:
         self._recorder = recorder
@@ -27,7 +27,7 @@ class Lifecycle:
 
     @property
     def code(self) -> int | None:
-        """The job's exit code; None while it goes on."""
+        """The exit code of the job; None while it runs."""
         return self._code
 
     @property
@@ -35,7 +35,7 @@ class Lifecycle:
         return self._code is not None
 
     def stop(self, reason: str, code: int = 1) -> None:
-        """Ends the job with this reason and exit code. Later calls change nothing: they follow from the first."""
+        """Ends the job with this reason and exit code. Later calls have no effect: they are consequences."""
         if not self.over:
             self._closing()
             self._recorder.stopped(reason)
@@ -43,7 +43,7 @@ class Lifecycle:
             self.end(code)
 
     def finish(self, digests: Mapping[Worker, Mapping[str, str]], code: int) -> None:
-        """All steps are committed. digests: of each worker's parameters."""
+        """Ends the job after the last step. digests: of each worker's parameters."""
         if not self.over:
             self._closing()
             self._recorder.finished(digests)

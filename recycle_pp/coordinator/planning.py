@@ -1,4 +1,4 @@
-"""Plans the coming steps from measured durations, in a thread, so that votes and deaths are handled meanwhile.
+"""Plans the next steps from measured durations, in a thread, so that the loop can handle votes and deaths.
 
 planning = Planning(settings, run, planned, stop, lease)
 speeds, problem = planning.measured(spans, job)     # after every commit
@@ -44,14 +44,14 @@ class Planning:
         self._lease = lease
         self._profile = Profile(settings)
         self._task: asyncio.Task[None] | None = None
-        self._prepared = -1  # the step in which it last planned for a death that may come
+        self._prepared = -1  # the step in which a possible death was last planned
 
     @property
     def busy(self) -> bool:
         return self._task is not None
 
     def introduced(self, worker: Worker, message: Ready, problem: Problem) -> Problem:
-        """Returns the problem with what a worker reports of its stage and its machine."""
+        """Returns the problem, with the reports of a worker about its stage and its machine."""
         self._profile.describe(worker.stage, message.boundary_bytes, message.deferred_share, message.memory)
         self._profile.place(worker, message.machine, message.cores)
         measured = self._profile.memory
@@ -60,7 +60,7 @@ class Planning:
         return problem.replace(memory=memory_of(self._settings, measured))
 
     def links_measured(self, message: LinksMeasured) -> None:
-        """Latencies and bandwidths that a worker has measured; the plans from now on are made with them."""
+        """Takes latencies and bandwidths that a worker has measured, for the next plans."""
         self._profile.links.measured(message.machine, message.found)
 
     def probes(self, live: Collection[Worker]) -> Mapping[Worker, dict[str, Worker]]:
@@ -72,17 +72,17 @@ class Planning:
         return self._profile.seconds(worker, kind)
 
     def measured(self, spans: Mapping[Worker, np.ndarray], job: Job) -> tuple[list[Speed], Problem]:
-        """Takes up the spans of a committed step. Returns the workers that became slow or recovered, and the job's
-        problem with the measured durations and speeds."""
+        """Takes the spans of a committed step. Returns the workers that became slow or recovered, and the job's problem
+        with the measured durations and speeds."""
         was_complete = self._profile.complete
         changed = self._profile.add(spans, job.problem_now().recomputes)
         if self._profile.complete and not was_complete:
             self._run.later(self._run.write_json, self._run.profile, self._profile.to_json())
         return changed, self._profile.problem(job.problem)
 
-    def take_up(self, measured: Mapping[str, Any] | None, problem: Problem) -> Problem:
-        """Returns the problem with what the coordinator before this one measured: its profile.json, if it is on this
-        machine."""
+    def load(self, measured: Mapping[str, Any] | None, problem: Problem) -> Problem:
+        """Returns the problem with the figures of an earlier coordinator. measured: profile.json, if it is readable
+        here."""
         if measured is not None and self._profile.fits(measured):
             self._profile.load(measured)
         return self._profile.problem(problem)
@@ -95,7 +95,7 @@ class Planning:
             self._task = asyncio.create_task(self._plan_ahead(job))
 
     async def _plan_ahead(self, job: Job) -> None:
-        """Plans for one of the deaths that may come next, and keeps the plan: a death then costs a look-up."""
+        """Plans for one of the possible next deaths and caches the plan, so that the death needs only a look-up."""
         try:
             for problem in job.steady.ahead():
                 await asyncio.to_thread(job.steady.plan, problem)

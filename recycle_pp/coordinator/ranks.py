@@ -1,4 +1,4 @@
-"""What the coordinator knows of one launched process."""
+"""The coordinator's record of one launched process."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ NODE_LOSS = Death("node_loss", "its supervisor is gone")
 
 @dataclass
 class Rank:
-    """One launched process: its supervisor, and the worker it runs at present."""
+    """One launched process: its supervisor and its current worker."""
 
     number: int
     role: Worker
-    supervisor: Peer | None = None  # None: its node is gone
-    place: Place | None = None  # where its supervisor listens
+    supervisor: Peer | None = None  # None: its node is lost
+    place: Place | None = None  # address of its supervisor
     unheard: int = 0  # heartbeats that its supervisor has missed
     worker: Peer | None = None
-    address: Address = ("", 0)  # at which its worker receives state
+    address: Address = ("", 0)  # where its worker receives state
     incarnation: int = -1
-    died: int = -1  # newest incarnation that has died (rather than been replaced)
-    death: Expected | None = None  # the event of its death; None if a coordinator that was lost has written it
-    ended: int = -1  # newest incarnation that was ended because its connection broke
+    died: int = -1  # newest incarnation that died, in contrast to one that was replaced
+    death: Expected | None = None  # the event of its death; None if an earlier coordinator has written it
+    ended: int = -1  # newest incarnation that was killed because its connection broke
     explained: int = -1  # newest incarnation whose death has its event
     alive: bool = False  # spawned and not dead
-    stopping: bool = False  # its supervisor was told to end
+    stopping: bool = False  # its supervisor got a signal to end
     respawns: int = 0
-    heard: float = 0.0  # when its worker gave the last sign of life
-    causes: dict[int, Death] = field(default_factory=dict)  # incarnation -> why it died
-    call_off: Callable[[], None] = lambda: None  # the wait for the cause of its death
+    heard: float = 0.0  # time.monotonic() of the last message of its worker
+    causes: dict[int, Death] = field(default_factory=dict)  # incarnation -> cause
+    cancel_wait: Callable[[], None] = lambda: None  # ends the wait for the cause of its death
 
     @property
     def hello(self) -> SupervisorHello | None:
-        """Its supervisor's; None if that is not connected."""
+        """The hello of its supervisor; None if that is not connected."""
         hello = self.supervisor and self.supervisor.hello
         return hello if isinstance(hello, SupervisorHello) else None
 
@@ -55,21 +55,22 @@ class Rank:
 
     @property
     def agent(self) -> int | None:
-        """Of the launch's agents the one that has started its supervisor; None for a newcomer, or if it is not here."""
+        """The number of the agent that started its supervisor; None for a node that joined, or without a connection."""
         return None if self.hello is None else self.hello.agent
 
-    def tell(self, message: Message) -> None:
+    def send(self, message: Message) -> None:
+        """Sends a message to the supervisor, if it is connected."""
         if self.supervisor is not None:
             self.supervisor.send(message)
 
     def spawn(self) -> None:
-        """Orders a new worker process; the supervisor ends one that still lives first."""
+        """Orders a new worker process. The supervisor first ends the old one, if it lives."""
         self.incarnation += 1
         self.alive = True
         self.worker = None
         self.heard = time.monotonic()
-        self.tell(Spawn(self.incarnation, self.role, self.respawns))
+        self.send(Spawn(self.incarnation, self.role, self.respawns))
 
     def kill(self, stacks: bool = False) -> None:
-        """Orders a SIGKILL for the worker. stacks: its supervisor reports where its threads stand first."""
-        self.tell(Kill(self.incarnation, stacks))
+        """Orders a SIGKILL for the worker. stacks: the supervisor first reports the stacks of its threads."""
+        self.send(Kill(self.incarnation, stacks))

@@ -1,11 +1,11 @@
-"""Who is started again after a death, and who stays dead.
+"""Decides which workers are restarted after a death.
 
 restarts = RestartPolicy(settings)
-restarts.faults_of(role)                    # injected faults that a new process still has to meet
-restarts.died(role, committed)              # those that struck it, or would have, are over
-restarts.is_respawned(rank, death)          # it died by itself, and not too often
-restarts.is_due(role); restarts.earliest(role)      # `+rejoin_at`: it is awaited, from that step on
-first = restarts.failed(where, role)        # the loop of doom: another worker whom the same op has killed
+restarts.faults_of(role)                    # injected faults for a new process
+restarts.died(role, committed)              # drops the faults of the dead process
+restarts.is_respawned(rank, death)          # whether it is restarted: it died by itself, and not too often
+restarts.is_due(role); restarts.earliest(role)      # with `+rejoin_at` it takes part from that step on
+first = restarts.failed(where, role)        # another worker that died in the same op: do not restart for ever
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from recycle_pp.wire.messages.supervisors import Death
 
 from .ranks import NODE_LOSS, Rank
 
-REMEMBERED = 100  # ops that have killed a worker
+REMEMBERED = 100  # ops in which a worker died
 
 
 class RestartPolicy:
     def __init__(self, settings: Settings) -> None:
         self._respawns = settings.run.respawns
         self._faults: list[Fault] = faults(settings)
-        self._exceptions: dict[str, Worker] = {}  # op of a micro-batch -> the worker that it killed
-        self._failed_gpus: set[int] = set()  # ranks whose GPU has failed
+        self._exceptions: dict[str, Worker] = {}  # op of a micro-batch -> the worker that died in it
+        self._failed_gpus: set[int] = set()  # ranks whose GPU failed
 
     def faults_of(self, role: Worker) -> list[Fault]:
         return [f for f in self._faults if f.worker == role and f.kind != "rejoin"]

@@ -1,16 +1,16 @@
-"""Starts a worker of a node that was lost, or comes anew, once its node reaches the nodes of all live workers.
+"""Starts the workers of a lost or new node once the node can connect to the nodes of all live workers.
 
 returns = Returns(context)
-returns.newcomer(rank)              # a new node has taken the place of a lost one
-returns.cut_off(rank, hosts)       # its worker left because a link is cut; its supervisor is still connected
-returns.reconnected(rank)           # its supervisor was missed, and has connected again
+returns.newcomer(rank)              # a new node has replaced a lost one
+returns.cut_off(rank, hosts)        # its worker left because of a cut link; its supervisor is still connected
+returns.reconnected(rank)           # its supervisor was lost and has reconnected
 returns.probed(rank, message)       # its supervisor's answer to a Probe
 returns.cut                         # sentences: which node cannot reach which
 
-A worker that takes part with a link cut holds up all others for `control.suspicion`, and has to leave again. So the
-supervisor first tries to connect to all those nodes (`Probe`), again every `AGAIN_SECONDS` until it succeeds. The wait
-before the first try doubles each time the worker has to leave: then supervisors connect and workers do not, as behind
-a firewall.
+A worker with a cut link delays all others for `control.suspicion` and must then leave again. So the supervisor first
+tries to connect to all those nodes (`Probe`), every `AGAIN_SECONDS` until it succeeds. The wait before the first try
+doubles each time the worker has to leave: supervisors may connect while workers cannot, for instance because of a
+firewall.
 """
 
 from __future__ import annotations
@@ -35,11 +35,9 @@ class Returns:
         self._timers = context.timers
         self._recorder = context.recorder
         self._lifecycle = context.lifecycle
-        self._events: dict[
-            int, type[NodeJoined | LinkRestored] | None
-        ] = {}  # by rank that waits: the event of its start
-        self._cuts: Counter[int] = Counter()  # rank -> how often its worker had to leave
-        self.cut: dict[int, str] = {}  # rank that waits -> what it cannot reach, a sentence
+        self._events: dict[int, type[NodeJoined | LinkRestored] | None] = {}  # waiting rank -> the event of its start
+        self._cuts: Counter[int] = Counter()  # rank -> number of times that its worker had to leave
+        self.cut: dict[int, str] = {}  # waiting rank -> a sentence with the nodes that it cannot reach
 
     def newcomer(self, rank: Rank) -> None:
         self._begin(rank, NodeJoined, 0.0)
@@ -48,7 +46,7 @@ class Returns:
         self._begin(rank, None, 0.0)
 
     def cut_off(self, rank: Rank, hosts: Sequence[str]) -> None:
-        """hosts: the nodes that it cannot reach, or that cannot reach it."""
+        """hosts: nodes that it cannot reach, or that cannot reach it."""
         self._cuts[rank.number] += 1
         self._begin(rank, LinkRestored, min(LONGEST_SECONDS, AGAIN_SECONDS * 2 ** (self._cuts[rank.number] - 1)))
         self.cut.setdefault(rank.number, f"{rank.host} cannot reach {' and '.join(hosts)}")
@@ -83,7 +81,7 @@ class Returns:
         }
         targets = [target for (host, _), target in sorted(nodes.items()) if host != rank.host]
         if targets:
-            rank.tell(Probe(targets))
+            rank.send(Probe(targets))
         else:
             self._start(rank)
 
@@ -94,10 +92,10 @@ class Returns:
         rank.spawn()
 
     def _waits(self, rank: Rank, supervisor: Peer | None) -> bool:
-        """Whether its worker is still to be started, by this supervisor."""
+        """Whether this supervisor still has to start the worker."""
         if rank.number not in self._events or self._lifecycle.over:
             return False
-        if rank.supervisor is not supervisor:  # another newcomer, which has its own tries, or none
+        if rank.supervisor is not supervisor:  # replaced by another node, which has its own tries
             return False
         if rank.alive or supervisor is None:
             del self._events[rank.number]

@@ -1,11 +1,11 @@
-"""All launched processes of a job, by rank: who is there, who is free.
+"""All launched processes of a job, by rank.
 
 roster = Roster(settings)
-rank = roster.enter(3)                    # its supervisor is here for the first time, or again
-roster.deliver(out)                       # what the protocol says to its workers
+rank = roster.enter(3)                    # its supervisor has connected
+roster.deliver(out)                       # sends the protocol's messages to workers
 roster.publish(key, value)                # to all workers, soon
-roster.complete, roster.places()          # all have come once; where those listen that are there
-rank = roster.free(live)                  # whose node is lost: a newcomer takes its place
+roster.complete, roster.places()          # all supervisors have connected once; addresses of the connected ones
+rank = roster.free(live)                  # a rank whose node is lost, for a node that joins
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Roster:
     def __init__(self, settings: Settings) -> None:
         self._parallel = settings.parallel
         self._ranks: dict[int, Rank] = {}
-        self._published: list[tuple[str, bytes]] = []  # and not sent yet
+        self._published: list[tuple[str, bytes]] = []  # not sent yet
 
     def __iter__(self) -> Iterator[Rank]:
-        """Also the ranks whose node is lost, in the order of their numbers."""
+        """All ranks by number, also those whose node is lost."""
         return iter([self._ranks[number] for number in sorted(self._ranks)])
 
     def __getitem__(self, number: int) -> Rank:
@@ -56,7 +56,7 @@ class Roster:
         return len(self._ranks) == self._parallel.pipelines * self._parallel.stages
 
     def places(self) -> dict[int, Place]:
-        """Where the connected supervisors listen, by rank."""
+        """The addresses of connected supervisors, by rank."""
         return {rank.number: rank.place for rank in self if rank.supervisor and rank.place}
 
     def agents(self) -> set[int]:
@@ -74,27 +74,28 @@ class Roster:
         return next(rank.address for rank in self if rank.role == worker and rank.alive)
 
     def free(self, live: Collection[Worker]) -> Rank | None:
-        """Of the ranks whose node is lost, one of a stage with the fewest live workers."""
+        """A rank whose node is lost, of a stage with the fewest live workers."""
         crowd = Counter(worker.stage for worker in live)
         free = [rank for rank in self if rank.supervisor is None and rank.incarnation >= 0]
         return min(free, key=lambda rank: (crowd[rank.role.stage], rank.number), default=None)
 
     def deliver(self, out: Iterable[Send]) -> None:
         workers = {rank.role: rank.worker for rank in self if rank.worker is not None}
-        said: Message | None = None
+        encoded: Message | None = None
         for to, message in out:
-            if message is not said:  # many get the very same one
-                said = message
+            if message is not encoded:  # many workers get the same object
+                encoded = message
                 frame = encode(message)
             if to in workers:
                 workers[to].send_frame(frame)
 
-    def tell_workers(self, message: Message) -> None:
+    def broadcast(self, message: Message) -> None:
         self.deliver(Send(rank.role, message) for rank in self)
 
     def publish(self, key: str, value: bytes) -> None:
-        """A value of the workers' store. At the start everybody has one for everybody: what comes within a moment goes
-        out together, or a thousand workers would get a million messages."""
+        """Sends a value of the workers' store to all workers, with the values of the next millisecond in one message.
+
+        At the start each worker publishes values: 1000 workers would otherwise get a million messages."""
         if not self._published:
             asyncio.get_running_loop().call_later(_TOGETHER_SECONDS, self._publish)
         self._published.append((key, value))
@@ -102,4 +103,4 @@ class Roster:
     def _publish(self) -> None:
         values = self._published
         self._published = []
-        self.tell_workers(StoreValues(values))
+        self.broadcast(StoreValues(values))

@@ -1,10 +1,10 @@
-"""The coordinator in the place of one that was lost: it begins with what supervisors and workers say of themselves.
+"""The coordinator that replaces a lost one. It starts from the reports of supervisors and workers.
 
     coordinator = Successor(settings, run, events, progress, agreement, leader, takeover, token)
-    code = await coordinator.run()        # as any other from now on
+    code = await coordinator.run()        # then like any coordinator
 
-What is lost of the old one's memory can be done without: who was still catching up begins anew, a validation may be
-repeated, a checkpoint whose writer died with it is given up (the last one of a run is written by somebody else).
+Some of the old coordinator's memory is lost. A joiner that had not finished restarts, a validation may be repeated, and
+a checkpoint is abandoned if its writer died too; a peer writes the last checkpoint of a run again.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from .failover_discovery import FailoverDiscovery
 from .job import new_job
 from .ranks import Rank
 
-HISTORY_SECONDS = 2.0  # for what is in the run folder of the time before
+HISTORY_SECONDS = 2.0  # time limit for reading the run folder
 
-DISCOVERY_SECONDS = 2.0  # at least, for workers that may still be connecting to the coordinator that was lost
+DISCOVERY_SECONDS = 2.0  # least time for workers that may still try to connect to the lost coordinator
 
 
 class Successor(Coordinator):
@@ -50,9 +50,9 @@ class Successor(Coordinator):
             await self._take_over()
         return await super().run()
 
-    def _hear_supervisor(self, number: int, message: Message, peer: Peer) -> None:
+    def _receive_from_supervisor(self, number: int, message: Message, peer: Peer) -> None:
         if self._discovery.over.is_set():
-            super()._hear_supervisor(number, message, peer)
+            super()._receive_from_supervisor(number, message, peer)
         elif isinstance(message, Present):
             self._discovery.supervisor(number, message, peer)
         elif isinstance(message, Died):
@@ -70,15 +70,15 @@ class Successor(Coordinator):
             try:
                 state = await peer.recv(FROM_WORKER)
             except ChannelClosed:
-                return  # it has died, or the connection broke, before it could say anything
+                return  # it died, or the connection broke
             if not isinstance(state, State):
-                return  # of no use: the connection ends
+                return
             self._discovery.worker(hello.rank, hello.incarnation, state, peer)
         await self._discovery.over.wait()
         await super()._handle_worker(peer, hello)
 
     async def _take_over(self) -> None:
-        """From what supervisors and workers say of themselves; `Job.take_over` has the protocol's part of it."""
+        """Restores the job from the reports; `Job` handles `CoordinatorReplaced` for the protocol."""
         control, parallel = self._settings.control, self._settings.parallel
         reading = asyncio.create_task(self._history())
         patience = max(control.suspicion, DISCOVERY_SECONDS)
@@ -90,46 +90,46 @@ class Successor(Coordinator):
         if not states and self._settings.run.resume:
             committed = (await in_thread(newest_whole, self._run.checkpoints)).step - 1
         history = await reading
-        if not states:  # then only the run folder knows how far the job was: it is waited for however slow it is
+        if not states:  # only the run folder knows the last step, so wait for it without a limit
             history = await in_thread(History.read, self._run)
         await self.lease.wait()
         self._driver.saving.known(history.checkpoint)
-        # Before the first generation all begin at the same checkpoint; who comes later gets the state from a peer.
+        # Before the first generation all workers start from the same checkpoint. Later ones get the state from a peer.
         job = self._driver.job = new_job(self._settings, 0 if begun else committed + 1, found.generation)
         job.committed = committed
         self._roster.update(self._discovery.ranks(parallel.pipelines, parallel.stages))
         self._recorder.took_over(job, self._takeover, history, found.members - found.live)
-        self._driver.change(self._driver.planning.take_up(history.profile, job.problem))
+        self._driver.change(self._driver.planning.load(history.profile, job.problem))
         if not states and history.step > committed:
             self.stop(_lost(history))
         elif begun:
             self._recorder.remove_undone()
             self._restarts.taken_over(found.live, found.committed)
-            await self._go_on_saving(found)
+            await self._continue_saving(found)
             self._driver.drive(CoordinatorReplaced(found))
         for rank in self._roster:
             rank.heard = time.monotonic()
             if not self.over:
-                self._bring_in(rank, found, str(rank.role) in history.dead)
+                self._restore_rank(rank, found, str(rank.role) in history.dead)
         self._discovery.over.set()
-        said = self._discovery.said()
-        self._hear_again(said, (Measured,))
+        repeated = self._discovery.repeated()
+        self._handle_again(repeated, (Measured,))
         if found.commit is not None:
             self._recorder.record_missing_commit(found.commit)
-        # Who assembles a checkpoint comes before who has saved a part of it: or it would be assembled once more.
-        self._hear_again(said, (Assembling, Assembled))
-        self._hear_again(said, set(LASTING) - {Measured, Assembling, Assembled})
-        # Who should save may have died before the newest membership.
+        # Assemblies before saved parts; otherwise a checkpoint would be assembled twice.
+        self._handle_again(repeated, (Assembling, Assembled))
+        self._handle_again(repeated, set(LASTING) - {Measured, Assembling, Assembled})
+        # Savers may have died before the newest membership.
         self._driver.send(self._driver.saving.only(self._driver.job.live))
         self._deaths.respawn_due()
 
-    def _hear_again(self, said: Sequence[tuple[int, Message]], kinds: Collection[type[Message]]) -> None:
-        for number, message in said:
+    def _handle_again(self, repeated: Sequence[tuple[int, Message]], kinds: Collection[type[Message]]) -> None:
+        for number, message in repeated:
             if type(message) in kinds:
                 self._workers.handle(self._roster[number], message)
 
-    def _bring_in(self, rank: Rank, found: Found, recorded: bool) -> None:
-        """The dead get their event; who lives and is no member begins anew."""
+    def _restore_rank(self, rank: Rank, found: Found, recorded: bool) -> None:
+        """Records the death of a dead worker, and restarts a live worker that is not a member."""
         begun = found.begun
         for death in rank.causes.values():
             if death.where:
@@ -142,14 +142,14 @@ class Successor(Coordinator):
             self._deaths.found(rank, begun, recorded)
 
     async def _history(self) -> History:
-        """What the coordinator before has written; nothing of it if the disk is slow."""
+        """The records of earlier coordinators; empty if the disk is slow."""
         try:
             return await asyncio.wait_for(in_thread(History.read, self._run), HISTORY_SECONDS)
         except (OSError, TimeoutError):
             return History()
 
-    async def _go_on_saving(self, found: Found) -> None:
-        """A checkpoint that was under way: what is done of it will be said again."""
+    async def _continue_saving(self, found: Found) -> None:
+        """Continues an unfinished checkpoint. Workers repeat their reports about its parts."""
         savers = found.commit.savers if found.commit else []
         done = found.committed + 1
         if not savers or self._settings.emulate.mode:

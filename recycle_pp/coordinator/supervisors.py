@@ -1,7 +1,7 @@
-"""The coordinator's conversation with supervisors: who is there, whose worker has died, whose machine is taken away.
+"""The supervisors' connections: registration, deaths of workers, and evictions of machines.
 
-number = supervisors.welcome(peer, hello)       # its rank; None: it has been told to go elsewhere
-supervisors.hear(number, message, peer)         # everything that it says from then on
+number = supervisors.welcome(peer, hello)       # its rank; None: it is rejected or redirected
+supervisors.receive(number, message, peer)      # each later message
 supervisors.lost(number, peer)                  # the connection ended
 """
 
@@ -45,8 +45,8 @@ from .ranks import Rank
 from .returns import Returns
 from .watch import Watch
 
-_LOOK_SECONDS = 0.05  # between two looks whether a supervisor has returned, or its process has ended
-_TERM_SECONDS = 0.3  # within which a SIGTERM to the whole job reaches all of it
+_LOOK_SECONDS = 0.05  # between two checks whether a supervisor has reconnected or its process has ended
+_TERM_SECONDS = 0.3  # until a SIGTERM to the whole job has reached all of its nodes
 
 
 class Supervisors:
@@ -65,7 +65,7 @@ class Supervisors:
         self._driver = driver
         self._deaths = deaths
         self._returns = returns
-        self._shared: tuple[str, Mapping[str, str]] | None = None  # the first node that came, and its settings
+        self._shared: tuple[str, Mapping[str, str]] | None = None  # the first node and its settings
         self._handlers: dict[type[Message], Callable[[Rank, Any], None]] = {
             SupervisorHeartbeat: watch.supervisor_beats,
             Stacks: watch.stacks,
@@ -79,14 +79,14 @@ class Supervisors:
     def welcome(self, peer: Peer, hello: SupervisorHello) -> int | None:
         number = hello.rank
         if number < 0:
-            if not any(self._roster):  # nobody has come yet: the newcomer is to ask again
+            if not any(self._roster):  # no other supervisor is connected: it must ask again
                 peer.send(Redirect(self._leader))
                 return None
             free = self._roster.free(self._driver.job.live)
             if free is None:
                 peer.send(NoPlace(self._why_no_place()))
                 return None
-            # It has not been silent: the beats that were missed are those of the lost node.
+            # The missed heartbeats are those of the lost node.
             free.supervisor = peer
             free.respawns = 0
             free.unheard = 0
@@ -95,14 +95,14 @@ class Supervisors:
             peer.send(NoPlace(f"a new node has taken the place of rank {number}; this node ends"))
             return None
         peer.send(SupervisorWelcome(self._settings, str(self._run.path), self._leader, number))
-        if self._lifecycle.code is not None:  # it had to stop before anybody came
+        if self._lifecycle.code is not None:  # the job has stopped before its start
             peer.send(Finish(self._lifecycle.code, self._lifecycle.reason))
         return number
 
-    def hear(self, number: int, message: Message, peer: Peer) -> None:
+    def receive(self, number: int, message: Message, peer: Peer) -> None:
         if isinstance(message, Present):
             self._present(number, message, peer)
-        elif number in self._roster:  # it may beat while it waits for the welcome
+        elif number in self._roster:  # heartbeats may come before it has registered
             rank = self._roster[number]
             rank.unheard = 0
             self._handlers[type(message)](rank, message)
@@ -124,23 +124,23 @@ class Supervisors:
         else:
             rank.supervisor = None
             if rank.worker is not None:
-                rank.worker.send(Exit())  # where it can still hear us, and its supervisor cannot end it
+                rank.worker.send(Exit())  # its supervisor may be unable to end it
             self._deaths.node_lost(rank)
 
     def _present(self, number: int, message: Present, peer: Peer) -> None:
-        """A supervisor listens, and says what it knows of its worker."""
+        """Registers a supervisor, with the state of its worker."""
         rank = self._roster.enter(number)
         rank.supervisor = peer
         rank.place = message.place
         rank.unheard = 0
         if message.settings is not None and rank.incarnation < 0:
             self._compare(rank, message.settings)
-        if self._lifecycle.code is not None:  # it was welcomed before the job had to stop
-            rank.tell(Finish(self._lifecycle.code, self._lifecycle.reason))
+        if self._lifecycle.code is not None:  # the job has stopped since the welcome
+            rank.send(Finish(self._lifecycle.code, self._lifecycle.reason))
             return
         if message.spawn is not None:
             self._returned(rank, message.spawn.incarnation, message.deaths)
-        elif rank.incarnation >= 0:  # a newcomer, in the place of a node that was lost
+        elif rank.incarnation >= 0:  # a new node in place of a lost one
             self._returns.newcomer(rank)
         elif self._roster.complete:
             # From now on the job survives the loss of this coordinator.
@@ -164,7 +164,7 @@ class Supervisors:
         return "no node of the job is lost, so there is no place for another one"
 
     def _compare(self, rank: Rank, settings: Mapping[str, str]) -> None:
-        """Stops the job if a node was started with other settings than the first one that came."""
+        """Stops the job if the settings of a node differ from those of the first node."""
         node = f"node {rank.agent} ({rank.host})"
         if self._shared is None:
             self._shared = node, settings
@@ -177,19 +177,19 @@ class Supervisors:
             )
 
     def _returned(self, rank: Rank, incarnation: int, deaths: Sequence[Died]) -> None:
-        """A supervisor that had lost its connection; where it was missed, its worker has been given up."""
+        """Handles a supervisor that has reconnected. Its worker may have been given up."""
         self._recorder.event(SupervisorBack(worker=str(rank.role), rank=rank.number))
         for died in deaths:
             if rank.alive and died.incarnation == rank.incarnation:
                 self._deaths.reported(rank, died)
-        if rank.alive and incarnation < rank.incarnation:  # the order got lost with the connection
-            rank.tell(Spawn(rank.incarnation, rank.role, rank.respawns))
+        if rank.alive and incarnation < rank.incarnation:  # the order was lost with the connection
+            rank.send(Spawn(rank.incarnation, rank.role, rank.respawns))
         rank.incarnation = max(rank.incarnation, incarnation)
         if not rank.alive and self._restarts.comes_back(rank):
             self._returns.reconnected(rank)
 
     def _spawned(self, rank: Rank, message: Spawned) -> None:
-        if self._lifecycle.over:  # whoever reads the events would take it for a resume (chaos never ended)
+        if self._lifecycle.over:  # readers of the events would take it for a resume
             return
         self._recorder.event(SpawnedEvent(worker=str(rank.role), rank=rank.number, pid=message.pid, host=rank.host))
 
@@ -203,11 +203,11 @@ class Supervisors:
             self._timers.after(_TERM_SECONDS, self._evict)
 
     def _evict(self) -> None:
-        """SIGTERM: the end of the job where too few would stay, else of those machines, and the others go on."""
+        """Handles SIGTERM: evicts these machines, or ends the job if too few workers would remain."""
         present = [rank for rank in self._roster if rank.supervisor is not None]
         going = [rank for rank in present if rank.stopping]
         if len(present) - len(going) < self._settings.parallel.stages:
             self._driver.finish_early("SIGTERM", 143)
             return
         for rank in going:
-            rank.tell(Evict())
+            rank.send(Evict())

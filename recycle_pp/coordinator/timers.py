@@ -1,11 +1,11 @@
-"""Calls that come later, in the event loop; a mistake in one of them ends the job, with its traceback.
+"""Delayed calls in the event loop. An exception in one of them ends the job with its traceback.
 
 timers = Timers(failed, lease)          # failed(traceback)
 timers.after(0.3, explain, rank)
 timers.close()
 
-A call that comes due while the leader's lease is not held starts over when it is held again: a suspension of this
-process counts as nothing that others failed to do.
+If a call becomes due without the leader's lease, its time starts again: if this process was suspended, that time does
+not count as silence of others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Timers:
         self._waiting: set[asyncio.TimerHandle] = set()
 
     def after(self, seconds: float, function: Callable[..., None], *arguments: Any) -> Callable[[], None]:
-        """Returns what calls it off; to be called from the loop, also after it came."""
+        """Calls function(*arguments) later. Returns a function that cancels it; call it in the loop, at any time."""
 
         handle: asyncio.TimerHandle
 
@@ -44,15 +44,15 @@ class Timers:
             except Exception:  # the loop would only log it
                 self._failed(traceback.format_exc())
 
-        def call_off() -> None:
+        def cancel() -> None:
             self._waiting.discard(handle)
             handle.cancel()
 
         start()
-        return call_off
+        return cancel
 
     def close(self) -> None:
-        """None of them comes any more."""
+        """Cancels all calls."""
         for handle in self._waiting:
             handle.cancel()
         self._waiting.clear()

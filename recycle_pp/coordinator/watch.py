@@ -1,17 +1,17 @@
-"""Watches that every worker gets on, as `protocol.liveness` judges it, and that every supervisor is there.
+"""Detects workers without progress (`protocol.liveness`) and silent supervisors.
 
 watch = Watch(settings, roster, coordinator, run.hangs)
-watch.supervisor_beats(rank, message)     # with its worker's vital signs
-watch.worker_beats(rank, message)         # whether what it waits for has come
-watch.stacks(rank, message)               # of a worker that was found stuck, before it was killed
-await watch.run()                         # for ever
+watch.supervisor_beats(rank, message)     # a heartbeat with the vital signs of the worker
+watch.worker_beats(rank, message)         # a heartbeat with the arrivals that the worker waits for
+watch.stacks(rank, message)               # the stacks of a stuck worker, before it is killed
+await watch.run()                         # never returns
 
-While the disks of all readers of training data are silent, no reader is killed; every DISK_SECONDS the
-coordinator is told which workers wait, for which file and since when.
+The coordinator gets the verdicts. A stuck worker is killed, and is dead from that moment on. If all workers wait and
+none works, all links are rebuilt. The run folder gets the reasons: `hangs/step-000020.json` has the activity of each
+worker and the graph of waits, `hangs/step-000020-1.2.txt` the stacks of all threads of worker 1.2.
 
-A verdict goes to the coordinator: a stuck worker is killed, and is dead from that moment on; where everybody waits and
-nobody works the generation is renewed. Either leaves its reasons in the run folder: `hangs/step-000020.json` has what
-every worker did and who waited for whom, `hangs/step-000020-1.2.txt` the stacks of all threads of worker 1.2.
+While the disks of all readers of training data are silent, no reader is killed. Every DISK_SECONDS the coordinator gets
+the waiting workers, the file and the time.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from .ranks import Rank
 from .roster import Roster
 
 DISK_SECONDS = 10.0  # between two reports that the job waits for its training data
-RENEWALS = 3  # of the generation in one step, where everybody waits: then the job stops
+RENEWALS = 3  # number of times that links are rebuilt in one step before the job stops
 
 
 class Watched(Protocol):
-    """The coordinator, as far as its watch asks it."""
+    """The part of the coordinator that the watch uses."""
 
     def standing(self) -> Standing: ...
     def hung(self, rank: Rank, stuck: Stuck) -> None: ...
@@ -58,7 +58,7 @@ class Watched(Protocol):
 
 @dataclass(frozen=True)
 class Standing:
-    """Where the job stands. works: the coordinator itself has something to do first, for which workers wait."""
+    """The state of the job. works: workers wait for work of the coordinator itself."""
 
     step: int
     generation: int
@@ -69,13 +69,13 @@ class Standing:
 
 @dataclass
 class _Known:
-    """Of one worker process, from its supervisor's last heartbeat and its own."""
+    """The last heartbeats of a worker process and of its supervisor. Times are those of time.monotonic()."""
 
     signs: Signs
-    came: float  # when
-    delivered: tuple[int, float] = (-1, 0.0)  # number of a wait that could have ended, and when that was said first
-    path: str = ""  # of the training data that it reads; "" if it reads no file
-    read_since: float | None = None  # since when its oldest read is under way
+    came: float  # arrival of `signs`
+    delivered: tuple[int, float] = (-1, 0.0)  # number of a wait whose data has arrived, and time of that report
+    path: str = ""  # file of training data that it reads; "" if none
+    read_since: float | None = None  # start of its oldest unfinished read
 
 
 class Watch:
@@ -88,7 +88,10 @@ class Watch:
         later: Later = now,
         lease: LeaderLease | None = None,
     ) -> None:
-        """later: what writes to the folder. lease: no worker is judged before a majority has answered lately."""
+        """
+        later  runs functions that write to the folder
+        lease  no worker is judged before the lease has been confirmed by a majority
+        """
         self._lease = lease
         control = settings.control
         self._beat = control.heartbeat
@@ -98,13 +101,15 @@ class Watch:
         self._folder = folder
         self._later = later
         self._known: dict[int, _Known] = {}
-        self._generation, self._begun = -1, 0.0  # the newest generation, and when it was seen first
-        self._judged = self._not_before = -math.inf  # the last time; the last one before the newest generation was seen
-        self._renewed = (-1, 0)  # step, how often in it
-        self._disks_silent = -math.inf  # when the disks of all readers were last silent
-        self._awaited_data = math.inf  # when the next report is due that the job waits for its training data
-        self._deadlocked: float | None = None  # since when all signs say that nobody works for those who wait
-        self._reports: tuple[int, list[Any]] = (-1, [])  # step, and what happened in it
+        self._generation = -1  # newest generation
+        self._begun = 0.0  # time when it was first seen
+        self._judged = -math.inf  # time of the last judgement,
+        self._not_before = -math.inf  # and of the last one before the newest generation
+        self._renewed = (-1, 0)  # step, number of renewals in it
+        self._disks_silent = -math.inf  # time when the disks of all readers were last silent
+        self._awaited_data = math.inf  # time of the next report that the job waits for training data
+        self._deadlocked: float | None = None  # start of a suspected deadlock
+        self._reports: tuple[int, list[Any]] = (-1, [])  # step, reports of that step
 
     def supervisor_beats(self, rank: Rank, message: SupervisorHeartbeat) -> None:
         if message.signs is not None and message.signs.incarnation == rank.incarnation:
@@ -128,7 +133,7 @@ class Watch:
         known.read_since = now - reading.seconds if reading and reading.seconds else None
 
     def start_in_words(self, rank: Rank) -> str:
-        """What the worker of this rank does, while its job starts."""
+        """The activity of this rank's worker during the start of the job."""
         known = self._known.get(rank.number)
         if known is None or known.signs.incarnation != rank.incarnation:
             return Activity().at_start()
@@ -149,16 +154,15 @@ class Watch:
             before = now
             self._skip(slept)
             for rank in self._roster:
-                rank.tell(CoordinatorHeartbeat())
+                rank.send(CoordinatorHeartbeat())
                 rank.unheard += 1
                 rank.heard += slept
                 if rank.supervisor is not None and rank.unheard * self._beat > self._patience.suspicion:
-                    rank.supervisor.abort()  # its node may be gone: then it counts as lost with its worker
+                    rank.supervisor.abort()  # then the node counts as lost, with its worker
             self._judge(now)
 
     def _skip(self, slept: float) -> None:
-        """If this process was suspended (a paused machine, a machine that swaps), does not count that time as silence
-        or waiting of others."""
+        """If this process was suspended, for instance by swapping, does not count that time as silence of others."""
         self._begun += slept
         if slept < self._patience.suspicion / 2:  # a late tick
             return
@@ -203,16 +207,18 @@ class Watch:
             self._renew(standing, deadlock)
 
     def _confirmed(self, present: Collection[Rank], members: Collection[Worker]) -> bool:
-        """Everybody has given a sign since a deadlock was seen first, and it is still one. Signs of different moments
-        show one that never was: who waited for the last vote still seems to, where the others have gone on already.
-        And all members have spoken themselves: of a process that was stopped as it waited its supervisor says no more
-        than that it waits."""
+        """Whether all workers and supervisors have sent heartbeats since the deadlock was suspected.
+
+        Heartbeats of different moments may look like a deadlock: one worker still seems to wait for a vote after which
+        the others have continued. The members themselves must have sent one: the supervisor of a stopped worker can
+        only report that it waits.
+        """
         since = self._deadlocked
         if since is None:
             return False
         signs = (self._known.get(rank.number) for rank in present)
-        spoken = (rank.heard > since for rank in present if rank.role in members)
-        return all(known is None or known.came > since for known in signs) and all(spoken)
+        heard = (rank.heard > since for rank in present if rank.role in members)
+        return all(known is None or known.came > since for known in signs) and all(heard)
 
     def _sign(self, rank: Rank, standing: Standing, now: float) -> Sign:
         silent, since = now - rank.heard, now - self._begun
@@ -227,11 +233,11 @@ class Watch:
         if activity.kind == "waits" and number == signs.number:
             delivered = now - at
         elif activity.kind == "waits" and activity.what != "orders" and signs.seconds > now - self._not_before:
-            delivered = since  # it began in a generation that is void now, which should have ended it
+            delivered = since  # began in an old generation, whose end should have ended it
         seconds = signs.seconds
-        if activity.kind == "waits":  # a joiner's wait for a generation began long before it
+        if activity.kind == "waits":  # a joiner may have waited long before this generation
             seconds = min(seconds, since)
-        elif activity.what == "data":  # disks that were all silent do not answer in the same moment
+        elif activity.what == "data":  # disks that were all silent may recover at different times
             seconds = min(seconds, now - self._disks_silent)
         return Sign(
             activity,
@@ -246,13 +252,13 @@ class Watch:
         )
 
     def _expected(self, worker: Worker, activity: Activity) -> float | None:
-        """Seconds that its op takes, or a message on its way to it; None where that is not known."""
+        """Expected seconds of its op, or of a message to it; None if unknown."""
         if activity.kind == "waits" and activity.peer is not None:
             return self._watched.message_seconds(worker, Worker(*activity.peer))
         return self._watched.profiled(worker, activity.what)
 
     def _report_data(self, signs: dict[Worker, Sign], readers: list[Worker], now: float) -> None:
-        """readers: whose disks are silent, if all are. The job waits for them once a worker needs what it reads."""
+        """Reports workers that wait for training data. readers: all readers, if all their disks are silent."""
         waiting = [w for w in readers if signs[w].activity.what == "data"]
         if not waiting:
             self._awaited_data = math.inf
@@ -283,7 +289,7 @@ class Watch:
     # -- the run folder ----------------------------------------------------------------------------------------
 
     def _report(self, standing: Standing, signs: dict[Worker, Sign], verdict: Verdict) -> None:
-        """All that was found in one step is in one file."""
+        """Adds a report to the file of this step."""
         step, reports = self._reports
         reports = reports if step == standing.step else []
         reports.append({

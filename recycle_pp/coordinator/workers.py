@@ -1,7 +1,7 @@
-"""The coordinator's conversation with workers: who may take part, what they say of steps, checkpoints and broken links.
+"""The workers' connections: admission, and messages about steps, checkpoints and broken links.
 
-rank = workers.welcome(peer, hello)             # None: nobody expects it any more, the connection ends
-workers.hear(rank, incarnation, message)        # everything that it says from then on
+rank = workers.welcome(peer, hello)             # None: the worker is no longer expected, close the connection
+workers.receive(rank, incarnation, message)     # each later message
 workers.lost(rank, incarnation)                 # the connection ended
 """
 
@@ -71,9 +71,9 @@ class Workers:
         self._watch = watch
         self._links = BrokenLinks(context, driver, deaths, returns)
         self._heard: dict[tuple[int, type[Message], int], Message] = {}  # the last lasting messages
-        self._platform: str | None = None  # of the first worker: see execution.device
+        self._platform: str | None = None  # platform of the first worker: see execution.device
         self._data = ""  # fingerprint of the first worker's training data
-        self._printed: set[str] = set()  # notes of workers
+        self._printed: set[str] = set()  # printed notes of workers
         self._handlers: dict[type[Message], Callable[[Rank, Any], None]] = {
             WorkerHeartbeat: self._beats,
             StoreValue: lambda rank, message: self._roster.publish(message.key, message.value),
@@ -93,19 +93,19 @@ class Workers:
             Assembling: lambda rank, message: self._saving.assembling(rank.role, message),
             Assembled: self._assembled,
             State: self._returned,
-            **dict.fromkeys((Report, Vote, Evaluated, Synced), self._receive),
+            **dict.fromkeys((Report, Vote, Evaluated, Synced), self._drive),
         }
 
     def welcome(self, peer: Peer, hello: WorkerHello) -> Rank | None:
         if hello.rank not in self._roster:
-            return None  # nobody has told it to come
+            return None  # it was not started by this job
         rank = self._roster[hello.rank]
         if hello.incarnation != rank.incarnation or not rank.alive:
-            return None  # given up before it came: its generation is void
+            return None  # it was given up before it connected
         if hello.moved and rank.worker is not peer:
             if rank.worker is None or rank.role not in self._driver.job.live:
-                return None  # it comes from another coordinator, too late: likewise
-            rank.worker.abort()  # its connection was reset: it says its `State` next
+                return None  # it moved here from another coordinator, too late
+            rank.worker.abort()  # its connection was reset; it sends its `State` next
         rank.worker = peer
         rank.heard = time.monotonic()
         if not hello.moved:
@@ -114,21 +114,21 @@ class Workers:
             peer.send(WorkerWelcome(self._settings, rank.role, str(self._run.path), first_step, faults))
         return rank
 
-    def hear(self, rank: Rank, incarnation: int, message: Message) -> None:
+    def receive(self, rank: Rank, incarnation: int, message: Message) -> None:
         rank.heard = time.monotonic()
         if incarnation == rank.incarnation and rank.alive:
             self.handle(rank, message)
 
     def handle(self, rank: Rank, message: Message) -> None:
-        """What it says now, or has said to a coordinator that was lost."""
+        """Handles a message to this coordinator, or one repeated after the loss of another coordinator."""
         if is_lasting(message):
             self._heard[_kind(rank, message)] = message
         if not is_void(message, self._driver.job.generation):
             self._handlers[type(message)](rank, message)
 
     def lost(self, rank: Rank, incarnation: int, peer: Peer) -> None:
-        """The connection ended. A member may return for a while after a reset, and if this coordinator was suspended or
-        cut off; its supervisor reports a death anyway."""
+        """The connection ended. A member has some time to reconnect after a reset, or if this coordinator was suspended
+        or cut off. Its supervisor reports a death in any case."""
         waits = peer.was_reset or self._lease.lapsed(self._settings.control.suspicion)
         if waits and rank.role in self._driver.job.live:
             seconds = min(REFUSED, self._settings.control.suspicion)
@@ -141,13 +141,13 @@ class Workers:
             self._deaths.disconnected(rank, incarnation)
 
     def _returned(self, rank: Rank, message: State) -> None:
-        """A member whose connection was reset: whatever was on its way in either direction may be lost."""
-        for said in message.said:
-            if self._heard.get(_kind(rank, said)) != said:
-                self.handle(rank, said)
+        """Handles a member that has reconnected. Messages in both directions may have been lost."""
+        for repeated in message.said:
+            if self._heard.get(_kind(rank, repeated)) != repeated:
+                self.handle(rank, repeated)
         self._driver.drive(WorkerReturned(rank.role, message.committed))
 
-    def _receive(self, rank: Rank, message: Message) -> None:
+    def _drive(self, rank: Rank, message: Message) -> None:
         self._driver.drive(MessageReceived(rank.role, message))
 
     def _beats(self, rank: Rank, message: WorkerHeartbeat) -> None:
@@ -173,17 +173,17 @@ class Workers:
             self._driver.drive(WorkerReady(rank.role, earliest))
 
     def _cannot_run(self, rank: Rank, message: CannotRun) -> None:
-        """What the user asks for cannot be done; but where others do it, only this worker, or its node, cannot."""
+        """Rejects a worker that cannot run the job. At the start, or if it is a member, the job stops."""
         job = self._driver.job
         if job.phase == "starting" or rank.role in job.live:
             self._lifecycle.stop(message.reason, code=2)
             return
         self._recorder.event(Refused(worker=str(rank.role), detail=message.reason))
-        rank.worker.send(Leave())  # type: ignore[union-attr]  # it has just spoken
+        rank.worker.send(Leave())  # type: ignore[union-attr]  # connected: it has just sent this message
 
     def _fits(self, rank: Rank, platform: str) -> bool:
-        """Peers must compute the same bits, so all workers have the platform of the first. At the start another one
-        stops the job; who comes later is sent away."""
+        """Whether the platform is that of the first worker: all must compute the same bits. If not, the job stops at
+        its start; later the worker is rejected."""
         self._platform = self._platform or platform
         if platform == self._platform:
             return True
@@ -192,13 +192,13 @@ class Workers:
             self._lifecycle.stop(reason, code=2)
         else:
             self._recorder.event(Refused(worker=str(rank.role), platform=platform, expected=self._platform))
-            self._restarts.earliest(rank.role)  # it need not come again
-            rank.worker.send(Leave())  # type: ignore[union-attr]  # it has just spoken
+            self._restarts.earliest(rank.role)  # drops its `+rejoin_at`
+            rank.worker.send(Leave())  # type: ignore[union-attr]  # connected: it has just sent this message
         return False
 
     def _reads_the_same(self, rank: Rank, data: str) -> bool:
-        """All workers read the training data of the first. At the start another worker with other data stops the job;
-        later it is sent away."""
+        """Whether the training data is that of the first worker. Other data stops the job at the start; later the
+        worker is rejected."""
         self._data = self._data or data
         if data == self._data:
             return True
@@ -209,8 +209,8 @@ class Workers:
         else:
             detail = f"data.path has changed {where}: its tokens are not those with which the job began"
             self._recorder.event(Refused(worker=str(rank.role), detail=detail))
-            self._restarts.earliest(rank.role)  # it need not come again
-            rank.worker.send(Leave())  # type: ignore[union-attr]  # it has just spoken
+            self._restarts.earliest(rank.role)  # drops its `+rejoin_at`
+            rank.worker.send(Leave())  # type: ignore[union-attr]  # connected: it has just sent this message
         return False
 
     def _leaving(self, rank: Rank, message: Leaving) -> None:
@@ -220,11 +220,11 @@ class Workers:
 
     def _finished(self, rank: Rank, message: Finished) -> None:
         self._driver.digests[rank.role] = message.digests
-        self._receive(rank, message)
+        self._drive(rank, message)
 
     def _assembled(self, rank: Rank, message: Assembled) -> None:
         self._saving.assembled(message)
-        if self._lifecycle.over:  # why the job has stopped stays its last word
+        if self._lifecycle.over:  # the last event is the reason of the stop
             return
         self._driver.ending.saved()
         self._recorder.event(CheckpointSaved(checkpoint=message.step))
@@ -232,5 +232,5 @@ class Workers:
 
 
 def _kind(rank: Rank, message: Message) -> tuple[int, type[Message], int]:
-    """Of two messages with the same key the later one replaces the earlier one, as in a worker's `State`."""
+    """A key: a later message replaces an earlier one with the same key, as in a worker's `State`."""
     return rank.number, type(message), getattr(message, "step", 0) % 2
