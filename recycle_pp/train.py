@@ -146,11 +146,11 @@ def _prepare_job(
     startup.update("prepares the data")
     prepare_data(settings, launch.world)
     startup.update("plans the stages")
-    anew = settings.run.resume == "auto"
+    may_restart = settings.run.resume == "auto"
     settings = measured(settings.with_values({"run.resume": settings.run.resume is True or done > 0}))
     validate(settings, launch.world)
     startup.update(f"makes the run folder {settings.run.dir}")
-    run = RunFolder.create(settings, done, anew)
+    run = RunFolder.create(settings, done, may_restart)
     startup.update("imports the coordinator")
     if settings.run.resume:
         print("\n".join([f"continues with step {done}, from {run.checkpoints}/step-{done:06d}", *said]), flush=True)

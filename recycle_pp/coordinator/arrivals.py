@@ -51,10 +51,10 @@ async def until_all_have_come(
         missing = [number for number in range(world) if number not in roster]
         seconds = loop.time() - begun
         if missing and seconds >= LIMIT:
-            stop(f"{in_words(missing)} did not come in {LIMIT / 60:.0f} minutes; their nodes' output says why")
+            stop(f"{in_words(missing)} did not connect within {LIMIT / 60:.0f} minutes; see the output of their nodes")
             return
         if missing:
-            say(f"waits for {in_words(missing)}: not there after {seconds:.0f} s; their nodes' output says why")
+            say(f"not connected after {seconds:.0f} s: {in_words(missing)}; see the output of their nodes")
 
 
 async def until_first_step(starting: Callable[[], list[Starting] | None], say: Callable[[str], None]) -> None:
@@ -66,7 +66,7 @@ async def until_first_step(starting: Callable[[], list[Starting] | None], say: C
         workers = starting()
         if workers is None:
             return
-        say(f"{loop.time() - begun:.0f} s: {activities(workers) or 'workers are started'}")
+        say(f"{loop.time() - begun:.0f} s: {activities(workers) or 'workers are being started'}")
 
 
 def activities(workers: Iterable[Starting]) -> str:

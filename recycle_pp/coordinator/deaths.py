@@ -127,7 +127,7 @@ class Deaths:
         recorded  an earlier coordinator has recorded its death
         """
         if rank.alive:
-            rank.causes.setdefault(rank.incarnation, Death("hang", "it did not come back"))
+            rank.causes.setdefault(rank.incarnation, Death("hang", "it did not reconnect"))
             rank.kill()
         rank.alive = False
         rank.worker = None

@@ -248,7 +248,7 @@ class Driver:
         slow = self.saving.slow()
         seconds = self._settings.control.lease
         if self.saving.busy:
-            self.save_failed(SaveFailed(step, f"{slow} did not get it onto the disk in {seconds:g} s"))
+            self.save_failed(SaveFailed(step, f"{slow} did not finish writing within {seconds:g} s"))
 
     def _expired(self, job: Job, event: HoldExpired) -> None:
         if job is self.job:

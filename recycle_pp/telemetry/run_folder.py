@@ -90,11 +90,11 @@ class RunFolder:
         self._lock = -1
 
     @classmethod
-    def create(cls, settings: Settings, done: int = 0, anew: bool = False) -> RunFolder:
+    def create(cls, settings: Settings, done: int = 0, may_restart: bool = False) -> RunFolder:
         """Creates the folder, or continues the run in it. Holds the folder's lock until the process ends, or `unlock`.
 
         done: steps in the checkpoint that the run continues with; later lines of metrics are removed
-        anew: whether a run that ended before its first checkpoint may start again
+        may_restart: whether a run that ended before its first checkpoint may start again
 
         Raises:
             ValueError: the folder cannot be used. Nothing was written.
@@ -107,7 +107,7 @@ class RunFolder:
                 f"run.resume=true needs a checkpoint to continue from, and run.dir={settings.run.dir} has none; "
                 "run.resume=auto starts a new run"
             )
-        if run.begun and not settings.run.resume and not anew:
+        if run.begun and not settings.run.resume and not may_restart:
             raise ValueError(
                 f"run.dir={settings.run.dir} holds another run; continue it with run.resume=true, or name a new folder"
             )

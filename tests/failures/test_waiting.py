@@ -73,7 +73,7 @@ def test_different_tokens_are_reported_on_both_nodes(hasty, tmp_path, port):
                 pass
             with said(first, "refused a connection from 127.0.0.1: it has another RECYCLE_TOKEN than this job"):
                 pass
-            with said(first, "waits for ranks 2 to 3: not there after"):
+            with said(first, ": ranks 2 to 3; see the output of their nodes"):
                 pass
 
 
@@ -115,5 +115,5 @@ def test_under_torchrun_a_node_without_a_token_prints_it_last_and_the_others_wha
         sentence = "a job on several nodes, or with control.address, needs its secret in the environment"
         assert job.output(1).count(f"recycle_pp: {sentence}") == 1, "only one rank prints it"
         assert f"traceback : {sentence}" in job.output(1)
-        job.wait_until(lambda: "waits for ranks 2 to 3: not there after 4 s" in job.output(0), "sentence", 60)
+        job.wait_until(lambda: "not connected after 4 s: ranks 2 to 3" in job.output(0), "sentence", 60)
         assert isinstance(job.agents[0], subprocess.Popen) and job.agents[0].poll() is None

@@ -32,7 +32,7 @@ def write(path, *lines):
 def again(run, done=0):
     """The next job in that folder."""
     run.unlock()
-    return RunFolder.create(load({"run": {"dir": str(run.path), "resume": done > 0}}), done=done, anew=True)
+    return RunFolder.create(load({"run": {"dir": str(run.path), "resume": done > 0}}), done=done, may_restart=True)
 
 
 def test_a_line_has_the_term_at_which_it_goes_to_the_disk(tmp_path):
