@@ -103,7 +103,7 @@ async def supervise(
                 address = await supervisor.start_job(address, settings, run)
             except ValueError as error:
                 startup.end()
-                run.unmake()
+                run.remove_new()
                 return refuse(str(error))
         return await supervisor.run(address)
     finally:

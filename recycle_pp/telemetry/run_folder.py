@@ -93,7 +93,7 @@ class RunFolder:
     def create(cls, settings: Settings, done: int = 0, may_restart: bool = False) -> RunFolder:
         """Creates the folder, or continues the run in it. Holds the folder's lock until the process ends, or `unlock`.
 
-        done: steps in the checkpoint that the run continues with; later lines of metrics are removed
+        done:        steps in the checkpoint that the run continues with; later lines of metrics are removed
         may_restart: whether a run that ended before its first checkpoint may start again
 
         Raises:
@@ -149,7 +149,7 @@ class RunFolder:
             os.close(self._lock)
         self._lock = -1
 
-    def unmake(self) -> None:
+    def remove_new(self) -> None:
         """Removes the folders that `create` has made, after a failed start."""
         self.unlock()
         for path in self.made[:1]:

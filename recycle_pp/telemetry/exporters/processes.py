@@ -56,9 +56,8 @@ class Exporters:
     @guarded
     def _start(self, settings: Settings) -> None:
         run = self._run
-        known = ",".join(
-            str(_size(path)) for path in (run.metrics, run.events)
-        )  # exported before a resume or by an earlier coordinator
+        # Lines that are there were exported before a resume, or by an earlier coordinator.
+        known = ",".join(str(_size(path)) for path in (run.metrics, run.events))
         for name, arguments in wanted(settings).items():
             command = [sys.executable, "-m", __package__ or "", f"--skip={known}", str(run.path), name, *arguments]
             with suppress(OSError), open(self._log(name), "ab") as log:

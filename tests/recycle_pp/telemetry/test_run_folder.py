@@ -50,7 +50,7 @@ def test_a_second_job_is_rejected_while_the_first_one_runs(tmp_path):
 
 
 def test_a_failed_start_removes_its_new_folder(tmp_path):
-    RunFolder.create(settings_for(tmp_path / "runs" / "mine")).unmake()
+    RunFolder.create(settings_for(tmp_path / "runs" / "mine")).remove_new()
     assert list(tmp_path.iterdir()) == []
 
 
