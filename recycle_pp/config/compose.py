@@ -129,7 +129,8 @@ def _layout_first(texts: list[str]) -> list[str]:
 
 def _overrides(text: str, folders: list[Path]) -> list[str]:
     """The overrides for Hydra of one setting. `parallel=DxP` becomes two, unless a file has that name."""
-    numbers, name = shape(text), text.partition("=")[2]
+    numbers = shape(text)
+    name = text.partition("=")[2]
     if numbers and not any((folder / "parallel" / f"{name}.yaml").is_file() for folder in (config_dir(), *folders)):
         return [f"++parallel.pipelines={numbers[0]}", f"++parallel.stages={numbers[1]}"]
     return [_override(text)]

@@ -13,10 +13,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from .loading import flat
-from .setting import rules
+from .setting import rules, shown
 from .settings import Settings
 
 OF_A_NODE = frozenset(key for key, rule in rules(Settings).items() if rule.per_node)
@@ -41,7 +40,7 @@ class NodeSettings:
         settings   as composed from `arguments`, before a resume or a measurement changes them
         arguments  the command line; run.dir is compared as given there, because its default contains the time
         """
-        shared = {key: _text(value) for key, value in flat(asdict(settings)).items() if key not in OF_A_NODE}
+        shared = {key: shown(value) for key, value in flat(asdict(settings)).items() if key not in OF_A_NODE}
         given = [text.partition("=")[2] for text in arguments if text.lstrip("+").startswith("run.dir=")]
         shared["run.dir"] = given[-1] if given else _DATED
         return cls(shared, settings.control.interface)
@@ -54,7 +53,3 @@ def first_difference(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[str, s
         if one != other:
             return key, one, other
     return None
-
-
-def _text(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

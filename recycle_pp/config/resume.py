@@ -36,7 +36,8 @@ def take_up(arguments: Sequence[str], before: Mapping[str, Any]) -> tuple[Settin
     Raises:
         ValueError: a value of config.yaml has the wrong type or range, or a change is not allowed.
     """
-    keys, defaults = flat(asdict(Settings())), flat(asdict(compose([])))
+    keys = flat(asdict(Settings()))
+    defaults = flat(asdict(compose([])))
     old = {key: value for key, value in flat(before).items() if key in keys and key not in _OF_A_START}
     said = [f"{key} is no longer a key and was ignored" for key in flat(before) if key not in keys]
     if old.get("numerics.precision") == "bf16" and "numerics.sums" not in old:
@@ -97,12 +98,9 @@ def _measured_before(old: Mapping[str, Any], stages: int) -> Any:
 
 def refuse_changes(old: Mapping[str, Any], settings: Settings) -> None:
     """ValueError if a change would alter the computation. old: flat."""
-    now, default, where = (
-        flat(asdict(settings)),
-        flat(asdict(Settings())),
-        f"when run.dir={settings.run.dir} is resumed",
-    )
-    for key, value in now.items():
+    default = flat(asdict(Settings()))
+    where = f"when run.dir={settings.run.dir} is resumed"
+    for key, value in flat(asdict(settings)).items():
         stays = _RULES[key].change is Change.NEVER
         was = old.get(key, default[key])  # a run of an earlier version may lack the key
         if stays and was != value:

@@ -145,7 +145,8 @@ class Chart:
     def alike(self) -> list[list[int]]:
         """The pipelines, grouped by rows that look the same. A job of 64 pipelines with one death has few groups."""
         groups: dict[bytes, list[int]] = {}
-        P, M = self.problem.stages, np.append(np.concatenate([[0], np.cumsum(self.problem.counts)]), 0)
+        P = self.problem.stages
+        M = np.append(np.concatenate([[0], np.cumsum(self.problem.counts)]), 0)
         for d in range(self.problem.pipelines):
             ops = slice(int(self.first[d * P]), int(self.first[(d + 1) * P]))
             local = np.where(self.marks[ops] & REROUTED, -2 - self.microbatch[ops], self.microbatch[ops] - M[d])
@@ -180,10 +181,11 @@ def shown_rows(chart: Chart, most_rows: int) -> tuple[list[list[int]], list[str]
     room = max(2, (most_rows - len(sample)) // len(hit))
     first = min(chart.dead_from) // P
     groups = [_peers(chart, stage, room) for stage in hit[: max(1, (most_rows - len(sample)) // room)]]
-    drawn, everybody = sum(map(len, groups)), D * len(hit)
+    drawn = sum(map(len, groups))
+    affected = D * len(hit)
     what = f"all {drawn} workers"
-    if drawn < everybody:
-        what = f"{drawn} of {everybody} workers, the dead and the peers that run most of their work"
+    if drawn < affected:
+        what = f"{drawn} of {affected} workers, the dead and the peers that run most of their work"
     notes = [f"the stages with deaths come first ({_ranges(hit)}): {what}"]
     if others:
         folded = D * len(others) - len(sample)

@@ -50,7 +50,7 @@ def save(charts: Sequence[Chart], path: str | Path, *, beside: bool = False, wid
     with matplotlib.rc_context(STYLE):
         figure, notes = draw(charts, beside=beside, width=width)
         suffix = Path(path).suffix.lstrip(".").lower()
-        metadata = {"Date": None} if suffix == "svg" else {"CreationDate": None} if suffix == "pdf" else None
+        metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix)
         figure.savefig(path, dpi=200, metadata=metadata)
     return notes
 

@@ -92,7 +92,8 @@ def _peak(chart: Chart) -> np.ndarray:
     row = np.concatenate([chart.row, chart.row])
     change = np.concatenate([-freed, kept])
     order = np.lexsort((change, np.concatenate([chart.end, chart.start]), row))
-    running, ends = np.cumsum(change[order]), np.searchsorted(row[order], np.arange(len(chart.workers) + 1))
+    running = np.cumsum(change[order])
+    ends = np.searchsorted(row[order], np.arange(len(chart.workers) + 1))
     held = {w.pipeline * P + w.stage: n for w, n in chart.problem.held.items()}
     peak = np.zeros(P)
     for r in range(len(chart.workers)):

@@ -45,7 +45,9 @@ def baselines(
     p = of.problem
     if isinstance(of, Trace) or p.remainder:
         return []
-    alive, same, extra = p.replace(failed=None), "", list[tuple[str, Plan]]()
+    alive = p.replace(failed=None)
+    same = ""
+    extra: list[tuple[str, Plan]] = []
     if problem is not None and problem.layers is not None:
         fault_free = plan_layout(problem.replace(failed=None))
         alive, layout = fault_free.problem, fault_free.layout

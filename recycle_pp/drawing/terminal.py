@@ -194,7 +194,8 @@ def _gap_cell(what: int, width: int, unicode: bool) -> tuple[str, str]:
         return (hatch[:side] + " dead " + hatch[: width - 6 - side] if side >= 2 else hatch), "dim"
     if what == STALL:
         return ":" * width, f"{palette.ALARM}"
-    return (" " if what == OUTSIDE else "·" if unicode else ".") * width, "dim"
+    dot = "·" if unicode else "."
+    return (" " if what == OUTSIDE else dot) * width, "dim"
 
 
 def _cell(chart: Chart, op: int, width: int, colour: bool) -> str:
@@ -202,7 +203,8 @@ def _cell(chart: Chart, op: int, width: int, colour: bool) -> str:
     marks, microbatch = int(chart.marks[op]), int(chart.microbatch[op])
     kind = KINDS[chart.kind[op]]
     letter = kind.lower() if marks & REROUTED else str(kind)
-    fill = "!" if marks & CUT else "~" if marks & LOST else "+" if marks & REDONE else " " if colour else "-"
+    signs = [sign for bit, sign in ((CUT, "!"), (LOST, "~"), (REDONE, "+")) if marks & bit]
+    fill = [*signs, " " if colour else "-"][0]
     number = "" if microbatch < 0 else str(microbatch)
     text = letter + number
     if len(text) > width:

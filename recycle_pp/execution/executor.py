@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
-from recycle_schedules import Action, MicroBatch, OpKind
+from recycle_schedules import Action, MicroBatch, OpKind, Worker
 from recycle_schedules.ops import input_of, output_of
 
 from recycle_pp.comm.waiting import LinkBroken
@@ -100,7 +100,10 @@ class Executor:
     def _measure_links(self, orders: Orders, step: int) -> None:
         me, doing = self.session.participant.worker, self.session.doing
         doing.waits("links", step)
-        waits = lambda partner: doing.waits("links", step, peer=partner)  # noqa: E731
+
+        def waits(partner: Worker) -> None:
+            doing.waits("links", step, peer=partner)
+
         self._link_times |= measure(self.session.links, me, orders.probes, self.stage.device, waits)
         self.session.send(LinksMeasured(socket.gethostname(), self._link_times))
 

@@ -53,7 +53,8 @@ class Availability:
         for at, changes in itertools.groupby(self.changes, key=lambda change: change.at):
             if at > since:
                 yield since, at, live
-            live, since = live + sum(1 if change.up else -1 for change in changes), at
+            live += sum(1 if change.up else -1 for change in changes)
+            since = at
         if self.seconds > since:
             yield since, self.seconds, live
 
@@ -78,7 +79,8 @@ def read(path: str | Path, *, seed: int = 0, machines: int | None = None) -> Ava
     with Path(path).open(newline="") as file:
         rows = [row for row in csv.reader(file) if row]
     try:
-        header, body = [cell.strip().lower() for cell in rows[0]], rows[1:]
+        header = [cell.strip().lower() for cell in rows[0]]
+        body = rows[1:]
         unit = UNITS[header[0].rstrip("s")]
         begin = float(body[0][0])
         times = [unit * (float(row[0]) - begin) for row in body]
@@ -120,7 +122,9 @@ def _of_machines(times: list[float], rows: list[tuple[str, str]], machines: int 
     if most < len(numbers):
         raise ValueError(f"--machines {most}: the trace names {len(numbers)}")
     words = {"1": True, "up": True, "true": True, "0": False, "down": False, "false": False}
-    up, changes, absent = dict[int, bool](), [], set()
+    up: dict[int, bool] = {}
+    changes = []
+    absent = set()
     for at, (name, word) in zip(times, rows, strict=True):
         machine, now = numbers[name], words[word]
         if at == 0 and machine not in up and not now:
@@ -168,7 +172,8 @@ def _downs(
     rng: random.Random, seconds: float, mtbf: float, repair: float, shape: float
 ) -> Iterator[tuple[float, float]]:
     """Down times: (start, end) in seconds."""
-    scale, now = mtbf / math.gamma(1 + 1 / shape), 0.0
+    scale = mtbf / math.gamma(1 + 1 / shape)
+    now = 0.0
     while (now := now + rng.weibullvariate(scale, shape)) < seconds:
         back = now + rng.expovariate(1 / repair)
         yield now, back

@@ -62,7 +62,7 @@ def svg(comparison: Comparison) -> str:
 def _written(comparison: Comparison, suffix: str) -> bytes:
     out = io.BytesIO()
     with matplotlib.rc_context(STYLE):
-        metadata = {"Date": None} if suffix == "svg" else {"CreationDate": None} if suffix == "pdf" else None
+        metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix)
         draw(comparison).savefig(out, format=suffix, dpi=200, metadata=metadata)
     return out.getvalue()
 

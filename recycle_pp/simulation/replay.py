@@ -127,7 +127,8 @@ def _ended(run: RunFolder) -> bool:
 def _run_chaos(run: RunFolder, trace: Path, seed: int, stages: int, until: float) -> list[Change]:
     """Kills and releases workers by the trace until then. Returns the actual changes (seconds from its start)."""
     command = [sys.executable, "-m", "recycle_pp.chaos", "--run-dir", str(run.path), "--trace", str(trace)]
-    begun, changes = time.time(), list[Change]()
+    begun = time.time()
+    changes: list[Change] = []
     with subprocess.Popen([*command, "--seed", str(seed)], stdout=subprocess.PIPE, text=True) as chaos:
 
         def listen() -> None:

@@ -143,7 +143,8 @@ class Run:
         workers = self.job.workers
         live = min(len(self.up), workers)
         used = min(self._used, live)
-        length, still = to - self.now, min(max(0.0, self._until - self.now), to - self.now)
+        length = to - self.now
+        still = min(max(0.0, self._until - self.now), length)
         going = length - still
         self._time["away"] += (workers - live) * length
         self._time["idle"] += (live - used) * length

@@ -137,7 +137,8 @@ class StepTimes:
         model, N = self.job.problem.model, self.job.total
         sums = np.sum([model.sums[kind] for kind in SPLIT], axis=0)
         shares = [-(-N // n) for n in shape]
-        low, high = sums[-1] * N / sum(shape) * (1 - 1e-9), sums[-1] * max(shares)
+        low = sums[-1] * N / sum(shape) * (1 - 1e-9)
+        high = sums[-1] * max(shares)
         best = self._fitting(sums, shares, high)
         for _ in range(24):
             middle = (low + high) / 2

@@ -171,9 +171,9 @@ class StageGraph:
             latency, bandwidth, times = (a[s].tolist() for a in (self.latency, self.bandwidth, self.times))
             for a in p.live[s]:
                 for b in p.live[s + 1]:
-                    u, v = Worker(a, s), Worker(b, s + 1)
-                    zone, host = (nodes[u][key] != nodes[v][key] for key in ("zone", "host"))
-                    leaves = "zone" if zone else "host" if host else None
+                    u = Worker(a, s)
+                    v = Worker(b, s + 1)
+                    leaves = next((key for key in ("zone", "host") if nodes[u][key] != nodes[v][key]), None)
                     graph.add_edge(
                         u, v, latency=latency[a][b], bandwidth=bandwidth[a][b], time=times[a][b], leaves=leaves
                     )

@@ -42,7 +42,10 @@ class OpArrays:
     def of(cls, problem: Problem, ops: Iterable[Op]) -> OpArrays:
         """The columns of `ops`, in the same order."""
         offset = problem.first.tolist()
-        number = lambda mb: -1 if mb is None else offset[mb[0]] + mb[1]  # noqa: E731
+
+        def number(mb: MicroBatch | None) -> int:
+            return -1 if mb is None else offset[mb[0]] + mb[1]
+
         rows = [(o.kind.code, number(o.microbatch), o.stage, o.worker.pipeline, o.start, o.end) for o in ops]
         columns = zip(*rows, strict=True) if rows else [()] * 6
         types = (np.uint8, np.int32, np.int16, np.int16, np.float64, np.float64)
@@ -163,7 +166,8 @@ class Plan:
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The plan from the keys of its file. ValueError with one sentence if it is malformed."""
         problem, ops = read_problem_and_ops(data)
-        bound, layout = float(data.get("lower_bound", 0.0)), data.get("layout")
+        bound = float(data.get("lower_bound", 0.0))
+        layout = data.get("layout")
         if layout is not None and (not isinstance(layout, list) or len(layout) != problem.stages):
             raise ValueError(f"layout: {problem.stages} numbers of layers are needed, one per stage, not {layout!r}")
         unit = str(data.get("time_unit", "slots"))

@@ -100,11 +100,10 @@ class Problem(ProblemKeys):
     def counted_limits(self, most: Sequence[float]) -> Any:
         """The problem's limits, capped at `most` (P,), in the form of the key `memory_limit`."""
         limits = {w: min(self.limit(w), most[w.stage]) for w in self.workers()}
-        value = lambda n: None if n == math.inf else n  # noqa: E731
         per_stage = [{limits[Worker(d, s)] for d in self.live[s]} for s in range(self.stages)]
         if all(len(values) == 1 for values in per_stage):
-            return [value(values.pop()) for values in per_stage]
-        return {"per_worker": {f"{w.pipeline},{w.stage}": value(n) for w, n in limits.items()}, "default": None}
+            return [_limit(values.pop()) for values in per_stage]
+        return {"per_worker": {f"{w.pipeline},{w.stage}": _limit(n) for w, n in limits.items()}, "default": None}
 
     @cached_property
     def without_bytes(self) -> Problem:
@@ -119,6 +118,11 @@ class Problem(ProblemKeys):
 
     def __hash__(self) -> int:
         return hash(repr(self))
+
+
+def _limit(n: float) -> float | None:
+    """A limit as in problem files."""
+    return None if n == math.inf else n
 
 
 def _plain(value: Any) -> Any:

@@ -22,7 +22,10 @@ from .progress import BIT, FORWARD, Progress
 def check(p: ProblemKeys) -> None:
     """Convert the keys of a new Problem to canonical form (tuples, Workers). ValueError with one sentence for bad
     input."""
-    put = lambda name, value: object.__setattr__(p, name, value)  # noqa: E731  (the dataclass is frozen)
+
+    def put(name: str, value: Any) -> None:
+        object.__setattr__(p, name, value)  # the dataclass is frozen
+
     for name in ("pipelines", "stages"):
         put(name, _whole(name, getattr(p, name), 1))
     m = p.microbatches

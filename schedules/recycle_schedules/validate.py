@@ -91,6 +91,10 @@ class _Check:
         d = int(np.searchsorted(first, g, side="right")) - 1
         return d, int(g - first[d])
 
+    def _worker(self, number: int) -> Worker:
+        """The worker d * P + s."""
+        return Worker(*divmod(int(number), self.p.stages))
+
     def _add(self, found, sentence) -> None:
         """Add the error sentence(k) for each k of `found`, up to SHOWN of them."""
         for k in found[:SHOWN]:
@@ -120,12 +124,12 @@ class _Check:
             busy[w] = t
         at = a.pipeline, a.stage
         time = np.array([p.per_stage(kind) for kind in KINDS])[a.kind, a.stage] / speed[at]
-        bad = lambda mask: np.flatnonzero(mask)  # noqa: E731
-        self._add(bad(dead[at]), lambda k: f"{self._op(k)}: the worker is dead")
+        self._add(np.flatnonzero(dead[at]), lambda k: f"{self._op(k)}: the worker is dead")
         wrong = np.abs(a.end - a.start - time) > LENGTH
-        self._add(bad(wrong), lambda k: f"{self._op(k)} lasts {a.end[k] - a.start[k]:g}, not {time[k]:g}")
-        self._add(bad(np.isin(a.stage, list(p.finished))), lambda k: f"{self._op(k)}: the stage is committed")
-        self._add(bad(a.start < busy[at] - EPS), lambda k: f"{self._op(k)} starts before its worker is free")
+        self._add(np.flatnonzero(wrong), lambda k: f"{self._op(k)} lasts {a.end[k] - a.start[k]:g}, not {time[k]:g}")
+        committed = np.isin(a.stage, list(p.finished))
+        self._add(np.flatnonzero(committed), lambda k: f"{self._op(k)}: the stage is committed")
+        self._add(np.flatnonzero(a.start < busy[at] - EPS), lambda k: f"{self._op(k)} starts before its worker is free")
         pipeline = np.repeat(np.arange(D), p.counts)
         home = np.where(a.kind == O, a.pipeline, pipeline[a.microbatch] if len(pipeline) else a.pipeline)
         moved = (a.kind != O) & (home != a.pipeline)
@@ -134,7 +138,7 @@ class _Check:
             begun[g, s] = True
         if p.reroute == "failed_only":
             stray = moved & ~dead[home, a.stage] & ~begun[a.microbatch, a.stage]
-            self._add(bad(stray), lambda k: f"{self._op(k)}: re-routed though its own worker is alive")
+            self._add(np.flatnonzero(stray), lambda k: f"{self._op(k)}: re-routed though its own worker is alive")
 
     def each_microbatch(self) -> None:
         """Every micro-batch has the required ops at every stage, on one worker, in order."""
@@ -229,8 +233,7 @@ class _Check:
         order = longer[np.lexsort((a.end[longer], a.start[longer], worker[longer]))]
         w, start, end = worker[order], a.start[order], a.end[order]
         late = np.flatnonzero((w[1:] == w[:-1]) & (start[1:] < end[:-1] - EPS))
-        name = lambda w: Worker(int(w) // p.stages, int(w) % p.stages)  # noqa: E731
-        self._add(late, lambda k: f"{tag}worker {name(w[k])} runs two ops at time {start[k + 1]:g}")
+        self._add(late, lambda k: f"{tag}worker {self._worker(w[k])} runs two ops at time {start[k + 1]:g}")
         self._memory(a, tag)
 
     def _memory(self, a: OpArrays, tag: str) -> None:
@@ -239,7 +242,7 @@ class _Check:
         over = np.flatnonzero((x.change > 0) & (x.level > p.limits[x.worker] + LENGTH))
 
         def sentence(k: int) -> str:
-            w = Worker(*divmod(int(x.worker[k]), p.stages))
+            w = self._worker(x.worker[k])
             return f"{tag}worker {w} holds {x.level[k]:g} micro-batches at {x.time[k]:g}, limit {p.limit(w):g}"
 
         self._add(over, sentence)

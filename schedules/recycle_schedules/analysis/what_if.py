@@ -73,7 +73,8 @@ def what_if(
         problem = _within(problem, int(capacity / microbatch_bytes))
     now = plan(problem, seconds=seconds) if problem.layers is None else plan_layout(problem, seconds=seconds)
     live = problem.workers()
-    rows, known = [], dict[object, tuple[Plan, Plan | None]]()
+    rows: list[Row] = []
+    known: dict[object, tuple[Plan, Plan | None]] = {}
     for k, worker in enumerate(live):
         peers = [d for d in problem.live[worker.stage] if d != worker.pipeline]
         if not peers:
@@ -99,12 +100,16 @@ def _row(after: Plan, moved: Plan | None, now: Plan, worker: Worker, size: float
     top = {w: n for w, n in peaks(after).items() if w.stage == worker.stage}
     peer = max(top, key=lambda w: top[w])
     limit = after.problem.limit(peer)
-    slower = lambda p: p.value / now.value - 1 if now.value else 0.0  # noqa: E731
     need = None if size is None else size * top[peer]
-    row = Row(worker, after.value, slower(after), peer, top[peer], limit, need, top[peer] <= limit + 1e-6)
+    row = Row(worker, after.value, _slowdown(after, now), peer, top[peer], limit, need, top[peer] <= limit + 1e-6)
     if moved is None:
         return row
-    return replace(row, moved=moved.value, moved_slowdown=slower(moved), layout=moved.layout)
+    return replace(row, moved=moved.value, moved_slowdown=_slowdown(moved, now), layout=moved.layout)
+
+
+def _slowdown(after: Plan, now: Plan) -> float:
+    """As a share of the current step."""
+    return after.value / now.value - 1 if now.value else 0.0
 
 
 def _within(p: Problem, most: int) -> Problem:

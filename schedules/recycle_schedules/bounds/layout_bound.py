@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -68,14 +69,20 @@ class LayoutBounds:
 
         tilt: additional weight of the last stage's term relative to the first one's, as a share. The last stages start
         late and end early, so fewer layers there fill and drain the pipeline sooner."""
-        level, least = max(self.best, 1e-300), math.inf
+        level = max(self.best, 1e-300)
+        highest = level * max(slack, 1 + 1e-12)
+
+        def cost(t: Any) -> Any:
+            return np.where(t <= highest, (t / level) ** power, np.inf)
+
+        least = math.inf
         found: Layout = ()
-        cost = lambda t: np.where(t <= level * max(slack, 1 + 1e-12), (t / level) ** power, np.inf)  # noqa: E731
         for n, first in self._first_stages():
             terms = [cost(t) * (1 + tilt * s / self.problem.stages) for s, t in enumerate(self._after(n), 1)]
             table = self._least(np.add, terms)
             if float(cost(first)) + table[0][n] < least:
-                least, found = float(cost(first)) + table[0][n], (n, *self._path(n, terms, table))
+                least = float(cost(first)) + table[0][n]
+                found = (n, *self._path(n, terms, table))
         return found
 
     def of(self, layout: Layout) -> float:

@@ -117,7 +117,11 @@ class LayoutTerms:
         a = b - np.arange(1, longest + 1)
         fine = (a >= s) & (L - b >= P - 1 - s) & ((a == 0) | (s > 0)) & ((b == L) | (s < P - 1))
         a = np.maximum(a, 0)
-        of = lambda sums: sums[b] - sums[a]  # noqa: E731
+
+        def of(sums: Array) -> Array:
+            """(longest, L + 1): of the layers a to b of each layout of the stage."""
+            return sums[b] - sums[a]
+
         before, behind = (float(v.max(initial=0.0)) or 1.0 for v in (self.fast[:s], self.fast[s + 1 :]))
         hops = self.hops[:s].sum()
         pace = forward + self.early

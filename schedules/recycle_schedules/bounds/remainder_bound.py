@@ -88,23 +88,22 @@ class _Missing:
 
         there (P, N): bits of the delivered outputs. lag (P - 1, N): least message times."""
         P = self.p.stages
-        before = lambda a: np.nan_to_num(a, nan=-math.inf)  # noqa: E731  (an op that is not missing delays nothing)
         hF, hG = self.ready.copy(), self.ready.copy()
         for s in range(1, P):
-            comes = before(hF[s - 1] + self.F[s - 1]) + lag[s - 1]
+            comes = _without_nan(hF[s - 1] + self.F[s - 1]) + lag[s - 1]
             hF[s] = np.where(there[s - 1] & SENT_F, hF[s], np.maximum(hF[s], comes))
         for s in reversed(range(P)):
             if s < P - 1:
-                comes = before(hG[s + 1] + self.G[s + 1]) + lag[s]
+                comes = _without_nan(hG[s + 1] + self.G[s + 1]) + lag[s]
                 hG[s] = np.where(there[s + 1] & SENT_B, hG[s], np.maximum(hG[s], comes))
-            hG[s] = np.maximum(hG[s], before(hF[s] + self.F[s]))
+            hG[s] = np.maximum(hG[s], _without_nan(hF[s] + self.F[s]))
         tG = np.nan_to_num(self.W) + self.tail[:, None]
         for s in range(1, P):
-            more = lag[s - 1] + before(self.G[s - 1] + tG[s - 1])
+            more = lag[s - 1] + _without_nan(self.G[s - 1] + tG[s - 1])
             tG[s] = np.where(there[s] & SENT_B, tG[s], np.maximum(tG[s], more))
-        tF = before(self.G + tG)
+        tF = _without_nan(self.G + tG)
         for s in reversed(range(P - 1)):
-            more = lag[s] + before(self.F[s + 1] + tF[s + 1])
+            more = lag[s] + _without_nan(self.F[s + 1] + tF[s + 1])
             tF[s] = np.where(there[s] & SENT_F, tF[s], np.maximum(tF[s], more))
         hW = np.where(np.isnan(self.G), self.ready, hG + self.G)
         tW = np.broadcast_to(self.tail[:, None], hW.shape)
@@ -160,6 +159,11 @@ class _Missing:
         rank = np.empty_like(order)
         rank[order] = np.arange(len(order))
         return float(LOOPS.one_machine(begin, head, length, tail, order, rank))
+
+
+def _without_nan(times: Array) -> Array:
+    """-inf instead of nan: an op that is not missing delays nothing."""
+    return np.nan_to_num(times, nan=-math.inf)
 
 
 def _tails(p: Problem, open_: list[int]) -> Array:

@@ -61,9 +61,8 @@ class _Times:
     def of(cls, p: Problem) -> _Times:
         F, I, W, B = (p.per_stage(kind) for kind in COMPUTE)
         split = tuple(i + w for i, w in zip(I, W, strict=True))
-        least = lambda a, b: tuple(map(min, a, b))  # noqa: E731
-        early = {"coupled": B, "decoupled": I, "mixed": least(I, B)}[p.backward]
-        whole = {"coupled": B, "decoupled": split, "mixed": least(B, split)}[p.backward]
+        early = {"coupled": B, "decoupled": I, "mixed": tuple(map(min, I, B))}[p.backward]
+        whole = {"coupled": B, "decoupled": split, "mixed": tuple(map(min, B, split))}[p.backward]
         longest = {"coupled": B, "decoupled": split, "mixed": tuple(map(max, B, split))}[p.backward]
         return cls(F, early, tuple(w - e for w, e in zip(whole, early, strict=True)), whole, longest)
 
@@ -115,8 +114,10 @@ def _two_stages(
     fast, O, reduce: (P,). hops: (P - 1,)."""
     F, early, whole = (np.array(each) for each in (t.forward, t.early, t.whole))
     L = np.array([_most_in_flight(p, s) for s in range(p.stages)] if limits is None else limits)
-    to = lambda each: np.r_[0.0, np.cumsum(each)]  # noqa: E731
-    down, back, hop = to(F / fast), to(early / fast), to(hops)  # sums over the stages before stage 0, 1, ...
+    # sums over the stages before stage 0, 1, ...
+    down = np.r_[0.0, np.cumsum(F / fast)]
+    back = np.r_[0.0, np.cumsum(early / fast)]
+    hop = np.r_[0.0, np.cumsum(hops)]
     beyond = down[-1] - down[1:] + back[-1] - back[1:] + 2 * (hop[-1] - hop)
     hop_up = hop - hop[:, None]  # [v, u]
     up = back[:-1] - back[1:, None] + hop_up

@@ -78,7 +78,11 @@ class Instance:
         p = problem
         D, P, N = p.pipelines, p.stages, p.total
         ticks = ticks_per_unit(p)
-        up = lambda t: np.ceil(np.multiply(t, ticks) - 1e-6).astype(np.int64)  # noqa: E731  (rounding never shortens a delay)
+
+        def up(t: Any) -> Any:
+            """In ticks. Rounding never shortens a delay."""
+            return np.ceil(np.multiply(t, ticks) - 1e-6).astype(np.int64)
+
         alive = np.ones(D * P, dtype=bool)
         alive[[w.pipeline * P + w.stage for w in p.dead]] = False
         speed = np.ones(D * P)

@@ -28,7 +28,11 @@ def search(x: Instance, target: int, known: PartialSchedule | None = None) -> It
 
     Large jobs try list schedules only, and end with the last policy. For others the caller ends the search, unless it
     meets the target."""
-    better = lambda s: s if known is None else min(s, known, key=lambda s: value(x, s))  # noqa: E731
+
+    def better(schedule: PartialSchedule) -> PartialSchedule:
+        """The schedule or the known one."""
+        return schedule if known is None else min(schedule, known, key=lambda s: value(x, s))
+
     size = x.size
     slow = 1 if LOOPS.compiled else 10  # uncompiled loops try a tenth of the policies
     small = LOOPS.compiled and size < SMALL
@@ -43,7 +47,8 @@ def search(x: Instance, target: int, known: PartialSchedule | None = None) -> It
         if value(x, best) > target and small:  # a short search: workers are waiting
             best = improved(x, best, target, min(400, MOVED // size), 0)
         yield best
-    schedules, some = [best], max(1, 1_500_000 // size // slow)
+    schedules = [best]
+    some = max(1, 1_500_000 // size // slow)
     for r in range(tried, len(table), some):
         if value(x, best) <= target:
             return

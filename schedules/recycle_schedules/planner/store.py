@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -138,8 +138,12 @@ def _after_next_deaths(problem: Problem) -> Iterator[Problem]:
 def _next_deaths(p: Problem) -> Iterable[tuple[Worker, ...]]:
     """One death for each kind of pipeline and stage, sorted by the number of workers of that kind, largest first. Then
     the loss of each host."""
-    stages, alike = _dead_stages(p), _alike(p)
-    kind = lambda w: (w.stage, stages[w.pipeline] if alike else w.pipeline)  # noqa: E731
+    stages = _dead_stages(p)
+    alike = _alike(p)
+
+    def kind(w: Worker) -> tuple[int, Any]:
+        return w.stage, stages[w.pipeline] if alike else w.pipeline
+
     live = p.workers()
     first = {kind(w): w for w in reversed(live)}
     for found, _ in Counter(map(kind, live)).most_common():
