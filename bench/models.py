@@ -107,7 +107,8 @@ def in_stages(settings: Settings) -> dict[str, float]:
             optimizer.step(stage.gradients.reduced(stage.gradients.payload()), step)
             stage.gradients.clear()
         times["step"].append(1e3 * (time.process_time() - begun))
-    times = {kind: of[STAGES - 1 :: STAGES] if kind in "FW" else of for kind, of in times.items()}  # the last stage's
+    for kind in ("F", "W"):
+        times[kind] = times[kind][STAGES - 1 :: STAGES]  # the last stage's
     return {kind: statistics.median(of) for kind, of in times.items()} | {"MiB": memory.peak()}
 
 

@@ -63,6 +63,7 @@ def render(steps: Iterable[Step], *, title: str = "", first: int = 0) -> str:
         described.append({"name": step.name, "note": step.note, "charts": metas, "figures": figures, "story": story})
     job = {
         "title": title or "recycle_pp schedule", "first": first, "steps": described, "legend": sorted(legend),
+        "kinds": [{"letter": kind, "step": kind.makes.step if kind.makes else 0} for kind in KINDS],
         "fill": palette.FILL, "names": palette.NAMES, "text": {k: palette.text_on(k) for k in KINDS},
     }  # fmt: skip
     source = files(__package__) / "page"

@@ -1,6 +1,5 @@
 // A chart's data: unpacked once, asked often. Times are in the chart's unit; ops are indices into the arrays.
 
-const KINDS = ["F", "I", "W", "B", "O"];
 const REROUTED = 1, CUT = 2, REDONE = 4, LOST = 8;
 const EMPTY = -1;
 
@@ -70,13 +69,12 @@ function routeOf(chart, microbatch) {
   ops.sort((a, b) => chart.start[a] - chart.start[b] || chart.end[a] - chart.end[b] || stage(a) - stage(b));
   const links = [], slack = chart.meta.span * 1e-6;
   for (const i of ops) {
-    const k = KINDS[chart.kind[i]];
-    if (k === "W" || k === "O") continue;
-    const forward = k === "F", from = stage(i) - (forward ? 1 : -1);
+    const step = STEPS[chart.kind[i]];
+    if (!step) continue;
+    const from = stage(i) - step;
     let best = EMPTY;
     for (const j of ops) {
-      const same = forward ? KINDS[chart.kind[j]] === "F" : "IB".includes(KINDS[chart.kind[j]]);
-      if (same && stage(j) === from && !(chart.marks[j] & CUT) && chart.end[j] <= chart.start[i] + slack) best = j;
+      if (STEPS[chart.kind[j]] === step && stage(j) === from && !(chart.marks[j] & CUT) && chart.end[j] <= chart.start[i] + slack) best = j;
     }
     if (best !== EMPTY) links.push([best, i]);
   }

@@ -96,7 +96,7 @@ function drawRoute(ctx, chart, view, ink, { X, Y, kx }, route) {
     const x0 = X(chart.end[a]) - inset, y0 = middle(a) + way * view.row * 0.15, x1 = X(chart.start[b]) + inset;
     const head = way * Math.min(6, view.row / 2), y1 = middle(b) - way * view.row * 0.1 - head;
     const half = Math.max(8, Math.abs(y1 - y0) / 2) * way;
-    ctx.setLineDash(KINDS[chart.kind[b]] === "F" ? [] : [5, 3]);
+    ctx.setLineDash(STEPS[chart.kind[b]] > 0 ? [] : [5, 3]);
     ctx.beginPath();
     ctx.moveTo(x0, y0);
     ctx.bezierCurveTo(x0, y0 + half, x1, y1 - half, x1, y1);

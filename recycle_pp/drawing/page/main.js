@@ -1,6 +1,8 @@
 // The page: which step and charts are shown, the view on them, and what mouse and keys do.
 
 const job = JSON.parse(document.getElementById("job").textContent);
+const KINDS = job.kinds.map((kind) => kind.letter);  // by code
+const STEPS = job.kinds.map((kind) => kind.step);  // 1: sends to the next stage, -1: to the previous one, 0: to none
 const $ = (id) => document.getElementById(id);
 const canvas = $("canvas"), ctx = canvas.getContext("2d"), stage = $("stage");
 const state = { step: 0, shown: null, charts: [], view: null, route: null, cursor: EMPTY, pane: 0, pointer: null };

@@ -116,10 +116,10 @@ function boxes(ctx, chart, view, ink, { X, Y, kx }, rows, route) {
       ctx.fillRect(x + inset, y, Math.max(w - 2 * inset, 0.5), h);
       if (marks && !faint) outline(ctx, ink, marks, x + inset, y, Math.max(w - 2 * inset, 1), h);
       if (size >= 7 && w > 9 && !faint) {
-        const text = chart.microbatch[i] < 0 ? "O" : String(chart.microbatch[i]);
+        const text = chart.microbatch[i] < 0 ? KINDS[k] : String(chart.microbatch[i]);
         if (w < text.length * size * 0.6 + 3) continue;
         ctx.fillStyle = marks & CUT ? ink.alarm : job.text[KINDS[k]];
-        const full = KINDS[k] + text, room = w > full.length * size * 0.62 + 5 && text !== "O";
+        const full = KINDS[k] + text, room = w > full.length * size * 0.62 + 5 && chart.microbatch[i] >= 0;
         ctx.fillText(room ? full : text, x + w / 2, y + h / 2 + 0.5);
       }
     }
