@@ -35,7 +35,10 @@ class AgreementGate:
         deliver: Callable[[Sequence[Send]], None],
         deposed: Callable[[], None],
     ) -> None:
-        self._agreement, self._lease, self._deliver, self._deposed = agreement, lease, deliver, deposed
+        self._agreement = agreement
+        self._lease = lease
+        self._deliver = deliver
+        self._deposed = deposed
         self._held: list[Send] = []
         self._generation: int | None = None
         self._term = 0  # of the newest agreement
@@ -63,7 +66,8 @@ class AgreementGate:
     def close(self) -> None:
         if self._agreeing is not None:
             self._agreeing.cancel()
-        self._held, self._agreeing = [], None
+        self._held = []
+        self._agreeing = None
 
     async def _agree(self, generation: int, places: Mapping[int, Place]) -> None:
         try:
@@ -72,7 +76,9 @@ class AgreementGate:
         except (LostMajority, Deposed):
             self._deposed()
             return
-        self._agreeing, held, self._held = None, self._held, []
+        self._agreeing = None
+        held = self._held
+        self._held = []
         self._deliver([_with_term(send, self._term) for send in held])
 
 

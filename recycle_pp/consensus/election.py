@@ -82,7 +82,10 @@ class Election:
         refused: float = REFUSED,
         first_term: int = 0,
     ) -> None:
-        self._rank, self._address, self._token, self._patience = rank, address, token, patience
+        self._rank = rank
+        self._address = address
+        self._token = token
+        self._patience = patience
         self._refused = refused
         self.voter = Voter(rank, address, leader, first_term)
         self._clients: dict[Place, VoterClient] = {}
@@ -199,7 +202,8 @@ class Election:
         if self.voter.leader is not None:
             return
         self.voter.learn(self.voter.term + 1)
-        term, self.voter.vote = self.voter.term, self._rank
+        term = self.voter.term
+        self.voter.vote = self._rank
         campaign = Campaign(term, self._rank, self.voter.newest.position)
         with suppress(TimeoutError):
             async with asyncio.timeout(CAMPAIGN_SECONDS):
@@ -264,10 +268,12 @@ class Election:
 
         Raises LostMajority if the live members are no majority.
         """
-        newest, frame = self.voter.newest, encode(question())
+        newest = self.voter.newest
+        frame = encode(question())
         everyone = self._others()
         others = everyone if others is None else others
-        yes, no = {self._rank}, set[int]()
+        yes = {self._rank}
+        no = set[int]()
         dead = {rank for rank, place in everyone if is_dead(place.process)}
         gone |= dead
         holders = {self._rank, newest.leader}  # ranks that have acknowledged the newest membership

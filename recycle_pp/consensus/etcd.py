@@ -140,7 +140,8 @@ async def _post(url: str, body: bytes) -> Json:
     finally:
         writer.transport.abort()
     try:
-        status, content = int(answer.split(maxsplit=2)[1]), json.loads(answer.partition(b"\r\n\r\n")[2])
+        status = int(answer.split(maxsplit=2)[1])
+        content = json.loads(answer.partition(b"\r\n\r\n")[2])
     except (IndexError, ValueError) as error:
         raise ConnectionError("not a complete answer from etcd") from error
     if status == 200:

@@ -75,7 +75,10 @@ class EtcdAgreement:
         first_term: int = 0,
     ) -> None:
         self._first_term = first_term
-        self._etcd, self._rank, self._address, self._patience = etcd, rank, Place(*address), patience
+        self._etcd = etcd
+        self._rank = rank
+        self._address = Place(*address)
+        self._patience = patience
         self._prefix = f"/recycle_pp/{hashlib.sha256(token.encode()).hexdigest()[:16]}/"
         self._run: str | None = None
         self._own_term: Leader | None = None  # this supervisor's own term, if it has one
@@ -112,7 +115,8 @@ class EtcdAgreement:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def agree(self, generation: int, supervisors: Mapping[int, Place]) -> int:
-        outage, wrote = _Outage(), False
+        outage = _Outage()
+        wrote = False
         roster = dict(supervisors)
         while True:
             try:
@@ -188,7 +192,8 @@ class EtcdAgreement:
 
     def _start_leading(self, leader: Leader, view: View) -> Leader:
         assert view.membership is not None
-        self._run, self._own_term = view.membership.run, leader
+        self._run = view.membership.run
+        self._own_term = leader
         self._background(self._keep_lease(leader))
         return leader
 
@@ -208,7 +213,8 @@ class EtcdAgreement:
 
     def _own_membership(self, view: View) -> Membership:
         """The membership that this leader agreed last. Deposed if it is not the leader any more."""
-        leads, held = self._own_term, view.membership
+        leads = self._own_term
+        held = view.membership
         if leads is None or held is None or (held.run, held.term) != (self._run, leads.term):
             raise Deposed("another supervisor coordinates now")
         if view.leader not in (leads, None):
@@ -234,7 +240,8 @@ class EtcdAgreement:
         keys = await self._etcd.read(self._prefix)
         found = {key.removeprefix(self._prefix): entry for key, entry in keys.items()}
         none = Entry("", 0, 0)
-        leader, membership = found.get("leader", none), found.get("membership", none)
+        leader = found.get("leader", none)
+        membership = found.get("membership", none)
         view = View(
             Leader(*json.loads(leader.value)) if leader.value else None,
             leader.created,
@@ -248,7 +255,8 @@ class EtcdAgreement:
 
     async def _write(self, changes: list[Put | Delete], view: View) -> bool:
         """Applies the changes if the leader and the membership are still those of `view`; whether it did."""
-        leader, membership = f"{self._prefix}leader", f"{self._prefix}membership"
+        leader = f"{self._prefix}leader"
+        membership = f"{self._prefix}membership"
         return await self._etcd.write(
             changes, [Created(leader, view.leader_revision), Modified(membership, view.membership_revision)]
         )

@@ -49,7 +49,9 @@ class LeaderLease:
     lease is lost for good."""
 
     def __init__(self, agreement: Agreement, suspicion: float, lost: Callable[[], None]) -> None:
-        self._agreement, self._seconds, self._lost = agreement, lease_seconds(suspicion), lost
+        self._agreement = agreement
+        self._seconds = lease_seconds(suspicion)
+        self._lost = lost
         self._fresh = suspicion / 2  # seconds
         self._until = -math.inf
         self._regained = -math.inf  # time of the last renewal after an expiry
@@ -113,7 +115,8 @@ class LeaderLease:
                 continue
             except (Deposed, LostMajority):
                 break
-            failures, self.term = 0, term
+            failures = 0
+            self.term = term
             if not self.held and self._until > -math.inf:
                 self._regained = clock()
             self._set(asked + self._seconds)

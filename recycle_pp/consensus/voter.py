@@ -130,7 +130,8 @@ class Voter:
             or campaign.position < self.newest.position
         ):
             return False
-        self.vote, self._voted_at = campaign.rank, asyncio.get_running_loop().time()
+        self.vote = campaign.rank
+        self._voted_at = asyncio.get_running_loop().time()
         return True
 
     # -- updates -----------------------------------------------------------------------------------------------
@@ -138,14 +139,17 @@ class Voter:
     def learn(self, term: int) -> None:
         """Adopts the term if it is newer; the voter has not voted in it yet."""
         if term > self.term:
-            self.term, self.vote = term, None
+            self.term = term
+            self.vote = None
 
     def follow(self, leader: Leader) -> None:
         """Follows a leader that has won its term, if that term is newer."""
         if leader.term > max(self.lost, self.leader.term if self.leader else -1):
-            self.leader, self._voted_at = leader, float("-inf")
+            self.leader = leader
+            self._voted_at = float("-inf")
             if leader.term > self.term:
-                self.term, self.vote = leader.term, leader.rank
+                self.term = leader.term
+                self.vote = leader.rank
             self.has_leader.set()
             self.leader_changed.set()
             self.leader_changed = asyncio.Event()

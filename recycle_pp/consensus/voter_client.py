@@ -27,7 +27,8 @@ class VoterClient:
     """
 
     def __init__(self, place: Place, token: str, refused: float = REFUSED) -> None:
-        self._place, self._token = place, token
+        self._place = place
+        self._token = token
         self._refusal = Refusal(refused)
         self._connecting: asyncio.Task[_Connection] | None = None
 
