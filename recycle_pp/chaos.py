@@ -32,13 +32,13 @@ from typing import NamedTuple
 
 from recycle_pp.config.times import parse_seconds
 from recycle_pp.simulation import availability
+from recycle_pp.telemetry.chaos_table import Usage, table
 from recycle_pp.telemetry.events.deaths import DeathDetected
 from recycle_pp.telemetry.events.job import Finished, PlanAdopted, Stopped
 from recycle_pp.telemetry.events.recovery import Restored
 from recycle_pp.telemetry.events.workers import Left, Rejoined, Spawned
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.run_reader import RunReader
-from recycle_pp.telemetry.soak import Usage, table
 
 KINDS = {
     "kill": "SIGKILL",
@@ -153,7 +153,7 @@ def inject_faults(
         now = time.monotonic() - begun
         if now >= looked + _MEASURE:
             looked = now
-            usage.look(list(live.pids.values()))
+            usage.measure(list(live.pids.values()))
         if now < due.at:
             time.sleep(_POLL)
             continue

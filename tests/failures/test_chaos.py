@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from recycle_pp.chaos import Hitter, changes_of, main
-from recycle_pp.telemetry.soak import Usage, table
+from recycle_pp.telemetry.chaos_table import Usage, table
 
 from .harness import Case, SignalAt, explain
 
@@ -151,7 +151,7 @@ def test_a_process_with_the_id_of_a_hung_one_is_only_paused():
 
 def test_the_size_is_measured_for_live_processes_only():
     usage = Usage()
-    usage.look([os.getpid(), 2**22 + 1])
+    usage.measure([os.getpid(), 2**22 + 1])
     (worker,) = usage.workers
     assert worker.mib > 1 and worker.threads >= 1 and worker.descriptors >= 3
     assert [name.split(":")[0] for name, _ in usage.rows()] == ["largest worker", "largest supervisor"]

@@ -1,7 +1,7 @@
 """A table of a run under faults: deaths, stalls, goodput, and the growth of its processes.
 
 usage = Usage()
-usage.look(pids)                     # from time to time, with the live workers
+usage.measure(pids)                     # from time to time, with the live workers
 print(table(run, since, usage))
 """
 
@@ -28,7 +28,7 @@ class Usage:
         self.workers: list[ProcessSize] = []
         self.supervisors: list[ProcessSize] = []
 
-    def look(self, pids: Iterable[int]) -> None:
+    def measure(self, pids: Iterable[int]) -> None:
         """pids: of workers on this machine; the parent of each is its supervisor."""
         workers, supervisors = [], []
         for pid in pids:
