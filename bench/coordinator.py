@@ -37,6 +37,7 @@ from recycle_schedules.op_kinds import KINDS, SPLIT, O
 from recycle_pp.config.settings import Parallel, Settings
 from recycle_pp.protocol.commit import make_vote
 from recycle_pp.protocol.events import MessageReceived, PlanMade, Send, WorkerDied, WorkerReady
+from recycle_pp.protocol.holdings import Holdings
 from recycle_pp.protocol.job import Job
 from recycle_pp.protocol.participant import Participant
 from recycle_pp.telemetry.event_log import EventLog
@@ -51,6 +52,7 @@ from recycle_pp.wire.messages.workers import FROM_WORKER, Adopt, Announce, Measu
 
 OUT = Path(__file__).resolve().parent / "out" / "coordinator.json"
 SIZES = ["3x4x6", "6x8x32", "16x8x64", "64x16x128"]
+UNITS = [1 << 20] * 400  # elements of the units of every stage
 PHASES = ("vote", "log", "announce", "hear", "adopt", "follow")
 
 
@@ -119,7 +121,7 @@ def under_way(pipelines: int, stages: int, microbatches: int) -> tuple[Job, dict
     )
     job = Job(problem, steps=10, planner=plan, derive=actions)
     workers = problem.workers()
-    members = {w: Participant(w, stages) for w in workers}
+    members = {w: Participant(w, stages, Holdings(w.pipeline, UNITS, -1)) for w in workers}
     out: list[Send] = []
     for worker in workers:
         out += job.handle(WorkerReady(worker)).sends

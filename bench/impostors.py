@@ -19,6 +19,7 @@ from recycle_schedules import Worker
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.protocol.commit import make_vote
+from recycle_pp.protocol.holdings import Holdings
 from recycle_pp.protocol.participant import Participant
 from recycle_pp.telemetry.packing import pack
 from recycle_pp.wire.connection import Peer, connect
@@ -54,6 +55,7 @@ from recycle_pp.wire.messages.workers import (
 
 TOKEN, HOST = "of the bench", "127.0.0.1"
 STEP_SECONDS = 0.05
+UNITS = [1 << 20] * 100  # elements of the units of every stage
 
 
 def impersonate(settings: Settings, port: int, orders: Any) -> None:
@@ -135,7 +137,7 @@ class FakeWorker:
             [kind, self._me.pipeline, i, float(i), i + 1.0] for i in range(parallel.microbatches) for kind in "FIW"
         ])  # fmt: skip
         self._last = self._me.stage == parallel.stages - 1
-        self.member = Participant(self._me, parallel.stages)
+        self.member = Participant(self._me, parallel.stages, Holdings(self._me.pipeline, UNITS, -1))
         self._peer: Peer | None = None
         self._ready: Ready | None = None
         self._voted = (-1, -1)
@@ -168,7 +170,7 @@ class FakeWorker:
     def _hear(self, message: Any) -> None:
         match message:
             case WorkerWelcome():
-                self.member.committed = self.member.applied = message.resume - 1
+                self.member.followed(message.resume - 1, range(len(UNITS)))
                 self._ready = Ready((HOST, 1), "impostor")
                 self._say(self._ready)
             case Announce():
@@ -195,7 +197,7 @@ class FakeWorker:
 
     def follow(self, step: int, session: int) -> None:
         if self.member.generation < 0:
-            self.member.applied = self.member.committed = step
+            self.member.followed(step, range(len(UNITS)))
             self._say(Synced(step, session))
 
     def _vote(self) -> None:

@@ -3,7 +3,7 @@
     python bench/rejoin.py [--gigabytes 4] [--op 0.02] [--ops 24]
 
 Two processes on this machine. The donor "trains": ops that sleep, and a real AdamW step of its whole state at the end
-of a step. Meanwhile `recycle_pp.state.rejoin` feeds a joiner. Printed are:
+of a step. Meanwhile `recycle_pp.state.follow` feeds a joiner. Printed are:
 
 - the time from the commit at which a joiner was requested until it is a peer;
 - the longest wait of the donor's optimizer for its own donation;
@@ -34,7 +34,7 @@ from recycle_pp.numerics import torch_operations
 from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.numerics.layout import Layout
 from recycle_pp.numerics.optimizer import StageOptimizer
-from recycle_pp.state.rejoin import Donations, Joining
+from recycle_pp.state.follow import Donations, Following
 from recycle_pp.wire.messages.workers import Donate
 
 OUT = Path(__file__).resolve().parent / "out" / "rejoin.json"
@@ -48,15 +48,20 @@ class Vectors:
     def __init__(self, matrices: int) -> None:
         self.layout = Layout({f"layers.{k}.weight": (1024, 1024) for k in range(matrices)})
         self.names = self.layout.names
-        self.flat = torch.ones(self.layout.size)
+        self.flat = self.working = torch.ones(self.layout.size)
+        self.device = torch.device("cpu")
         self.parameters = {"flat": nn.Parameter(self.flat, requires_grad=False)}
         self.gradients: Any = SimpleNamespace(
-            exponents=torch.empty(0), places=self.layout, follow=lambda reduced: None, reproducible=False
+            exponents=torch.empty(0),
+            places=self.layout,
+            layout=self.layout,
+            follow=lambda reduced: None,
+            reproducible=False,
         )
         self.ops: Any = torch_operations
 
-    def publish(self) -> None:
-        """The weights used in compute are `flat` itself."""
+    def changed(self) -> None:
+        """There is no autograd here."""
 
 
 def main() -> None:
@@ -132,8 +137,8 @@ class Donor:
 def join(pipe: Any, matrices: int) -> None:
     stage = Vectors(matrices)
     optimizer = StageOptimizer(settings(), stage)
-    participant: Any = SimpleNamespace(applied=-1, committed=-1, generation=-1)
-    joining = Joining(optimizer, stage.gradients, participant, TOKEN, "127.0.0.1", lambda moment, step: None)
+    participant: Any = SimpleNamespace(generation=-1, followed=lambda step, units: None)
+    joining = Following(optimizer, stage.gradients, participant, TOKEN, "127.0.0.1", lambda moment, step: None)
     told: list[int] = []
 
     def synced(step: int, _session: int) -> None:
@@ -153,7 +158,7 @@ def settings() -> Settings:
 
 def digest(optimizer: StageOptimizer) -> str:
     total = hashlib.sha256()
-    for flat in optimizer._live:
+    for flat in optimizer.held[0].state:
         total.update(flat.numpy().data)
     return total.hexdigest()
 

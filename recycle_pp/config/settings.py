@@ -130,7 +130,7 @@ class Parallel:
     backend: str = setting("auto", "the transport for tensors", choices=("auto", "tcp", "gloo", "nccl"))
     sharded: bool = setting(False, "shard the optimizer state over the workers of a stage, instead of replicating it")
     optimizer_copies: int = setting(
-        2, "with sharded: workers that hold a copy of each block; 0: all workers of the stage", at_least=0
+        2, "with sharded: workers that hold a copy of each unit; 0: all workers of the stage", at_least=0
     )
     memory: str | None = setting(
         None,
@@ -143,7 +143,7 @@ class Parallel:
 
     @property
     def copies(self) -> int:
-        """Workers of a stage that hold a copy of each block of optimizer state; 0: all of them."""
+        """Workers of a stage that hold a copy of each unit of state; 0: all of them."""
         return self.optimizer_copies if self.sharded else 0
 
 

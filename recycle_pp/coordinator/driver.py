@@ -64,6 +64,7 @@ class Driver:
         self.planning = Planning(self._settings, context.run, self._planned, self._lifecycle.stop, context.lease)
         self.ending = Ending(self._settings, self._recorder.say)
         self._placed = False  # whether holders of sharded state were checked
+        self._sessions: dict[Worker, int] = {}  # newest session of each joiner
         self.digests: dict[Worker, dict[str, str]] = {}  # digests of parameters, by finished worker
 
     def drive(self, event: Event) -> None:
@@ -190,7 +191,7 @@ class Driver:
                 self._follow_commit(note)
             case "plan_adopted" if not self._placed:  # at the start
                 self._placed = True
-                if warning := self.job.shards.on_one_host():
+                if warning := self.job.units.on_one_host():
                     self._recorder.say(warning)
             case "mismatch":  # the unfinished checkpoint may have the wrong state
                 self.save_failed(SaveFailed(self.job.committed + 1, f"the state of worker {note['worker']} is wrong"))
@@ -258,8 +259,10 @@ class Driver:
         self._roster.deliver([self._addressed(send) for send in out])
 
     def _addressed(self, send: Send) -> Send:
-        """Adds the joiner's address to `Donate`, and records the start of the join."""
+        """Adds the joiner's address to `Donate`, and records the join once in a session."""
         if not isinstance(donation := send.message, Donate):
             return send
-        self._recorder.event(Joining(worker=str(donation.to), donor=str(send.to)))
+        if self._sessions.get(donation.to) != donation.session:
+            self._sessions[donation.to] = donation.session
+            self._recorder.event(Joining(worker=str(donation.to), donor=str(send.to)))
         return Send(send.to, msgspec.structs.replace(donation, address=self._roster.address(donation.to)))

@@ -166,7 +166,7 @@ class Workers:
             if note not in self._printed:
                 self._printed.add(note)
                 self._recorder.say(note)
-        self._driver.drive(WorkerDescribed(rank.role, message.machine, message.blocks))
+        self._driver.drive(WorkerDescribed(rank.role, message.machine, message.units))
         fits = self._fits(rank, message.platform) and self._reads_the_same(rank, message.data)
         if fits and rank.role not in job.live:
             earliest = 0 if job.phase == "starting" else self._restarts.earliest(rank.role)

@@ -18,7 +18,6 @@ from recycle_pp.config.settings import Settings
 from recycle_pp.model.stage import Stage
 from recycle_pp.model.stage_module import Batch, Boundary
 from recycle_pp.numerics.gradients import Reduced
-from recycle_pp.numerics.operations import State
 from recycle_pp.numerics.optimizer import StageOptimizer
 
 HOST_AHEAD = 0.001  # seconds: what Python and a wake-up take here
@@ -73,14 +72,16 @@ class EmulatedStage(Stage):
 
 
 class EmulatedOptimizer(StageOptimizer):
-    def __init__(self, settings: Settings, stage: EmulatedStage) -> None:
-        super().__init__(settings, stage)
+    """Sleeps instead of an update. State and exponents stay as they are."""
+
+    def __init__(self, settings: Settings, stage: EmulatedStage, whole: bool = True) -> None:
+        super().__init__(settings, stage, whole)
         self._queue, self._seconds = stage.queue, settings.emulate.O
 
-    def _step(self, reduced: Reduced, step: int, scale: float, undo: State | None) -> None:
-        for kept, live in zip(undo or (), self._live, strict=False):
-            kept.copy_(live)
+    def _update(self, reduced: Reduced, step: int, scale: float, ahead: bool) -> None:
+        for held in self.held.values():
+            held.before = held.state  # for `undo`
         self._queue.run(self._seconds)
 
-    def step_first(self, grad: Tensor, step: int, scale: float) -> None:
-        self._queue.run(self._seconds)
+    def _learn(self, reduced: Reduced) -> None:
+        pass

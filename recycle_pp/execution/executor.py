@@ -129,7 +129,7 @@ class Executor:
                     self.mailbox.ship(step, action.tensor, action.peer)
                 self.faults.fire(action.kind, step)
         self._await_turn(orders, step)
-        self.commits.unite(orders, step, self.mailbox.tag_of_ties(step))
+        self.commits.unite(orders, step)
         self.commits.vote(orders, step, self.mailbox.log.bytes)
         if orders.stagger and not self._is_barrier(step) and self.commits.speculate(orders, step):
             return

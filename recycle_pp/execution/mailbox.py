@@ -110,10 +110,6 @@ class Mailbox:
                 self.log.drop(later)
         self._received = {k: v for k, v in self._received.items() if k[0] <= step}
 
-    def tag_of_ties(self, step: int) -> int:
-        """Of the one message that a worker sends another in a step about parameters that both their stages hold."""
-        return self._tag_of(step, lane=3)
-
     def _tag(self, step: int, tensor: Tensor, validation: int | None) -> int:
         kind, (d, i), stage = tensor
         if validation is not None:

@@ -41,12 +41,11 @@ from recycle_pp.model.measured_memory import measured_memory
 from recycle_pp.model.stage import Stage
 from recycle_pp.numerics import fixed_point as reproducible
 from recycle_pp.numerics.optimizer import StageOptimizer
-from recycle_pp.numerics.shards import ShardedOptimizer
 from recycle_pp.protocol.holdings import Holdings
 from recycle_pp.protocol.liveness import read_limit
 from recycle_pp.protocol.participant import Participant
 from recycle_pp.state import checkpoint
-from recycle_pp.state.rejoin import Donations, Joining
+from recycle_pp.state.follow import Donations, Following
 from recycle_pp.state.saving import StageSaving
 from recycle_pp.supervisor.lifeline import Lifeline
 from recycle_pp.supervisor.vital_signs import Board
@@ -76,7 +75,6 @@ from .executor import Executor
 from .injection import Injector
 from .mailbox import Mailbox
 from .session import Session
-from .sharded_commits import ShardedCommits
 from .spans import Spans
 from .transports import transport_for
 from .validation import held_out
@@ -183,13 +181,9 @@ class Process:
                 self._doing.starts("state")
                 path = Path(welcome.run_dir) / "checkpoints" / checkpoint.name(welcome.resume)
                 checkpoint.refuse_mismatch(path, checkpoint.describe(settings, batches.fingerprint))
-                if isinstance(optimizer, ShardedOptimizer):
-                    optimizer.resume(lambda names: checkpoint.load(path, names))
-                else:
-                    optimizer.load(checkpoint.load(path, list(optimizer.state())))
+                optimizer.resume(lambda names: checkpoint.load(path, names))
             takes = measured_memory(stage) if settings.parallel.memory and not settings.model.own else []
-            if isinstance(optimizer, ShardedOptimizer):
-                participant.holdings = Holdings(worker.pipeline, stage.layout.block_sizes, welcome.resume - 1)
+            participant.holdings = Holdings(worker.pipeline, stage.layout.unit_sizes, welcome.resume - 1)
         except ValueError as error:
             return self._refuse(error, session)
         except Exception as error:
@@ -208,38 +202,37 @@ class Process:
         comes = {TensorKind.ACTIVATION: stage.module.takes, TensorKind.GRADIENT: gradients}
         on_host = settings.state.log == "host"
         mailbox = Mailbox(links, comes, device, shape, on_host, held_out(settings, batches))
-        commits = _commits(session, stage, optimizer, faults, spans, batches if settings.run.sample_log else None)
+        commits = Commits(session, stage, optimizer, faults, spans, batches if settings.run.sample_log else None)
         executor = Executor(session, stage, commits, mailbox, batches, faults, spans, settings)
 
-        saving = StageSaving(settings, welcome.run_dir, stage, optimizer, batches, worker, session.send, faults.strike)
+        to, strike = session.send, faults.strike
+        saving = StageSaving(settings, welcome.run_dir, stage, optimizer, batches, participant, to, strike)
         executor.on_commit.append(saving.committed)
         executor.on_finish = lambda orders: session.send(Finished(commits.digests(orders)))  # the parameters are final
         session.save, session.assemble = saving.asked, saving.assemble
-        joining: Joining | None = None
-        if isinstance(optimizer, StageOptimizer):  # else who comes back gets its state from all others
-            donations = Donations(optimizer, stage.gradients, self._spec.token, faults.strike)
-            executor.on_commit.insert(0, donations.committed)
-            session.donate = donations.asked
-            joining = Joining(optimizer, stage.gradients, participant, self._spec.token, self._interface, faults.strike)
+        token = self._spec.token
+        donations = Donations(optimizer, stage.gradients, token, strike)
+        executor.on_commit.insert(0, donations.committed)
+        session.donate = donations.asked
+        following = Following(optimizer, stage.gradients, participant, token, self._interface, strike)
         session.moment = lambda name: faults.strike(name, participant.committed + 1)
         self._doing.starts("ready")
         session.diary.note(f"stage {worker.stage} is ready after {time.monotonic() - self._started:.1f} s")
         session.send(
             Ready(
-                joining.address if joining is not None else ("", 0),
+                following.address,
                 platform(device, backend, settings.numerics.precision),
                 *_described(stage),
                 socket.gethostname(),
                 os.cpu_count() or 1,
-                optimizer.names if isinstance(optimizer, ShardedOptimizer) else [],
+                stage.layout.unit_names,
                 [{key: float(value) for key, value in asdict(way).items()} for way in takes],
                 notes(settings.parallel.backend, backend, device),
                 batches.fingerprint,
             )
         )
-        # Also where this is no joiner yet: it becomes one if the others begin without it.
-        if joining is not None:
-            joining.start(lambda step, of: session.send(Synced(step, of)))
+        # Also if this is not a joiner yet: it becomes one if the others begin without it.
+        following.start(lambda step, of: session.send(Synced(step, of)))
         self._watch_for_eviction(session)
         try:
             reason = executor.run()
@@ -247,8 +240,7 @@ class Process:
             return self._refuse(error, session)
         finally:
             links.close()
-            if joining is not None:
-                joining.close()
+            following.close()
         if reason == "left":
             last_words(self._spec, cause="eviction", detail="SIGTERM")
         return 0 if reason in ("done", "left") else 1
@@ -303,28 +295,16 @@ def _described(stage: Stage) -> tuple[int, float]:
     return sum(tensor.nbytes for tensor in stage.module.gives), round(deferred / sum(sizes.values()), 4)
 
 
-def _commits(
-    session: Session,
-    stage: Stage,
-    optimizer: StageOptimizer | ShardedOptimizer,
-    faults: Injector,
-    spans: Spans,
-    batches: Batches | None,
-) -> Commits:
-    if isinstance(optimizer, ShardedOptimizer):
-        return ShardedCommits(session, stage, optimizer, faults, spans, batches)
-    return Commits(session, stage, optimizer, faults, spans, batches)
-
-
 def _stage(
     settings: Settings, stage: int, device: torch.device, run_dir: str, doing: Doing
-) -> tuple[Stage, StageOptimizer | ShardedOptimizer]:
+) -> tuple[Stage, StageOptimizer]:
     """On a GPU everything is compiled with it: that is long, and nobody waits yet but the lease of the start."""
+    whole = not settings.parallel.copies
     if settings.emulate.mode:
         emulated = EmulatedStage(settings, stage, device, run_dir)
-        return emulated, EmulatedOptimizer(settings, emulated)
+        return emulated, EmulatedOptimizer(settings, emulated, whole)
     real = Stage(settings, stage, device, run_dir)
-    optimizer = ShardedOptimizer(settings, real) if settings.parallel.copies else StageOptimizer(settings, real)
+    optimizer = StageOptimizer(settings, real, whole)
     if device.type == "cuda":
         doing.starts("kernels")
         real.warm()

@@ -97,7 +97,7 @@ def _sentence(settings: Settings, outcome: Outcome, whole: Outcome, capacity: fl
     if outcome.dead and outcome.period and whole.period:
         said += f"; a step takes {100 * (outcome.period / whole.period - 1):+.0f} % if stage {outcome.hit} is hit"
     if outcome.dead >= (settings.parallel.copies or outcome.dead + 1):
-        said += "; if both held the same blocks of the optimizer's state, the job restarts from its newest checkpoint"
+        said += "; if both held the same units of the optimizer's state, the job restarts from its newest checkpoint"
     return said
 
 

@@ -22,7 +22,7 @@ from .split import layers_of
 PROCESS = 310_000_000  # bytes of an empty worker on a CPU: Python and the used parts of torch
 FLOAT, HALF, LONG = 4, 2, 8
 GAP = 128  # tensors start at multiples of this many elements in the stage's vector (numerics.layout)
-BUCKET = 1 << 20  # elements summed at a time if the state is sharded (state.shard_runs)
+BUCKET = 1 << 20  # elements summed at a time if the state is sharded (state.runs)
 PIECE = 1 << 18  # of these, elements received from each peer at a time; one may be ahead (state.passing, over TCP)
 TOGETHER = 4  # buckets that all peers sum at a time (over NCCL or Gloo)
 CHUNK = 512 << 20  # bytes of logits that the fused head computes at a time (recycle_kernels.head_loss)

@@ -26,7 +26,6 @@ from recycle_pp.config.settings import Settings
 from recycle_pp.numerics import fixed_point
 from recycle_pp.numerics.gradients import Gradients
 from recycle_pp.numerics.layout import Layout
-from recycle_pp.numerics.ties import Ties
 from recycle_pp.numerics.weight_grad_store import Queue, WeightGradStore
 
 from . import transformer
@@ -51,13 +50,12 @@ class Stage:
     computes the same bits.
 
     Attributes:
-        parameters: full-model name -> parameter, in canonical order; views of the single vector `working`.
-        flat: the float32 masters that the optimizer steps; `working` if masters are sharded (`numerics.shards`).
-        working: `flat` itself; with bf16 its rounded copy, written by `publish`.
+        parameters: full-model name -> parameter, in canonical order; views of the one vector `working`.
+        flat: the masters, float32; `working` if each worker holds the masters of some units only.
+        working: the weights that are computed with: `flat` itself, in bf16 its rounding.
         names: the keys of `parameters`.
         module: the computation; `module.takes` and `module.gives` are the tensors between stages.
         gradients: the sum over the micro-batches that ran here.
-        ties: combines the gradients of parameters that other stages hold as well; None without such parameters.
         ops: the kernels, see `numerics.operations`.
     """
 
@@ -83,12 +81,10 @@ class Stage:
         self._sink = WeightGradStore()
         self.parameters = self._bind()
         reproducible, parts = settings.numerics.reproducible, [self.module.parts.get(name, 1) for name in self.names]
-        shared = self.module.shared
         self.gradients = Gradients(
             self.layout, self.microbatches, device,
-            reproducible=reproducible, ops=self.ops, parts=parts, shared=list(shared), form=form_of(settings),
+            reproducible=reproducible, ops=self.ops, parts=parts, shared=self.module.shared, form=form_of(settings),
         )  # fmt: skip
-        self.ties = Ties(self.gradients, self.layout, stage, shared, self.ops) if shared else None
         self._sink.gradients = self.gradients
         self._flights: dict[int, _Flight] = {}
 
@@ -176,13 +172,6 @@ class Stage:
 
     def _masters(self) -> Iterator[tuple[str, Tensor]]:
         return zip(self.names, self.layout.views(self.flat), strict=True)
-
-    @torch.no_grad()
-    def publish(self) -> None:
-        """Updates the working weights after a change of the masters."""
-        if self.working is not self.flat:
-            self.working.copy_(self.flat)
-        self.changed()
 
     def changed(self) -> None:
         """Invalidates autocast's bf16 copies after an in-place change of the weights."""

@@ -7,7 +7,7 @@
     gradients.clear()                                       # for the next step
 
 By default the sums are float32. With `reproducible` they are fixed point (see `fixed_point`): int64 with one exponent
-per block, or int32 with one per row. `follow(reduced)` derives the next exponents from a gradient that all peers hold,
+per unit, or int32 with one per row. `follow(reduced)` derives the next exponents from a gradient that all peers hold,
 so all peers agree on them; after one that did not fit, `begin_again(attempt, reduced)` empties the sums for others.
 Beside the gradient travels a book of four rows of G float64: how often each micro-batch was counted, its loss, whether
 its gradient did not fit the fixed point, and whether it was not finite.
@@ -16,8 +16,9 @@ its gradient did not fit the fixed point, and whether it was not finite.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,12 +32,15 @@ from .operations import Operations
 class Reduced:
     """A stage's gradient of the mean loss over all G micro-batches; equal in every bit on all peers.
 
-    flat: float32, read only, laid out as the stage's parameters; squares: the squared norm of each block, in
-    canonical order; counts: (G,) int64, how often each micro-batch was counted, all 1 in a correct step; losses: (G,)
-    float64, zeros but at the last stage; finite: False if a NaN or an infinity went in; fits: False if what is here is
-    void, though finite, and the step must begin again; shared: this stage's own sums of the parameters that other
-    stages hold too, in one vector (see `ties`), or None; largest: what `follow` asks of the gradient, where `flat` is
-    empty because nobody has all of it (`numerics.shards`), or None.
+    flat     float32, read only: the gradients of `units`, one after another
+    counts   (G,) int64, how often each micro-batch was counted, all 1 in a correct step
+    losses   (G,) float64, zeros except at the last stage
+    squares  the squared norm of each unit of the stage, in canonical order
+    finite   False if a NaN or an infinity went in
+    fits     False if the finite gradient did not fit into the sums, so that the step must be repeated
+    shared   this stage's own sums of the tied units that this worker sums, in one vector (`numerics.ties`), or None
+    largest  what `Gradients.follow` needs of all units, if `flat` has not all of them, or None
+    units    numbers of the units in `flat`, ascending; None: all units of the stage
     """
 
     flat: Tensor
@@ -47,10 +51,11 @@ class Reduced:
     fits: bool = True
     shared: Tensor | None = None
     largest: Tensor | None = None
+    units: tuple[int, ...] | None = None
 
     def to_tensors(self) -> list[Tensor]:
-        """What a peer needs to hold the same: the flat gradient, float64 (2, G), float64 (2 + blocks,), and `shared`
-        if there is any."""
+        """All that a peer needs to hold the same gradient of all units: the flat gradient, float64 (2, G), float64
+        (2 + units,), and `shared` if there is any."""
         book = torch.stack([self.counts.double(), self.losses])
         rest = torch.tensor([float(self.finite), float(self.fits), *self.squares], dtype=torch.float64)
         shared = [] if self.shared is None else [self.shared]
@@ -61,7 +66,7 @@ class Reduced:
         flat, book, rest, *shared = tensors
         counts, losses = book.cpu()
         finite, fits, *squares = rest.tolist()
-        return cls(flat, counts.long(), losses, squares, bool(finite), bool(fits), *shared)
+        return cls(flat, counts.long(), losses, squares, bool(finite), bool(fits), shared[0] if shared else None)
 
 
 class Gradients:
@@ -82,20 +87,21 @@ class Gradients:
         reproducible: bool,
         ops: Operations,
         parts: Sequence[int] | None = None,
-        shared: Sequence[str] = (),
+        shared: Collection[str] = (),
         form: fixed.Format = fixed.INT64,
     ):
-        """parts: how many addends a micro-batch's gradient of each tensor consists of; None: one. shared: names of
-        those that other stages hold as well. form: of the sums, with `reproducible`."""
+        """parts: how many addends a micro-batch's gradient of each tensor consists of; None: one. shared: names of the
+        tensors that other stages hold as well. form: of the sums, with `reproducible`."""
         self.names = layout.names
         self.microbatches, self.reproducible = microbatches, reproducible
         self.places = ops.places(layout, device)
         self._ops = ops
-        self._shared = [self.names.index(name) for name in sorted(shared)]
+        self._shared = set(shared)
         self.device, self.dtype = device, form.dtype if reproducible else torch.float32  # of the sums
         self._form, self._attempt, self._learnt = form, 0, 0  # the attempt under way, and that which learnt exponents
         self._parts = list(parts or [1] * len(layout.names))
-        self._layout, self._index = layout, {name: index for index, name in enumerate(layout.names)}
+        self.layout, self._index = layout, {name: index for index, name in enumerate(layout.names)}
+        self._alone: dict[int, Any] = {}  # places of single units
         self._flat = layout.room(device, self.dtype)  # the first gradient of each tensor is written
         self._sums = layout.views(self._flat)
         self._book = torch.zeros(4, microbatches, dtype=torch.float64, device=device)
@@ -191,12 +197,12 @@ class Gradients:
     def reduced(self, payload: Sequence[Tensor]) -> Reduced:
         """What the all-reduced payload says. Takes it over: the flat gradient may share its memory."""
         flat = payload[0]
-        totals = self._layout.views(flat)
-        shared = torch.cat([totals[index].flatten() for index in self._shared]) if self._shared else None
+        shared = self.shared_of({unit: flat[self.layout.spans[unit]] for unit in self.tied})
         if self.reproducible:
-            flat = self._layout.zeros(flat.device)
-            for index, (total, out) in enumerate(zip(totals, self._layout.views(flat), strict=True)):
-                self.restore(index, total, out)
+            totals = self.layout.views(flat)
+            flat = self.layout.zeros(flat.device)
+            for index, (total, out) in enumerate(zip(totals, self.layout.views(flat), strict=True)):
+                self._ops.restore(total, self._exponents_now(index), out)
         squares = self._ops.squared_norms(flat, self.places).tolist()
         return self.concluded(flat, payload[1], squares, shared)
 
@@ -207,19 +213,13 @@ class Gradients:
         squares: list[float],
         shared: Tensor | None = None,
         largest: Tensor | None = None,
+        units: tuple[int, ...] | None = None,
     ) -> Reduced:
-        """What the summed book, and the squared norms of the summed gradient's blocks, say of it."""
+        """The result of a reduction. book: summed; squares: of all units; others: see `Reduced`."""
         counts, losses, misfits, broken = book.cpu()
         fits = not self.reproducible or (self.known and not misfits.any())
         finite = math.isfinite(losses.sum().item()) and not broken.any() and (not fits or math.isfinite(sum(squares)))
-        return Reduced(flat, counts.long(), losses, squares, bool(finite), bool(fits), shared, largest)
-
-    def restore(self, index: int, total: Tensor, out: Tensor) -> None:
-        """out (float32) = what `total`, a sum as they are kept here, of tensor `index` says."""
-        if self.reproducible:
-            self._ops.restore(total, self._exponents_now(index), out)
-        else:
-            out.copy_(total)
+        return Reduced(flat, counts.long(), losses, squares, bool(finite), bool(fits), shared, largest, units)
 
     def follow(self, reduced: Reduced) -> None:
         """The next step's exponents: by this step's gradient if it is finite, else with a coarser quantum."""
@@ -256,39 +256,72 @@ class Gradients:
 
     def exponents_of(self, index: int) -> Tensor:
         """(rows of the tensor,)."""
-        return self.exponents.split(self._layout.rows)[index]
+        return self.exponents.split(self.layout.rows)[index]
 
-    # --- one block after the other, where nobody has the whole gradient (`numerics.shards`)
+    # --- unit by unit: vectors with the gap behind the unit
 
-    def restore_block(self, block: int, total: Tensor, out: Tensor) -> None:
-        """out (rows, columns) float32 = what `total`, a sum of that block, of equal shape, says."""
+    def grads(self, reduced: Reduced) -> dict[int, Tensor]:
+        """Views of the units' gradients in `reduced`."""
+        units = range(len(self.layout.units)) if reduced.units is None else reduced.units
+        sizes = [self.layout.spans[unit].stop - self.layout.spans[unit].start for unit in units]
+        return dict(zip(units, reduced.flat.split(sizes), strict=True))
+
+    @property
+    def tied(self) -> list[int]:
+        """The units that other stages hold as well, in an order that is the same in every stage."""
+        if not self._shared:
+            return []
+        names, layout = self.layout.unit_names, self.layout
+        found = [unit for unit, of in enumerate(layout.units) if layout.names[of.tensor] in self._shared]
+        return sorted(found, key=names.__getitem__)
+
+    def shared_of(self, sums: Mapping[int, Tensor]) -> Tensor | None:
+        """`Reduced.shared` of a worker that has these sums of tied units; None in a stage without tied units."""
+        if not self._shared:
+            return None
+        empty = torch.empty(0, dtype=self.dtype, device=self.device)
+        return torch.cat([empty, *(sums[unit] for unit in self.tied if unit in sums)])
+
+    def restore(self, unit: int, total: Tensor, out: Tensor) -> None:
+        """out (float32) = the gradient of a unit from its sum `total`, which may be of a wider dtype."""
+        view = self.layout.matrix(unit, out)
         if self.reproducible:
-            about = self._layout.blocks[block]
-            self._ops.restore(total, self._exponents_now(about.tensor)[about.rows], out)
+            of = self.layout.units[unit]
+            self._ops.restore(self.layout.matrix(unit, total), self._exponents_now(of.tensor)[of.rows], view)
         else:
-            out.copy_(total)
+            view.copy_(self.layout.matrix(unit, total))
+        out[view.numel() :].zero_()
 
-    def largest_of(self, grad: Tensor) -> Tensor:
-        """Of a block's gradient, (rows, columns): its largest magnitude, (1,); of int32 sums that of each row."""
+    def square(self, unit: int, grad: Tensor) -> Tensor:
+        """The squared norm of a unit's gradient, (1,) float64: the bits of `squared_norms` of the whole."""
+        if unit not in self._alone:
+            self._alone[unit] = self._ops.places(self.layout.part(range(unit, unit + 1)), self.device)
+        return self._ops.squared_norms(grad, self._alone[unit])
+
+    def largest_of(self, unit: int, grad: Tensor) -> Tensor:
+        """The largest magnitude in a unit's gradient, (1,); with int32 sums that of each row."""
+        return self._largest(self.layout.matrix(unit, grad))
+
+    @property
+    def largest_counts(self) -> list[int]:
+        """How many elements `largest_of` gives for each unit; 0 if sums have no exponents."""
+        if not self.reproducible:
+            return [0] * len(self.layout.units)
+        return [unit.length if self._form.by_row else 1 for unit in self.layout.units]
+
+    def _largest(self, grad: Tensor) -> Tensor:
         if self._form.by_row:
             return torch.linalg.vector_norm(grad, math.inf, dim=1)
         return grad.abs().max().view(1)
 
-    @property
-    def largest_counts(self) -> list[int]:
-        """How many elements `largest_of` gives for each block; none where exponents do not matter."""
-        if not self.reproducible:
-            return [0] * len(self._layout.blocks)
-        return self._layout.rows_of_blocks if self._form.by_row else [1] * len(self._layout.blocks)
-
     def _expected(self, reduced: Reduced) -> Tensor:
-        """What to expect of each row, (rows,) float32: of int64 sums, the largest magnitude in its block."""
+        """The magnitude to expect of each row, (rows,) float32: with int64 sums, the largest one in its unit."""
         largest = reduced.largest
         if largest is None:
-            largest = torch.cat([self.largest_of(block) for block in self._layout.blocks_of(reduced.flat)])
+            largest = torch.cat([self._largest(grad) for grad in self.layout.units_of(reduced.flat)])
         if self._form.by_row:
-            return torch.cat([rows.maximum(rows.max() * fixed.FLOOR) for rows in largest.split(self._layout.rows)])
-        count = torch.tensor(self._layout.rows_of_blocks, device=self.device)
+            return torch.cat([rows.maximum(rows.max() * fixed.FLOOR) for rows in largest.split(self.layout.rows)])
+        count = torch.tensor([unit.length for unit in self.layout.units], device=self.device)
         return largest.repeat_interleave(count, output_size=len(self.exponents))
 
     def _exponents_now(self, index: int) -> Tensor:

@@ -3,22 +3,22 @@
     layout = Layout({"norm.weight": (64,), "head.weight": (256, 64)})
     flat = layout.zeros(device)
     norm, head = layout.views(flat)
-    for block in layout.blocks_of(flat): ...        # what one norm and one exponent are computed over
+    for unit in layout.units_of(flat): ...          # what one norm and one exponent are computed over
 
 Every tensor begins at a multiple of 256 bytes, also as bfloat16: the bits of a matrix product may depend on the
 alignment of its operands (MKL on a CPU; cuBLAS looks at up to 256 bytes), and they must be the same in a stage of any
 size. The gaps stay zero.
 
 A tensor is seen as a matrix: a row is its fewest last dimensions that have `ROW` elements together, so a vector is one
-row. A block is whole rows of one tensor, about `BLOCK` elements, at a multiple of 256 bytes. Which blocks there are
-follows from a tensor's shape alone, not from the stage that holds it nor from who lives.
+row. A unit is whole rows of one tensor, about `UNIT` elements, at a multiple of 256 bytes. The units of a tensor follow
+from its shape alone, not from its stage or from the live workers. State is held, copied and saved by units.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, groupby
 from math import gcd, prod
 
 import torch
@@ -28,47 +28,74 @@ from recycle_pp.comm.tensor_bytes import ALIGNMENT as BYTES
 from recycle_pp.comm.tensor_bytes import aligned_bytes
 
 ALIGNMENT = BYTES // 2  # elements: 256 bytes of bfloat16, 512 of float32
-BLOCK = 1 << 20  # elements of a block, at most, where a row has not more
+UNIT = 1 << 20  # elements of a unit, at most, unless a row has more
 ROW = 16  # elements of a row, at least, where the tensor has as many
 
 
 @dataclass(frozen=True)
-class Block:
+class Unit:
     """Rows `rows` of tensor number `tensor`."""
 
     tensor: int
     rows: slice
 
+    @property
+    def length(self) -> int:
+        """Number of rows."""
+        return self.rows.stop - self.rows.start
+
 
 class Layout:
-    """Attributes, in order: names, shapes, sizes (elements, with the gap behind them), rows (of each tensor), blocks;
-    size, of the whole vector."""
+    """Attributes, in order:
+    names, shapes, sizes (elements, with the gap behind them) and rows, of each tensor
+    units, and spans: the elements of the vector that each unit takes, with the gap behind a tensor's last unit.
+        Spans follow each other without a gap, and begin and end at multiples of `ALIGNMENT`.
+    size: elements of the vector
+    """
 
-    def __init__(self, shapes: Mapping[str, Sequence[int]], block: int = BLOCK):
+    def __init__(self, shapes: Mapping[str, Sequence[int]], unit: int = UNIT):
+        """unit: elements of a unit, at most, unless a row has more."""
         self.names = list(shapes)
         self.shapes = [tuple(shape) for shape in shapes.values()]
         self.sizes = [-(-prod(shape) // ALIGNMENT) * ALIGNMENT for shape in self.shapes]
         self.size = sum(self.sizes)
         self.rows = [rows_of(shape) for shape in self.shapes]
-        self.blocks = [
-            Block(index, slice(first, min(first + step, rows)))
-            for index, (shape, rows) in enumerate(zip(self.shapes, self.rows, strict=True))
-            for step in [_rows_of_a_block(prod(shape) // rows if rows else 1, block)]
+        self._unit = unit
+        self.units = [
+            Unit(index, slice(first, min(first + step, rows)))
+            for index, rows in enumerate(self.rows)
+            for step in [_rows_of_a_unit(self._columns(index), unit)]
             for first in range(0, rows, step)
         ]
+        starts = list(accumulate(self.sizes, initial=0))
+        self.spans = [
+            slice(
+                starts[of.tensor] + of.rows.start * self._columns(of.tensor),
+                starts[of.tensor + 1]
+                if of.rows.stop == self.rows[of.tensor]
+                else starts[of.tensor] + of.rows.stop * self._columns(of.tensor),
+            )
+            for of in self.units
+        ]
 
-    def first(self, size: int) -> Layout:
-        """Of the first `size` elements, a multiple of ALIGNMENT: a tensor that is cut there has what is left of it as a
-        matrix or a vector, as the whole is."""
+    def part(self, units: range) -> Layout:
+        """The layout of neighbouring units alone. It has the same units; a tensor that is cut is a matrix."""
         shapes: dict[str, Sequence[int]] = {}
-        left = size
-        for name, shape, length in zip(self.names, self.shapes, self.sizes, strict=True):
-            if left >= length:
-                shapes[name] = shape
-            elif left > 0:
-                shapes[name] = (left // ALIGNMENT, ALIGNMENT) if len(shape) >= 2 else (left,)
-            left -= length
-        return Layout(shapes)
+        for index, found in groupby(self.units[units.start : units.stop], key=lambda unit: unit.tensor):
+            of = list(found)
+            rows = of[-1].rows.stop - of[0].rows.start
+            whole = rows == self.rows[index]
+            shapes[self.names[index]] = self.shapes[index] if whole else (rows, self._columns(index))
+        return Layout(shapes, self._unit)
+
+    def span(self, units: range) -> slice:
+        """The elements that neighbouring units take."""
+        return slice(self.spans[units[0]].start, self.spans[units[-1]].stop)
+
+    def matrix(self, unit: int, flat: Tensor) -> Tensor:
+        """The vector of one unit as (rows, columns), without the gap behind it."""
+        rows, columns = self.units[unit].length, self._columns(self.units[unit].tensor)
+        return flat[: rows * columns].view(rows, columns)
 
     def zeros(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
         """The vector (size,), at a multiple of 256 bytes."""
@@ -86,42 +113,23 @@ class Layout:
         pieces = zip(flat.split(self.sizes), self.shapes, strict=True)
         return [piece[: prod(shape)].view(shape) for piece, shape in pieces]
 
-    def blocks_of(self, flat: Tensor) -> list[Tensor]:
-        """The blocks that lie in `flat` (size,), in order, each (rows, columns)."""
+    def units_of(self, flat: Tensor) -> list[Tensor]:
+        """The units that lie in `flat` (size,), in order, each (rows, columns)."""
         matrices = [view.view(rows, -1) for view, rows in zip(self.views(flat), self.rows, strict=True)]
-        return [matrices[block.tensor][block.rows] for block in self.blocks]
+        return [matrices[unit.tensor][unit.rows] for unit in self.units]
 
     @property
-    def rows_of_blocks(self) -> list[int]:
-        """How many rows each block has."""
-        return [block.rows.stop - block.rows.start for block in self.blocks]
+    def unit_names(self) -> list[str]:
+        """`NAME[first row:last row]` of each unit, the same in every stage that holds the tensor."""
+        return [f"{self.names[unit.tensor]}[{unit.rows.start}:{unit.rows.stop}]" for unit in self.units]
 
     @property
-    def spans(self) -> list[slice]:
-        """The elements of the vector that each block takes, the gap behind a tensor's last one included. They have no
-        gap between them, and begin and end at multiples of `ALIGNMENT`."""
-        ends = list(accumulate(self.block_sizes))
-        return [slice(end - size, end) for end, size in zip(ends, self.block_sizes, strict=True)]
+    def unit_sizes(self) -> list[int]:
+        """Elements of each unit, with the gap behind it."""
+        return [span.stop - span.start for span in self.spans]
 
-    def shape_of_block(self, index: int) -> tuple[int, ...]:
-        """Of a matrix's block (rows, columns), of a vector (its one block) its own."""
-        block = self.blocks[index]
-        shape = self.shapes[block.tensor]
-        if len(shape) < 2:
-            return shape
-        return (block.rows.stop - block.rows.start, prod(shape) // self.rows[block.tensor])
-
-    @property
-    def block_sizes(self) -> list[int]:
-        """Elements of each block; the last one of a tensor has the gap behind it."""
-        sizes = [
-            rows * (prod(self.shapes[block.tensor]) // self.rows[block.tensor])
-            for block, rows in zip(self.blocks, self.rows_of_blocks, strict=True)
-        ]
-        for k, block in enumerate(self.blocks):
-            if block.rows.stop == self.rows[block.tensor]:
-                sizes[k] += self.sizes[block.tensor] - prod(self.shapes[block.tensor])
-        return sizes
+    def _columns(self, tensor: int) -> int:
+        return prod(self.shapes[tensor]) // self.rows[tensor] if self.rows[tensor] else 1
 
 
 def rows_of(shape: Sequence[int]) -> int:
@@ -138,6 +146,6 @@ def depth_of(shape: Sequence[int]) -> int:
     return depth
 
 
-def _rows_of_a_block(columns: int, block: int) -> int:
-    unit = ALIGNMENT // gcd(columns, ALIGNMENT)  # so many rows are a multiple of the alignment
-    return max(1, block // (columns * unit)) * unit
+def _rows_of_a_unit(columns: int, unit: int) -> int:
+    aligned = ALIGNMENT // gcd(columns, ALIGNMENT)  # so many rows are a multiple of the alignment
+    return max(1, unit // (columns * aligned)) * aligned

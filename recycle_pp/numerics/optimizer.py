@@ -1,186 +1,293 @@
-"""AdamW on one stage: at the commit, or before it as speculation that can be taken back.
+"""AdamW on the units of a stage that one worker holds: at the commit, or before it as speculation that can be undone.
 
-    optimizer = StageOptimizer(settings, stage)
-    norm, scale = clip_scale(squares_of_all_stages, settings.optimizer.clip)
+    optimizer = StageOptimizer(settings, stage)                 # holds all units, in one piece of memory
+    optimizer = StageOptimizer(settings, stage, whole=False)    # holds none, until
+    optimizer.begin(unit)                                       #   the initial state of a unit
+    optimizer.put(unit, parcel)                                 #   the state that another holder has `given`
+
     optimizer.step(reduced, step, scale)                        # at the commit
     optimizer.speculate(reduced, step); optimizer.confirm()     # the same bits as step(..., scale=1)
-    optimizer.speculate(reduced, step); optimizer.undo()        # as if nothing had happened, in every bit
+    optimizer.speculate(reduced, step); optimizer.undo()        # no bit has changed
+
+A unit (`numerics.layout`) is three float32 vectors: masters, mean gradients, mean squared gradients. A step updates the
+units that have a gradient in `reduced` and drops the others, whose state is out of date then. AdamW is elementwise and
+units begin and end at multiples of 16 elements, the width of a CPU's vector loop, so a unit has the same bits alone and
+in the whole. Neighbouring units in one piece of memory are updated in one launch.
 
 Matrices decay, norm weights do not (Loshchilov and Hutter 2019, arXiv:1711.05101). On a CPU the bits are those of
-`torch.optim.AdamW(fused=True)`.
+`torch.optim.AdamW(fused=True)`. Without bf16 the masters are the weights themselves, views of the stage's vector.
+
+With control.mismatch=third each unit has a seal: the checksum of its state after the newest update. Copies of the unit
+take it along. So a worker can tell by itself that something other than an update has changed its memory.
+
+One thread updates. Another one may read copies of the state (`copy`): the two wait for each other, the updating thread
+only while one such copy is made.
 """
 
 from __future__ import annotations
 
-import math
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from recycle_pp.config.settings import Optimizer, Settings
+from recycle_pp.config.settings import Settings
 
 from .gradients import Gradients, Reduced
+from .held import Held, empty, parts
+from .hyperparameters import learning_rate
+from .launches import Run, runs_of
 from .layout import Layout
 from .operations import Operations, State
 
-
-def learning_rate(optimizer: Optimizer, step: int, steps: int) -> float:
-    """Of step `step` (from 0) of `steps`: linear warm-up to lr, then as `optimizer.schedule` says.
-
-    cosine, linear: down to min_lr; constant: lr; wsd (warm-up, stable, decay; Hu et al. 2024, arXiv:2404.06395): lr,
-    and in the last `optimizer.decay` of all steps linearly down to min_lr.
-    """
-    if step < optimizer.warmup:
-        return optimizer.lr * (step + 1) / optimizer.warmup
-    if optimizer.schedule == "constant":
-        return optimizer.lr
-    begin = optimizer.warmup
-    if optimizer.schedule == "wsd":
-        begin = max(begin, steps - max(1, round(optimizer.decay * steps)))
-    least = optimizer.lr / 10 if optimizer.min_lr is None else optimizer.min_lr
-    share = min(1.0, max(0, step - begin) / max(1, steps - begin))
-    if optimizer.schedule == "cosine":
-        return least + 0.5 * (optimizer.lr - least) * (1 + math.cos(math.pi * share))
-    return optimizer.lr + (least - optimizer.lr) * share
-
-
-def clip_scale(squares: Sequence[float], clip: float | None) -> tuple[float, float]:
-    """(gradient norm, factor for the gradient) from the squared norms of all tensors of all stages.
-
-    `math.fsum` rounds once, so the result does not depend on the split into stages. The factor is that of
-    `torch.nn.utils.clip_grad_norm_`: min(1, clip / (norm + 1e-6)).
-    """
-    norm = math.sqrt(math.fsum(squares))
-    return norm, 1.0 if clip is None else min(1.0, clip / (norm + 1e-6))
-
-
-def factors(optimizer: Optimizer, name: str) -> tuple[float, float]:
-    """(of lr, of weight_decay) for the parameter `name`, a full-model name: the first of `optimizer.groups` that
-    matches it, as `fnmatch` does; 1 and 1 if none does."""
-    for group in optimizer.groups or ():
-        pattern, lr, *decay = group.split(":")
-        if fnmatchcase(name, pattern):
-            return float(lr), float(decay[0]) if decay else 1.0
-    return 1.0, 1.0
+Load = Callable[[list[str]], Mapping[str, Tensor]]  # tensors of a checkpoint, by their names there
+VECTORS = ("model", "exp_avg", "exp_avg_sq")  # names of a unit's vectors in a checkpoint
 
 
 class Updated(Protocol):
-    """What the optimizer needs of a stage (`model.stage.Stage`): its parameters as one float32 vector `flat`, laid out
-    by `layout`, their gradients, the operations that compute, and `publish`, to be called after `flat` has changed."""
+    """What the optimizer needs of a stage (`model.stage.Stage`): the masters `flat`, the weights `working` (bf16, or
+    `flat` itself), both laid out by `layout`; gradients and operations; `changed`, to be called after an update."""
 
     flat: Tensor
+    working: Tensor
     layout: Layout
     names: list[str]
     gradients: Gradients
     ops: Operations
+    device: torch.device
 
-    def publish(self) -> None: ...
+    def changed(self) -> None: ...
 
 
 class StageOptimizer:
-    """The optimizer state of one stage; `stage.flat` is updated in place.
+    """Attributes: held, by unit, with one `Held` for several units that are in one piece of memory."""
 
-    One thread updates. Another one may read `part`s of the state meanwhile (a donor's): the two wait for each other,
-    the updating thread no longer than a part takes to be copied.
-    """
-
-    def __init__(self, settings: Settings, stage: Updated):
-        self._settings, self._stage = settings.optimizer, stage
+    def __init__(self, settings: Settings, stage: Updated, whole: bool = True) -> None:
+        self._settings, self._stage, self._whole = settings.optimizer, stage, whole
         self._steps = settings.run.steps
-        self._live = (stage.flat, torch.zeros_like(stage.flat), torch.zeros_like(stage.flat))
-        self._runs = _runs(self._settings, stage)
-        self._undo: State | None = None  # allocated at the first speculation, then reused
+        self._seals = settings.control.mismatch == "third"
+        self._rounds = stage.working is not stage.flat
+        self._runs: dict[range, list[Run]] = {}
+        self._load: Load | None = None
+        self._last: dict[str, Tensor] = {}  # the tensors of the checkpoint that were read last
         self._lock = threading.Lock()  # held while the state changes, or a part of it is copied
-        self._committed = self._speculated = -1  # newest step in the state, and the newest that was tried
-        self._undo_exponents: Tensor | None = None  # not None while a speculation is open
+        self._committed = -1  # newest step in the state
+        self._ahead: tuple[Reduced, int, Tensor] | None = None  # an open speculation: its step, the exponents before
+        self.held: dict[int, Held] = {}
+        if whole:
+            moments = torch.zeros_like(stage.flat), torch.zeros_like(stage.flat)
+            every = Held(range(len(stage.layout.units)), (stage.flat, *moments))
+            self.held = dict.fromkeys(every.units, every)
 
     def lr(self, step: int) -> float:
         return learning_rate(self._settings, step, self._steps)
 
-    @torch.no_grad()
-    def step(self, reduced: Reduced, step: int, scale: float = 1.0, undo: State | None = None) -> None:
-        """One AdamW step (number `step`, from 0) with the gradient times `scale`; `reduced` is not changed.
+    # -- the units that are held
 
-        undo: receives parameters and state as they were.
-        """
+    def resume(self, load: Load) -> None:
+        """The initial state of the stage is that of a checkpoint. Reads weights and exponents now, the moments of a
+        tensor when a unit of it begins; all at once if the optimizer holds all units from the start."""
+        if self._whole:
+            self.load(load(list(self.state())))
+            return
+        stage = self._stage
+        for name, view in zip(stage.names, stage.layout.views(stage.flat), strict=True):
+            key = f"model.{name}"
+            view.copy_(load([key])[key])
+        self._take_exponents(load([f"exponent.{name}" for name in stage.names] if stage.gradients.reproducible else []))
+        self._round(slice(None), stage.flat)
+        stage.changed()
+        self._load = load
+
+    @torch.no_grad()
+    def begin(self, unit: int) -> None:
+        """Holds a unit in its initial state."""
+        master = self._stage.flat[self._stage.layout.spans[unit]]
+        mean, square = (self._moment(prefix, unit) for prefix in VECTORS[1:])
+        held = Held(
+            range(unit, unit + 1),
+            (empty(len(master), master.device).copy_(master) if self._rounds else master, mean, square),
+        )
+        self.held[unit] = held
+        self._seal(held)
+
+    @torch.no_grad()
+    def put(self, unit: int, parcel: Sequence[Tensor]) -> None:
+        """Holds a unit in the state that another holder has `given`; its weights follow.
+
+        parcel: the three vectors, and the seal if there are seals. They are taken over, unless the unit has its place
+        already: then they are copied."""
+        span, (master, mean, square, *seal) = self._stage.layout.spans[unit], parcel
+        if self._whole:
+            for mine, vector in zip(self.vectors(unit), parcel, strict=True):
+                mine.copy_(vector)
+            self._round(span, master)
+            return
+        if not self._rounds:
+            mine = self._stage.flat[span]
+            mine.data.copy_(master)  # the bits that micro-batches in flight have computed with, if weights are here
+            master = mine
+        self.held[unit] = Held(range(unit, unit + 1), (master, mean, square), seal=seal[0] if seal else None)
+        self._round(span, master)
+
+    def given(self, unit: int) -> list[Tensor]:
+        """All that another worker needs to hold the unit: its vectors, and its seal if it has one."""
+        seal = self.held[unit].seal
+        return [*self.vectors(unit), *([] if seal is None else [seal])]
+
+    def room(self, unit: int) -> list[Tensor]:
+        """Uninitialised memory for the parcel that `put` takes."""
+        seal = [torch.empty(1, dtype=torch.int64, device=self._stage.device)] if self._seals else []
+        return [*self._vectors(range(unit, unit + 1)), *seal]
+
+    def settled(self) -> None:
+        """The worker holds all units that it has to: the stage's initial state goes, with bf16 its float32 vector."""
+        self._load, self._last = None, {}
+        if self._rounds and not self._whole:
+            self._stage.flat = self._stage.working
+
+    def vectors(self, unit: int) -> State:
+        """Views of a unit's state."""
+        held, span = self.held[unit], self._stage.layout.spans[unit]
+        start = span.start - self._stage.layout.spans[held.units[0]].start
+        return parts(held.state, slice(start, start + span.stop - span.start))
+
+    # -- followers (`state.follow`)
+
+    def copy(self, units: Sequence[int], newest: int) -> dict[str, Tensor] | None:
+        """A copy of the state of these units on the CPU, one unit after another; from any thread. By the names of
+        VECTORS, and "seal" if there are seals.
+
+        None while the state is speculative, or contains a step after `newest`. KeyError: a unit that is not held."""
         with self._lock:
-            self._step(reduced, step, scale, undo)
-            self._committed = step
+            if self._ahead is not None or self._committed > newest:
+                return None
+            cut = [parts(held.state, place) for held, _, place, _ in self._pieces(units)]
+            found = {
+                name: vectors[0].to("cpu", copy=True) if len(vectors) == 1 else torch.cat([v.cpu() for v in vectors])
+                for name, vectors in zip(VECTORS, zip(*cut, strict=True), strict=True)
+            }
+            seals = [self.held[unit].seal for unit in units]
+            return found | ({"seal": torch.cat([of.cpu() for of in seals if of is not None])} if self._seals else {})
+
+    def start_following(self) -> None:
+        """Drops the units of an older session."""
+        if not self._whole:
+            self.held = {}
+
+    @torch.no_grad()
+    def take(self, units: Sequence[int], state: Mapping[str, Tensor]) -> None:
+        """Holds these units in the state that `copy` returned on another worker."""
+        sizes = [self._stage.layout.spans[unit].stop - self._stage.layout.spans[unit].start for unit in units]
+        vectors = [state[name].split(sizes) for name in VECTORS]
+        seals = [state["seal"].split(1)] if self._seals else []
+        for unit, *parcel in zip(units, *vectors, *seals, strict=True):
+            own = parcel if self._whole else [to.copy_(of) for to, of in zip(self.room(unit), parcel, strict=True)]
+            self.put(unit, own)
+
+    @torch.no_grad()
+    def follow(self, reduced: Reduced, step: int, scale: float) -> None:
+        """The update of units that are followed. Other units stay; the exponents come with the gradient."""
+        grads = replace(reduced, flat=reduced.flat.to(self._stage.device))
+        with self._lock:
+            self._update(grads, step, scale, ahead=False)
+
+    # -- a step
+
+    @torch.no_grad()
+    def step(self, reduced: Reduced, step: int, scale: float | None = 1.0) -> None:
+        """One AdamW step (number `step`, from 0) of the units that have a gradient, times `scale`; None: the update is
+        skipped. `reduced` is not changed."""
+        with self._lock:
+            if scale is not None:
+                self._update(reduced, step, scale, ahead=False)
+            self._learn(reduced)
+            self._agreed(reduced, step)
 
     @torch.no_grad()
     def speculate(self, reduced: Reduced, step: int) -> None:
-        """The step before it is sure: keeps what it overwrites."""
-        assert self._undo_exponents is None, "confirm() or undo() the last speculation first"
+        """The step before it is agreed, with scale 1: keeps what it overwrites. Not with seals."""
+        assert self._ahead is None, "confirm() or undo() the last speculation first"
         with self._lock:
-            self._undo_exponents, self._speculated = self._stage.gradients.exponents, step
-            self._step(reduced, step, 1.0, self._undo_copy())
+            self._ahead = reduced, step, self._stage.gradients.exponents
+            self._update(reduced, step, 1.0, ahead=True)
+            self._learn(reduced)
+
+    @property
+    def is_ahead(self) -> bool:
+        """A speculation is open."""
+        return self._ahead is not None
 
     def confirm(self) -> None:
-        """The speculated step stands."""
-        assert self._undo_exponents is not None, "nothing was speculated"
+        """The speculated step is agreed."""
+        assert self._ahead is not None, "nothing was speculated"
         with self._lock:
-            self._undo_exponents, self._committed = None, self._speculated
+            (reduced, step, _), self._ahead = self._ahead, None
+            self._agreed(reduced, step)
 
     @torch.no_grad()
     def undo(self) -> None:
-        """Parameters, state and exponents are again what they were before speculate(), in every bit."""
-        assert self._undo is not None and self._undo_exponents is not None, "nothing was speculated"
+        """State, exponents and weights of the updated units are what they were before speculate(), in every bit. The
+        weights of units that other workers hold stay as they have become."""
+        assert self._ahead is not None, "nothing was speculated"
         with self._lock:
-            for kept, tensor in zip(self._undo, self._live, strict=True):
-                tensor.copy_(kept)
-            self._stage.gradients.exponents, self._undo_exponents = self._undo_exponents, None
-            self._stage.publish()
-
-    # -- by parts: elements [start, stop) of each vector of the state, both multiples of `layout.ALIGNMENT`
-
-    @property
-    def size(self) -> int:
-        """Elements of each of the three vectors of the state: parameters, mean gradients, mean squared gradients."""
-        return self._stage.layout.size
-
-    def part(self, start: int, stop: int, newest: int) -> list[Tensor] | None:
-        """Copies of a part on the CPU, float32 (stop - start,) each; from any thread.
-
-        None while the state is speculative, or holds a step after `newest`.
-        """
-        with self._lock:
-            if self._undo_exponents is not None or self._committed > newest:
-                return None
-            return [flat[start:stop].to("cpu", copy=True) for flat in self._live]
+            reduced, _, exponents = self._ahead
+            for held, units, place, _ in self._pieces(reduced.units):
+                assert held.before is not None
+                for kept, vector in zip(parts(held.before, place), parts(held.state, place), strict=True):
+                    vector.copy_(kept)
+                self._round(self._stage.layout.span(units), held.state[0][place])
+            self._stage.gradients.exponents, self._ahead = exponents, None
+            self._stage.changed()
 
     @torch.no_grad()
-    def put_part(self, start: int, part: Sequence[Tensor]) -> None:
-        """Takes over what `part` gave on a peer."""
-        for flat, piece in zip(self._live, part, strict=True):
-            flat[start : start + len(piece)].copy_(piece)
-        self._stage.publish()
+    def inspected(self, reduced: Reduced) -> tuple[dict[int, int], list[int]]:
+        """(the checksum of each unit that has a gradient, as it was before the step; those of these units that
+        something other than an update has changed, as far as there are seals). Reads the state."""
+        held = {unit: self.held[unit] for unit in reduced.units or ()}
+        checksums = torch.cat([of.checksum(self.is_ahead) for of in held.values()]).tolist() if held else []
+        changed = []
+        for (unit, of), checksum in zip(held.items(), checksums, strict=True):
+            found = of.seal is not None and checksum != of.seal.item()
+            if found or (of.changed is not None and of.changed.item()):
+                changed.append(unit)
+        return dict(zip(held, checksums, strict=True)), changed
 
     @torch.no_grad()
-    def step_first(self, grad: Tensor, step: int, scale: float) -> None:
-        """`step` for the first len(grad) elements of the state alone; in these the same bits.
+    def checksums(self) -> dict[int, int]:
+        """The checksum of each unit; none if all units are in one piece of memory. Raises RuntimeError, with the unit's
+        name, if it has changed since its update and must not be saved."""
+        found = {}
+        for unit, held in () if self._whole else sorted(self.held.items()):
+            held.inspect()
+            if held.changed is not None and held.changed.item():
+                raise RuntimeError(f"its copy of {self._stage.layout.unit_names[unit]} has changed since its update")
+            found[unit] = int(held.checksum().item())
+        return found
 
-        grad: their reduced gradient, float32, on any device. An update is elementwise, and the CPU's vector loop takes
-        16 elements at a time: a cut elsewhere than at their multiples would change bits.
-        """
-        layout = self._stage.layout.first(len(grad))
-        live = (self._live[0][: len(grad)], self._live[1][: len(grad)], self._live[2][: len(grad)])
-        self._stage.ops.adamw(
-            live,
-            grad.to(live[0].device),
-            self._stage.ops.places(layout, live[0].device),
-            self._settings,
-            lr=self.lr(step),
-            step=step,
-            scale=scale,
-            undo=None,
-        )
-        self._stage.publish()
+    @torch.no_grad()
+    def warm(self) -> None:
+        """Launches what a step does (see `Stage.warm`); to be called on fresh state, which it leaves as it is."""
+        every = range(len(self._stage.layout.units))
+        for units in [every] if self._whole else [range(unit, unit + 1) for unit in every]:
+            state = self.held[0].state if self._whole else self._vectors(units)
+            grad = torch.zeros_like(state[0])
+            for vector in () if self._whole else state:
+                vector.zero_()
+            self._launch(units, state, grad, 0.0, 0, 1.0, None)
+            if self._settings.stagger:
+                undo = self._vectors(units)
+                self._launch(units, state, grad, 0.0, 0, 1.0, undo)
+                if self._whole:
+                    self.held[0].before = undo
+            if not self._whole:
+                self._stage.gradients.square(units[0], grad)
+
+    # -- all of the stage by name, if all units are held in one piece of memory
 
     def state(self) -> dict[str, Tensor]:
         """Everything of the stage that outlives a step, by full-model names; live views, not copies.
@@ -188,83 +295,110 @@ class StageOptimizer:
         `model.NAME`, `exp_avg.NAME`, `exp_avg_sq.NAME` (float32, the parameter's shape) and, when reproducible,
         `exponent.NAME` (int32, one for every row, see `layout`).
         """
-        state: dict[str, Tensor] = {}
-        for prefix, flat in zip(("model", "exp_avg", "exp_avg_sq"), self._live, strict=True):
-            for name, view in zip(self._stage.names, self._stage.layout.views(flat), strict=True):
+        layout, state = self._stage.layout, {}
+        for prefix, flat in zip(VECTORS, self.held[0].state, strict=True):
+            for name, view in zip(layout.names, layout.views(flat), strict=True):
                 state[f"{prefix}.{name}"] = view
+        return state | self.exponents()
+
+    def exponents(self) -> dict[str, Tensor]:
+        """The part of `state` that every worker of the stage has; none if sums have no exponents."""
         gradients = self._stage.gradients
-        if gradients.reproducible:
-            for index, name in enumerate(self._stage.names):
-                state[f"exponent.{name}"] = gradients.exponents_of(index)
-        return state
+        names = self._stage.names if gradients.reproducible else []
+        return {f"exponent.{name}": gradients.exponents_of(index) for index, name in enumerate(names)}
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Takes over a `state()` of a peer or of a checkpoint; it may hold more names than this stage has."""
-        exponents = []
         for key, tensor in self.state().items():
-            if key.startswith("exponent."):
-                exponents.append(state[key].to(tensor).expand_as(tensor))  # there was one for a tensor once
-            else:
+            if not key.startswith("exponent."):
                 tensor.copy_(state[key])
-        if exponents:
-            self._stage.gradients.take_exponents(torch.cat(exponents))
-        self._stage.publish()
+        self._take_exponents(state)
+        self._round(slice(None), self._stage.flat)
+        self._stage.changed()
 
-    @torch.no_grad()
-    def warm(self) -> None:
-        """Launches what a step does (see `Stage.warm`); to be called on fresh state, which it leaves as it is."""
-        nothing = torch.zeros_like(self._live[0])
-        self._update(nothing, 0.0, 0, 1.0, None)
-        if self._settings.stagger:
-            self._update(nothing, 0.0, 0, 1.0, self._undo_copy())
+    # -- private
 
-    def _step(self, reduced: Reduced, step: int, scale: float, undo: State | None) -> None:
-        self._update(reduced.flat, self.lr(step), step, scale, undo)
+    def _update(self, reduced: Reduced, step: int, scale: float, ahead: bool) -> None:
+        start = 0
+        for held, units, place, size in self._pieces(reduced.units):
+            if ahead and held.before is None:
+                held.before = self._vectors(held.units)
+            held.inspect()  # a change since the last update would be sealed as if it were right
+            state, kept = parts(held.state, place), parts(held.before, place) if ahead and held.before else None
+            self._launch(units, state, reduced.flat[start : start + size], self.lr(step), step, scale, kept)
+            self._round(self._stage.layout.span(units), state[0])
+            self._seal(held)
+            start += size
+        self._stage.changed()
+
+    def _launch(
+        self, units: range, state: State, grad: Tensor, lr: float, step: int, scale: float, undo: State | None
+    ) -> None:
+        for run in self._runs_of(units):
+            self._stage.ops.adamw(
+                parts(state, run.part), grad[run.part], run.places, run.settings, lr=lr * run.lr, step=step,
+                scale=scale, undo=parts(undo, run.part) if undo else None,
+            )  # fmt: skip
+
+    def _pieces(self, units: Sequence[int] | None) -> Iterator[tuple[Held, range, slice, int]]:
+        """(held, neighbouring units of it, their elements in it, how many) for these units, ascending; None: all."""
+        layout, held = self._stage.layout, self.held
+        if units is None and self._whole:
+            yield held[0], held[0].units, slice(0, layout.size), layout.size
+            return
+        numbered = enumerate(range(len(layout.units)) if units is None else units)
+        for _, found in groupby(numbered, key=lambda item: (item[1] - item[0], id(held[item[1]]))):
+            run = [unit for _, unit in found]
+            place, first = layout.span(range(run[0], run[-1] + 1)), held[run[0]].units[0]
+            start, size = place.start - layout.spans[first].start, place.stop - place.start
+            yield held[run[0]], range(run[0], run[-1] + 1), slice(start, start + size), size
+
+    def _learn(self, reduced: Reduced) -> None:
+        """The exponents of the next step."""
         self._stage.gradients.follow(reduced)
 
-    def _update(self, grad: Tensor, lr: float, step: int, scale: float, undo: State | None) -> None:
-        stage = self._stage
-        for run in self._runs:
-            state, kept = _parts(self._live, run.part), _parts(undo, run.part) if undo else None
-            stage.ops.adamw(
-                state, grad[run.part], run.places, run.settings, lr=lr * run.lr, step=step, scale=scale, undo=kept
-            )
-        self._stage.publish()
+    def _agreed(self, reduced: Reduced, step: int) -> None:
+        """The step is in the state; units that it has not updated are out of date."""
+        self._committed = step
+        if reduced.units is not None:
+            self.held = {unit: self.held[unit] for unit in reduced.units}
 
-    def _undo_copy(self) -> State:
-        if self._undo is None:
-            param, mean, square = (torch.empty_like(tensor) for tensor in self._live)
-            self._undo = (param, mean, square)
-        return self._undo
+    def _runs_of(self, units: range) -> list[Run]:
+        if units not in self._runs:
+            runs = runs_of(self._settings, self._stage.gradients, self._stage.ops, units)
+            if len(units) > 1 and units != range(len(self._stage.layout.units)):
+                return runs  # of a part that grows
+            self._runs[units] = runs
+        return self._runs[units]
 
+    def _vectors(self, units: range) -> State:
+        span = self._stage.layout.span(units)
+        size, device = span.stop - span.start, self._stage.device
+        return empty(size, device), empty(size, device), empty(size, device)
 
-@dataclass(frozen=True)
-class _Run:
-    """Neighbouring tensors of one group: elements `part` of the vector, lr times `lr`."""
+    def _seal(self, held: Held) -> None:
+        if self._seals:
+            held.seal = held.checksum()
 
-    part: slice
-    places: Any
-    settings: Optimizer
-    lr: float
+    def _round(self, span: slice, master: Tensor) -> None:
+        """The weights of units that are held here."""
+        if self._rounds:
+            self._stage.working[span].data.copy_(master)
 
+    def _take_exponents(self, state: Mapping[str, Tensor]) -> None:
+        found = [state[key].to(own).expand_as(own) for key, own in self.exponents().items()]
+        if found:  # older checkpoints have one exponent for each tensor
+            self._stage.gradients.take_exponents(torch.cat(found))
 
-def _runs(settings: Optimizer, stage: Updated) -> list[_Run]:
-    """The stage's tensors as few runs as their groups allow; one in all without groups."""
-    if not settings.groups:
-        return [_Run(slice(None), stage.gradients.places, settings, 1.0)]
-    layout, runs, start = stage.layout, [], 0
-    tensors = zip(layout.names, layout.shapes, layout.sizes, strict=True)
-    for (lr, decay), run in groupby(tensors, lambda tensor: factors(settings, tensor[0])):
-        members = list(run)
-        stop = start + sum(size for _, _, size in members)
-        part = Layout({name: shape for name, shape, _ in members})
-        own = replace(settings, weight_decay=settings.weight_decay * decay)
-        runs.append(_Run(slice(start, stop), stage.ops.places(part, stage.flat.device), own, lr))
-        start = stop
-    return runs
-
-
-def _parts(state: State, part: slice) -> State:
-    parameter, mean, square = state
-    return parameter[part], mean[part], square[part]
+    def _moment(self, prefix: str, unit: int) -> Tensor:
+        layout = self._stage.layout
+        span, of = layout.spans[unit], layout.units[unit]
+        flat = empty(span.stop - span.start, self._stage.device).zero_()
+        if self._load is not None:
+            key = f"{prefix}.{layout.names[of.tensor]}"
+            if key not in self._last:
+                self._last = {k: v for k, v in self._last.items() if not k.startswith(f"{prefix}.")}
+                self._last[key] = self._load([key])[key]
+            layout.matrix(unit, flat).copy_(self._last[key].view(layout.rows[of.tensor], -1)[of.rows])
+        return flat

@@ -1,12 +1,13 @@
-"""Parameters that several stages hold, as an embedding that is the head as well: their gradient is the sum over them.
+"""Tied units: those that several stages hold, as of an embedding that is also the head. Their gradient is the sum over
+these stages.
 
-    ties = Ties(gradients, layout, stage=3, shared={"wte.weight": [0, 3]}, ops=ops)
-    parcel = ties.parcel(reduced, to=0)             # what stage 0 needs of this one
-    reduced = ties.united(reduced, {0: parcel})     # the sum over all stages that hold them; any number of times
+    ties = Ties(gradients, stage=3, shared={"wte.weight": [0, 3]})
+    parcel = ties.parcel(reduced, mine, units)           # what another stage needs of this one
+    reduced = ties.united(reduced, mine, {stage: ...})   # with the sums over all stages; any number of times
 
-Each stage sums its own uses over its peers first, as it sums everything; then the sums (int64, or float32) go to the
-other stages, which add them in the order of the stages. So all of them hold the same bits and apply the same update.
-The norm counts such a gradient once, at the first of its stages.
+A stage first sums its own gradients over its workers. Workers of the stages then exchange these sums (int64, int32 or
+float32) and add them in the order of the stages, so all of them have the same bits. A unit is cut in the same way in
+each of its stages. The gradient's norm counts it once, at the first of them. `state.ties` has the messages.
 """
 
 from __future__ import annotations
@@ -19,58 +20,73 @@ import torch
 from torch import Tensor
 
 from .gradients import Gradients, Reduced
-from .layout import Layout
-from .operations import Operations
 
 
 class Ties:
-    """stages: the other stages that this one has parameters in common with."""
+    """stage: its number.
+    units: numbers of its tied units, in an order that is the same in all stages.
+    stages: of each of them, all that hold it, ascending.
+    """
 
-    def __init__(
-        self, gradients: Gradients, layout: Layout, stage: int, shared: Mapping[str, Sequence[int]], ops: Operations
-    ) -> None:
-        self._gradients, self._layout, self._stage, self._ops = gradients, layout, stage, ops
-        self._shared = {name: sorted(stages) for name, stages in sorted(shared.items())}
-        self._slot = {name: k for k, name in enumerate(layout.names)}
-        # Each stage's own sum fits by half a bit and no more.
-        self._wide = torch.int64 if gradients.dtype == torch.int32 else gradients.dtype
-        self.stages = sorted({other for of in shared.values() for other in of} - {stage})
+    def __init__(self, gradients: Gradients, stage: int, shared: Mapping[str, Sequence[int]]) -> None:
+        """shared: name of a tied tensor -> the stages that hold it."""
+        self.gradients, self.stage = gradients, stage
+        self.units = gradients.tied
+        layout = gradients.layout
+        self.stages = {unit: sorted(shared[layout.names[layout.units[unit].tensor]]) for unit in self.units}
 
-    def parcel(self, reduced: Reduced, to: int) -> Tensor:
-        """This stage's own sums of what it has in common with that one, and whether they are finite; one vector."""
-        own = self._own(reduced)
-        finite = torch.tensor([reduced.finite], dtype=own[0].dtype, device=own[0].device)
-        return torch.cat(
-            [finite, *(x.flatten() for n, x in zip(self._shared, own, strict=True) if to in self._shared[n])]
-        )
-
-    def room(self, to: int) -> Tensor:
-        """Uninitialised memory for the parcel from that stage."""
-        sizes = [math.prod(self._layout.shapes[self._slot[name]]) for name, of in self._shared.items() if to in of]
-        return torch.empty(1 + sum(sizes), dtype=self._gradients.dtype, device=self._gradients.device)
-
-    def united(self, reduced: Reduced, parcels: Mapping[int, Tensor]) -> Reduced:
-        """parcels: of every stage in `stages`."""
-        finite = reduced.finite and all(bool(parcel[0]) for parcel in parcels.values())
-        rest = {stage: parcel[1:] for stage, parcel in parcels.items()}
-        views = self._layout.views(reduced.flat)
-        for name, own in zip(self._shared, self._own(reduced), strict=True):
-            total = torch.zeros_like(own, dtype=self._wide)
-            for stage in self._shared[name]:
-                if stage == self._stage:
-                    total += own
-                else:
-                    total += rest[stage][: own.numel()].view(own.shape)
-                    rest[stage] = rest[stage][own.numel() :]
-            self._gradients.restore(self._slot[name], total, views[self._slot[name]])
-        squares = self._ops.squared_norms(reduced.flat, self._gradients.places).tolist()
-        finite = finite and math.isfinite(sum(squares))
-        others = {self._slot[name] for name, stages in self._shared.items() if stages[0] != self._stage}
-        squares = [0.0 if block.tensor in others else x for block, x in zip(self._layout.blocks, squares, strict=True)]
-        return replace(reduced, squares=squares, finite=finite)
-
-    def _own(self, reduced: Reduced) -> list[Tensor]:
+    def own(self, reduced: Reduced, mine: Sequence[int]) -> dict[int, Tensor]:
+        """This stage's own sums. mine: the tied units that this worker sums, in order."""
         assert reduced.shared is not None
-        sizes = [math.prod(self._layout.shapes[self._slot[name]]) for name in self._shared]
-        pieces = zip(self._shared, reduced.shared.split(sizes), strict=True)
-        return [piece.view(self._layout.shapes[self._slot[name]]) for name, piece in pieces]
+        sizes = [self._size(unit) for unit in mine]
+        return dict(zip(mine, reduced.shared.split(sizes), strict=True))
+
+    def parcel(self, reduced: Reduced, mine: Sequence[int], units: Sequence[int]) -> Tensor:
+        """One vector: whether the stage's gradient is finite, and its own sums of these units."""
+        own = self.own(reduced, mine)
+        finite = torch.tensor([reduced.finite], dtype=self.gradients.dtype, device=self.gradients.device)
+        return torch.cat([finite, *(own[unit] for unit in units)])
+
+    def room(self, units: Sequence[int]) -> Tensor:
+        """Uninitialised memory for the parcel of another stage with these units."""
+        size = 1 + sum(self._size(unit) for unit in units)
+        return torch.empty(size, dtype=self.gradients.dtype, device=self.gradients.device)
+
+    def united(
+        self, reduced: Reduced, mine: Sequence[int], parcels: Sequence[tuple[int, Sequence[int], Tensor]]
+    ) -> Reduced:
+        """`reduced` with the gradients and norms of the units `mine`, summed over all stages. Norms are those of the
+        units, also if another stage counts them (see `counted_once`).
+
+        parcels: (stage, units, parcel), from every other stage that holds one of the units.
+        """
+        gradients = self.gradients
+        # A stage's own int32 sum fits by half a bit and no more.
+        wide = torch.int64 if gradients.dtype == torch.int32 else gradients.dtype
+        sums = {(unit, self.stage): own for unit, own in self.own(reduced, mine).items()}
+        for stage, units, parcel in parcels:
+            parts = parcel[1:].split([self._size(unit) for unit in units])
+            sums |= {(unit, stage): part for unit, part in zip(units, parts, strict=True)}
+        grads, squares, counts = gradients.grads(reduced), list(reduced.squares), gradients.largest_counts
+        largest = None if reduced.largest is None else reduced.largest.clone()
+        for unit in mine:
+            total = torch.zeros_like(sums[unit, self.stage], dtype=wide)
+            for stage in self.stages[unit]:
+                total += sums[unit, stage]
+            gradients.restore(unit, total, grads[unit])
+            if largest is not None and counts[unit]:
+                largest.split(counts)[unit].copy_(gradients.largest_of(unit, grads[unit]))
+        found = torch.cat([gradients.square(unit, grads[unit]) for unit in mine]).tolist() if mine else []
+        for unit, square in zip(mine, found, strict=True):
+            squares[unit] = square
+        finite = reduced.finite and all(bool(parcel[0]) for *_, parcel in parcels) and math.isfinite(sum(squares))
+        return replace(reduced, squares=squares, finite=finite, largest=largest)
+
+    def counted_once(self, reduced: Reduced) -> Reduced:
+        """Without the norms that another stage counts."""
+        others = {unit for unit, stages in self.stages.items() if stages[0] != self.stage}
+        return replace(reduced, squares=[0.0 if k in others else x for k, x in enumerate(reduced.squares)])
+
+    def _size(self, unit: int) -> int:
+        span = self.gradients.layout.spans[unit]
+        return span.stop - span.start

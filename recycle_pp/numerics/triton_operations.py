@@ -67,8 +67,8 @@ def restore(total: Tensor, e: Tensor, out: Tensor) -> None:
 
 
 def places(layout: Layout, device: torch.device) -> Chunks:
-    decayed = [len(layout.shapes[block.tensor]) >= 2 for block in layout.blocks]
-    return kernels.make_chunks(layout.block_sizes, decayed, device)
+    decayed = [len(layout.shapes[block.tensor]) >= 2 for block in layout.units]
+    return kernels.make_chunks(layout.unit_sizes, decayed, device)
 
 
 def squared_norms(flat: Tensor, places: Chunks) -> Tensor:

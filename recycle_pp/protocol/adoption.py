@@ -1,6 +1,6 @@
 """What follows from the reports of all members of a generation: what is left of the broken step, and who runs what.
 
-    adoption = adopt(problem, reports, committed=6, steps=100, shards=shards, planner=planner, derive=actions)
+    adoption = adopt(problem, reports, committed=6, steps=100, units=units, planner=planner, derive=actions)
     adoption.left                                        # of step 7: what is lost, what is summed already
     adoption.plans                                       # step -> the plan of what is left of it
     adoption.message(worker, generation, evaluate, stagger)      # to every member
@@ -18,8 +18,8 @@ from recycle_schedules import Actions, Plan, Problem, Worker
 from recycle_pp.wire.messages.workers import Adopt, Report, Shares
 
 from .ledger import Record, Remainder, remainder
-from .shards import Shards
 from .steady_state_plan import Planner
+from .units import Units
 
 Derive = Callable[[Plan], Actions]
 
@@ -46,7 +46,7 @@ class Adoption:
             revoked=sorted(self.revoked),
             evaluate=evaluate,
             stagger=stagger,
-            shares=self.shares.get(worker.stage),
+            shares=self.shares[worker.stage],
             recompute=self.left.problem.recomputes[worker.stage],
         )
 
@@ -56,16 +56,16 @@ def adopt(
     reports: Mapping[Worker, Report],
     committed: int,
     steps: int,
-    shards: Shards | None,
+    units: Units,
     planner: Planner,
     derive: Derive,
 ) -> Adoption:
-    """Of the newest step that is agreed, and what live workers have done since. shards: of sharded optimizer state.
+    """Of the newest step that is agreed, and what live workers have done since.
 
     Plans what is left: that may take its time. Raises StageLost.
     """
     records, ahead = _records(reports, committed + 1), _records(reports, committed + 2)
-    void = set() if shards is None else shards.void(reports, records)
+    void = units.void(reports, records)
     left = remainder(problem, records, {worker: report.busy for worker, report in reports.items()})
     revoked = left.revoked | void  # if there is any, all that was done ahead of the agreement is taken back
     open_steps = {}
@@ -73,7 +73,7 @@ def adopt(
         open_steps[committed + 1] = left
         if not revoked and any(r.done for r in ahead.values()):
             open_steps[committed + 2] = remainder(problem, ahead, {})
-    shares = {} if shards is None else shards.share_out(reports, committed, took_back=bool(revoked))
+    shares = units.share_out(reports, committed, took_back=bool(revoked))
     plans = {k: planner(of.problem) for k, of in open_steps.items() if len(of.sources) < problem.stages}
     lacking = {w.stage for w, record in records.items() if not record.reduced}
     return Adoption(

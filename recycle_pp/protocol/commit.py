@@ -37,11 +37,11 @@ def make_vote(
     counts: Sequence[float],
     losses: Sequence[float],
     speaks: bool,
-    blocks: bytes = b"",
+    checksums: bytes = b"",
     changed: Sequence[int] = (),
 ) -> Vote:
-    """counts: per micro-batch, how often its gradient is in the sum: all 1. speaks: for its stage. blocks, changed: see
-    Vote."""
+    """counts: per micro-batch, how often its gradient is in the sum: all 1. speaks: for its stage. checksums,
+    changed: see Vote."""
     every = (finite, fits, *squares, *counts, *losses)
     numbers = array("d", [x if x == x else math.nan for x in every])  # NaNs come with signs and payloads
     return Vote(
@@ -53,7 +53,7 @@ def make_vote(
         digest=blake2b(numbers.tobytes(), digest_size=16).digest(),
         squares=[*squares] if speaks else [],
         losses=[*losses] if speaks else [],
-        blocks=blocks,
+        checksums=checksums,
         changed=[*changed],
     )
 

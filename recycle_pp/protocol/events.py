@@ -31,13 +31,13 @@ class Event(msgspec.Struct, frozen=True):
 class WorkerDescribed(Event, frozen=True):
     """A worker has built its stage.
 
-    host:   the machine it runs on
-    blocks: the tensors in each block of its stage's state; empty unless the state is sharded
+    host:  the machine it runs on
+    units: names of the units of its stage's state
     """
 
     worker: Worker
     host: str
-    blocks: list[str]
+    units: list[str]
 
 
 class WorkerReady(Event, frozen=True):

@@ -1,17 +1,16 @@
-"""Which workers of a stage hold which block of its optimizer state: a table, block -> holders, the first one first.
+"""Which workers of a stage hold which unit of its state: a table, unit -> holders, the first one first.
 
     table = placed(sizes, peers, copies=2, hosts={0: "a", 1: "b"})    # at the start
     table = refilled(held, sizes, peers, copies=2, hosts)   # after deaths and returns; held: who lives and holds what
-    lost(held)                                         # blocks that nobody holds any more
-    missing(held, table, sizes)                        # copies to make: (block, from, to)
-    on_one_host(table, hosts)                          # a host whose loss would lose a block, or None
+    lost(held)                                         # units without a holder
+    missing(held, table, sizes)                        # copies to make: (unit, from, to)
+    on_one_host(table, hosts)                          # a host whose loss would lose a unit, or None
 
-A peer is named by its pipeline. The blocks are those of the stage's layout, sizes their elements; who lives has no
-influence on where they are cut. The first holder of a block reduces its gradient, gives it to the others, and sends the
-updated weights to all who do not hold it.
+A peer is named by its pipeline. The units are those of the stage's layout, sizes their elements. The first holder of
+a unit reduces its gradient, sends it to the other holders, and sends the updated weights to all other peers.
 
 At the start the peers form groups of `copies` that share all they hold, on different hosts where they can (copysets:
-Cidon et al., USENIX ATC 2013): two deaths at once lose a block only if they hit one group. Later what is missing goes
+Cidon et al., USENIX ATC 2013): two deaths at once lose a unit only if they hit one group. Later what is missing goes
 to whoever holds least, and a peer that came back takes over from those who hold more than their share: on another host
 than the other copies, as long as nobody holds more than its share for that.
 """
@@ -22,15 +21,18 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 
 Table = list[list[int]]
-Copy = tuple[int, int, int]  # block, from, to
+Copy = tuple[int, int, int]  # unit, from, to
 SLACK = 0.04  # of the mean load: what is not worth a move
 
 
 def placed(sizes: Sequence[int], peers: Collection[int], copies: int, hosts: Mapping[int, str] | None = None) -> Table:
-    """The table of a stage that begins: neighbouring blocks lie together, every peer holds about as much.
+    """The table of a stage that begins: neighbouring units have the same holders, every peer holds about as much.
 
-    Each peer is the first holder of one share of all elements; the next in its group hold copies of it.
+    Each peer is the first holder of one share of all elements; the next in its group hold copies of it. copies: 0: all
+    peers hold all units, with the same first holder.
     """
+    if not copies:
+        return [sorted(peers)] * len(sizes)
     holders = []
     for group in groups(peers, copies, hosts):
         holders += [[group[(k + j) % len(group)] for j in range(min(copies, len(group)))] for k in range(len(group))]
@@ -58,9 +60,11 @@ def refilled(
 ) -> Table:
     """The table of a stage after deaths and returns; it moves little more than the least possible.
 
-    held: of each block, the peers that live and hold it, in any order, at least one. What is missing goes to whoever
+    held: of each unit, the peers that live and hold it, in any order, at least one. What is missing goes to whoever
     holds least; then peers far below the mean take copies over from those above it; then first holders are balanced.
     """
+    if not copies:
+        return [sorted(peers)] * len(sizes)
     of = {peer: (hosts or {}).get(peer, "") for peer in peers}
     wanted = min(copies, len(peers))
     table = [list(holders)[: max(wanted, 1)] for holders in held]
@@ -87,17 +91,17 @@ def refilled(
 
 
 def on_one_host(table: Table, hosts: Mapping[int, str]) -> str | None:
-    """A host on which all copies of a block lie, where there are several."""
+    """A host with all copies of a unit that has several, or None."""
     return next((hosts[of[0]] for of in table if len(of) > 1 and len({hosts[peer] for peer in of}) == 1), None)
 
 
 def lost(held: Sequence[Collection[int]]) -> list[int]:
-    """The blocks that nobody holds."""
-    return [block for block, holders in enumerate(held) if not holders]
+    """The units without a holder."""
+    return [unit for unit, holders in enumerate(held) if not holders]
 
 
 def missing(held: Sequence[Collection[int]], table: Table, sizes: Sequence[int]) -> list[Copy]:
-    """The copies to be made, in the order of the blocks; each from whoever of its holders has sent least by then."""
+    """The copies to be made, in the order of the units; each from whoever of its holders has sent least by then."""
     sent: dict[int, int] = {}
     found = []
     for block, holders in enumerate(table):

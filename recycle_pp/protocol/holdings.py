@@ -1,14 +1,16 @@
-"""What one worker has of its stage's optimizer state, where no worker has all of it: what it says of its blocks.
+"""The units of its stage's state that one worker has, as it reports them.
 
 holdings = Holdings(me=1, sizes=[...], loaded=-1)     # `participant.holdings`
+holdings.followed(step, units)                        # before it is a member: the state of these units after a step
 holdings.reported()                                   # its part of a report
 holdings.adopt(shares)                                # who holds what from now on, as the coordinator says
-holdings.took(block); holdings.settled()              # copies are here; all of them
-holdings.commit()                                     # a step is agreed
+holdings.took(unit); holdings.settled()               # a copy is here; all of them
+holdings.commit(step, savers)                         # a step is agreed
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from recycle_pp.wire.messages.workers import Holds, Shares
@@ -21,51 +23,56 @@ class Holdings:
     """What one worker has of its stage's state. Pure; guarded as its Participant is.
 
     me       its pipeline
-    sizes    elements of every block of the stage
-    loaded   the step after which it has the whole state, with which it began; None: no more
-    weights  the newest step of which it has all weights; one less if it has all but these
-    blocks   that it holds as they are after the newest committed step
-    shares   what the present generation has given it, None before the first
+    sizes    elements of every unit of the stage
+    loaded   the step after which it has all state, with which it began; None: no longer
+    weights  the newest step of which it has all weights; one less if it has the exponents, but not all weights
+    units    that it holds as they are after the newest committed step
+    shares   those of the present generation; None before the first one
+    mine     units that it has to hold by these shares, ascending
+    saves    step -> the units that it saves, of commits with a checkpoint
     """
 
     me: int
     sizes: list[int]
     loaded: int | None
     weights: int = NOTHING
-    blocks: set[int] = field(default_factory=set)
+    units: set[int] = field(default_factory=set)
     shares: Shares | None = None
+    mine: list[int] = field(default_factory=list)
+    saves: dict[int, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.weights = NOTHING if self.loaded is None else self.loaded
+        self._since = self.loaded  # the step of `units`, before this worker is a member
 
     def reported(self) -> Holds:
-        return Holds(self.sizes, sorted(self.blocks), self.loaded, self.weights)
+        return Holds(self.sizes, sorted(self.units), self.loaded, self.weights)
 
-    @property
-    def mine(self) -> list[int]:
-        """The blocks that this worker has to hold, in order."""
-        assert self.shares is not None
-        return [block for block, holders in enumerate(self.shares.holders) if self.me in holders]
+    def followed(self, step: int, units: Collection[int]) -> None:
+        """It has the state of these units after that step, and the exponents."""
+        self.units, self.loaded, self._since = set(units), None, step
+        self.weights = step if len(self.units) == len(self.sizes) else step - 1
 
     def join(self, committed: int) -> None:
-        """Its first generation: what it began with is of use only if no step has been agreed since."""
-        if self.loaded != committed:
-            self.loaded, self.weights = None, NOTHING
+        """Its first generation: what it has is of use only if no step has been agreed since."""
+        if self._since != committed:
+            self.units, self.loaded, self.weights = set(), None, NOTHING
 
     def adopt(self, shares: Shares) -> None:
         self.shares = shares
+        self.mine = [unit for unit, holders in enumerate(shares.holders) if self.me in holders]
 
     def informed(self, committed: int) -> None:
-        """It has the exponents after the newest step. Before the first copy: whoever holds a block has them."""
+        """It has the exponents after the newest step. Before the first copy: every holder of a unit has them."""
         self.weights = max(self.weights, committed - 1)
 
-    def took(self, block: int) -> None:
+    def took(self, unit: int) -> None:
         """A copy is complete here."""
-        self.blocks.add(block)
+        self.units.add(unit)
 
     def settled(self) -> None:
-        """It holds all that it has to, and gives up the rest of what it began with."""
-        self.blocks |= set(self.mine)
+        """It holds all that it has to, and gives up the rest of its initial state."""
+        self.units |= set(self.mine)
         self.loaded = None
 
     def gathered(self, step: int) -> None:
@@ -73,13 +80,19 @@ class Holdings:
         self.weights = step
 
     def taken_back(self, committed: int) -> None:
-        """An update is undone, on all who hold its blocks: of the others it has whatever weights had come."""
+        """An update is undone by all holders of its units. Of other units it may have weights after that update."""
         self.weights = min(self.weights, committed - 1)
 
     def distrust(self, committed: int) -> None:
-        """Weights that it was sent may be wrong: it needs them all once more."""
+        """Weights that it has received may be wrong: it needs all of them again."""
         self.weights = min(self.weights, committed - 1)
 
-    def commit(self) -> None:
-        """A step is agreed, hence all hold what they have to; what is held beyond that is out of date from here on."""
-        self.blocks, self.loaded = set(self.mine), None
+    def commit(self, step: int, savers: Collection[int]) -> None:
+        """A step is agreed, so every worker holds its units; other units that it holds are out of date from here on.
+
+        savers: the workers of the stage that save a checkpoint of that step, if any."""
+        assert self.shares is not None
+        self.units, self.loaded = set(self.mine), None
+        if savers:
+            first = [next((p for p in holders if p in savers), None) for holders in self.shares.holders]
+            self.saves[step] = [unit for unit, saver in enumerate(first) if saver == self.me]

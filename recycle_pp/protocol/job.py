@@ -64,12 +64,11 @@ from .events import (
     WorkerReturned,
 )
 from .joining import Joiners
-from .leaving import leavers
 from .present import Present, everybody
-from .shards import Shards
 from .speculation import Speculation
 from .stage_lost import StageLost
 from .steady_state_plan import Planner, Steady
+from .units import Units
 from .validation import Validation
 
 
@@ -83,8 +82,8 @@ class Job:
     derive: Derive
     clip: float | None = None
     stagger: bool = False
-    copies: int = 0  # of each block of the optimizer's state (parallel.copies); 0: everybody has all of it
-    third: bool = False  # the job goes on without who holds a wrong one (control.mismatch)
+    copies: int = 0  # of each unit of a stage's state (parallel.copies); 0: as many as the stage has workers
+    third: bool = False  # the job continues without a worker that holds a wrong one (control.mismatch)
     first_step: int = 0
     evaluate_every: int = 0
     evaluate_microbatches: int = 1  # of each pipeline in one pass of a validation
@@ -107,7 +106,7 @@ class Job:
         self.waiting = set(self.waiting) or everybody(self.problem)
         self._reports: dict[Worker, Report] = {}
         self._present = Present()
-        self.shards = Shards(self.copies, self.third)
+        self.units = Units(self.copies, self.third)
         self.steady = Steady(self.planner, self.evaluate_microbatches)
         self._newest: Commit | None = None
         self._base: int | None = None  # the newest generation that made links between all its members
@@ -183,7 +182,7 @@ class Job:
     # -- events ------------------------------------------------------------------------------------------------
 
     def _described(self, event: WorkerDescribed) -> list[Send]:
-        self.shards.hosts[event.worker], self.shards.names[event.worker.stage] = event.host, event.blocks
+        self.units.describe(event.worker, event.host, event.units)
         return []
 
     def _ready(self, event: WorkerReady) -> list[Send]:
@@ -204,6 +203,8 @@ class Job:
             return self._regroup() if not self.waiting else []
         if self.phase == "lost":
             return []
+        if worker in self.joiners:
+            self.units.died(worker)
         self.joiners.died(worker)
         was_live = worker in self.live
         self.live.discard(worker)
@@ -212,7 +213,7 @@ class Job:
         self._wrong.pop(worker, None)
         self._check_stages(self.live)
         idle = self.phase == "running" and self.committed == self.steps - 1 and self._validation.step is None
-        idle = idle and (not self.copies or self.live <= self.finished)  # else weights may have to be sent by another
+        idle = idle and (self.units.complete or self.live <= self.finished)  # else a peer may need its weights
         out: list[Send] = []
         if idle:
             self._finish_if_complete()
@@ -221,8 +222,8 @@ class Job:
         return out + self._find_donors()
 
     def _received(self, event: MessageReceived) -> list[Send]:
-        """Ignores messages of an old generation and of the dead. Raises StageLost, once, if all copies of sharded state
-        are gone: the last report of a generation shows it."""
+        """Ignores messages of an old generation and of the dead. Raises StageLost, once, if all copies of a unit are
+        gone: the last report of a generation shows it."""
         if self.phase == "lost" or is_void(event.message, self.generation):
             return []
         return self._handlers[type(event.message)](event.worker, event.message)
@@ -230,6 +231,7 @@ class Job:
     def _evicted(self, event: WorkerEvicted) -> list[Send]:
         if event.worker in self.joiners:
             self.joiners.died(event.worker)
+            self.units.died(event.worker)
             return [Send(event.worker, Leave())]
         self.leaving.add(event.worker)
         return []
@@ -319,16 +321,16 @@ class Job:
 
     def _adopt(self) -> list[Send]:
         """All have reported: plan what is left, and say who runs what."""
-        shards = self.shards if self.copies else None
         try:
             adoption = adopt(
-                self.problem_now(), self._reports, self.committed, self.steps, shards, self.planner, self.derive
+                self.problem_now(), self._reports, self.committed, self.steps, self.units, self.planner, self.derive
             )
         except StageLost:
             self.phase = "lost"
             raise
         self.remainder_plans = dict(adoption.plans)
         self.phase = "running"
+        self.joiners.check(self.units.give)
         self.steady.adopted(self.problem_now())
         if adoption.ahead:
             self._validation.begin(None)  # it is over, and the parameters are other ones: a loss that got lost stays so
@@ -352,7 +354,7 @@ class Job:
         if not self._ballot.complete(self.live):
             return []
         votes = {w: self._ballot.votes[w] for w in self.live}
-        if self.copies and (wrong := self.shards.compare(votes, self.committed + 1)):
+        if wrong := self.units.compare(votes, self.committed + 1):
             return self._go_on_without(wrong)
         return self._repeat(self._ballot.misfits) if self._ballot.misfits else self._commit()
 
@@ -362,7 +364,8 @@ class Job:
         know that. Raises StageLost."""
         self.attempt = self.attempt._replace(mended=self.attempt.mended + 1)
         for worker, detail in wrong.items():
-            self._note("mismatch", worker=worker, host=self.shards.hosts.get(worker), detail=detail)
+            self._note("mismatch", worker=worker, host=self.units.hosts.get(worker), detail=detail)
+            self.joiners.died(worker)  # what they follow may be wrong
             for of in (self.live, self.leaving, self.finished):
                 of.discard(worker)
         self._wrong |= wrong
@@ -386,12 +389,10 @@ class Job:
         save = last or early or (due and not self.skipped)  # what made a gradient infinite may be in the weights
         skipped = save and self.saving.occupied and not (last or early)
         saves = save and not skipped
-        # Of sharded state everybody has a part to save: who leaves waits for the next commit.
-        gone = set() if last or early or (saves and self.copies) else self._leave_now()
+        gone = set() if last or early else self._leave_now()
         fresh = self.steady.fresh  # whoever is a step ahead has begun it by the old plan
         took_back = self._speculation.decided(decision.scale)
-        back = self.joiners.take_due(self.committed) if self.copies and not (last or early) else []
-        joining = bool(back) or self.joiners.about_to_join(self.committed)
+        joining = self.joiners.about_to_join(self.committed)
         hold = not last and (early or took_back or bool(gone) or joining or (fresh and self._speculation.allowed))
         evaluate = self._due(self.evaluate_every, decision.step) and not early
         self.steady.due = self.steady.due or fresh
@@ -405,7 +406,7 @@ class Job:
             replan=self.steady.due,
             void=took_back,
             evaluate=evaluate,
-            savers=self._savers() if saves else [],
+            savers=self.units.savers(self.live) if saves else [],
             last=last or early,
             skipped=self.skipped,
             stagger=self._speculation.allowed,
@@ -418,9 +419,7 @@ class Job:
             self.phase = "ended"
             return out
         out += [Send(w, Leave()) for w in sorted(gone)]
-        if back:
-            out += self._admit(back)
-        elif hold and joining:
+        if hold and joining:
             self.phase, self._expiry = "holding", HoldExpired(self.committed)
         elif hold:
             out += self._regroup()
@@ -428,19 +427,13 @@ class Job:
 
     def _leave_now(self) -> set[Worker]:
         """They are members no more."""
-        gone = leavers(self.leaving, self.live, self.copies)
+        gone = self.units.leavers(self.leaving, self.live)
         for worker in sorted(gone):
             self.live.discard(worker)
             self.joiners.died(worker)
             self._note("left", worker=str(worker), step=self.committed + 1)
         self.leaving -= gone
         return gone
-
-    def _savers(self) -> list[Worker]:
-        """One live worker a stage; of sharded state all, each its blocks."""
-        if self.copies:
-            return sorted(self.live)
-        return [min(w for w in self.live if w.stage == s) for s in range(self.problem.stages)]
 
     def _due(self, every: int, step: int) -> bool:
         return every > 0 and ((step + 1) % every == 0 or step == self.steps - 1)
@@ -465,10 +458,11 @@ class Job:
     # -- joining -----------------------------------------------------------------------------------------------
 
     def _find_donors(self) -> list[Send]:
-        if self.phase not in ("reporting", "running") or self.copies:
+        """Once it is known which worker holds which units."""
+        if self.phase != "running":
             return []
-        found = self.joiners.find_donors(self.live, self.committed)
-        return [Send(donor, Donate(to, session)) for donor, to, session in found]
+        found = self.joiners.find_donors(self.live, self.committed, self.generation, self.units.sources)
+        return [Send(of.donor, Donate(of.to, of.session, None, of.units, of.of)) for of in found]
 
     def _synced(self, worker: Worker, message: Synced) -> list[Send]:
         """A joiner has the parameters after a step. It takes part from the next commit on."""

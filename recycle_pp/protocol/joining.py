@@ -1,35 +1,54 @@
-"""Workers on their way back: who gives them the state, and when they can take part.
+"""Workers on their way back: which donors give them which units, and when they can take part.
 
 joiners.add(worker, earliest=40)
-joiners.find_donors(live, committed)       # messages to those who are to give their state
-joiners.synced(worker, step, session)      # its parameters are those after `step`, as that donor gave them
+joiners.find_donors(live, committed, generation, sources)   # messages to the donors
+joiners.synced(worker, step, session)      # its units are those after `step`, in that session
 joiners.about_to_join(committed)           # lack only the step that has just been agreed: wait for them
 joiners.take_ready(committed)              # lack nothing: members from now on
-joiners.take_due(committed)                # are to be members with nothing: of sharded state
-joiners.drop_late(committed)               # were waited for and did not come: they begin anew with another donor
+joiners.drop_late(committed)               # did not come while the job waited: they start again with other donors
+joiners.check(give)                        # those whose donors hold their units no longer start again
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from recycle_schedules import Worker
 
-LEAD = 3  # steps before `earliest` in which a joiner begins to catch up
+LEAD = 3  # steps before `earliest` in which a joiner begins to follow its units
+SESSIONS = 1 << 20  # of one generation, at most
+
+Sources = Callable[[Worker, Collection[Worker], Mapping[int, int]], dict[Worker, list[int]]]
+"""(joiner, live workers, joiners that each pipeline serves) -> donor -> units: see `units.Units.sources`"""
+
+
+class Donation(NamedTuple):
+    """of: number of units that the joiner receives from all donors."""
+
+    donor: Worker
+    to: Worker
+    session: int
+    units: list[int]
+    of: int
 
 
 @dataclass
 class Joiner:
     earliest: int  # step from which it may take part
-    donor: Worker | None = None
-    synced: int | None = None  # newest step in its parameters, None while the state is on its way
-    session: int = 0
+    donors: dict[Worker, list[int]] = field(default_factory=dict)  # with the units that they give
+    synced: int | None = None  # newest step in its units, None while their state is on its way
+    session: int = -1
+
+    def restart(self) -> None:
+        self.donors, self.synced = {}, None
 
 
 @dataclass
 class Joiners:
     _by_worker: dict[Worker, Joiner] = field(default_factory=dict)
+    _session: int = -1  # the newest one; grows, also with another coordinator
 
     def add(self, worker: Worker, earliest: int) -> None:
         self._by_worker[worker] = Joiner(earliest)
@@ -38,32 +57,42 @@ class Joiners:
         return worker in self._by_worker
 
     def died(self, worker: Worker) -> None:
-        """A joiner, or a donor: then its joiners need another one and begin anew."""
+        """A joiner, or a donor: then its joiners start again with others."""
         self._by_worker.pop(worker, None)
         for joiner in self._by_worker.values():
-            if joiner.donor == worker:
-                joiner.donor, joiner.synced = None, None
+            if worker in joiner.donors:
+                joiner.restart()
 
-    def find_donors(self, live: Collection[Worker], committed: int) -> list[tuple[Worker, Worker, int]]:
-        """(donor, joiner, session) for every joiner that needs one now: the live peer that serves the fewest."""
-        found = []
+    def find_donors(
+        self, live: Collection[Worker], committed: int, generation: int, sources: Sources
+    ) -> list[Donation]:
+        """For every joiner that needs donors now."""
+        found: list[Donation] = []
         for worker, joiner in sorted(self._by_worker.items()):
-            peers = sorted(w for w in live if w.stage == worker.stage)
-            if joiner.donor is None and peers and committed + LEAD >= joiner.earliest:
-                serving = [j.donor for j in self._by_worker.values()]
-                joiner.donor = min(peers, key=serving.count)
-                joiner.session += 1
-                found.append((joiner.donor, worker, joiner.session))
+            if joiner.donors or committed + LEAD < joiner.earliest:
+                continue
+            donors = [donor for j in self._by_worker.values() for donor in j.donors if donor.stage == worker.stage]
+            serving = {donor.pipeline: donors.count(donor) for donor in donors}
+            joiner.donors = sources(worker, live, serving)
+            if joiner.donors:
+                joiner.session = self._session = max(self._session + 1, generation * SESSIONS)
+                of = sum(map(len, joiner.donors.values()))
+                found += [Donation(donor, worker, joiner.session, units, of) for donor, units in joiner.donors.items()]
         return found
 
     def synced(self, worker: Worker, step: int, session: int) -> bool:
-        """False if it is no joiner (any more), or has that from a donor who is not its donor any more: then nobody
-        gives it the next step."""
+        """False if it is not a joiner (any more), or says so of an older session: its donors do not give it the next
+        step."""
         joiner = self._by_worker.get(worker)
-        if joiner is None or joiner.donor is None or joiner.session != session:
+        if joiner is None or not joiner.donors or joiner.session != session:
             return False
         joiner.synced = step
         return True
+
+    def check(self, give: Callable[[Mapping[Worker, Collection[int]]], bool]) -> None:
+        for joiner in self._by_worker.values():
+            if joiner.donors and not give(joiner.donors):
+                joiner.restart()
 
     def about_to_join(self, committed: int) -> bool:
         return bool(self._late(committed))
@@ -74,16 +103,9 @@ class Joiners:
             del self._by_worker[worker]
         return sorted(ready)
 
-    def take_due(self, committed: int) -> list[Worker]:
-        """Those who may take part now, whatever they have: of sharded state, members get it from each other."""
-        due = [w for w, j in self._by_worker.items() if j.earliest <= committed + 1]
-        for worker in due:
-            del self._by_worker[worker]
-        return sorted(due)
-
     def drop_late(self, committed: int) -> None:
         for joiner in self._late(committed):
-            joiner.donor, joiner.synced = None, None
+            joiner.restart()
 
     def _late(self, committed: int) -> list[Joiner]:
         return [j for j in self._by_worker.values() if j.synced == committed - 1 and j.earliest <= committed + 1]

@@ -1,8 +1,8 @@
-"""Whose copy of a block is wrong, where its holders have updated it each for itself and do not agree.
+"""Workers whose copy of a unit is wrong, if its holders have updated it each for itself and do not agree.
 
-    found = compare(table, votes)     # of one stage: block -> holders, pipeline -> vote; None: all agree
-    found.wrong                       # who is wrong, and the block that shows it
-    found.unclear                     # blocks of which nobody can tell
+    found = compare(table, votes)     # of one stage: unit -> holders, pipeline -> vote; None: all agree
+    found.wrong                       # who is wrong, and the unit that shows it
+    found.unclear                     # units of which it is unknown
 
 Two kinds of evidence. Who says that something other than an update has changed its own copy (`Vote.changed`) is wrong;
 and of three or more who do not agree, whoever differs from most. Nobody else can know: what a block was before its
@@ -27,7 +27,7 @@ class Mismatch:
     disputed  block -> those who say the same of it, the largest group last
     changed   who says itself that it is wrong -> the first such block
     outvoted  others who are wrong -> a block of which most others say something else
-    unclear   disputed blocks of which nobody can tell
+    unclear   disputed units of which it is unknown
     """
 
     disputed: dict[int, list[list[int]]]
@@ -46,7 +46,7 @@ def compare(table: Table, votes: Mapping[int, Vote], made: Collection[tuple[int,
     A copy that was made knows no more than its source, and is no witness. Who is wrong in one block has no say in
     another that nobody can tell of otherwise.
     """
-    said = {peer: iter(array("q", vote.blocks)) for peer, vote in votes.items()}
+    said = {peer: iter(array("q", vote.checksums)) for peer, vote in votes.items()}
     values = [{peer: next(said[peer]) for peer in sorted(holders)} for holders in table]
     changed = {peer: vote.changed[0] for peer, vote in sorted(votes.items()) if vote.changed}
     disputed = {block: _groups(of) for block, of in enumerate(values) if len(set(of.values())) > 1}

@@ -14,6 +14,7 @@ the staggered optimizer speculates.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from recycle_schedules import Action, Worker, unpack
@@ -34,7 +35,7 @@ class Orders:
     copy    the stage's reduced gradients come from this peer (a broadcast), they are not summed again
     evaluate  the validation that has to be (re)done first, or None
     probes  with whom to measure the link to a host before anything else
-    shares  who holds what of sharded optimizer state
+    shares  which workers of the stage hold which units of its state
     recompute  whether layers run again in the backward: in `steps`, in `steady`
     """
 
@@ -46,7 +47,7 @@ class Orders:
     evaluate: int | None
     stagger: bool
     probes: dict[str, Worker]
-    shares: Shares | None = None
+    shares: Shares
     recompute: tuple[bool, bool] = (False, False)
 
 
@@ -54,6 +55,7 @@ class Orders:
 class Participant:
     worker: Worker
     stages: int
+    holdings: Holdings = field(default_factory=lambda: Holdings(0, [], -1))  # its units, once the stage is built
     generation: int = -1
     committed: int = -1  # newest step the job has agreed on
     applied: int = -1  # newest step in the parameters
@@ -67,7 +69,6 @@ class Participant:
     agreed: tuple[int, int] = (-1, -1)  # term and number of the newest generation that was agreed
     members: list[Worker] = field(default_factory=list)  # of that generation
     last: Commit | None = None  # the newest commit
-    holdings: Holdings | None = None  # of sharded optimizer state
 
     def record(self, step: int) -> Record:
         return self.records.setdefault(step, Record(step))
@@ -85,12 +86,12 @@ class Participant:
         joined = self.generation < 0
         self.generation, self.announced = message.generation, message
         self.committed = max(self.committed, message.committed)  # news only to a worker that has just joined
-        if joined and self.holdings is not None:  # it gets its state in this generation
+        if joined:  # it has followed its units up to here, and gets what it lacks in this generation
             self.applied = self.committed
             self.holdings.join(self.committed)
         self.orders = None
         if message.attempt > self.attempt:
-            if self.holdings is not None and message.attempt.mended > self.attempt.mended:
+            if message.attempt.mended > self.attempt.mended:
                 self.holdings.distrust(self.committed)
             self.attempt, self.again = message.attempt, True
             self._forget_after(self.committed)
@@ -100,9 +101,8 @@ class Participant:
     def report(self, busy: float) -> Report:
         """`busy`: seconds until this worker can start its next op."""
         open_steps = [r.reported() for step, r in sorted(self.records.items()) if step > self.committed]
-        holds = None if self.holdings is None else self.holdings.reported()
         ahead = self.applied > self.committed and not self.undo
-        return Report(self.generation, open_steps, ahead=ahead, busy=busy, holds=holds)
+        return Report(self.generation, open_steps, ahead=ahead, busy=busy, holds=self.holdings.reported())
 
     def state(self, linked: bool) -> State:
         """What `takeover.find` asks for. linked: the links of the present generation stand."""
@@ -123,8 +123,7 @@ class Participant:
             return
         assert self.announced is not None
         self.agreed, self.members = (message.term, message.generation), self.announced.members
-        if self.holdings is not None and message.shares is not None:
-            self.holdings.adopt(message.shares)
+        self.holdings.adopt(message.shares)
         if message.revoked:
             record = self.records.get(self.committed + 1)
             if record and self.worker.stage in message.revoked:
@@ -159,8 +158,7 @@ class Participant:
         self.committed, self.last, self.attempt = step, message, FIRST
         self.records.pop(step, None)
         self.commits.append(message)
-        if self.holdings is not None:
-            self.holdings.commit()
+        self.holdings.commit(step, [w.pipeline for w in message.savers if w.stage == self.worker.stage])
         if self.orders is not None:
             self.orders.stagger = message.stagger
             if message.replan:  # a better plan is on its way, for the next step on
@@ -170,6 +168,11 @@ class Participant:
         if message.void:  # the update was not what the speculation had assumed
             self._forget_after(step)
             self._take_back(step - 1)
+
+    def followed(self, step: int, units: Collection[int]) -> None:
+        """Not a member yet: it has the state of these units after that step."""
+        self.applied = self.committed = step
+        self.holdings.followed(step, units)
 
     # -- what the executor does --------------------------------------------------------------------------------
 
@@ -195,8 +198,7 @@ class Participant:
         """The executor has to undo what it has applied after that step."""
         if self.applied > stands:
             self.undo = True
-            if self.holdings is not None:
-                self.holdings.taken_back(self.committed)
+            self.holdings.taken_back(self.committed)
 
     def _forget_after(self, step: int) -> None:
         """Work on parameters that turned out wrong is worth nothing."""

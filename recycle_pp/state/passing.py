@@ -26,7 +26,7 @@ from recycle_pp.comm.links import Links
 from recycle_pp.comm.tcp.transport import MAX_TAG
 from recycle_pp.comm.waiting import Pending
 
-from .shard_runs import Run
+from .runs import Run
 
 PIECE = 1 << 18  # elements that a worker receives from each peer at a time
 AHEAD = 3  # reductions in flight

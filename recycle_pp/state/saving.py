@@ -1,22 +1,21 @@
 """A worker's part of a checkpoint.
 
-    saving = StageSaving(settings, run_dir, stage, optimizer, batches, worker, send, strike)
+    saving = StageSaving(settings, run_dir, stage, optimizer, batches, participant, send, strike)
     executor.on_commit.append(saving.committed)          # saves if the commit names this worker; digests if any
     session.assemble = saving.assemble               # puts the parts of all stages together
 
-Runs beside training: the state is copied at the commit, threads of their own write it. So are the parameters of all who
-do not save, for their digests: the coordinator compares them, and no checkpoint is finished before. Of sharded state it
-compares the moments, too, by checksums.
+Runs beside training: the state is copied at the commit, and threads of their own write it. Every worker also copies its
+masters for their digests, which the coordinator compares before a checkpoint is finished. Units that are held one by
+one have their moments compared too, by checksums.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 
-from recycle_schedules import Worker
 from torch import Tensor
 
 from recycle_pp.config.settings import Settings
@@ -24,7 +23,7 @@ from recycle_pp.data.batches import Batches
 from recycle_pp.model.stage import Stage, digests
 from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.numerics.optimizer import StageOptimizer
-from recycle_pp.numerics.shards import ShardedOptimizer
+from recycle_pp.protocol.participant import Participant
 from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.messages.workers import (
     Assemble,
@@ -38,7 +37,8 @@ from recycle_pp.wire.messages.workers import (
 )
 
 from . import checkpoint
-from .rejoin import Strike
+from .follow import Strike
+from .pieces import pieces, tensors_of
 
 
 class StageSaving:
@@ -47,14 +47,15 @@ class StageSaving:
         settings: Settings,
         run_dir: str,
         stage: Stage,
-        optimizer: StageOptimizer | ShardedOptimizer,
+        optimizer: StageOptimizer,
         batches: Batches,
-        worker: Worker,
+        participant: Participant,
         send: Callable[[Message], None],
         strike: Strike,
     ) -> None:
         self._settings, self._stage, self._optimizer = settings, stage, optimizer
-        self._batches, self._worker, self._send, self._strike = batches, worker, send, strike
+        self._batches, self._send, self._strike = batches, send, strike
+        self._worker, self._holdings = participant.worker, participant.holdings
         self._folder = Path(run_dir) / "checkpoints"
         self._saver = checkpoint.Saver(self._folder)
         self._lock = threading.Lock()
@@ -65,18 +66,18 @@ class StageSaving:
         with self._lock:
             self._done = commit.step + 1
             wanted = self._wanted == self._done
-        named = self._worker in commit.savers
+        mine = self._holdings.saves.pop(commit.step, [])
         if self._settings.emulate.mode:
             return
         if commit.savers:
             try:
-                arguments = (commit.step + 1, self._copied(), self._checksums())
+                arguments = (commit.step + 1, self._copied(), self._optimizer.checksums())
             except RuntimeError as error:
                 self._refuse(commit.step + 1, error)
                 return
             threading.Thread(target=self._digest, args=arguments, name="digests", daemon=True).start()
-        if named or wanted:
-            self._save(commit.step + 1, commit.last or wanted, whole=wanted)
+        if self._worker in commit.savers or wanted:
+            self._save(commit.step + 1, commit.last or wanted, None if wanted else mine)
 
     def asked(self, message: Save) -> None:
         """The end of the job: a saver died, this worker takes its part over. No step follows that changes the state,
@@ -86,11 +87,11 @@ class StageSaving:
             if self._done < self._wanted:
                 return
         try:
-            self._checksums()  # what has changed since the commit no other copy may be there to tell of
+            self._optimizer.checksums()  # no other copy may be left that shows a change since the commit
         except RuntimeError as error:
             self._refuse(message.step, error)
         else:
-            self._save(message.step, last=True, whole=True)
+            self._save(message.step, last=True, units=None)
 
     def assemble(self, message: Assemble) -> None:
         self._send(Assembling(message.step))
@@ -99,34 +100,31 @@ class StageSaving:
     def _refuse(self, step: int, error: RuntimeError) -> None:
         self._send(SaveFailed(step, f"worker {self._worker}: {error}"))
 
-    def _save(self, step: int, last: bool, whole: bool) -> None:
-        """whole: all that this worker holds, and not only what it speaks for."""
+    def _save(self, step: int, last: bool, units: Collection[int] | None) -> None:
+        """units: None: all that this worker holds."""
         if self._saver.busy and not last:  # only the last one of a job is worth a second copy
             detail = f"worker {self._worker} still writes its part of the one before"
             self._send(SaveFailed(step, detail))
             return
-        part = self._worker if self._settings.parallel.copies else self._worker.stage
-        saving = self._saver.save(step, part, self._mine(whole), self._together())
-        self._strike("checkpoint", step - 1)  # while the part is written, and before anybody is told
-        threading.Thread(target=self._report, args=(step, saving, whole), name="saved", daemon=True).start()
-
-    def _mine(self, whole: bool) -> dict[str, Tensor]:
-        if isinstance(self._optimizer, ShardedOptimizer):
-            return self._optimizer.pieces(whole)
-        state = self._optimizer.state().items()
-        return {key: tensor for key, tensor in state if not self._stage.borrows(key.partition(".")[2])}
-
-    def _together(self) -> list[str]:
-        return self._optimizer.tensors if isinstance(self._optimizer, ShardedOptimizer) else []
+        part = f"{self._worker.stage}-{self._worker.pipeline}"
+        state = pieces(self._optimizer, self._stage, self._optimizer.held if units is None else units)
+        saving = self._saver.save(step, part, state, tensors_of(self._stage))
+        self._strike("checkpoint", step - 1)  # while the part is written, before the coordinator hears of it
+        arguments = (step, saving, units is None)
+        threading.Thread(target=self._report, args=arguments, name="saved", daemon=True).start()
 
     def _copied(self) -> dict[str, Tensor]:
-        return self._optimizer.copied() if isinstance(self._optimizer, ShardedOptimizer) else self._stage.copied()
+        """Copies on the CPU of the masters that are held here, by name."""
+        if self._settings.parallel.copies:
+            names = self._stage.layout.unit_names
+            units = sorted(self._optimizer.held)
+            return {names[unit]: self._optimizer.vectors(unit)[0].to("cpu", copy=True) for unit in units}
+        return self._stage.copied()
 
-    def _checksums(self) -> dict[str, str]:
-        return self._optimizer.checksums() if isinstance(self._optimizer, ShardedOptimizer) else {}
-
-    def _digest(self, step: int, parameters: Mapping[str, Tensor], checksums: Mapping[str, str]) -> None:
-        self._send(Digests(step, {**digests(parameters), **checksums}))
+    def _digest(self, step: int, masters: Mapping[str, Tensor], checksums: Mapping[int, int]) -> None:
+        names = self._stage.layout.unit_names
+        states = {f"state of {names[unit]}": str(checksum) for unit, checksum in checksums.items()}
+        self._send(Digests(step, digests(masters) | states))
 
     def _report(self, step: int, saving: Future[str], whole: bool) -> None:
         try:

@@ -19,9 +19,10 @@ from recycle_pp.config.settings import Settings
 from recycle_pp.data.batches import Batches
 from recycle_pp.model.transformer import Build, Transformer, depth, stream_dtype
 from recycle_pp.numerics import fixed_point as fixed
+from recycle_pp.numerics.hyperparameters import learning_rate
 from recycle_pp.numerics.layout import Layout
-from recycle_pp.numerics.optimizer import clip_scale, learning_rate
 from recycle_pp.numerics.torch_operations import squared_norm
+from recycle_pp.protocol.commit import clip_scale
 
 CPU = torch.device("cpu")
 
@@ -112,7 +113,7 @@ def adamw(settings: Settings, parameters: Sequence[nn.Parameter]) -> torch.optim
 def blocks(tensors: Sequence[Tensor]) -> list[Tensor]:
     """Views of all tensors' blocks, each a matrix: what one norm and one exponent belong to."""
     layouts = ((tensor, Layout({"": tensor.shape})) for tensor in tensors)
-    return [tensor.view(of.rows[0], -1)[block.rows] for tensor, of in layouts for block in of.blocks]
+    return [tensor.view(of.rows[0], -1)[block.rows] for tensor, of in layouts for block in of.units]
 
 
 def gradient(parameter: Tensor) -> Tensor:

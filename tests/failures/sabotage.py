@@ -42,7 +42,7 @@ from recycle_pp.execution import worker
 from recycle_pp.execution.commits import Commits
 from recycle_pp.execution.session import Session
 from recycle_pp.model.stage import Stage
-from recycle_pp.numerics.shards import ShardedOptimizer
+from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.state import checkpoint
 from recycle_pp.telemetry.lines import Lines
 from recycle_pp.telemetry.progress import Progress
@@ -51,7 +51,7 @@ from recycle_pp.telemetry.recovery import Recovery
 from recycle_pp.telemetry.traces import Traces
 
 _init, _forward, _platform, _time = Stage.__init__, Stage.forward, worker.platform, time.time
-_step_shards = ShardedOptimizer.step
+_step_units = StageOptimizer.step
 _batch, _all_reduce, _write_part, _save = (
     Batches.batch,
     collectives.all_reduce,
@@ -88,14 +88,15 @@ def forward(self, step, g, *arguments):
     return results
 
 
-def step_shards(self, reduced, step, scale):
-    _step_shards(self, reduced, step, scale)
-    now = sabotage()
-    if (now.get("err"), now.get("step")) == (self._stage.stage, step) and 0 in self.shards and _first(now["once"]):
-        self.shards[0].master.view(torch.int32)[0] ^= 1 << 20
-        self._seal(self.shards[0])
-    if (now.get("rot"), now.get("step")) == (self._stage.stage, step + 1) and 0 in self.shards and _first(now["once"]):
-        self.shards[0].master.view(torch.int32)[0] ^= 1 << 20
+def step_units(self, reduced, step, scale=1.0):
+    _step_units(self, reduced, step, scale)
+    now, sharded = sabotage(), reduced.units is not None
+    for kind, at in (("err", step), ("rot", step + 1)):
+        meant = (now.get(kind), now.get("step")) == (self._stage.stage, at)
+        if meant and sharded and 0 in self.held and _first(now["once"]):
+            self.vectors(0)[0].view(torch.int32)[0] ^= 1 << 20
+            if kind == "err":
+                self._seal(self.held[0])
 
 
 def hang(*kinds, seconds=1e6):
@@ -218,7 +219,7 @@ for of, method in (
     (Lines, "write"),
 ):
     failing(of, method)
-ShardedOptimizer.step = step_shards
+StageOptimizer.step = step_units
 Batches.batch, collectives.all_reduce, checkpoint._write_part, checkpoint.Saver.save = (
     batch,
     all_reduce,

@@ -65,8 +65,8 @@ def test_without_checkpoints_a_flipped_bit_is_found_at_the_end_of_the_job(sabota
 @pytest.mark.parametrize(
     ("shape", "copies", "says"),
     [
-        pytest.param("2x2", 2, "hold different copies of block 0", marks=slow),
-        ("3x2", 3, "holds another copy of block 0"),
+        pytest.param("2x2", 2, "hold different copies of unit 0", marks=slow),
+        ("3x2", 3, "holds another copy of unit 0"),
     ],
 )
 def test_a_bit_that_flips_in_sharded_state_ends_the_job_in_the_same_step(shape, copies, says, sabotaged, tmp_path):

@@ -25,9 +25,9 @@ TWO, AHEAD = ("parallel.sharded=true",), ("parallel.sharded=true", "optimizer.cl
 SHARDED = [
     Case("both holders, one after the other", "3x2", (*TWO, *fails("3:0.0@spread", "5:1.0@optimizer")), deaths=2),
     Case(
-        "as one that came back gets its copies",
-        "3x2",
-        (*TWO, "parallel.optimizer_copies=3", *fails("2:0.1@backward", "3:2.1@heal"), *rejoins("4:0.1")),
+        "as copies of a dead worker's units are made",
+        "4x2",
+        (*TWO, "parallel.optimizer_copies=3", *fails("2:0.1@backward", "2:2.1@heal"), *rejoins("5:0.1")),
         deaths=2,
         steps=40,
     ),

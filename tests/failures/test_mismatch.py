@@ -25,7 +25,7 @@ def killed(outcome, tmp_path):
     (death,) = [e for e in outcome.all("death_detected") if e["cause"] == "mismatch"]
     workers = {str(e["pid"]): e["worker"] for e in outcome.all("spawned")}
     assert found["worker"] == death["worker"] == workers[(tmp_path / "flipped").read_text()], explain(outcome)
-    assert found["host"] == socket.gethostname() and "block 0 of the optimizer's state of stage 1" in found["detail"]
+    assert found["host"] == socket.gethostname() and "unit 0 of the state of stage 1" in found["detail"]
     return found, death
 
 
@@ -71,7 +71,7 @@ def test_if_two_copies_differ_without_a_detected_error_the_job_stops(sabotaged, 
     case = Case("err, and two copies", "2x2", SHARDED, steps=40, deaths=0, ends=says, bound=150)
     outcome = run(sabotaged, case, err=1, step=5, once=str(tmp_path / "flipped"))
     last = outcome.output.splitlines()[-1]
-    assert outcome.code == 1 and "workers 0.1 on " in last and "hold different copies of block 0" in last
+    assert outcome.code == 1 and "workers 0.1 on " in last and "hold different copies of unit 0" in last
     assert f"found in step 6, {says}" in last, explain(outcome)
 
 

@@ -1,5 +1,4 @@
-"""Optimizer state of which no worker has all: whoever dies, the weights are those of a run that had it whole and lost
-nobody, bit for bit.
+"""With sharded state the weights are those of a run with whole state and without deaths, bit for bit, at any death.
 
 The fault-free run to compare with is one worker alone, without `parallel.sharded`.
 """
@@ -15,15 +14,12 @@ from .test_exactness import some
 TWO, THREE = ("parallel.sharded=true",), ("parallel.sharded=true", "parallel.optimizer_copies=3")
 STOP = matrix.STOP
 
-# Where nobody gives its state to one worker alone, there are two moments of their own instead.
-MOMENTS = [m for m in matrix.MOMENTS if m not in ("donate", "join")] + ["spread", "heal"]
+MOMENTS = [*matrix.MOMENTS, "spread"]  # and, of four workers, "heal"
 
 
 def faults(moment, stage, step):
     if moment == "spread":
         return [f"{step}:1.{stage}@spread"], [f"{step + 3}:1.{stage}"]
-    if moment == "heal":  # another has died, or comes back: copies are made
-        return [f"{step}:1.{stage}", f"{step + 4}:2.{stage}@heal"], [f"{step + 4}:1.{stage}", f"{step + 7}:2.{stage}"]
     return matrix.Death(moment, stage).faults(step)
 
 
@@ -71,9 +67,17 @@ SEVERAL = [
     Case("one after the other", "3x2", (*TWO, *fails("2:0.1@forward", "4:1.1@weight")), deaths=2),
     Case("two stages", "3x4", (*TWO, *fails("3:0.1@forward", "3:1.2@spread")), deaths=2),
     Case(
-        "another dies as one that came back gets its copies",
+        "another dies as copies of a dead worker's units are made",
+        "4x2",
+        (*THREE, *fails("2:0.1@backward", "2:2.1@heal"), *rejoins("5:0.1", "5:2.1")),
+        deaths=2,
+        steps=40,
+        bound=120,
+    ),
+    Case(
+        "a donor of one that comes back",
         "3x2",
-        (*THREE, *fails("2:0.1@backward", "3:2.1@heal"), *rejoins("4:0.1")),
+        (*THREE, *fails("2:0.1@backward", "2:2.1@donate"), *rejoins("6:0.1", "12:2.1")),
         deaths=2,
         steps=40,
     ),
@@ -165,7 +169,7 @@ def test_without_a_checkpoint_the_job_reports_the_lost_blocks(zygote):
         assert job.wait(60) != 0
         lost = [e for e in job.run.lines(job.run.events) if e["event"] == "stage_lost"]
         assert "copy left of" in lost[0]["detail"], lost
-        assert "blocks, and there is no checkpoint to restore it from; set checkpoint.every" in job.output
+        assert "units, and there is no checkpoint to restore it from; set checkpoint.every" in job.output
 
 
 TWO_BY_TWO = ("parallel=2x2", "parallel.microbatches=2")

@@ -1,6 +1,7 @@
 """A pipeline whose stages are all in this process, for tests of their results."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,7 +11,9 @@ from recycle_pp.data.batches import Batches
 from recycle_pp.model.stage import Stage
 from recycle_pp.model.stage_module import Batch
 from recycle_pp.numerics.gradients import Reduced
-from recycle_pp.numerics.optimizer import StageOptimizer, clip_scale
+from recycle_pp.numerics.optimizer import StageOptimizer
+from recycle_pp.numerics.ties import Ties
+from recycle_pp.protocol.commit import clip_scale
 
 CPU = torch.device("cpu")
 
@@ -57,12 +60,21 @@ def sums(stage: Stage) -> dict[str, Tensor]:
 def reduce_alone(stages: Sequence[Stage]) -> list[Reduced]:
     """The reduction of stages that have no peers; what several of them hold is summed over them."""
     alone = [stage.gradients.reduced(stage.gradients.payload()) for stage in stages]
-    return [
-        own
-        if (ties := stage.ties) is None
-        else ties.united(own, {s: stages[s].ties.parcel(alone[s], to=stage.stage) for s in ties.stages})
-        for stage, own in zip(stages, alone, strict=True)
-    ]
+    return united([Ties(stage.gradients, stage.stage, stage.module.shared) for stage in stages], alone)
+
+
+def united(ties: Sequence[Ties], alone: Sequence[Reduced]) -> list[Reduced]:
+    """What each stage's own gradients become when stages of one worker exchange their tied units."""
+    found = []
+    for here, own in zip(ties, alone, strict=True):
+        parcels = []
+        for stage, (there, other) in enumerate(zip(ties, alone, strict=True)):
+            mine = [unit for unit in here.units if stage in here.stages[unit]]
+            if there is not here and mine:
+                theirs = [unit for unit in there.units if here.stage in there.stages[unit]]
+                parcels.append((stage, mine, there.parcel(other, there.units, theirs)))
+        found.append(here.counted_once(here.united(own, here.units, parcels)) if here.units else own)
+    return found
 
 
 def train(settings: Settings, steps: int, order: Iterable[int] | None = None) -> tuple[list[tuple[float, float]], dict]:
@@ -84,14 +96,23 @@ def train(settings: Settings, steps: int, order: Iterable[int] | None = None) ->
     return history, {name: p.detach() for stage in stages for name, p in stage.parameters.items()}
 
 
-def gradient(stage: Stage, step: int) -> Reduced:
-    """A random reduced gradient, zero in the gaps between tensors."""
+def gradient(stage: Stage, step: int, units: Sequence[int] | None = None) -> Reduced:
+    """A random reduced gradient, zero in the gaps between tensors; that of these units alone, if any are given."""
     flat = stage.layout.zeros(CPU)
     random = torch.Generator().manual_seed(step)
     for view in stage.layout.views(flat):
         view.normal_(generator=random)
     G = stage.microbatches
-    return Reduced(flat, torch.ones(G, dtype=torch.int64), torch.ones(G, dtype=torch.float64), [], True)
+    whole = Reduced(flat, torch.ones(G, dtype=torch.int64), torch.ones(G, dtype=torch.float64), [], True)
+    return whole if units is None else part(stage, whole, units)
+
+
+def part(stage: Stage, whole: Reduced, units: Sequence[int]) -> Reduced:
+    """What the holder of these units alone has of a reduced gradient."""
+    grads, largest = stage.gradients.grads(whole), None
+    if stage.gradients.reproducible:
+        largest = torch.cat([stage.gradients.largest_of(unit, grad) for unit, grad in grads.items()])
+    return replace(whole, flat=torch.cat([grads[unit] for unit in units]), units=tuple(units), largest=largest)
 
 
 def everything(optimizer: StageOptimizer) -> dict[str, torch.Tensor]:

@@ -110,7 +110,7 @@ class Refused(WorkerEvent):
 
 class Mismatch(WorkerEvent):
     """A copy of sharded state is wrong (`control.mismatch=third`). The step is repeated without the worker that holds
-    it. `host`: its node; `detail`: the wrong block."""
+    it. `host`: its node; `detail`: the wrong unit."""
 
     host: str | None
     detail: str

@@ -15,28 +15,30 @@ class DonorHello(Message, frozen=True):
 
 
 class StatePart(msgspec.Struct, frozen=True, tag="part", forbid_unknown_fields=True):
-    """Elements `start` to `stop` of the state after a step. The tensors are parameters, both moments and, if sums are
-    fixed-point, all exponents (`numerics.gradients`).
+    """The state of some units after a step. Tensors: masters, both moments, seals if units have them, and all exponents
+    if sums are fixed-point (`numerics.gradients`).
 
-    session    see `Donate`
+    session  see `Donate`
+    units    their numbers in the stage; the tensors have one after another
+    of       see `Donate`
     """
 
     session: int
     step: int
-    start: int
-    stop: int
+    units: list[int]
+    of: int
 
 
 class StepGradient(msgspec.Struct, frozen=True, tag="step", forbid_unknown_fields=True):
-    """The reduced gradient of the first `start` elements, which were sent before this step, and the exponents after it.
-    Apply it with this clip scale.
+    """A step's reduced gradient of the units that have been sent, and the exponents after it.
 
-    scale None: the step was skipped, and there is no gradient.
+    scale  the step's clip scale; None: the step was skipped, and there is no gradient
     """
 
     session: int
     step: int
-    start: int
+    units: list[int]
+    of: int
     scale: float | None
 
 

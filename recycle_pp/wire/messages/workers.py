@@ -74,32 +74,39 @@ class Announce(Message, frozen=True):
 
 
 class Shares(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Holders of the optimizer state's blocks in a stage (`protocol.holders`). Workers are given by pipeline.
+    """Which workers of a stage hold which units of its state (`protocol.holders`). Workers by their pipelines.
 
-    holders    of each block, the first holder first
-    copies     (block, from, to) to be made first, in this order
-    knows      a worker with all exponents, if some weights are out of date and all must be sent again; else None
-    elsewhere  (block, stage, first holder there) of blocks that other stages hold as well
+    table      (number of neighbouring units, their holders, the first one first)
+    together   all workers hold all units, and sum their gradients by one all-reduce
+    copies     (unit, from, to) that have to be made first, in this order
+    knows      a worker with the newest exponents, if weights are out of date and all are sent again; None: they are not
+    elsewhere  (unit, stage, workers there that have its sums), for units that other stages hold as well
     """
 
-    holders: list[list[int]]
+    table: list[tuple[int, list[int]]]
+    together: bool
     copies: list[tuple[int, int, int]]
     knows: int | None
-    elsewhere: list[tuple[int, int, int]] = msgspec.field(default_factory=list)
+    elsewhere: list[tuple[int, int, list[int]]] = msgspec.field(default_factory=list)
+
+    @property
+    def holders(self) -> list[list[int]]:
+        """Of each unit, the first one first."""
+        return [holders for count, holders in self.table for _ in range(count)]
 
 
 @sent(COORDINATOR, WORKER, of_generation=True)
 class Adopt(Message, frozen=True):
     """The remainder of the interrupted steps.
 
-    steps      step -> the worker's actions in it (`Actions.packed`)
-    copy       the peer that sends the stage's reduced gradients
-    revoked    stages whose gradients must be reduced again
-    evaluate   the validation that must be done first
-    probes     host -> worker there with which to measure the link, before anything else
-    shares     of the worker's stage, with parallel.sharded
-    recompute  whether layers run again in the backward, for micro-batches forwarded in these steps
-    term       of the agreement that allowed this generation
+    steps     step -> the worker's actions in it (`Actions.packed`)
+    copy      the stage's reduced gradients come from this peer
+    revoked   stages whose reduced gradients have to be summed again
+    evaluate  the validation that has to be done first
+    probes    by host, the worker there with whom to measure the link to it, before anything else
+    shares    of the worker's stage
+    recompute whether its layers run again in the backward of what it forwards in these steps
+    term      of the agreement that allowed this generation
     """
 
     generation: int
@@ -108,8 +115,8 @@ class Adopt(Message, frozen=True):
     revoked: list[int]
     evaluate: int | None
     stagger: bool
+    shares: Shares
     probes: dict[str, Worker] = msgspec.field(default_factory=dict)
-    shares: Shares | None = None
     recompute: bool = False
     term: int = 0
 
@@ -134,9 +141,9 @@ class Commit(Message, frozen=True):
     replan      a better plan follows, for the steps from the next one on
     void        the update differs from the speculative one
     evaluate    a validation follows
-    savers      workers that save a checkpoint: one per stage, or all if the state is sharded
-    last        this is the last step of the job
-    skipped     consecutive skipped updates, including this one
+    savers      the workers that save a checkpoint; the first holder of a unit among them saves it
+    last        no step follows it in this job
+    skipped     so many updates in a row are skipped, this one included
     stagger     the next step may be applied before it is agreed
     """
 
@@ -157,18 +164,23 @@ class Commit(Message, frozen=True):
 
 @sent(COORDINATOR, WORKER)
 class Donate(Message, frozen=True):
-    """Send your state to this worker at `address`, from now on."""
+    """From now on, send the state of these units to a worker, which receives it at `address`.
+
+    session  larger than that of any earlier attempt; messages of an older one are void
+    units    empty: all of the stage
+    of       number of units that the worker receives in this session, from all its donors
+    """
 
     to: Worker
     session: int
     address: Address | None = None
+    units: list[int] = msgspec.field(default_factory=list)
+    of: int = 0
 
 
 @sent(COORDINATOR, WORKER)
 class Save(Message, frozen=True):
-    """At the end of the run: take over from a saver that died. With sharded state, write all blocks that you hold.
-
-    step: completed steps."""
+    """The end of the run: a saver died, write all units that you hold. step: steps done."""
 
     step: int
 
@@ -235,8 +247,8 @@ class Ready(Message, frozen=True):
     deferred_share  share of its parameters whose gradients come with W
     machine         name shared by all workers that use the same cores
     cores           of that machine
-    blocks          the tensors of each block of its stage, with parallel.sharded
-    memory          the fields of a `StageMemory` for each way in which the stage may run, if measured
+    units           names of the units of its stage
+    memory          the fields of a `StageMemory` for each way in which the stage may run, if they were measured
     notes           sentences about its device for the user; the coordinator prints each sentence once
     data            fingerprint of its training data; "" if it is irrelevant
     """
@@ -247,7 +259,7 @@ class Ready(Message, frozen=True):
     deferred_share: float = 0.0
     machine: str = ""
     cores: int = 0
-    blocks: list[str] = msgspec.field(default_factory=list)
+    units: list[str] = msgspec.field(default_factory=list)
     memory: list[dict[str, float]] = msgspec.field(default_factory=list)
     notes: list[str] = msgspec.field(default_factory=list)
     data: str = ""
@@ -288,10 +300,10 @@ class StepRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Holds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The sharded optimizer state of a worker, see `protocol.holdings.Holdings`."""
+    """What a worker has of its stage's state: see `protocol.holdings.Holdings`."""
 
     sizes: list[int]
-    blocks: list[int]
+    units: list[int]
     loaded: int | None
     weights: int
 
@@ -303,14 +315,13 @@ class Report(Message, frozen=True):
     records  of the steps that are not agreed yet
     ahead    whether one of them is already applied, and need not be undone
     busy     seconds until it can start its next op
-    holds    with parallel.sharded
     """
 
     generation: int
     records: list[StepRecord]
     ahead: bool
     busy: float
-    holds: Holds | None = None
+    holds: Holds
 
 
 @sent(WORKER, COORDINATOR, of_generation=True)
@@ -367,8 +378,8 @@ class Vote(Message, frozen=True):
     digest   of all values that peers have in common
     squares  squared norm of every parameter's gradient, canonical order (float64); from one worker per stage
     losses   per micro-batch (pipeline-major), likewise
-    blocks   with sharded state: a checksum (int64) of each held block after the previous step, in order
-    changed  with sharded state and control.mismatch=third: blocks changed by anything but an update
+    checksums  with parallel.sharded: of each unit that it holds, as after the step before, in order (int64)
+    changed  with control.mismatch=third: units that something other than an update has changed
     """
 
     generation: int
@@ -379,7 +390,7 @@ class Vote(Message, frozen=True):
     digest: bytes
     squares: list[float]
     losses: list[float]
-    blocks: bytes = b""
+    checksums: bytes = b""
     changed: list[int] = msgspec.field(default_factory=list)
 
 
@@ -424,8 +435,8 @@ class Synced(Message, frozen=True):
 class Saved(Message, frozen=True):
     """The worker has written its part of a checkpoint.
 
-    step   completed steps, here and in the next three messages
-    whole  whether the part contains all sharded state that it holds, as requested by `Save`
+    step   steps done, here and in the next three messages
+    whole  the part has all units that the worker holds, as `Save` asks for
     part   name of the part's folder
     """
 

@@ -10,7 +10,7 @@ from recycle_pp.config.checks import validate
 from recycle_pp.config.compose import compose
 from recycle_pp.config.loading import load
 from recycle_pp.config.settings import Settings
-from recycle_pp.numerics.optimizer import learning_rate
+from recycle_pp.numerics.hyperparameters import learning_rate
 
 
 def test_the_files_under_configs_hold_the_defaults_of_the_dataclasses():

@@ -9,7 +9,7 @@ from recycle_schedules import Worker
 from recycle_pp.consensus.agreement_gate import AgreementGate
 from recycle_pp.coordinator.driver import Driver
 from recycle_pp.protocol.events import Send
-from recycle_pp.wire.messages.workers import Adopt, Announce, Commit
+from recycle_pp.wire.messages.workers import Adopt, Announce, Commit, Shares
 
 A, B = Worker(0, 0), Worker(1, 0)
 PLACES = {0: ("host", 1), 1: ("host", 2)}
@@ -40,7 +40,7 @@ def test_a_generation_that_follows_a_commit_is_held_back_too():
         announcement = Announce(5, members=[A, B], committed=7, base=4)
         told = [Send(A, Commit(4, 7, scale=1.0, norm=1.0, loss=1.0)), Send(A, announcement), Send(B, announcement)]
         Driver.send(driver, told)
-        adoption = Adopt(5, steps={}, copy=None, revoked=[], evaluate=None, stagger=False)
+        adoption = Adopt(5, {}, None, [], None, stagger=False, shares=Shares([], True, [], None))
         Driver.send(driver, [Send(A, adoption)])
         await asyncio.sleep(0.01)
         assert agreement.asked == [(5, PLACES)]

@@ -7,7 +7,7 @@ from recycle_schedules import Worker
 from recycle_pp.coordinator.job import new_job
 from recycle_pp.model.memory import PROCESS, stage_memory
 from recycle_pp.protocol.events import LinksBroken, MessageReceived, PlanMade, WorkerDied, WorkerReady
-from recycle_pp.wire.messages.workers import Adopt, Report, SteadyPlan
+from recycle_pp.wire.messages.workers import Adopt, Holds, Report, SteadyPlan
 
 from ..in_process import small
 
@@ -17,6 +17,9 @@ SHAPE = {
 }  # fmt: skip
 
 
+HOLDS = Holds([1], [0], None, -1)
+
+
 def test_each_plan_names_the_stages_that_recompute():
     of = stage_memory(small(**SHAPE, parallel__memory="1GB"), 0)
     room = PROCESS + sum(of.always(3, 6).values()) + of.whole_op + 2.02 * of.flight
@@ -24,7 +27,7 @@ def test_each_plan_names_the_stages_that_recompute():
 
     def recomputing(kind: type) -> dict[int, bool]:
         """`recompute` by stage in messages of this kind: for the next generation and for its next plan."""
-        reports = [MessageReceived(w, Report(job.generation, [], False, 0.0)) for w in sorted(job.live)]
+        reports = [MessageReceived(w, Report(job.generation, [], False, 0.0, HOLDS)) for w in sorted(job.live)]
         sends = [send for report in reports for send in job.handle(report).sends]
         sends += job.handle(PlanMade(job.problem_now())).sends
         return {send.to.stage: send.message.recompute for send in sends if isinstance(send.message, kind)}

@@ -12,7 +12,7 @@ from recycle_pp.coordinator.planning import Planning
 from recycle_pp.protocol.events import MessageReceived, PlanMade, WorkerDied, WorkerReady
 from recycle_pp.protocol.job import Job
 from recycle_pp.telemetry.run_folder import RunFolder
-from recycle_pp.wire.messages.workers import Ready, Report, SteadyPlan
+from recycle_pp.wire.messages.workers import Holds, Ready, Report, SteadyPlan
 
 from .held_lease import HeldLease
 
@@ -28,7 +28,8 @@ def job(planner):
 
 def everybody_reports(made):
     for worker in sorted(made.live):
-        made.handle(MessageReceived(worker, Report(made.generation, records=[], ahead=False, busy=0.0)))
+        report = Report(made.generation, records=[], ahead=False, busy=0.0, holds=Holds([1], [0], None, -1))
+        made.handle(MessageReceived(worker, report))
 
 
 class Coordinator:

@@ -29,7 +29,7 @@ from recycle_pp.wire.messages.supervisors import (
     Present,
     SupervisorWelcome,
 )
-from recycle_pp.wire.messages.workers import Adopt
+from recycle_pp.wire.messages.workers import Adopt, Shares
 
 from .network import Peer
 
@@ -163,7 +163,9 @@ class Coordinator:
         self._generation += 1
         self._members, self._votes = set(self._present), set()
         self._gate.announce(self._generation, {n: place for n, (_, place) in self._present.items()})
-        self._gate.send([Send(Worker(0, 0), Adopt(self._generation, {}, None, [], None, False))])
+        self._gate.send(
+            [Send(Worker(0, 0), Adopt(self._generation, {}, None, [], None, False, Shares([], True, [], None)))]
+        )
 
     def _deliver(self, out: Sequence[Send]) -> None:
         if out:

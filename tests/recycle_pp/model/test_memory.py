@@ -14,7 +14,6 @@ from recycle_pp.model.measured_memory import allocations, measured_memory
 from recycle_pp.model.memory import layers_of_stages, parameters, stage_memory
 from recycle_pp.model.stage import Stage
 from recycle_pp.numerics.optimizer import StageOptimizer
-from recycle_pp.numerics.shards import ShardedOptimizer
 
 from ..in_process import CPU, gradient, small
 
@@ -98,16 +97,14 @@ def test_sharded_undo_copies_take_the_bytes_that_the_model_says(numerics):
     of = small(**LARGER, **numerics, optimizer__stagger=True, parallel__pipelines=4, parallel__sharded=True)
     memory, plain = (stage_memory(replace(of, optimizer=replace(of.optimizer, stagger=on)), 0) for on in (True, False))
     stage = Stage(of, 0, CPU)
-    optimizer, blocks = ShardedOptimizer(of, stage), range(len(stage.layout.blocks))
-    mine = [block for block in blocks if block % 2]
-    share = sum(span.stop - span.start for block, span in enumerate(stage.layout.spans) if block % 2)
-    for block in mine:
-        optimizer.begin(block)
-    optimizer.start_step(mine, mine)
-    for block in mine:
-        optimizer.shards[block].grad.zero_()
+    optimizer, units = StageOptimizer(of, stage, whole=False), range(len(stage.layout.units))
+    mine = [unit for unit in units if unit % 2]
+    share = sum(stage.layout.unit_sizes[unit] for unit in mine)
+    for unit in mine:
+        optimizer.begin(unit)
+    reduced = gradient(stage, 0, mine)
     with allocations(CPU) as ahead:
-        optimizer.speculate(gradient(stage, 0), 0)
+        optimizer.speculate(reduced, 0)
     assert (memory.state - plain.state) * share / stage.layout.size == pytest.approx(ahead.kept, rel=0.02)
     assert (plain.arriving, memory.arriving) == (0, stage.working.nbytes)
 

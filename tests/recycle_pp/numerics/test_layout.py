@@ -11,25 +11,25 @@ from tests.recycle_pp.in_process import CPU
 
 
 @given(shapes=st.lists(st.lists(st.integers(1, 40), max_size=3), min_size=1, max_size=5), block=st.integers(1, 3000))
-def test_blocks_are_whole_rows_at_256_bytes_and_do_not_depend_on_the_other_tensors(shapes, block):
+def test_units_are_whole_rows_at_256_bytes_and_do_not_depend_on_the_other_tensors(shapes, block):
     layout = Layout({str(k): shape for k, shape in enumerate(shapes)}, block)
     flat = layout.zeros(CPU, torch.bfloat16)
-    for mark, of in enumerate(layout.blocks_of(flat), 1):
+    for mark, of in enumerate(layout.units_of(flat), 1):
         assert of.data_ptr() % 256 == 0 and not of.any()
         of.fill_(mark % 100 + 1)
     assert flat.count_nonzero() == sum(view.numel() for view in layout.views(flat))
-    assert sum(layout.block_sizes) == layout.size
+    assert sum(layout.unit_sizes) == layout.size
     for k, shape in enumerate(shapes):
         alone = Layout({"alone": shape}, block)
-        assert [b.rows for b in alone.blocks] == [b.rows for b in layout.blocks if b.tensor == k]
+        assert [b.rows for b in alone.units] == [b.rows for b in layout.units if b.tensor == k]
         assert alone.rows == [layout.rows[k]]
 
 
-def test_norms_and_exponents_belong_to_blocks():
-    """Whoever holds a block computes them alone, as the tensor's other blocks would be elsewhere."""
-    whole = Layout({"head.weight": (64, 32), "norm.weight": (32,)}, block=32 * 16)
-    part = Layout({"head.weight": (16, 32)}, block=32 * 16)
-    assert [b.rows for b in whole.blocks] == [slice(k, k + 16) for k in (0, 16, 32, 48)] + [slice(0, 1)]
+def test_norms_and_exponents_belong_to_units():
+    """The holder of a unit computes them alone, without the tensor's other units."""
+    whole = Layout({"head.weight": (64, 32), "norm.weight": (32,)}, unit=32 * 16)
+    part = Layout({"head.weight": (16, 32)}, unit=32 * 16)
+    assert [b.rows for b in whole.units] == [slice(k, k + 16) for k in (0, 16, 32, 48)] + [slice(0, 1)]
     grad = torch.randn(64, 32) * torch.logspace(-8, 4, 64).unsqueeze(1)
 
     def of(layout, grad):

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from recycle_pp.config.settings import Optimizer
 from recycle_pp.model.stage import Stage
-from recycle_pp.numerics.optimizer import StageOptimizer, clip_scale, factors, learning_rate
+from recycle_pp.numerics.hyperparameters import factors, learning_rate
+from recycle_pp.numerics.optimizer import StageOptimizer
+from recycle_pp.protocol.commit import clip_scale
 from recycle_pp.testing import reference_trainer as plain
 from tests.recycle_pp.in_process import CPU, everything, gradient, same, small
 
@@ -76,11 +78,12 @@ def test_undo_restores_every_bit_also_after_steps_in_between():
 def test_the_undo_copy_is_allocated_once_and_only_by_those_who_speculate():
     stage, optimizer = stage_and_optimizer()
     optimizer.step(gradient(stage, 0), 0)
-    assert optimizer._undo is None
+    held = optimizer.held[0]
+    assert held.before is None
     addresses = set()
     for step in range(1, 4):
         optimizer.speculate(gradient(stage, step), step)
-        addresses.add(tuple(tensor.data_ptr() for tensor in optimizer._undo))
+        addresses.add(tuple(tensor.data_ptr() for tensor in held.before))
         optimizer.confirm()
     assert len(addresses) == 1
 

@@ -1,5 +1,7 @@
 """A parameter that several stages hold: all of them end with the sum over them, whatever each has of it."""
 
+from dataclasses import replace
+
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +10,8 @@ from recycle_pp.numerics import torch_operations as ops
 from recycle_pp.numerics.gradients import Gradients, Reduced
 from recycle_pp.numerics.layout import Layout
 from recycle_pp.numerics.ties import Ties
+
+from ..in_process import united
 
 CPU = torch.device("cpu")
 SHAPES = {"tied": (3, 5), "also": (7,)}
@@ -18,27 +22,19 @@ class Stages:
 
     def __init__(self, reproducible):
         shared = {"tied": [0, 1, 2], "also": [0, 2]}
-        self.gradients, self.layouts, self.ties = [], [], []
+        self.gradients, self.ties = [], []
         for stage in range(3):
             held = {name: of for name, of in shared.items() if stage in of}
             layout = Layout({"own": (4,)} | {name: SHAPES[name] for name in held})
             gradients = Gradients(layout, 2, CPU, reproducible=reproducible, ops=ops, shared=list(held))
             self.gradients.append(gradients)
-            self.layouts.append(layout)
-            self.ties.append(Ties(gradients, layout, stage, held, ops))
+            self.ties.append(Ties(gradients, stage, held))
 
-    def united(self):
-        reduced = [gradients.reduced(gradients.payload()) for gradients in self.gradients]
-        return [self.of(stage, reduced) for stage in range(3)]
-
-    def of(self, stage, reduced):
-        parcels = {}
-        for other in self.ties[stage].stages:
-            parcels[other] = self.ties[stage].room(other).copy_(self.ties[other].parcel(reduced[other], to=stage))
-        return self.ties[stage].united(reduced[stage], parcels)
+    def reduced(self):
+        return [gradients.reduced(gradients.payload()) for gradients in self.gradients]
 
     def gradient(self, stage, reduced, name):
-        layout = self.layouts[stage]
+        layout = self.gradients[stage].layout
         return layout.views(reduced.flat)[layout.names.index(name)]
 
 
@@ -54,12 +50,12 @@ def test_every_stage_holds_the_sum_over_the_stages(reproducible, seed):
                 if name in exact:
                     exact[name] += grad.double()
             gradients.close(g, None)
-    united = stages.united()
+    found_by_stage = united(stages.ties, stages.reduced())
     for name, holders in (("tied", (0, 1, 2)), ("also", (0, 2))):
-        found = [stages.gradient(stage, united[stage], name) for stage in holders]
+        found = [stages.gradient(stage, found_by_stage[stage], name) for stage in holders]
         assert all(torch.equal(found[0], other) for other in found)
         assert torch.allclose(found[0].double(), exact[name], atol=1e-5)
-        squares = [united[stage].squares[stages.gradients[stage].names.index(name)] for stage in holders]  # one block
+        squares = [found_by_stage[stage].squares[stages.gradients[stage].names.index(name)] for stage in holders]
         assert squares[0] > 0 and not any(squares[1:]), "the norm counts it once"
 
 
@@ -68,15 +64,16 @@ def test_uniting_again_after_a_death_changes_no_bit():
     for gradients in stages.gradients:
         for name in gradients.names:
             gradients.add(name, torch.randn(SHAPES.get(name, (4,))))
-    reduced = [gradients.reduced(gradients.payload()) for gradients in stages.gradients]
-    first = stages.of(0, reduced)
+    reduced = stages.reduced()
+    first = united(stages.ties, reduced)[0]
     before = first.flat.clone()
     copied = Reduced.from_tensors([tensor.clone() for tensor in first.to_tensors()])
     for again in (first, copied):  # of this worker, or of a peer that took its sums over
-        assert torch.equal(stages.of(0, [again, *reduced[1:]]).flat, before)
+        once_more = united(stages.ties, [again, *reduced[1:]])[0]
+        assert torch.equal(once_more.flat, before) and once_more.squares == first.squares
 
 
-def test_what_is_not_finite_on_one_stage_is_not_on_any():
+def test_a_gradient_that_is_not_finite_on_one_stage_is_not_on_any():
     """Else the stages would give the parameter different exponents for the next step."""
     stages = Stages(True)
     for gradients in stages.gradients:
@@ -85,4 +82,26 @@ def test_what_is_not_finite_on_one_stage_is_not_on_any():
     stages.gradients[1].add("own", torch.full((4,), float("nan")))
     for gradients in stages.gradients:
         gradients.close(0, None)
-    assert [reduced.finite for reduced in stages.united()] == [False] * 3
+    assert [reduced.finite for reduced in united(stages.ties, stages.reduced())] == [False] * 3
+
+
+def test_a_worker_that_sums_some_tied_units_has_the_bits_of_one_that_sums_all():
+    stages = Stages(True)
+    for gradients in stages.gradients:
+        for name in gradients.names:
+            gradients.add(name, torch.randn(SHAPES.get(name, (4,))))
+    reduced = stages.reduced()
+    every = united(stages.ties, reduced)[0]
+    here = stages.ties[0]
+    for unit in here.units:
+        own = here.own(reduced[0], here.units)[unit]
+        alone = replace(reduced[0], shared=own)
+        parcels = [
+            (stage, [unit], stages.ties[stage].parcel(reduced[stage], stages.ties[stage].units, [theirs]))
+            for stage in here.stages[unit][1:]
+            for theirs in stages.ties[stage].units
+            if stages.gradients[stage].layout.unit_names[theirs] == here.gradients.layout.unit_names[unit]
+        ]
+        found = here.united(alone, [unit], parcels)
+        assert torch.equal(stages.gradients[0].grads(found)[unit], stages.gradients[0].grads(every)[unit])
+        assert found.squares[unit] == every.squares[unit]

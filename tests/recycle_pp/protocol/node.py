@@ -55,11 +55,12 @@ class Void(Exception):
 
 
 class Stream(NamedTuple):
-    """From a donor to a joiner: the state after a step, and then the gradients of every later one."""
+    """From a donor to a joiner: the state of some units after a step, and then their gradients of every later one.
+    Parcels: the step, and what the donor's shards have `given`, or nothing but the step."""
 
     to: Worker
-    session: int
-    parcels: deque[tuple[str, int]]
+    message: Donate
+    parcels: deque[tuple[int, dict[int, tuple[int, int | None]] | None]]
 
 
 class Node:
@@ -69,8 +70,8 @@ class Node:
         self.options: list[tuple[int, str]] = []
         self.me.committed = self.me.applied = first_step - 1
         self.shards: Shards | None = None  # with sharded optimizer state
+        self.me.holdings = Holdings(worker.pipeline, BLOCKS, first_step - 1)
         if world.copies:
-            self.me.holdings = Holdings(worker.pipeline, BLOCKS, first_step - 1)
             self.shards = Shards(self, first_step - 1)
         self.inbox: deque[Message] = deque()
         self.outbox: deque[Message] = deque([Ready(("node", number), "simulated")])
@@ -78,10 +79,12 @@ class Node:
         self.mesh = -1  # the connections it has, by the generation that made them
         self.said: dict[type[Message], Message] = {}  # what another coordinator is told again
         self.saves: deque[Message] = deque()  # parts of checkpoints to be written, then checkpoints to be put together
-        self._streams: list[Stream] = []  # from its donors, one after the other
+        self._streams: list[Stream] = []  # from its donors
+        self._have: dict[int, int] = {}  # of what it follows in the newest session: unit -> step
+        self._session = -1
         self._linking: Announce | None = None  # the generation whose links are being built
         self._linked = -1
-        self._asked: list[tuple[Node, int]] = []  # joiners that wait for this worker's state
+        self._asked: list[Donate] = []  # joiners that wait for this worker's state
         self._fed: list[Stream] = []  # to joiners that have it
         self.parts: dict[
             int, dict[int, bool]
@@ -113,10 +116,9 @@ class Node:
                 yield "links"
             if self.saves:
                 yield "saves"
-            if self._streams and self._streams[0].parcels:
-                yield "takes"
-            if len(self._streams) > 1:
-                yield "accepts"
+            for number, stream in enumerate(self._streams):
+                if stream.parcels:
+                    yield f"takes {number}"
 
     @property
     def linked(self) -> bool:
@@ -132,10 +134,9 @@ class Node:
             self._linked, self._linking = self._linking.generation, None
         elif what == "saves":
             self.outbox.append(self.saves.popleft())
-        elif what == "accepts":  # a new donor takes the place of the one before
-            self._streams.pop(0)
         else:
-            self._take(self._streams[0].session, *self._streams[0].parcels.popleft())
+            stream = self._streams[int(what.removeprefix("takes "))]
+            self._take(stream.message, *stream.parcels.popleft())
 
     def _hear(self, message: Message) -> None:
         me = self.me
@@ -156,7 +157,7 @@ class Node:
                 me.commit(message)
             case Donate():
                 if message.address is not None:  # else the joiner has died on the way
-                    self._asked.append((self.world.node(message.address[1]), message.session))
+                    self._asked.append(message)
             case Save():
                 self._wanted = message.step
                 if self._done >= self._wanted and self.shards is not None and self.shards.seen:
@@ -191,6 +192,8 @@ class Node:
         me = self.me
         if self.shards is not None:
             yield from self.shards.begin(orders)
+        else:
+            me.holdings.settled()
         if orders.evaluate is not None:
             yield from self._evaluate(orders, orders.evaluate)
         step = me.committed + 1
@@ -395,6 +398,7 @@ class Node:
             if commit.evaluate:
                 validate.append(commit.step)
             self._done = commit.step + 1
+            self._saves = me.holdings.saves.pop(commit.step, [])
             if commit.savers and self.world.save_every:
                 if self.shards is not None and self.shards.seen:
                     self.saves.append(SaveFailed(commit.step + 1, "its state has changed"))
@@ -419,7 +423,8 @@ class Node:
         if not self.world.save_every:
             return
         if self.shards is not None:
-            self.parts[step] = self.parts.get(step, {}) | self.shards.saved(step - 1, whole)
+            units = self.shards.state if whole else self._saves
+            self.parts[step] = self.parts.get(step, {}) | self.shards.saved(step - 1, units)
         if self.me.applied != step - 1:
             self.world.fail(f"{self.me.worker} saves {step} steps with parameters after step {self.me.applied}")
         self.saves.append(Saved(step, whole, str(self.me.worker)))
@@ -462,21 +467,39 @@ class Node:
 
     def _feed(self, step: int) -> None:
         """After a commit: new joiners get the state, the others this step's gradients."""
-        for stream in self._fed:
-            stream.parcels.append(("gradients", step))
+        for stream in list(self._fed):
+            if self.shards is not None and not self.shards.state.keys() >= {*stream.message.units}:
+                self._fed.remove(stream)  # other workers hold some of them now
+                continue
+            stream.parcels.append((step, None))
             self.world.touch(stream.to)
-        for joiner, session in self._asked:
-            stream = Stream(joiner.me.worker, session, deque([("state", step)]))
+        for message in self._asked:
+            assert message.address is not None
+            joiner = self.world.node(message.address[1])
+            held = {unit: (step, None) for unit in message.units} if self.shards is None else self.shards.given()
+            if held.keys() < {*message.units}:
+                continue
+            state = {unit: held[unit] for unit in message.units}
+            stream = Stream(joiner.me.worker, message, deque([(step, state)]))
             joiner._streams.append(stream)
             self.world.touch(stream.to)
             self._fed.append(stream)
         self._asked = []
 
-    def _take(self, session: int, what: str, step: int) -> None:
-        """A donor's parcel. A member has the gradients itself."""
-        if self.me.generation >= 0:
+    def _take(self, message: Donate, step: int, state: dict[int, tuple[int, int | None]] | None) -> None:
+        """A donor's parcel. A member has the gradients itself; an older session is void."""
+        if self.me.generation >= 0 or message.session < self._session:
             return
-        if what == "gradients" and self.me.applied != step - 1:
-            self.world.fail(f"{self.me.worker} gets the gradients of step {step} after step {self.me.applied}")
-        self.me.applied = self.me.committed = step
-        self.outbox.append(Synced(step, session))
+        if message.session > self._session:
+            self._session, self._have = message.session, {}
+            if self.shards is not None:
+                self.shards.forget()
+        for unit in message.units:
+            if state is None and self._have[unit] != step - 1:
+                self.world.fail(f"{self.me.worker} gets the gradients of step {step} after step {self._have[unit]}")
+            self._have[unit] = step
+        if self.shards is not None:
+            self.shards.follow(message.units, step, state)
+        if len(self._have) == message.of and set(self._have.values()) == {step}:
+            self.me.followed(step, self._have)
+            self.outbox.append(Synced(step, message.session))

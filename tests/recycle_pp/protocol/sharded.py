@@ -1,7 +1,7 @@
 """A simulated worker's share of the optimizer state: the step whose update each block has seen, and who sends it what.
 
-Its program is that of `execution.sharded_commits` and `state.shards`, message by message. Every message is one that a
-death, a cut or a delay may take, and every version is checked where it is used.
+Its program is that of `execution.commits` and `state.exchange`, message by message. A death, a cut or a delay may take
+any message, and every version is checked where it is used.
 
 A bit that flips makes a block wrong, and whatever comes of it: copies, weights, tensors, sums. Nobody knows that but
 this file, until a vote shows it; what is agreed, saved and applied must not come of it.
@@ -195,12 +195,30 @@ class Shards:
         if set(self.weights) != {step} or self.exponents != step:
             node.world.fail(f"{node.me.worker} uses weights {self.weights}, exponents {self.exponents}, not of {step}")
 
-    def saved(self, step: int, whole: bool) -> dict[int, bool]:
+    def given(self) -> dict[int, tuple[int, int | None]]:
+        """What a donor gives of each block: the step in it, and what is wrong with it."""
+        return {block: (step, self.wrong.get(block)) for block, step in self.state.items()}
+
+    def forget(self) -> None:
+        """A new session in which it follows its blocks begins."""
+        self.state, self.wrong, self.tainted, self.exponents = {}, {}, set(), -9
+
+    def follow(self, blocks: Collection[int], step: int, state: dict[int, tuple[int, int | None]] | None) -> None:
+        """state: None: a step's gradients."""
+        for block in blocks:
+            self.state[block] = self.weights[block] = step
+            if state is not None:
+                if state[block][0] != step:
+                    self._node.world.fail(f"block {block} is given as after step {state[block][0]}, not {step}")
+                self._taint(block, state[block][1])
+        self.exponents = max(self.exponents, step)
+
+    def saved(self, step: int, units: Collection[int]) -> dict[int, bool]:
         """The blocks that it saves, and whether they are right."""
         node = self._node
         if any(of != step for of in self.state.values()):
             node.world.fail(f"{node.me.worker} saves {self.state} as after step {step}")
-        return {b: b not in self.wrong for b in (self.state if whole else self._first & self.state.keys())}
+        return {b: b not in self.wrong for b in self.state if b in units}
 
     def _taint(self, block: int, wrong: int | None) -> None:
         if wrong is None:

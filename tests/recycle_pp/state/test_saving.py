@@ -8,29 +8,30 @@ from recycle_schedules import Worker
 
 from recycle_pp.data.batches import Batches
 from recycle_pp.model.stage import Stage
-from recycle_pp.numerics.shards import ShardedOptimizer
+from recycle_pp.numerics.optimizer import StageOptimizer
+from recycle_pp.protocol.holdings import Holdings
+from recycle_pp.protocol.participant import Participant
 from recycle_pp.state.saving import StageSaving
 from recycle_pp.wire.messages.workers import Save, Saved, SaveFailed
 
 from ..in_process import CPU, small
-from ..numerics.test_shards import flip
+from ..numerics.test_units import flip
 
 
 @pytest.mark.parametrize("changed", [False, True])
-def test_who_is_asked_for_all_that_it_holds_refuses_what_has_changed_since_the_commit(changed, tmp_path):
+def test_a_worker_asked_to_save_all_its_units_refuses_those_that_have_changed_since_the_commit(changed, tmp_path):
     """Another holder has died, so no other copy may be there to compare with."""
     config, said = small(parallel__pipelines=2, parallel__sharded=True, control__mismatch="third"), []
     stage = Stage(config, 0, CPU)
-    optimizer = ShardedOptimizer(config, stage)
-    blocks = range(len(stage.layout.blocks))
-    for block in blocks:
-        optimizer.begin(block)
-    optimizer.start_step(blocks, blocks)
+    optimizer = StageOptimizer(config, stage, whole=False)
+    for unit in range(len(stage.layout.units)):
+        optimizer.begin(unit)
     strike = lambda moment, step: None  # noqa: E731
-    saving = StageSaving(config, str(tmp_path), stage, optimizer, Batches(config), Worker(0, 0), said.append, strike)
+    me = Participant(Worker(0, 0), 2, Holdings(0, stage.layout.unit_sizes, -1))
+    saving = StageSaving(config, str(tmp_path), stage, optimizer, Batches(config), me, said.append, strike)
     saving.committed(SimpleNamespace(step=3, savers=[], last=True), None)
     if changed:
-        flip(optimizer.shards[1].mean, 5, 7)
+        flip(optimizer.vectors(1)[1], 5, 7)
     saving.asked(Save(4))
     deadline = time.monotonic() + 30
     while not said and time.monotonic() < deadline:

@@ -1,9 +1,9 @@
-"""Blocks of sharded state that travel together.
+"""Units that travel together.
 
     runs = runs_of(shares.holders, spans)
     for runs in rounds(runs, peers): ...             # of each peer the first run that it sums, then the second, ...
 
-Neighbouring blocks of the same holders are one `Run`, of `BUCKET` elements at most unless a block has more.
+Neighbouring units with the same holders are one `Run`, of at most `BUCKET` elements unless a unit has more.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ BUCKET = 1 << 20
 
 @dataclass(frozen=True)
 class Run:
-    """Neighbouring blocks that have the same holders, the first of whom sums them; span: their elements."""
+    """Neighbouring units with the same holders, the first of which sums them; span: their elements."""
 
-    blocks: range
+    units: range
     holders: list[int]
     span: slice
 
@@ -29,16 +29,16 @@ class Run:
 
 
 def runs_of(table: Sequence[list[int]], spans: Sequence[slice]) -> list[Run]:
-    """table: the holders of each block; spans: its elements."""
+    """table: the holders of each unit; spans: its elements."""
     found, first = [], 0
-    for block, holders in enumerate(table):
-        following = block + 1
+    for unit, holders in enumerate(table):
+        following = unit + 1
         if (
             following == len(table)
             or table[following] != holders
             or spans[following].stop - spans[first].start > BUCKET
         ):
-            found.append(Run(range(first, following), holders, slice(spans[first].start, spans[block].stop)))
+            found.append(Run(range(first, following), holders, slice(spans[first].start, spans[unit].stop)))
             first = following
     return found
 

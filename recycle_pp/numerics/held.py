@@ -1,0 +1,59 @@
+"""The state of units that one worker holds.
+
+held = Held(range(3, 4), (master, mean, square))
+held.seal = held.checksum(); held.inspect()          # has anything but an update changed it?
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from recycle_pp.comm.tensor_bytes import aligned_bytes
+
+from .operations import State
+
+
+@dataclass
+class Held:
+    """The state of neighbouring units in one piece of memory.
+
+    state    masters, means, mean squares: flat float32
+    before   the state that a speculation has overwritten; allocated by the first one, then reused
+    seal     (1,) int64, the checksum after the newest update, or None
+    changed  (1,) bool, whether the state was found to differ from its seal since, or None
+    """
+
+    units: range
+    state: State
+    before: State | None = None
+    seal: Tensor | None = None
+    changed: Tensor | None = None
+
+    def checksum(self, before: bool = False) -> Tensor:
+        """(1,) int64 of all bits of the state, 64 at a time, modulo 2**64. One flipped bit changes it. Reads all.
+
+        before: of the state that a speculation has overwritten."""
+        state = self.before if before else self.state
+        assert state is not None
+        master, mean, square = (vector.view(torch.int64).sum(0, keepdim=True) for vector in state)
+        return master + 3 * mean + 5 * square  # odd factors keep every bit
+
+    def inspect(self) -> None:
+        """Sets `changed` if the state differs from its seal."""
+        if self.seal is not None:
+            now = self.checksum() != self.seal
+            self.changed = now if self.changed is None else self.changed | now
+
+
+def parts(state: State, place: slice) -> State:
+    """Views of some elements of each vector."""
+    master, mean, square = state
+    return master[place], mean[place], square[place]
+
+
+def empty(size: int, device: torch.device) -> Tensor:
+    """Uninitialised float32 (size,), at a multiple of 256 bytes."""
+    return aligned_bytes(4 * size, device).view(torch.float32)

@@ -1,0 +1,279 @@
+"""The coordinator's table of units: which workers of a stage hold which units of its state.
+
+    units = Units(copies=2)                           # 0: all workers hold all units
+    void = units.void(reports, records)               # stages that have to sum again
+    shares = units.share_out(reports, committed)      # by stage: the holders from now on; raises StageLost
+    gives = units.sources(joiner, live)               # the units that a joiner is to follow, by donor
+    wrong = units.compare(votes, step)                # workers whose copies are wrong; raises ProtocolViolation
+
+Like the ledger, the table follows from the reports of live workers: a unit is where a live worker reports it, as it is
+after the newest agreed step. So copies may be interrupted at any point, and a new coordinator needs to know nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from itertools import groupby, permutations
+
+from msgspec import structs
+from recycle_schedules import Worker
+
+from recycle_pp.wire.messages.workers import Holds, Report, Shares, Vote
+
+from .commit import ProtocolViolation
+from .holders import Table, lost, missing, on_one_host, placed, refilled
+from .ledger import Record
+from .mismatch import compare
+from .stage_lost import StageLost
+
+
+class Units:
+    """hosts: (pipeline, stage) -> the worker's host; names: stage -> names of its units; as far as is known."""
+
+    def __init__(self, copies: int, third: bool = False) -> None:
+        """copies: of each unit; 0: as many as there are workers. third: the job continues without the holder of a wrong
+        copy, if it is known (control.mismatch)."""
+        self.hosts: dict[tuple[int, int], str] = {}
+        self.names: dict[int, list[str]] = {}
+        self._copies, self._third = copies, third
+        self._tied: dict[int, list[tuple[int, int, int]]] | None = None  # see `_ties`
+        self._tables: dict[int, Table] = {}
+        self._sizes: dict[int, list[int]] = {}  # elements of the units
+        self._peers: dict[int, set[int]] = {}
+        self._planned: dict[int, Table] = {}  # with the workers that follow their units
+        self._followers: dict[int, set[int]] = {}  # these workers
+        self._made: dict[int, tuple[int, set[tuple[int, int]]]] = {}  # copies (unit, to) since that step was agreed
+
+    def describe(self, worker: Worker, host: str, names: list[str]) -> None:
+        """A worker has built its stage on that host."""
+        self.hosts[worker] = host
+        if self.names.get(worker.stage) != names:
+            self.names[worker.stage], self._tied = names, None
+
+    def void(self, reports: Mapping[Worker, Report], records: Mapping[Worker, Record]) -> set[int]:
+        """The stages whose reduced gradients are void, from what all live workers say; before `share_out`.
+
+        If every worker has all reduced gradients of its stage, one survivor is enough: it can copy them. Otherwise they
+        are with the holders of the units: if one of the stage has died, or lacks its own, the whole stage sums again,
+        from accumulators that all workers keep until the commit. `records` of such a stage are not `reduced` any more.
+        """
+        found: set[int] = set()
+        if not self._copies:
+            return found
+        for stage, peers in _stages(reports).items():
+            if not self.stands(stage, [w.pipeline for w in peers]) or not all(records[w].reduced for w in peers):
+                found |= {stage for w in peers if records[w].reduced}
+                for worker in peers:
+                    records[worker].reduced = False
+        return found
+
+    def share_out(self, reports: Mapping[Worker, Report], committed: int, took_back: bool = False) -> dict[int, Shares]:
+        """By stage, the holders from now on. took_back: updates of the step that is not agreed are undone, and so are
+        weights that were sent after them."""
+        shares = {}
+        for stage, peers in _stages(reports).items():
+            holds = {w.pipeline: reports[w].holds for w in peers}
+            ahead = any(reports[w].ahead for w in peers)
+            shares[stage] = self.share(stage, holds, committed, took_back and ahead, ahead and not took_back)
+        return {stage: structs.replace(of, elsewhere=self._elsewhere(stage)) for stage, of in shares.items()}
+
+    def compare(self, votes: Mapping[Worker, Vote], step: int) -> dict[Worker, str]:
+        """Workers whose copies of a unit are wrong, each with the unit in words. Its holders have updated it each for
+        itself.
+
+        votes: of all live workers; without checksums nothing is compared. Raises ProtocolViolation if it is unknown
+        which copy is wrong, or if the job is not to continue without its holder.
+        """
+        wrong: dict[Worker, str] = {}
+        for stage in _stages(votes) if self._copies else ():
+            of = {worker.pipeline: vote for worker, vote in votes.items() if worker.stage == stage}
+            found = compare(self._tables[stage], of, self._made[stage][1])
+            if found is None:
+                continue
+            if found.unclear or not self._third:
+                first = (found.unclear or [*found.disputed])[0]
+                unknown = ", and nobody can tell which of them is right" if self._third else ""
+                raise ProtocolViolation(
+                    f"{self._dispute(stage, first, found.disputed[first])}, found in step {step}{unknown}: memory or a "
+                    "processor has failed, and the job must not go on with wrong weights; run.resume=true goes on at "
+                    "the newest checkpoint"
+                )
+            for peer, unit in found.wrong.items():
+                how = "has changed since its update" if peer in found.changed else "is not that of the other holders"
+                wrong[Worker(peer, stage)] = f"its copy of {self._unit(stage, unit)} {how}"
+        return wrong
+
+    def stands(self, stage: int, peers: Collection[int]) -> bool:
+        """The stage has the same workers as at the newest `share`."""
+        return self._peers.get(stage) == set(peers)
+
+    def share(
+        self, stage: int, holds: Mapping[int, Holds], committed: int, mixed: bool = False, ahead: bool = False
+    ) -> Shares:
+        """The shares of a stage, from the reports of all its live workers, by pipeline. Copies that exist stay in use
+        as long as the table needs them. A worker that holds a unit knows all exponents.
+
+        mixed: not all weights of these workers are of one step.
+        ahead: a worker has updated its units by the next step, and that stands. Then all workers have its gradients, no
+            micro-batch needs the weights before it, and the weights after it are sent in every generation.
+
+        Raises StageLost if a unit has no holder.
+        """
+        sizes, peers = next(iter(holds.values())).sizes, sorted(holds)
+        complete = {p for p, of in holds.items() if of.loaded == committed or len(of.units) == len(sizes)}
+        held = self._held(stage, holds, complete)
+        if gone := lost(held):
+            raise StageLost(stage, f"no copy left of {len(gone)} of its {len(sizes)} units")
+        if not self.stands(stage, peers):
+            new = set(peers) - self._peers.get(stage, set(peers))
+            hosts = {p: self.hosts.get((p, stage), "") for p in peers}
+            if len(complete) == len(peers) and not any(of.units for of in holds.values()):
+                table = placed(sizes, peers, self._copies, hosts)
+            else:
+                table = refilled(held, sizes, peers, self._copies, hosts)
+            self._tables[stage], self._peers[stage] = table, set(peers)
+            self._followers[stage] = self._followers.get(stage, set()) - {*peers}
+            followed = {(unit, peer) for peer in new for unit in holds[peer].units}
+        else:
+            table, followed = self._tables[stage], set()
+        lacking = [of for p, of in holds.items() if p not in complete]
+        behind = any(mixed or (not ahead and of.weights < committed) for of in lacking)
+        knows = next((p for p in peers if holds[p].weights >= committed - 1), None)
+        copies = missing(held, table, sizes) if lacking else []
+        since, made = self._made.get(stage, (committed, set()))
+        made = (made if since == committed else set()) | {(unit, to) for unit, _, to in copies} | followed
+        self._made[stage] = committed, made
+        packed = [(len(list(run)), holders) for holders, run in groupby(table)]
+        return Shares(packed, not self._copies, copies, knows if behind else None)
+
+    def sources(self, joiner: Worker, live: Collection[Worker], serving: Mapping[int, int]) -> dict[Worker, list[int]]:
+        """Donor -> the units that it gives, so that the joiner can hold its share when it is a member. Empty if the
+        table is not known yet, or a unit has no live holder. serving: pipeline -> joiners that it feeds already."""
+        stage, sizes = joiner.stage, self._sizes.get(joiner.stage, [])
+        peers = {w.pipeline for w in live if w.stage == stage}
+        held = [[p for p in holders if p in peers] for holders in self._tables.get(stage, [])]
+        if not held or lost(held):
+            return {}
+        if not self._copies:
+            donor = min(peers, key=lambda p: (serving.get(p, 0), p))
+            return {Worker(donor, stage): list(range(len(held)))}
+        followers = self._followers.setdefault(stage, set())
+        before = [[p for p in of if p in peers | followers] for of in self._planned.get(stage, [])] if followers else []
+        followers.add(joiner.pipeline)
+        hosts = {p: self.hosts.get((p, stage), "") for p in peers | followers}
+        start = before if before and not lost(before) else held
+        table = self._planned[stage] = refilled(start, sizes, [*hosts], self._copies, hosts)
+        wanted = [[p for p in holders if p == joiner.pipeline] for holders in table]
+        wanted[0] = wanted[0] if any(wanted) else [joiner.pipeline]  # one at least: it follows the job's steps by it
+        found: dict[Worker, list[int]] = {}
+        for unit, source, _ in missing(held, wanted, sizes):
+            found.setdefault(Worker(source, stage), []).append(unit)
+        return found
+
+    def died(self, joiner: Worker) -> None:
+        """A joiner will not come. The others keep their units; later joiners follow those that it leaves."""
+        self._followers.get(joiner.stage, set()).discard(joiner.pipeline)
+
+    def give(self, gives: Mapping[Worker, Collection[int]]) -> bool:
+        """Whether donors still hold the units that they give."""
+        tables = self._tables
+        return all(w.pipeline in tables[w.stage][unit] for w, units in gives.items() for unit in units)
+
+    def savers(self, live: Collection[Worker]) -> list[Worker]:
+        """The workers that save a checkpoint: the first of a unit's holders that live."""
+        found = set()
+        for stage in _stages(live):
+            peers = {w.pipeline for w in live if w.stage == stage}
+            for holders, _ in groupby(self._tables[stage]):
+                found.add(Worker(next(p for p in holders if p in peers), stage))
+        return sorted(found)
+
+    def leavers(self, leaving: Collection[Worker], live: Collection[Worker]) -> set[Worker]:
+        """Those of the workers that are to leave that can: a peer stays, and so does a copy of each of their units."""
+        stay = {w.stage for w in live if w not in leaving}
+        gone: set[Worker] = set()
+        for worker in sorted(leaving, reverse=True):
+            peers = {w.pipeline for w in {*live} - gone - {worker} if w.stage == worker.stage}
+            runs = [holders for holders, _ in groupby(self._tables.get(worker.stage, []))]
+            kept = all(peers.intersection(holders) for holders in runs)
+            if worker in live and worker.stage in stay and kept:
+                gone.add(worker)
+        return gone
+
+    @property
+    def complete(self) -> bool:
+        """Every worker holds all units of its stage."""
+        return all(len(of) == len(self._peers[k]) for k, table in self._tables.items() for of, _ in groupby(table))
+
+    def on_one_host(self) -> str | None:
+        """A stage whose units would be lost with one host, of several hosts, in words."""
+        if len(set(self.hosts.values())) < 2:
+            return None
+        for stage, table in sorted(self._tables.items()):
+            hosts = {peer: self.hosts.get((peer, stage), "") for peer in self._peers[stage]}
+            if host := on_one_host(table, hosts):
+                return (
+                    f"all copies of some units of the state of stage {stage} are on {host}: "
+                    "if it is lost, the job goes back to its newest checkpoint"
+                )
+        return None
+
+    def _held(self, stage: int, holds: Mapping[int, Holds], complete: Collection[int]) -> Table:
+        """The holders of each unit, those first that are planned or were holders before."""
+        sizes = self._sizes[stage] = next(iter(holds.values())).sizes
+        if len(complete) == len(holds) and not self._copies:
+            return [sorted(holds)] * len(sizes)
+        none: Table = [[] for _ in sizes]
+        tables = self._planned.get(stage) or none, self._tables.get(stage) or none
+        units = {p: set(of.units) for p, of in holds.items()}
+        order = [dict.fromkeys([*first, *then, *sorted(holds)]) for first, then in zip(*tables, strict=True)]
+        return [[p for p in of if p in holds and (p in complete or k in units[p])] for k, of in enumerate(order)]
+
+    def _elsewhere(self, stage: int) -> list[tuple[int, int, list[int]]]:
+        """See `Shares.elsewhere`."""
+        found = []
+        for unit, other, theirs in self._ties().get(stage, []):
+            if other in self._tables:
+                holders = self._tables[other][theirs]
+                found.append((unit, other, holders[:1] if self._copies else holders))
+        return found
+
+    def _ties(self) -> dict[int, list[tuple[int, int, int]]]:
+        """By stage: (unit, other stage, its number there). A unit has the same name in all stages that hold it."""
+        if self._tied is None:
+            places: dict[str, list[tuple[int, int]]] = {}
+            for stage, names in sorted(self.names.items()):
+                for unit, name in enumerate(names):
+                    places.setdefault(name, []).append((stage, unit))
+            self._tied = {stage: [] for stage in self.names}
+            for of in places.values():
+                for (stage, unit), (other, theirs) in permutations(of, 2):
+                    self._tied[stage].append((unit, other, theirs))
+        return self._tied
+
+    def _dispute(self, stage: int, unit: int, groups: list[list[int]]) -> str:
+        """groups: workers with the same checksum, the largest group last."""
+        what = self._unit(stage, unit)
+        if len(groups[-1]) == len(groups[-2]):
+            all_of_them = [peer for group in groups for peer in group]
+            return f"workers {self._workers(stage, all_of_them)} hold different copies of {what}"
+        wrong, right = [peer for group in groups[:-1] for peer in group], groups[-1]
+        verb = "worker {} holds" if len(wrong) == 1 else "workers {} hold"
+        return f"{verb.format(self._workers(stage, wrong))} another copy of {what} than {self._workers(stage, right)}"
+
+    def _unit(self, stage: int, unit: int) -> str:
+        names = self.names.get(stage, [])
+        name = f" ({names[unit]})" if unit < len(names) else ""
+        return f"unit {unit} of the state of stage {stage}{name}"
+
+    def _workers(self, stage: int, peers: list[int]) -> str:
+        hosts = {peer: self.hosts.get((peer, stage)) for peer in sorted(peers)}
+        *most, last = (f"{peer}.{stage}" + (f" on {host}" if host else "") for peer, host in hosts.items())
+        return f"{', '.join(most)} and {last}" if most else last
+
+
+def _stages(workers: Iterable[Worker]) -> dict[int, list[Worker]]:
+    found: dict[int, list[Worker]] = {}
+    for worker in sorted(workers):
+        found.setdefault(worker.stage, []).append(worker)
+    return dict(sorted(found.items()))

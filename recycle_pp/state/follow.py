@@ -1,0 +1,260 @@
+"""A worker follows units: it receives their committed state while it, their holders and the job continue, then each
+step's gradients, and applies the same updates until a commit from which it is a holder.
+
+    donations = Donations(optimizer, gradients, token, strike)        # on every worker
+    session.donate = donations.asked
+    executor.on_commit.append(donations.committed)
+
+    following = Following(optimizer, gradients, participant, token, interface, strike)   # on the returning worker
+    following.start(synced=lambda step, session: ...)                 # at following.address
+
+The coordinator says which donor gives which units (`Donate`). A donor sends its units in parts, by a thread that copies
+one part at a time. After each commit the step's reduced gradient follows, of the units that have been sent, so what the
+follower has is always the state after one step. Once it has all units after the same step, it can be a member.
+
+A donor keeps no copy of its state and never waits for a follower: its optimizer is delayed by the copy of one part at
+most (`PART`: a few milliseconds). If a stream breaks, the coordinator starts another session, with other donors if one
+died. The newest session replaces older ones at its first message, because their donors may hang. A follower so slow
+that more than `WAITING` gradients wait for it starts again with the newest state, so nothing grows without bounds.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from recycle_pp.comm.transfer import Receiver, Stream, TransferError, connect
+from recycle_pp.numerics.gradients import Gradients, Reduced
+from recycle_pp.numerics.optimizer import StageOptimizer
+from recycle_pp.protocol.participant import Participant
+from recycle_pp.wire.messages.states import StatePart, StepGradient
+from recycle_pp.wire.messages.workers import Commit, Donate
+
+Strike = Callable[[str, int], None]  # an injected fault may strike here: (moment, step)
+_log = logging.getLogger(__name__)
+PART = 1 << 20  # elements of each vector in a part, unless a unit has more: 12 MB of state, copied in some 3 ms
+# Gradients that wait while one is on its way. A gradient is a third of the state, so a bound of a fifth of the state
+# would stop every follower; with two waiting steps a follower that has all may be late by one step and catch up.
+WAITING = 2
+PATIENCE = 3600.0  # seconds that a stream may be silent: a step may take long, and heartbeats detect the dead
+
+
+class _Step(NamedTuple):
+    """A commit, as followers receive it. reduced: the gradient; None if the update was skipped."""
+
+    step: int
+    scale: float | None
+    reduced: Reduced | None
+    exponents: Tensor
+
+
+class Donations:
+    """`asked` comes from the listening thread, `committed` from the executor; neither waits for a follower."""
+
+    def __init__(self, optimizer: StageOptimizer, gradients: Gradients, token: str, strike: Strike) -> None:
+        self._optimizer, self._gradients, self._token, self._strike = optimizer, gradients, token, strike
+        self._lock = threading.Lock()
+        self._newest: _Step | None = None  # without its gradient
+        self._asked: list[Donate] = []  # before the first commit
+        self._donors: list[_Donor] = []
+
+    def asked(self, message: Donate) -> None:
+        """The coordinator's `Donate`: feed the worker at that address, from now on."""
+        with self._lock:
+            if self._newest is None:
+                self._asked.append(message)
+            else:
+                self._begin(message, self._newest)
+
+    def committed(self, commit: Commit, reduced: Reduced) -> None:
+        """The state is that after `commit.step`."""
+        gradient = None if commit.scale is None else reduced
+        step = _Step(commit.step, commit.scale, gradient, self._gradients.exponents)
+        with self._lock:
+            self._newest = step._replace(reduced=None)
+            self._donors = [donor for donor in self._donors if donor.is_alive()]
+            for donor in self._donors:
+                donor.committed(step)
+            asked, self._asked = self._asked, []
+            for message in asked:
+                self._begin(message, self._newest)
+
+    def _begin(self, message: Donate, newest: _Step) -> None:
+        self._donors.append(_Donor(self._optimizer, self._gradients, message, self._token, newest))
+        self._strike("donate", newest.step + 1)  # the step under way
+
+
+class _Donor(threading.Thread):
+    """Feeds one follower until the stream breaks, or a unit is not held here any more."""
+
+    def __init__(
+        self, optimizer: StageOptimizer, gradients: Gradients, message: Donate, token: str, begin: _Step
+    ) -> None:
+        super().__init__(name="donate", daemon=True)
+        self._optimizer, self._gradients, self._message, self._token = optimizer, gradients, message, token
+        self._units = message.units or range(len(gradients.layout.units))
+        self._changed = threading.Condition()
+        self._waiting: deque[_Step] = deque()  # commits that the follower has not received
+        self._told = begin  # the newest that it has
+        self._sent = 0  # units that it has
+        self.start()
+
+    def committed(self, step: _Step) -> None:
+        with self._changed:
+            self._waiting.append(step)
+            if len(self._waiting) > WAITING:  # too slow: the present state is worth more than the steps towards it
+                self._waiting.clear()
+                self._told, self._sent = step, 0
+            self._changed.notify()
+
+    def run(self) -> None:
+        address = self._message.address
+        assert address is not None  # the coordinator has put it in
+        try:
+            with connect(address, self._token, idle=PATIENCE) as stream:
+                while True:
+                    self._send_next(stream)
+        except TransferError as error:
+            _log.info("the follower at %s takes no more: %s", address, error)
+        except KeyError as error:
+            _log.info("unit %s is held by other workers now", error)
+
+    def _send_next(self, stream: Stream) -> None:
+        """A commit, or the next part of the state, or nothing for now."""
+        with self._changed:
+            sent = self._sent
+            step = self._waiting.popleft() if self._waiting else None
+            self._told = told = step or self._told
+            if step is None and sent == len(self._units):
+                self._changed.wait()
+                return
+        session, of = self._message.session, self._message.of or len(self._units)
+        if step is not None:
+            if sent:  # before the first part there is nothing to update
+                units = list(self._units[:sent])
+                gradient = {} if step.reduced is None else {"gradient": self._gradient(step.reduced, units)}
+                stream.send(StepGradient(session, step.step, units, of, step.scale), gradient | _sent(step))
+            return
+        units = self._part(sent)
+        part = self._optimizer.copy(units, newest=told.step)
+        if part is None:  # it contains a step that has not been sent yet, or is not agreed on
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting, timeout=0.001)
+            return
+        stream.send(StatePart(session, told.step, units, of), part | _sent(told))
+        with self._changed:
+            if self._sent == sent and self._told is told:  # else it starts again
+                self._sent = sent + len(units)
+
+    def _part(self, first: int) -> list[int]:
+        """The units after the first `first`, up to PART elements: one at least."""
+        sizes, size = self._gradients.layout.unit_sizes, 0
+        units: list[int] = []
+        for unit in self._units[first:]:
+            size += sizes[unit]
+            if units and size > PART:
+                break
+            units.append(unit)
+        return units
+
+    def _gradient(self, reduced: Reduced, units: Sequence[int]) -> Tensor:
+        if reduced.units is None and units == list(range(len(units))):
+            return reduced.flat[: self._gradients.layout.span(range(len(units))).stop]
+        grads = self._gradients.grads(reduced)
+        return torch.cat([grads[unit] for unit in units])
+
+
+class Following:
+    """Listens from the start; `address` is where donors connect."""
+
+    def __init__(
+        self,
+        optimizer: StageOptimizer,
+        gradients: Gradients,
+        participant: Participant,
+        token: str,
+        interface: str,
+        strike: Strike,
+    ) -> None:
+        self._optimizer, self._gradients, self._participant = optimizer, gradients, participant
+        self._strike = strike
+        self._receiver = Receiver(interface, token)
+        self._taking = threading.Lock()
+        self._session = -1  # the newest one of which a message has arrived
+        self._streams: list[tuple[int, Stream]] = []  # of that session
+        self._have: dict[int, int] = {}  # unit -> the step after which its state is
+        self._exponents = -1  # likewise
+        self._closed = False
+        self.address = self._receiver.address
+
+    def start(self, synced: Callable[[int, int], None]) -> None:
+        """Takes states and steps in threads, until this worker is a member; `synced(step, session)` whenever all its
+        units are those after `step`."""
+        threading.Thread(target=self._accept, args=(synced,), name="join", daemon=True).start()
+
+    def close(self) -> None:
+        self._closed = True
+        self._receiver.close()
+
+    def _accept(self, synced: Callable[[int, int], None]) -> None:
+        while self._participant.generation < 0 and not self._closed:
+            with suppress(TransferError):  # no donor has come
+                stream = self._receiver.accept(timeout=PATIENCE, idle=PATIENCE)
+                threading.Thread(target=self._follow, args=(stream, synced), name="follow", daemon=True).start()
+
+    def _follow(self, stream: Stream, synced: Callable[[int, int], None]) -> None:
+        try:
+            with stream:
+                while True:
+                    about, tensors = stream.receive()
+                    with self._taking:
+                        if about.session < self._session or self._participant.generation >= 0:
+                            return  # of donors that were replaced; or a member, which has these gradients itself
+                        if all(of is not stream for _, of in self._streams):
+                            self._streams.append((about.session, stream))
+                        complete = self._take(about, tensors)
+                    if complete:
+                        synced(about.step, about.session)
+        except TransferError as error:
+            _log.info("the donor is gone: %s", error)  # the coordinator starts another session
+
+    def _take(self, about: StatePart | StepGradient, tensors: dict[str, Tensor]) -> bool:
+        """Applies a parcel; whether all units are those after `about.step` then."""
+        if about.session > self._session:
+            self._begin(about)
+        if (exponents := tensors.pop("exponents", None)) is not None and about.step >= self._exponents:
+            self._gradients.take_exponents(exponents)
+            self._exponents = about.step
+        if isinstance(about, StatePart):
+            self._optimizer.take(about.units, tensors)
+        elif about.scale is not None:
+            nothing = torch.empty(0)
+            reduced = Reduced(tensors["gradient"], nothing, nothing, [], True, units=tuple(about.units))
+            self._optimizer.follow(reduced, about.step, about.scale)
+        self._have |= dict.fromkeys(about.units, about.step)
+        if len(self._have) < about.of or set(self._have.values()) != {about.step}:
+            return False
+        self._participant.followed(about.step, self._have)
+        return True
+
+    def _begin(self, about: StatePart | StepGradient) -> None:
+        """A new session: donors of older ones may hang."""
+        for session, stream in self._streams:
+            if session < about.session:
+                stream.close()
+        self._streams = [(session, stream) for session, stream in self._streams if session == about.session]
+        self._session, self._have, self._exponents = about.session, {}, -1
+        self._optimizer.start_following()
+        self._strike("join", about.step)
+
+
+def _sent(step: _Step) -> dict[str, Tensor]:
+    """In every message: a few exponents for a unit of thousands of elements."""
+    return {"exponents": step.exponents} if len(step.exponents) else {}

@@ -1,0 +1,123 @@
+"""The messages about tied units, whose gradient is the sum over several stages (`numerics.ties`).
+
+    tied = Ties(links, stage, me, wait, forward)
+    tied.units                                       # numbers of this stage's tied units; empty in most models
+    reduced = tied.unite(shares, reduced)            # after the stage's own reduction; once in every generation
+
+Every worker that has its stage's sums of a unit exchanges them with one such worker of each other stage of the unit:
+all workers if the stage's gradients are summed together, otherwise the unit's first holder, which then sends the
+gradient to the other holders. `Shares.elsewhere` names the workers of the other stages. Both sides find the pairs from
+the same lists, and spread them over the workers.
+
+Workers call `unite` with their stage's sums at hand, and vote afterwards. So every vote is for the sum over all stages,
+also after a death, with sums of this generation or of an earlier one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from recycle_schedules import Worker
+from torch import Tensor
+
+from recycle_pp.comm.links import Links
+from recycle_pp.comm.waiting import Pending
+from recycle_pp.model.stage import Stage
+from recycle_pp.numerics import ties
+from recycle_pp.numerics.gradients import Reduced
+from recycle_pp.wire.messages.workers import Shares
+
+from .passing import OWN_SUMS, UNITED
+
+Wait = Callable[..., None]
+Forward = Callable[[int, list[int], Tensor | None, int], list[Pending]]
+
+
+class Ties:
+    """wait(pending, giver): as that of `state.exchange.Exchange`. forward(unit, holders, grad, tag): sends the unit's
+    gradient from its first holder to the others; returns what to wait for."""
+
+    def __init__(self, links: Links, stage: Stage, me: Worker, wait: Wait, forward: Forward) -> None:
+        self._links, self._stage, self._me, self._wait, self._forward = links, stage, me, wait, forward
+        self._sums = ties.Ties(stage.gradients, stage.stage, stage.module.shared)
+        self.units = self._sums.units
+
+    def unite(self, shares: Shares, reduced: Reduced) -> Reduced:
+        """The sum over all stages, for the holders of tied units, and what all peers know of it; any number of times.
+
+        Blocks until the other stages have their sums. Raises LinkBroken when the generation ends."""
+        me, table = self._me.pipeline, shares.holders
+        mine = [unit for unit in self.units if shares.together or table[unit][0] == me]
+        reduced = self._sums.united(reduced, mine, self._exchanged(shares, reduced, mine))
+        return self._sums.counted_once(reduced if shares.together else self._agreed(table, reduced, mine))
+
+    def _exchanged(self, shares: Shares, reduced: Reduced, mine: list[int]) -> list[tuple[int, list[int], Tensor]]:
+        """(stage, units, parcel) from the workers of the other stages."""
+        table = shares.holders
+        takes: dict[Worker, list[int]] = {}
+        gives: dict[Worker, list[int]] = {}
+        for unit, stage, there in shares.elsewhere:
+            here = table[unit] if shares.together else table[unit][:1]
+            for number, pipeline in enumerate(here):
+                if pipeline == self._me.pipeline:
+                    takes.setdefault(Worker(there[number % len(there)], stage), []).append(unit)
+            for number, pipeline in enumerate(there):
+                if here[number % len(here)] == self._me.pipeline:
+                    gives.setdefault(Worker(pipeline, stage), []).append(unit)
+        for other, meeting in self._links.meetings(self._me, {*takes, *gives}):
+            self._wait(meeting, other)
+        found: list[tuple[int, list[int], Tensor]] = []
+        coming: list[tuple[Pending, Worker]] = []
+        # One order on both sides of each pair: NCCL's messages have no tags.
+        messages = [(other, self._me) for other in takes] + [(self._me, other) for other in gives]
+        for frm, to in sorted(messages, key=lambda message: (sorted(message), message)):
+            if to == self._me:
+                units = self._in_order(takes[frm])
+                room = self._sums.room(units)
+                coming.append((self._links.receive(room, frm, OWN_SUMS), frm))
+                found.append((frm.stage, units, room))
+            else:
+                parcel = self._sums.parcel(reduced, mine, self._in_order(gives[to]))
+                self._links.send(parcel, to, OWN_SUMS)
+        for pending, frm in coming:
+            self._wait(pending, frm)
+        return found
+
+    def _agreed(self, table: list[list[int]], reduced: Reduced, mine: list[int]) -> Reduced:
+        """The gradients of the first holders on all holders, their norms on all peers."""
+        gradients, device = self._stage.gradients, self._stage.device
+        counts, grads = gradients.largest_counts, gradients.grads(reduced)
+        assert reduced.largest is not None
+        largest = reduced.largest.split(counts)
+        squares = [reduced.squares[unit] if unit in mine else 0.0 for unit in self.units]
+        sums = torch.tensor([*squares, not reduced.finite], dtype=torch.float64, device=device)
+        zeros = [largest[unit] if unit in mine else torch.zeros_like(largest[unit]) for unit in self.units]
+        both = torch.cat(zeros)
+        arriving: list[tuple[int, Tensor]] = []
+        forwarded: list[Pending] = []
+        for unit in self.units:
+            grad = grads.get(unit)
+            if grad is not None and unit not in mine:  # a late message of an aborted generation must not change it
+                grad = torch.empty_like(grad)
+                arriving.append((unit, grad))
+            forwarded += self._forward(unit, table[unit], grad, UNITED)
+        self._wait(self._links.all_reduce([sums, both]))
+        for pending in forwarded:
+            self._wait(pending)
+        for unit, grad in arriving:
+            grads[unit].copy_(grad)
+        *found, broken = sums.tolist()
+        squares = list(reduced.squares)
+        for unit, square in zip(self.units, found, strict=True):
+            squares[unit] = square
+        parts = dict(zip(self.units, both.split([counts[unit] for unit in self.units]), strict=True))
+        everything = torch.cat([parts.get(unit, part) for unit, part in enumerate(largest)])
+        finite = reduced.finite and not broken and math.isfinite(sum(squares))
+        return replace(reduced, squares=squares, finite=finite, largest=everything)
+
+    def _in_order(self, units: list[int]) -> list[int]:
+        """The same in both stages, which number their units differently."""
+        return sorted(units, key=self.units.index)

@@ -1,0 +1,262 @@
+"""What workers report of their units, and what the coordinator makes of it."""
+
+import re
+from array import array
+from collections import Counter
+from itertools import chain, combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from recycle_schedules import Worker
+
+from recycle_pp.protocol.commit import ProtocolViolation, make_vote
+from recycle_pp.protocol.holdings import Holdings
+from recycle_pp.protocol.stage_lost import StageLost
+from recycle_pp.protocol.units import Units
+from recycle_pp.wire.messages.workers import Report, Shares
+
+SIZES = [128] * 6
+
+
+def workers(*pipelines, loaded=-1, sizes=SIZES):
+    return {pipeline: Holdings(pipeline, sizes, loaded) for pipeline in pipelines}
+
+
+def share(units, found, committed):
+    shares = units.share(0, {p: holdings.reported() for p, holdings in found.items()}, committed)
+    for holdings in found.values():
+        holdings.adopt(shares)
+    return shares
+
+
+def heal(found, committed):
+    for holdings in found.values():
+        for block, _, to in holdings.shares.copies:
+            if to == holdings.me:
+                holdings.took(block)
+        holdings.settled()
+        holdings.gathered(committed)
+
+
+def running(copies, *pipelines, sizes=SIZES):
+    """A stage of these workers after step 0."""
+    units, found = Units(copies), workers(*pipelines, sizes=sizes)
+    assert share(units, found, -1).copies == [], "all begin with all of it"
+    heal(found, -1)
+    for holdings in found.values():
+        holdings.commit(0, [])
+        holdings.gathered(0)
+    return units, found
+
+
+def test_after_a_death_only_what_is_missing_is_copied_and_no_weights_are_sent():
+    units, found = running(2, 0, 1, 2, 3)
+    dead = found.pop(1)
+    shares = share(units, found, 0)
+    assert len(shares.copies) == len(dead.units) and shares.knows is None
+
+
+def test_a_worker_that_comes_back_with_nothing_is_sent_all_units_and_weights():
+    units, found = running(2, 0, 1)
+    found.pop(1)
+    share(units, found, 0)
+    heal(found, 0)
+    found |= workers(1)
+    found[1].join(committed=3)
+    assert found[1].reported().loaded is None
+    found[0].commit(3, [])
+    found[0].gathered(3)
+    shares = share(units, found, 3)
+    assert [copy[1:] for copy in shares.copies] == [(0, 1)] * 6
+    assert shares.knows == 0
+
+
+def test_a_heal_that_was_broken_off_goes_on_with_what_has_arrived():
+    units, found = running(2, 0, 1, 2)
+    found.pop(0)
+    first = share(units, found, 0)
+    block, _, to = first.copies[0]
+    found[to].took(block)
+    again = share(units, found, 0)
+    assert again.holders == first.holders and again.copies == first.copies[1:]
+    successor = share(Units(2), found, 0)  # a new coordinator knows what the workers say, and nothing else
+    assert block not in [copy[0] for copy in successor.copies]
+
+
+def test_a_unit_without_a_holder_is_lost():
+    units, found = running(2, 0, 1, 2, 3)
+    gone = found[0].units & found.pop(2).units
+    found.pop(0)
+    with pytest.raises(StageLost) as lost:
+        share(units, found, 0)
+    assert str(lost.value) == f"stage 0 has no copy left of {len(gone)} of its 6 units"
+
+
+NAME = "unit 2 of the state of stage 0 (w)"
+
+
+def compared(copies, flips, changed=(), third=False):
+    """What becomes of the votes of a group whose copies of block 2 are flipped."""
+    units, found = running(copies, *range(copies))
+    units._third, units.hosts, units.names = third, {(0, 0): "h"}, {0: ["u", "v", "w"]}
+    votes = {
+        Worker(p, 0): make_vote(
+            1, 4, [], True, True, [], [], False, array("q", [7, 7, 8 if p in flips else 7, 7, 7, 7]).tobytes(),
+            [2] if p in changed else [],
+        )
+        for p in found
+    }  # fmt: skip
+    return units.compare(votes, 4)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "says"),
+    [
+        ("aabb", None),
+        ("aaaa", None),
+        ("aaab", "all copies of some units of the state of stage 0 are on a: if it is lost, the job goes"),
+    ],
+)
+def test_a_group_on_one_of_several_hosts_is_told(hosts, says):
+    units, found = Units(2), workers(0, 1, 2, 3)
+    units.hosts = {(pipeline, 0): host for pipeline, host in enumerate(hosts)}
+    share(units, found, -1)
+    said = units.on_one_host()
+    assert said == says if says is None else said.startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("copies", "third", "says"),
+    [
+        (2, False, f"workers 0.0 on h and 1.0 hold different copies of {NAME}, found in step 4: memory"),
+        (2, True, f"different copies of {NAME}, found in step 4, and nobody can tell which of them is right: memory"),
+        (3, False, f"worker 1.0 holds another copy of {NAME} than 0.0 on h and 2.0, found in step 4: memory"),
+    ],
+)
+def test_if_the_wrong_copy_is_unknown_or_not_asked_for_the_job_ends_and_names_worker_host_and_unit(copies, third, says):
+    with pytest.raises(ProtocolViolation, match=re.escape(says)):
+        compared(copies, flips=[1], third=third)
+
+
+@pytest.mark.parametrize(
+    ("copies", "changed", "detail"),
+    [
+        (3, [], f"its copy of {NAME} is not that of the other holders"),
+        (3, [1], f"its copy of {NAME} has changed since its update"),
+        (2, [1], f"its copy of {NAME} has changed since its update"),
+        (1, [1], f"its copy of {NAME} has changed since its update"),
+    ],
+)
+def test_a_copy_that_differs_from_two_or_has_changed_since_its_update_is_wrong(copies, changed, detail):
+    wrong = min(1, copies - 1)
+    found = compared(copies, flips=[wrong], changed=[min(of, wrong) for of in changed], third=True)
+    assert found == {Worker(wrong, 0): detail}
+
+
+def test_holders_that_agree_are_all_right():
+    assert compared(2, flips=[]) == compared(3, flips=[], third=True) == {}
+
+
+LIVE = [Worker(d, s) for d in range(3) for s in range(2)]
+some_of_them = st.sets(st.sampled_from(LIVE))
+
+
+def table(copies, live):
+    """The coordinator's table of a job of these workers, which has begun."""
+    units = Units(copies)
+    units.share_out({w: Report(0, [], False, 0.0, Holdings(w.pipeline, SIZES, -1).reported()) for w in live}, -1)
+    return units
+
+
+def held(units, worker):
+    return {unit for unit, holders in enumerate(units._tables[worker.stage]) if worker.pipeline in holders}
+
+
+@given(some_of_them, st.sets(st.sampled_from(LIVE), min_size=1), st.integers(0, 3))
+def test_a_worker_leaves_only_if_a_peer_and_a_copy_of_each_of_its_units_stay(leaving, live, copies):
+    units = table(copies, live)
+    gone = units.leavers(leaving, live)
+    assert gone <= leaving & live
+    for worker in gone:
+        stay = {w for w in live - gone if w.stage == worker.stage}
+        assert stay - leaving and held(units, worker) <= set().union(*(held(units, w) for w in stay))
+    if copies == 1:
+        assert not any(held(units, w) for w in gone)
+
+
+def test_all_workers_that_can_leave_do_so_at_once_or_with_few_copies_in_turn():
+    for leaving in chain.from_iterable(combinations(LIVE, n) for n in range(4)):
+        stay = {w.stage for w in LIVE if w not in leaving}
+        free = {w for w in leaving if w.stage in stay}
+        assert table(0, LIVE).leavers(leaving, LIVE) == free
+        left, live = set(leaving), set(LIVE)
+        while gone := table(2, live).leavers(left, live):
+            left, live = left - gone, live - gone
+        assert left == set(leaving) - free
+
+
+@given(some_of_them, st.integers(0, 3))
+def test_the_savers_of_a_checkpoint_save_every_unit_once(gone, copies):
+    live = {*LIVE} - gone
+    units = table(copies, LIVE)
+    if any(not any(w.pipeline in of for w in live if w.stage == s) for s in range(2) for of in units._tables[s]):
+        return  # lost
+    savers, saved = units.savers(live), Counter()
+    for worker in live:
+        holdings = Holdings(worker.pipeline, SIZES, -1)
+        holdings.adopt(Shares([(1, of) for of in units._tables[worker.stage]], not copies, [], None))
+        holdings.commit(4, [w.pipeline for w in savers if w.stage == worker.stage])
+        mine = holdings.saves[4]
+        assert bool(mine) <= (worker in savers)
+        saved.update((worker.stage, unit) for unit in mine)
+    assert saved == Counter((stage, unit) for stage in range(2) for unit in range(6))
+    assert copies or len(savers) == 2, "one worker of each stage has all of its state"
+
+
+@pytest.mark.parametrize("copies", [0, 1, 2, 3])
+def test_a_joiner_follows_the_units_that_it_holds_when_it_is_a_member(copies):
+    units, found = running(copies, 0, 1, 2)
+    found.pop(2)
+    if copies == 1:
+        return  # its units are lost
+    share(units, found, 0)
+    heal(found, 0)
+    live = [Worker(p, 0) for p in found]
+    gives = units.sources(Worker(2, 0), live, {0: 1})
+    wanted = sorted(unit for of in gives.values() for unit in of)
+    assert wanted == sorted({*wanted}) and units.give(gives)
+    assert copies or gives == {Worker(1, 0): list(range(6))}, "one donor, that serves the fewest"
+    for holdings in found.values():
+        holdings.commit(1, [])
+        holdings.gathered(1)
+    found[2] = Holdings(2, SIZES, -1)
+    found[2].followed(1, wanted)
+    found[2].join(1)
+    shares = share(units, found, 1)
+    assert shares.copies == [] and [u for u, of in enumerate(shares.holders) if 2 in of] == wanted
+    assert (shares.knows is None) == (len(wanted) == 6), "a worker without some units lacks their weights"
+
+
+def test_two_joiners_of_which_one_starts_again_hold_what_they_have_followed():
+    units, found = running(2, 0, 1, 2, 3, sizes=SIZES * 10)
+    for gone in (2, 3):
+        found.pop(gone)
+        share(units, found, 0)
+        heal(found, 0)
+    live = [Worker(p, 0) for p in found]
+    first, second = (units.sources(Worker(p, 0), live, {}) for p in (2, 3))
+    assert first and second
+    units.died(Worker(2, 0))
+    again = units.sources(Worker(2, 0), live, {})
+    for holdings in found.values():
+        holdings.commit(1, [])
+        holdings.gathered(1)
+    for pipeline, gives in ((2, again), (3, second)):
+        found[pipeline] = Holdings(pipeline, SIZES * 10, -1)
+        found[pipeline].followed(1, [unit for of in gives.values() for unit in of])
+        found[pipeline].join(1)
+    shares = share(units, found, 1)
+    assert shares.copies == [] and all(len(of) == 2 for of in shares.holders)
+    held = Counter(p for of in shares.holders for p in of)
+    assert min(held.values()) > 20, "of 30, if all held as much"

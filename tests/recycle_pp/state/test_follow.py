@@ -1,0 +1,286 @@
+"""A joiner ends with its donor's bits, whatever happens between the parts of the state."""
+
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recycle_schedules import Worker as Role
+
+from recycle_pp.comm.transfer import TransferError
+from recycle_pp.model.stage import Stage
+from recycle_pp.numerics.gradients import Reduced
+from recycle_pp.numerics.optimizer import StageOptimizer
+from recycle_pp.state import follow
+from recycle_pp.state.follow import WAITING, Donations, Following
+from recycle_pp.wire.messages.workers import Commit, Donate
+from tests.recycle_pp.in_process import CPU, part, small
+from tests.recycle_pp.numerics.test_units import cut
+
+
+class Worker:
+    """A stage that steps by gradients drawn from the step's number. units: those that it holds; None: all."""
+
+    def __init__(self, reproducible=False, units=None):
+        groups = ["*norm*:0.5:2", "layers.2.*:0.3"]
+        config = small(
+            numerics__reproducible=reproducible, optimizer__stagger=True, run__steps=1000, optimizer__groups=groups
+        )
+        self.stage = cut(Stage(config, 1, CPU), 512)
+        self.units, self.every = units, range(len(self.stage.layout.units))
+        self.optimizer = StageOptimizer(config, self.stage, whole=units is None)
+        for unit in units or ():
+            self.optimizer.begin(unit)
+
+    def gradient(self, step):
+        random = torch.Generator().manual_seed(step)
+        flat = self.stage.layout.zeros(CPU)
+        for view in self.stage.layout.views(flat):  # the gaps stay zero
+            view.copy_(torch.randn(view.shape, generator=random) / (1 + step))
+        whole = Reduced(flat, torch.ones(8).long(), torch.zeros(8), [], True)
+        return whole if self.units is None else part(self.stage, whole, self.units)
+
+    def commit(self, step, how):
+        """What a worker does at the end of a step; the commit as the job agrees on it."""
+        reduced = self.gradient(step)
+        if how == "skipped":
+            self.optimizer.step(reduced, step, None)
+        elif how == "speculated":
+            self.optimizer.speculate(reduced, step)
+            self.optimizer.confirm()
+        else:
+            if how == "undone":
+                self.optimizer.speculate(reduced, step)
+                self.optimizer.undo()
+            self.optimizer.step(reduced, step, 0.7)
+        scale = {"skipped": None, "speculated": 1.0}.get(how, 0.7)
+        return Commit(0, step, scale, norm=1.0, loss=1.0), reduced
+
+    def state(self):
+        held = {unit: [vector.clone() for vector in self.optimizer.vectors(unit)] for unit in self.optimizer.held}
+        return held, self.stage.gradients.exponents.clone()
+
+
+class Pipe:
+    """A stream whose reader takes one parcel at a time, when it is told to."""
+
+    def __init__(self):
+        self.parcels, self.taking = [], threading.Semaphore(0)
+        self.closed, self.begun = False, threading.Event()
+
+    def __enter__(self):
+        self.begun.set()
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def send(self, about, tensors):
+        self.taking.acquire()
+        if self.closed:
+            raise TransferError("closed")
+        self.parcels.append((about, {name: tensor.clone() for name, tensor in tensors.items()}))
+
+
+@pytest.fixture
+def pipe(monkeypatch):
+    made = Pipe()
+    monkeypatch.setattr(follow, "connect", lambda *_, **__: made)
+    yield made
+    made.closed = True
+    made.taking.release(1000)
+
+
+def donor(worker, monkeypatch, size, units=(), session=7):
+    monkeypatch.setattr(follow, "PART", size)
+    donations = Donations(worker.optimizer, worker.stage.gradients, "token", lambda *_: None)
+    of = len(worker.every) if units else 0
+    donations.asked(Donate(Role(0, 1), session, address=("127.0.0.1", 1), units=list(units), of=of))
+    return donations
+
+
+def joiner(worker):
+    participant = SimpleNamespace(generation=-1, steps=[])
+    participant.followed = lambda step, units: participant.steps.append(step)
+    following = Following(worker.optimizer, worker.stage.gradients, participant, "token", "127.0.0.1", lambda *_: None)
+    following.close()
+    return following
+
+
+def assert_same(one, two):
+    (held, exponents), (others, theirs) = one, two
+    assert held.keys() == others.keys() and torch.equal(exponents, theirs)
+    assert all(map(torch.equal, [v for u in held for v in held[u]], [v for u in held for v in others[u]]))
+
+
+HOW = ("stepped", "speculated", "skipped", "undone")
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    size=st.sampled_from([512, 1024, 2560, 1 << 20]),
+    reproducible=st.booleans(),
+    events=st.lists(st.one_of(st.integers(1, 60), st.sampled_from(HOW)), max_size=60),
+)
+def test_a_joiner_has_the_bits_of_its_donor(size, reproducible, events):
+    """Events: a commit of that kind, or so many parcels that the network carries."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        pipe = Pipe()
+        monkeypatch.setattr(follow, "connect", lambda *_, **__: pipe)
+        here, there = Worker(reproducible), Worker(reproducible)
+        for unit in there.every:  # nothing of its own may remain
+            there.optimizer.put(unit, [torch.full_like(vector, 9.0) for vector in there.optimizer.vectors(unit)])
+        donations, following = donor(here, monkeypatch, size), joiner(there)
+        last = -1
+        for event in ["stepped", *events, "stepped"]:
+            if isinstance(event, int):
+                pipe.taking.release(event)
+            else:
+                last += 1
+                donations.committed(*here.commit(last, event))
+        pipe.taking.release(1 << 20)
+        for taken in iter_parcels(pipe):
+            if following._take(*taken) and taken[0].step == last:
+                break
+        pipe.closed = True
+        mine, theirs = here.state(), there.state()
+    assert_same(mine, theirs)
+    assert following._participant.steps[-1] == last
+
+
+def iter_parcels(pipe):
+    taken, deadline = 0, time.monotonic() + 30
+    while time.monotonic() < deadline:
+        if taken < len(pipe.parcels):
+            taken += 1
+            yield pipe.parcels[taken - 1]
+        else:
+            time.sleep(0.001)
+    raise TimeoutError
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    reproducible=st.booleans(),
+    odd=st.booleans(),
+    events=st.lists(st.one_of(st.tuples(st.integers(0, 2), st.integers(1, 9)), st.sampled_from(HOW)), max_size=30),
+)
+def test_a_joiner_that_follows_units_of_several_donors_has_the_bits_of_one_that_held_them_from_the_start(
+    reproducible, odd, events
+):
+    """Events: a commit of that kind, or so many parcels of a donor. Some units are held by another donor as well."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        count = len(Worker().every)
+        gives = [[unit for unit in range(count) if unit % 3 == d] for d in range(3)]
+        donors = [Worker(reproducible, sorted({*of, *range(0, count, 2 + odd)})) for of in gives]
+        always, there = Worker(reproducible, list(range(count))), Worker(reproducible, [0, 1, 2])
+        pipes = [Pipe() for _ in donors]
+        found = []
+        for worker, pipe, of in zip(donors, pipes, gives, strict=True):
+            monkeypatch.setattr(follow, "connect", lambda *_, pipe=pipe, **__: pipe)
+            found.append(donor(worker, monkeypatch, 1024, of))
+            found[-1].committed(*worker.commit(0, "stepped"))
+            deadline = time.monotonic() + 10
+            while not found[-1]._donors and time.monotonic() < deadline:
+                time.sleep(0.001)
+            pipe.begun.wait(10)
+        always.commit(0, "stepped")
+        following, last, taken = joiner(there), 0, [0, 0, 0]
+
+        def take(d):
+            pipe, done = pipes[d], False
+            while taken[d] < len(pipe.parcels):
+                done = following._take(*pipe.parcels[taken[d]])
+                taken[d] += 1
+            return done
+
+        for event in [*events, "stepped"]:
+            if isinstance(event, tuple):
+                pipes[event[0]].taking.release(event[1])
+                take(event[0])
+            else:
+                last += 1
+                always.commit(last, event)
+                for worker, donations in zip(donors, found, strict=True):
+                    donations.committed(*worker.commit(last, event))
+        for pipe in pipes:
+            pipe.taking.release(1 << 20)
+        deadline = time.monotonic() + 30
+        while following._participant.steps[-1:] != [last]:
+            assert time.monotonic() < deadline
+            for d in range(3):
+                take(d)
+            time.sleep(0.001)
+        for pipe in pipes:
+            pipe.closed = True
+    assert_same(always.state(), there.state())
+
+
+class OldStream:
+    """Of a donor that hung and sends its next parcel."""
+
+    def __init__(self, parcel):
+        self.receive = lambda: parcel
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+
+def test_a_new_session_starts_with_nothing_of_the_one_before_whose_parcels_are_void(monkeypatch):
+    here, there = Worker(units=[0, 1, 2, 3]), Worker(units=[0])
+    here.commit(0, "stepped")
+    following = joiner(there)
+
+    def state(session, units, of):
+        return follow.StatePart(session, 0, units, of), here.optimizer.copy(units, 0)
+
+    assert not following._take(*state(3, [0, 1], 3))
+    assert following._take(*state(4, [2, 3], 2)) and sorted(there.optimizer.held) == [2, 3]
+    stream = OldStream(state(3, [2], 3))
+    following._follow(stream, lambda step, session: pytest.fail("an older session"))
+    assert sorted(there.optimizer.held) == [2, 3]
+
+
+def test_a_slow_joiner_makes_nothing_grow_and_begins_again_with_the_newest_state(pipe, monkeypatch):
+    worker = Worker()
+    donations = donor(worker, monkeypatch, 1 << 20)
+    pipe.taking.release(1)  # it takes the whole state, and nothing after it
+    for step in range(10 * WAITING):
+        donations.committed(*worker.commit(step, "stepped"))
+        (line,) = donations._donors
+        assert len(line._waiting) <= WAITING
+    pipe.taking.release(1000)
+    deadline = time.monotonic() + 10
+    while pipe.parcels[-1][0].step < step or "model" not in pipe.parcels[-1][1]:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    assert len(pipe.parcels) <= WAITING + 3
+    assert torch.equal(pipe.parcels[-1][1]["model"], worker.stage.flat)
+
+
+def test_the_donor_s_optimizer_waits_for_the_copy_of_one_part_at_most(pipe, monkeypatch):
+    """Not for the network: the joiner takes nothing at all."""
+    worker = Worker()
+    donations = donor(worker, monkeypatch, 128)
+    donations.committed(*worker.commit(0, "stepped"))
+    time.sleep(0.05)  # the thread hangs in its first send
+    begun = time.monotonic()
+    donations.committed(*worker.commit(1, "speculated"))
+    assert time.monotonic() - begun < 1.0
+
+
+def test_no_part_is_taken_of_a_state_that_may_be_taken_back():
+    worker = Worker()
+    worker.commit(0, "stepped")
+    assert worker.optimizer.copy([0], newest=0) is not None
+    worker.optimizer.speculate(worker.gradient(1), 1)
+    assert worker.optimizer.copy([0], newest=1) is None
+    worker.optimizer.confirm()
+    assert worker.optimizer.copy([0], newest=0) is None, "step 1 is in it, and the joiner does not know"
+    assert worker.optimizer.copy([0], newest=1) is not None
