@@ -27,12 +27,11 @@ from typing import Any
 
 import torch
 from recycle_schedules import Worker
-from torch import nn
 
 from recycle_pp.config.settings import Optimizer, Run, Settings
 from recycle_pp.numerics import torch_operations
 from recycle_pp.numerics.gradients import Reduced
-from recycle_pp.numerics.layout import Layout
+from recycle_pp.numerics.layout import LayerMemory, Layout
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.state.follow import Donations, Following
 from recycle_pp.wire.messages.workers import Donate
@@ -43,14 +42,13 @@ TOKEN = "a token of a job of this machine alone"
 
 
 class Vectors:
-    """A stage without layers: `parameters` matrices of 1024 x 1024 in one vector."""
+    """A stage that does not compute: matrices of 1024 x 1024, in one layer."""
 
     def __init__(self, matrices: int) -> None:
         self.layout = Layout({f"layers.{k}.weight": (1024, 1024) for k in range(matrices)})
         self.names = self.layout.names
-        self.flat = self.working = torch.ones(self.layout.size)
         self.device = torch.device("cpu")
-        self.parameters = {"flat": nn.Parameter(self.flat, requires_grad=False)}
+        self.flat = self.working = LayerMemory([torch.ones(self.layout.size)])
         self.gradients: Any = SimpleNamespace(
             exponents=torch.empty(0),
             places=self.layout,
@@ -118,7 +116,7 @@ class Donor:
         begun = time.monotonic()
         for _ in range(ops):
             time.sleep(op)
-        flat = torch.full_like(self.stage.flat, 1.0 / (1 + self.number))
+        flat = torch.full((self.stage.layout.size,), 1.0 / (1 + self.number))
         reduced = Reduced(flat, torch.ones(1).long(), torch.zeros(1), [], True)
         asked = time.monotonic()
         with self._lock:  # what the optimizer waits for

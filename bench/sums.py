@@ -62,7 +62,7 @@ def trained(settings: Settings, steps: int) -> tuple[Stage, Addends, Addends]:
     before: Addends = []
     now: Addends = []
     for step in range(steps):
-        total, of_step = stage.layout.zeros(CPU), []
+        total, of_step = stage.layout.vector(CPU), []
         for g in range(stage.microbatches):
             stage.forward(step, g, Batch(*batches.batch(step, g)))
             stage.backward(g)

@@ -50,7 +50,7 @@ class Stage:
     computes the same bits.
 
     Attributes:
-        parameters: full-model name -> parameter, in canonical order; views of the one vector `working`.
+        parameters: full-model name -> parameter, in canonical order; views of `working`.
         flat: the masters, float32; `working` if each worker holds the masters of some units only.
         working: the weights that are computed with: `flat` itself, in bf16 its rounding.
         names: the keys of `parameters`.
@@ -73,7 +73,7 @@ class Stage:
         self.module = module_of(settings, stage, device, run_dir)
         refuse_unmatched(settings.optimizer, self.module.all_names)
         self.ops = self.module.ops
-        self.layout = Layout(self.module.shapes)
+        self.layout = Layout(self.module.shapes, layers=[self.module.layers[name] for name in self.module.shapes])
         self.names = self.layout.names
         self.flat = self.layout.zeros(device)
         rounds = settings.numerics.precision == "bf16"

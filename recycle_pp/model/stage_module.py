@@ -87,6 +87,8 @@ class StageModule(Protocol):
     """
     ops        kernels for sums and updates, see `numerics.operations`
     shapes     full-model name -> shape of every parameter of this stage, in the order of use
+    layers     parameter -> the number of its layer, ascending; -1 and the number of layers: before the first, after the
+               last
     takes      inputs of F from the previous stage; empty at the first stage
     gives      outputs of F for the next stage; empty at the last stage, where F returns the loss
     parts      number of addends in a micro-batch's gradient of a parameter, if it is not one
@@ -101,6 +103,7 @@ class StageModule(Protocol):
 
     ops: Operations
     shapes: Mapping[str, Sequence[int]]
+    layers: Mapping[str, int]
     takes: list[Boundary]
     gives: list[Boundary]
     parts: Mapping[str, int]

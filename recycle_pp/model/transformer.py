@@ -296,6 +296,7 @@ class TransformerStage:
         self._model, self._folder = model, folder
         uses = list(self.module.uses())
         self.shapes: Mapping[str, Sequence[int]] = {name: module.weight.shape for name, module in uses}
+        self.layers: Mapping[str, int] = {name: _layer_of(name, depth(model)) for name in self.shapes}
         self.deferred = frozenset(self.shapes)
         self.parts: Mapping[str, int] = Counter(name for name, _ in uses)
         ends = model.tied and parallel.stages > 1 and stage in (0, parallel.stages - 1)
@@ -382,3 +383,8 @@ def _scaled(frequency: Tensor, scaling: Sequence[float] | None) -> Tensor:
     low, high, positions = rest
     share = ((positions * frequency / (2 * math.pi) - low) / (high - low)).clamp(0, 1)
     return (1 - share) * frequency / factor + share * frequency
+
+
+def _layer_of(name: str, layers: int) -> int:
+    place = name.split(".")
+    return int(place[1]) if place[0] == "layers" else -1 if place[0] == "embedding" else layers

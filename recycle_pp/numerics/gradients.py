@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from . import fixed_point as fixed
-from .layout import Layout
+from .layout import LayerMemory, Layout
 from .operations import Operations
 
 
@@ -70,7 +70,7 @@ class Reduced:
 
 
 class Gradients:
-    """Accumulators of one stage on one worker, all in one vector.
+    """Accumulators of one stage on one worker.
 
     Attributes:
         exponents: of the fixed point of every row, int32 (rows,) on the device (reproducible only, else empty): state
@@ -102,8 +102,8 @@ class Gradients:
         self._parts = list(parts or [1] * len(layout.names))
         self.layout, self._index = layout, {name: index for index, name in enumerate(layout.names)}
         self._alone: dict[int, Any] = {}  # places of single units
-        self._flat = layout.room(device, self.dtype)  # the first gradient of each tensor is written
-        self._sums = layout.views(self._flat)
+        self._memory = layout.memory(device, self.dtype)  # the first gradient of each tensor is written
+        self._sums = layout.views(self._memory)
         self._book = torch.zeros(4, microbatches, dtype=torch.float64, device=device)
         self._bad = torch.zeros(2, dtype=torch.float64, device=device)
         rows = sum(layout.rows) if reproducible else 0
@@ -181,14 +181,14 @@ class Gradients:
 
         Copies, because an aborted all-reduce leaves its buffers partly summed.
         """
-        return [self.sums().clone(), self.book()]
+        return [self.sums().joined(), self.book()]
 
-    def sums(self) -> Tensor:
-        """The accumulators themselves, flat, to be read."""
+    def sums(self) -> LayerMemory:
+        """The accumulators themselves, to be read."""
         for index, total in enumerate(self._sums):
             if self._fresh(index):
                 total.zero_()
-        return self._flat
+        return self._memory
 
     def book(self) -> Tensor:
         """A copy of the book (4, G) float64."""
@@ -200,7 +200,7 @@ class Gradients:
         shared = self.shared_of({unit: flat[self.layout.spans[unit]] for unit in self.tied})
         if self.reproducible:
             totals = self.layout.views(flat)
-            flat = self.layout.zeros(flat.device)
+            flat = self.layout.vector(flat.device)
             for index, (total, out) in enumerate(zip(totals, self.layout.views(flat), strict=True)):
                 self._ops.restore(total, self._exponents_now(index), out)
         squares = self._ops.squared_norms(flat, self.places).tolist()

@@ -36,7 +36,7 @@ def runs_of(settings: Optimizer, gradients: Gradients, ops: Operations, units: r
         members = list(found)
         run = range(members[0], members[-1] + 1)
         span = layout.span(run)
-        places = gradients.places if run == range(len(layout.units)) else ops.places(layout.part(run), gradients.device)
+        places = ops.places(layout.part(run), gradients.device)
         own = replace(settings, weight_decay=settings.weight_decay * decay)
         runs.append(Run(slice(span.start - start, span.stop - start), places, own, lr))
     return runs

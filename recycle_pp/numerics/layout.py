@@ -1,9 +1,13 @@
 """All tensors of a stage in one vector: parameters, gradients and optimizer state share the same places.
 
-    layout = Layout({"norm.weight": (64,), "head.weight": (256, 64)})
-    flat = layout.zeros(device)
-    norm, head = layout.views(flat)
-    for unit in layout.units_of(flat): ...          # what one norm and one exponent are computed over
+    layout = Layout({"embedding.weight": (256, 64), "layers.0.weight": (64, 64)}, layers=[-1, 0])
+    memory = layout.zeros(device)                   # a `LayerMemory`: one tensor for each layer
+    embedding, weight = layout.views(memory)
+    for unit in layout.units_of(memory): ...        # what one norm and one exponent are computed over
+    memory[layout.spans[3]]                         # the elements of a unit, or of neighbouring units of one layer
+
+What a stage keeps lies in memory of its own for each layer, so that a layer can come and go. What a step makes (a
+reduced gradient) is one tensor. Both have the same places.
 
 Every tensor begins at a multiple of 256 bytes, also as bfloat16: the bits of a matrix product may depend on the
 alignment of its operands (MKL on a CPU; cuBLAS looks at up to 256 bytes), and they must be the same in a stage of any
@@ -16,9 +20,11 @@ from its shape alone, not from its stage or from the live workers. State is held
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 from math import gcd, prod
 
 import torch
@@ -45,16 +51,41 @@ class Unit:
         return self.rows.stop - self.rows.start
 
 
+class LayerMemory:
+    """A stage's vector, in one tensor for each layer.
+
+    parts: by layer, in order; each begins at a multiple of 256 bytes
+    """
+
+    def __init__(self, parts: Sequence[Tensor]):
+        self.parts = list(parts)
+        self.dtype, self.device = self.parts[0].dtype, self.parts[0].device
+        self._starts = list(accumulate(map(len, self.parts), initial=0))
+
+    def __getitem__(self, place: slice) -> Tensor:
+        """A view of these elements of the vector; they are of one layer."""
+        layer = bisect_right(self._starts, place.start) - 1
+        start = self._starts[layer]
+        assert place.stop <= self._starts[layer + 1], "elements of several layers"
+        return self.parts[layer][place.start - start : place.stop - start]
+
+    def joined(self) -> Tensor:
+        """A copy in one tensor."""
+        return torch.cat(self.parts)
+
+
 class Layout:
     """Attributes, in order:
     names, shapes, sizes (elements, with the gap behind them) and rows, of each tensor
     units, and spans: the elements of the vector that each unit takes, with the gap behind a tensor's last unit.
         Spans follow each other without a gap, and begin and end at multiples of `ALIGNMENT`.
+    layers: the units of each layer
     size: elements of the vector
     """
 
-    def __init__(self, shapes: Mapping[str, Sequence[int]], unit: int = UNIT):
-        """unit: elements of a unit, at most, unless a row has more."""
+    def __init__(self, shapes: Mapping[str, Sequence[int]], unit: int = UNIT, layers: Sequence[int] = ()):
+        """unit: elements of a unit, at most, unless a row has more. layers: of each tensor, the number of its layer,
+        ascending; none: all are of one."""
         self.names = list(shapes)
         self.shapes = [tuple(shape) for shape in shapes.values()]
         self.sizes = [-(-prod(shape) // ALIGNMENT) * ALIGNMENT for shape in self.shapes]
@@ -77,6 +108,10 @@ class Layout:
             )
             for of in self.units
         ]
+        numbers = list(layers) or [0] * len(self.names)
+        counts = Counter(numbers[of.tensor] for of in self.units)
+        ends = list(accumulate(counts.values(), initial=0))
+        self.layers = [range(first, end) for first, end in pairwise(ends)]
 
     def part(self, units: range) -> Layout:
         """The layout of neighbouring units alone. It has the same units; a tensor that is cut is a matrix."""
@@ -97,25 +132,32 @@ class Layout:
         rows, columns = self.units[unit].length, self._columns(self.units[unit].tensor)
         return flat[: rows * columns].view(rows, columns)
 
-    def zeros(self, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The vector (size,), at a multiple of 256 bytes."""
-        return aligned_bytes(self.size * dtype.itemsize, device).view(dtype).zero_()
+    def zeros(self, device: torch.device, dtype: torch.dtype = torch.float32) -> LayerMemory:
+        memory = self.memory(device, dtype)
+        for part in memory.parts:
+            part.zero_()
+        return memory
 
-    def room(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """The same with nothing in it but the zeros behind each tensor: on a CPU it takes memory as it is written."""
-        flat = aligned_bytes(self.size * dtype.itemsize, device).view(dtype)
-        for piece, shape in zip(flat.split(self.sizes), self.shapes, strict=True):
+    def memory(self, device: torch.device, dtype: torch.dtype) -> LayerMemory:
+        """Uninitialised, but for the zeros behind each tensor: on a CPU it takes memory as it is written."""
+        sizes = [self.spans[units[-1]].stop - self.spans[units[0]].start for units in self.layers]
+        memory = LayerMemory([aligned_bytes(size * dtype.itemsize, device).view(dtype) for size in sizes])
+        for piece, shape in zip(self._pieces(memory), self.shapes, strict=True):
             piece[prod(shape) :].zero_()
-        return flat
+        return memory
 
-    def views(self, flat: Tensor) -> list[Tensor]:
-        """The tensors that lie in `flat` (size,), in order."""
-        pieces = zip(flat.split(self.sizes), self.shapes, strict=True)
+    def vector(self, device: torch.device) -> Tensor:
+        """float32 zeros (size,) in one tensor, at a multiple of 256 bytes."""
+        return aligned_bytes(4 * self.size, device).view(torch.float32).zero_()
+
+    def views(self, vector: LayerMemory | Tensor) -> list[Tensor]:
+        """The tensors that lie in the vector, in order."""
+        pieces = zip(self._pieces(vector), self.shapes, strict=True)
         return [piece[: prod(shape)].view(shape) for piece, shape in pieces]
 
-    def units_of(self, flat: Tensor) -> list[Tensor]:
-        """The units that lie in `flat` (size,), in order, each (rows, columns)."""
-        matrices = [view.view(rows, -1) for view, rows in zip(self.views(flat), self.rows, strict=True)]
+    def units_of(self, vector: LayerMemory | Tensor) -> list[Tensor]:
+        """The units that lie in the vector, in order, each (rows, columns)."""
+        matrices = [view.view(rows, -1) for view, rows in zip(self.views(vector), self.rows, strict=True)]
         return [matrices[unit.tensor][unit.rows] for unit in self.units]
 
     @property
@@ -127,6 +169,11 @@ class Layout:
     def unit_sizes(self) -> list[int]:
         """Elements of each unit, with the gap behind it."""
         return [span.stop - span.start for span in self.spans]
+
+    def _pieces(self, vector: LayerMemory | Tensor) -> Iterator[Tensor]:
+        """The elements of each tensor, with the gap behind it."""
+        starts = accumulate(self.sizes, initial=0)
+        return (vector[start : start + size] for start, size in zip(starts, self.sizes, strict=False))
 
     def _columns(self, tensor: int) -> int:
         return prod(self.shapes[tensor]) // self.rows[tensor] if self.rows[tensor] else 1

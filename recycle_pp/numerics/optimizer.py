@@ -41,7 +41,7 @@ from .gradients import Gradients, Reduced
 from .held import Held, empty, parts
 from .hyperparameters import learning_rate
 from .launches import Run, runs_of
-from .layout import Layout
+from .layout import LayerMemory, Layout
 from .operations import Operations, State
 
 Load = Callable[[list[str]], Mapping[str, Tensor]]  # tensors of a checkpoint, by their names there
@@ -52,8 +52,8 @@ class Updated(Protocol):
     """What the optimizer needs of a stage (`model.stage.Stage`): the masters `flat`, the weights `working` (bf16, or
     `flat` itself), both laid out by `layout`; gradients and operations; `changed`, to be called after an update."""
 
-    flat: Tensor
-    working: Tensor
+    flat: LayerMemory
+    working: LayerMemory
     layout: Layout
     names: list[str]
     gradients: Gradients
@@ -79,9 +79,10 @@ class StageOptimizer:
         self._ahead: tuple[Reduced, int, Tensor] | None = None  # an open speculation: its step, the exponents before
         self.held: dict[int, Held] = {}
         if whole:
-            moments = torch.zeros_like(stage.flat), torch.zeros_like(stage.flat)
-            every = Held(range(len(stage.layout.units)), (stage.flat, *moments))
-            self.held = dict.fromkeys(every.units, every)
+            moments = stage.layout.zeros(stage.device), stage.layout.zeros(stage.device)
+            parts_of_layers = zip(stage.flat.parts, *(moment.parts for moment in moments), strict=True)
+            for units, state in zip(stage.layout.layers, parts_of_layers, strict=True):
+                self.held |= dict.fromkeys(units, Held(units, state))
 
     def lr(self, step: int) -> float:
         return learning_rate(self._settings, step, self._steps)
@@ -99,7 +100,7 @@ class StageOptimizer:
             key = f"model.{name}"
             view.copy_(load([key])[key])
         self._take_exponents(load([f"exponent.{name}" for name in stage.names] if stage.gradients.reproducible else []))
-        self._round(slice(None), stage.flat)
+        self._round_all()
         stage.changed()
         self._load = load
 
@@ -272,9 +273,9 @@ class StageOptimizer:
     @torch.no_grad()
     def warm(self) -> None:
         """Launches what a step does (see `Stage.warm`); to be called on fresh state, which it leaves as it is."""
-        every = range(len(self._stage.layout.units))
-        for units in [every] if self._whole else [range(unit, unit + 1) for unit in every]:
-            state = self.held[0].state if self._whole else self._vectors(units)
+        layout = self._stage.layout
+        for units in layout.layers if self._whole else [range(unit, unit + 1) for unit in range(len(layout.units))]:
+            state = self.held[units[0]].state if self._whole else self._vectors(units)
             grad = torch.zeros_like(state[0])
             for vector in () if self._whole else state:
                 vector.zero_()
@@ -283,7 +284,7 @@ class StageOptimizer:
                 undo = self._vectors(units)
                 self._launch(units, state, grad, 0.0, 0, 1.0, undo)
                 if self._whole:
-                    self.held[0].before = undo
+                    self.held[units[0]].before = undo
             if not self._whole:
                 self._stage.gradients.square(units[0], grad)
 
@@ -296,8 +297,9 @@ class StageOptimizer:
         `exponent.NAME` (int32, one for every row, see `layout`).
         """
         layout, state = self._stage.layout, {}
-        for prefix, flat in zip(VECTORS, self.held[0].state, strict=True):
-            for name, view in zip(layout.names, layout.views(flat), strict=True):
+        layers = [self.held[units[0]].state for units in layout.layers]
+        for prefix, memory in zip(VECTORS, zip(*layers, strict=True), strict=True):
+            for name, view in zip(layout.names, layout.views(LayerMemory(memory)), strict=True):
                 state[f"{prefix}.{name}"] = view
         return state | self.exponents()
 
@@ -314,7 +316,7 @@ class StageOptimizer:
             if not key.startswith("exponent."):
                 tensor.copy_(state[key])
         self._take_exponents(state)
-        self._round(slice(None), self._stage.flat)
+        self._round_all()
         self._stage.changed()
 
     # -- private
@@ -345,7 +347,9 @@ class StageOptimizer:
         """(held, neighbouring units of it, their elements in it, how many) for these units, ascending; None: all."""
         layout, held = self._stage.layout, self.held
         if units is None and self._whole:
-            yield held[0], held[0].units, slice(0, layout.size), layout.size
+            for layer in layout.layers:
+                size = len(held[layer[0]].state[0])
+                yield held[layer[0]], layer, slice(0, size), size
             return
         numbered = enumerate(range(len(layout.units)) if units is None else units)
         for _, found in groupby(numbered, key=lambda item: (item[1] - item[0], id(held[item[1]]))):
@@ -367,7 +371,7 @@ class StageOptimizer:
     def _runs_of(self, units: range) -> list[Run]:
         if units not in self._runs:
             runs = runs_of(self._settings, self._stage.gradients, self._stage.ops, units)
-            if len(units) > 1 and units != range(len(self._stage.layout.units)):
+            if len(units) > 1 and units not in self._stage.layout.layers:
                 return runs  # of a part that grows
             self._runs[units] = runs
         return self._runs[units]
@@ -385,6 +389,10 @@ class StageOptimizer:
         """The weights of units that are held here."""
         if self._rounds:
             self._stage.working[span].data.copy_(master)
+
+    def _round_all(self) -> None:
+        for span in map(self._stage.layout.span, self._stage.layout.layers):
+            self._round(span, self._stage.flat[span])
 
     def _take_exponents(self, state: Mapping[str, Tensor]) -> None:
         found = [state[key].to(own).expand_as(own) for key, own in self.exponents().items()]

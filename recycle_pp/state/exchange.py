@@ -126,12 +126,12 @@ class Exchange:
         """
         if all(len(run.holders) == len(peers) for run in self._runs(shares)):
             return
-        working = self._stage.working.data
+        working = self._stage.working
         before: list[tuple[Pending, Tensor, Tensor]] = []
         for runs in [*rounds(self._runs(shares), peers), ()]:
             coming = []
             for run in filter(None, runs):
-                place, source = working[run.span], run.holders[0]
+                place, source = working[run.span].data, run.holders[0]
                 takers = [peer for peer in peers if peer not in run.holders]
                 if self._me in takers:
                     room = torch.empty_like(place) if ahead else place
@@ -209,5 +209,5 @@ class Exchange:
 
     def _runs(self, shares: Shares) -> list[Run]:
         if self._cut[0] is not shares:
-            self._cut = shares, runs_of(shares.holders, self._spans)
+            self._cut = shares, runs_of(shares.holders, self._stage.layout)
         return self._cut[1]

@@ -25,6 +25,7 @@ from torch import Tensor
 from recycle_pp.comm.links import Links
 from recycle_pp.comm.tcp.transport import MAX_TAG
 from recycle_pp.comm.waiting import Pending
+from recycle_pp.numerics.layout import LayerMemory
 
 from .runs import Run
 
@@ -45,7 +46,7 @@ class Passing(Protocol):
         """Sends the tensor of `source` to the takers. It must be contiguous and unchanged until it has arrived."""
 
     def totals(
-        self, sums: Tensor, peers: Sequence[int], rounds: Rounds, sent: Callable[[], None]
+        self, sums: LayerMemory, peers: Sequence[int], rounds: Rounds, sent: Callable[[], None]
     ) -> Iterator[tuple[Run, Tensor | None]]:
         """Each run, and its sum over all peers if this worker is the first holder, else None. Keeps `sums` unchanged.
 
@@ -77,7 +78,7 @@ class ByMessages:
         return Pending(None)
 
     def totals(
-        self, sums: Tensor, peers: Sequence[int], rounds: Rounds, sent: Callable[[], None]
+        self, sums: LayerMemory, peers: Sequence[int], rounds: Rounds, sent: Callable[[], None]
     ) -> Iterator[tuple[Run, Tensor | None]]:
         rooms = {peer: torch.empty(PIECE, dtype=sums.dtype, device=sums.device) for peer in peers if peer != self._me}
         for runs in rounds:
@@ -92,7 +93,7 @@ class ByMessages:
 
     def _total(
         self,
-        sums: Tensor,
+        sums: LayerMemory,
         run: Run | None,
         runs: Mapping[int, Run | None],
         rooms: Mapping[int, Tensor],
@@ -102,7 +103,7 @@ class ByMessages:
 
         rooms: a buffer for one piece of each other peer.
         """
-        total = sums[:0] if run is None else torch.empty_like(sums[run.span])
+        total = torch.empty(0 if run is None else run.size, dtype=sums.dtype, device=sums.device)
         for pieces in zip_longest(*(of.pieces(PIECE) if of else [] for of in runs.values())):
             mine, coming = None, []
             for peer, piece in zip(runs, pieces, strict=True):
@@ -136,7 +137,7 @@ class Together:
         return self._links.broadcast([tensor], Worker(source, self._me.stage))
 
     def totals(
-        self, sums: Tensor, peers: Sequence[int], rounds: Rounds, sent: Callable[[], None]
+        self, sums: LayerMemory, peers: Sequence[int], rounds: Rounds, sent: Callable[[], None]
     ) -> Iterator[tuple[Run, Tensor | None]]:
         under_way: deque[tuple[Run, Tensor, Pending]] = deque()
         for run in (run for runs in rounds for run in runs if run is not None):

@@ -1,9 +1,9 @@
 """Units that travel together.
 
-    runs = runs_of(shares.holders, spans)
+    runs = runs_of(shares.holders, stage.layout)
     for runs in rounds(runs, peers): ...             # of each peer the first run that it sums, then the second, ...
 
-Neighbouring units with the same holders are one `Run`, of at most `BUCKET` elements unless a unit has more.
+Neighbouring units of a layer with the same holders are one `Run`, of at most `BUCKET` elements unless a unit has more.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+
+from recycle_pp.numerics.layout import Layout
 
 BUCKET = 1 << 20
 
@@ -23,23 +25,31 @@ class Run:
     holders: list[int]
     span: slice
 
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.span.stop - self.span.start
+
     def pieces(self, size: int) -> list[slice]:
         starts = range(self.span.start, self.span.stop, size)
         return [slice(start, min(start + size, self.span.stop)) for start in starts]
 
 
-def runs_of(table: Sequence[list[int]], spans: Sequence[slice]) -> list[Run]:
-    """table: the holders of each unit; spans: its elements."""
-    found, first = [], 0
-    for unit, holders in enumerate(table):
-        following = unit + 1
-        if (
-            following == len(table)
-            or table[following] != holders
-            or spans[following].stop - spans[first].start > BUCKET
-        ):
-            found.append(Run(range(first, following), holders, slice(spans[first].start, spans[unit].stop)))
-            first = following
+def runs_of(table: Sequence[list[int]], layout: Layout) -> list[Run]:
+    """table: the holders of each unit."""
+    found, spans = [], layout.spans
+    for layer in layout.layers:
+        first = layer.start
+        for unit in layer:
+            following = unit + 1
+            if (
+                following == layer.stop
+                or table[following] != table[first]
+                or spans[following].stop - spans[first].start > BUCKET
+            ):
+                units = range(first, following)
+                found.append(Run(units, table[first], layout.span(units)))
+                first = following
     return found
 
 

@@ -81,7 +81,7 @@ def forward(self, step, g, *arguments):
     if "raise" in now and (now["stage"], now["step"], now["g"]) == (self.stage, step, g) and _first(now.get("once")):
         raise {"ValueError": ValueError, "OutOfMemoryError": torch.OutOfMemoryError}[now["raise"]]("sabotaged")
     if (now.get("flip"), now.get("step")) == (self.stage, step) and _first(now["once"]):
-        self.flat.view(torch.int32)[0] ^= 1 << 20
+        self.flat.parts[0].view(torch.int32)[0] ^= 1 << 20
     results = _forward(self, step, g, *arguments)
     if now.get("nan") == self.stage and step in now["steps"]:
         results[0].mul_(torch.nan)

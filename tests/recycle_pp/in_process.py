@@ -98,7 +98,7 @@ def train(settings: Settings, steps: int, order: Iterable[int] | None = None) ->
 
 def gradient(stage: Stage, step: int, units: Sequence[int] | None = None) -> Reduced:
     """A random reduced gradient, zero in the gaps between tensors; that of these units alone, if any are given."""
-    flat = stage.layout.zeros(CPU)
+    flat = stage.layout.vector(CPU)
     random = torch.Generator().manual_seed(step)
     for view in stage.layout.views(flat):
         view.normal_(generator=random)

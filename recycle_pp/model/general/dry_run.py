@@ -84,6 +84,15 @@ class Outline:
         used = {self.canonical[name] for name, regions in self.regions.items() if regions & set(layers)}
         return [name for name in self.shapes if name in used]
 
+    def layer_of(self, name: str) -> int:
+        """The layer of a parameter, by its first name; see `StageModule.layers`."""
+        names = [each for each, first in self.canonical.items() if first == name]
+        last = len(self.layers) - 1
+        region = min((k for each in names for k in self.regions.get(each, ())), default=last)
+        if 0 < region < last or any(each.startswith(f"{self.layers[region]}.") for each in names):
+            return region
+        return -1 if region == 0 else last + 1
+
     def refuse(self, layers: range) -> None:
         if (why := self.joined.get(layers.start)) is not None:
             free = [k for k in range(1, len(self.layers)) if k not in self.joined]
@@ -129,11 +138,7 @@ def dry_run(source: Source, batch: Batch, autocast: bool = False) -> Outline:
         raise ValueError(f"{source.name} shifts its labels itself; its loss must take `shift_labels` as they are")
     if not watch.used(labels):
         raise ValueError(f"{source.name}: its loss does not depend on the labels")
-    begins = {name: len(outline.layers) for name in watch.shapes}
-    for name, regions in outline.regions.items():
-        first = outline.canonical[name]
-        begins[first] = min(begins[first], *regions)
-    outline.shapes = {name: watch.shapes[name] for name in sorted(begins, key=lambda name: begins[name])}
+    outline.shapes = {name: watch.shapes[name] for name in sorted(watch.shapes, key=outline.layer_of)}
     return outline
 
 

@@ -106,7 +106,7 @@ def test_sharded_undo_copies_take_the_bytes_that_the_model_says(numerics):
     with allocations(CPU) as ahead:
         optimizer.speculate(reduced, 0)
     assert (memory.state - plain.state) * share / stage.layout.size == pytest.approx(ahead.kept, rel=0.02)
-    assert (plain.arriving, memory.arriving) == (0, stage.working.nbytes)
+    assert (plain.arriving, memory.arriving) == (0, stage.working.joined().nbytes)
 
 
 @pytest.mark.parametrize("numerics", NUMERICS, ids=str)

@@ -1,5 +1,6 @@
 """Where the tensors of a stage lie in its vector, and which blocks norms and exponents are of."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,10 +15,11 @@ from tests.recycle_pp.in_process import CPU
 def test_units_are_whole_rows_at_256_bytes_and_do_not_depend_on_the_other_tensors(shapes, block):
     layout = Layout({str(k): shape for k, shape in enumerate(shapes)}, block)
     flat = layout.zeros(CPU, torch.bfloat16)
+    (part,) = flat.parts
     for mark, of in enumerate(layout.units_of(flat), 1):
         assert of.data_ptr() % 256 == 0 and not of.any()
         of.fill_(mark % 100 + 1)
-    assert flat.count_nonzero() == sum(view.numel() for view in layout.views(flat))
+    assert part.count_nonzero() == sum(view.numel() for view in layout.views(flat))
     assert sum(layout.unit_sizes) == layout.size
     for k, shape in enumerate(shapes):
         alone = Layout({"alone": shape}, block)
@@ -56,7 +58,7 @@ def test_norms_and_exponents_belong_to_units():
 
 def test_every_tensor_of_a_layout_begins_at_256_bytes_and_the_gaps_stay_empty():
     layout = Layout({"embedding.weight": (9, 5), "norm.weight": (5,), "head.weight": (9, 5)})
-    flat = layout.zeros(CPU)
+    flat = layout.vector(CPU)
     views = layout.views(flat)
     assert [tuple(view.shape) for view in views] == [(9, 5), (5,), (9, 5)]
     assert all(view.data_ptr() % 256 == 0 for view in views)
@@ -64,3 +66,21 @@ def test_every_tensor_of_a_layout_begins_at_256_bytes_and_the_gaps_stay_empty():
         view.fill_(number)
     assert flat.count_nonzero() == sum(view.numel() for view in views)
     assert [view.unique().tolist() for view in views] == [[1.0], [2.0], [3.0]]
+
+
+def test_each_layer_has_memory_of_its_own_at_the_places_of_the_vector():
+    shapes = {"embedding": (9, 5), "layers.3.norm": (5,), "layers.3.weight": (70, 16), "layers.4.norm": (5,)}
+    layout = Layout(shapes, 128, layers=[-1, 3, 3, 4])
+    memory, vector = layout.zeros(CPU), layout.vector(CPU)
+    assert [[layout.names[layout.units[unit].tensor] for unit in layer] for layer in layout.layers] == [
+        ["embedding"],
+        ["layers.3.norm", *["layers.3.weight"] * 9],
+        ["layers.4.norm"],
+    ]
+    for number, (mine, whole) in enumerate(zip(layout.views(memory), layout.views(vector), strict=True), 1):
+        mine.fill_(number)
+        whole.fill_(number)
+    assert torch.equal(memory.joined(), vector) and len(memory.parts) == 3
+    assert all(torch.equal(memory[span], vector[span]) for span in [*layout.spans, *map(layout.span, layout.layers)])
+    with pytest.raises(AssertionError, match="several layers"):
+        memory[slice(layout.spans[0].start, layout.spans[1].stop)]

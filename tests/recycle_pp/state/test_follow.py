@@ -37,7 +37,7 @@ class Worker:
 
     def gradient(self, step):
         random = torch.Generator().manual_seed(step)
-        flat = self.stage.layout.zeros(CPU)
+        flat = self.stage.layout.vector(CPU)
         for view in self.stage.layout.views(flat):  # the gaps stay zero
             view.copy_(torch.randn(view.shape, generator=random) / (1 + step))
         whole = Reduced(flat, torch.ones(8).long(), torch.zeros(8), [], True)
@@ -261,7 +261,7 @@ def test_a_slow_joiner_makes_nothing_grow_and_begins_again_with_the_newest_state
         assert time.monotonic() < deadline
         time.sleep(0.001)
     assert len(pipe.parcels) <= WAITING + 3
-    assert torch.equal(pipe.parcels[-1][1]["model"], worker.stage.flat)
+    assert torch.equal(pipe.parcels[-1][1]["model"], worker.stage.flat.joined())
 
 
 def test_the_donor_s_optimizer_waits_for_the_copy_of_one_part_at_most(pipe, monkeypatch):
