@@ -171,6 +171,8 @@ class Exchange:
                     coming.append(self._way.give(given, source, takers, MASTERS))
             for pending in coming:
                 self._wait(pending)
+            # A slow peer keeps what comes early: without this all that the others send, up to the whole stage.
+            self._wait(self._links.all_reduce([torch.zeros(1, device=self._stage.device)]))
             first += len(units)
             yield name, flat[: prod(layout.shapes[index])].view(layout.shapes[index])
 
