@@ -164,13 +164,10 @@ class Stage:
 
     def digests(self) -> dict[str, str]:
         """SHA-256 of the bytes of every parameter (with bf16, of its master), by name, in canonical order."""
-        return digests({name: master.cpu() for name, master in self._masters()})
+        return digests({name: master.cpu() for name, master in self.masters()})
 
-    def copied(self) -> dict[str, Tensor]:
-        """Copies of the parameters (with bf16, of the masters) on the CPU, by name, for `digests` in another thread."""
-        return {name: master.to("cpu", copy=True) for name, master in self._masters()}
-
-    def _masters(self) -> Iterator[tuple[str, Tensor]]:
+    def masters(self) -> Iterator[tuple[str, Tensor]]:
+        """The parameters (with bf16, their masters) with their names, in canonical order."""
         return zip(self.names, self.layout.views(self.flat), strict=True)
 
     def changed(self) -> None:

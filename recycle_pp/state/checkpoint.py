@@ -65,14 +65,22 @@ class Saver:
         self._saving: Future[str] = Future()
         self._saving.set_result("")
 
-    def save(self, step: int, part: object, state: Mapping[str, Tensor], together: Collection[str] = ()) -> Future[str]:
+    def save(
+        self,
+        step: int,
+        part: object,
+        state: Mapping[str, Tensor],
+        together: Collection[str] = (),
+        final: bool = False,
+    ) -> Future[str]:
         """Copies `state` and returns. After the previous save, a thread writes it to step-STEP.tmp/stage-PART-....
 
         together: names of the tensors that are shared with other parts; each worker saves its own boxes.
+        final: `state` does not change any more, so what is on the CPU is not copied.
 
         The future's result is the folder's name, once it is on disk; RuntimeError if it cannot be written.
         """
-        copy = {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
+        copy = {name: tensor.detach().to("cpu", copy=not final) for name, tensor in state.items()}
         before, self._saving = self._saving, Future()
         place = temporary(self._folder, step) / f"stage-{part}-{secrets.token_hex(4)}"
         arguments = (self._saving, before, place, copy, sorted(together))

@@ -71,7 +71,7 @@ class StageSaving:
             return
         if commit.savers:
             try:
-                arguments = (commit.step + 1, self._copied(), self._optimizer.checksums())
+                arguments = (commit.step + 1, self._masters(commit.last), self._optimizer.checksums())
             except RuntimeError as error:
                 self._refuse(commit.step + 1, error)
                 return
@@ -108,18 +108,19 @@ class StageSaving:
             return
         part = f"{self._worker.stage}-{self._worker.pipeline}"
         state = pieces(self._optimizer, self._stage, self._optimizer.held if units is None else units)
-        saving = self._saver.save(step, part, state, tensors_of(self._stage))
+        saving = self._saver.save(step, part, state, tensors_of(self._stage), final=last)
         self._strike("checkpoint", step - 1)  # while the part is written, before the coordinator hears of it
         arguments = (step, saving, units is None)
         threading.Thread(target=self._report, args=arguments, name="saved", daemon=True).start()
 
-    def _copied(self) -> dict[str, Tensor]:
-        """Copies on the CPU of the masters that are held here, by name."""
+    def _masters(self, final: bool) -> dict[str, Tensor]:
+        """The masters that are held here, by name, on the CPU; copies unless they are final."""
         if self._settings.parallel.copies:
             names = self._stage.layout.unit_names
-            units = sorted(self._optimizer.held)
-            return {names[unit]: self._optimizer.vectors(unit)[0].to("cpu", copy=True) for unit in units}
-        return self._stage.copied()
+            masters = {names[unit]: self._optimizer.vectors(unit)[0] for unit in sorted(self._optimizer.held)}
+        else:
+            masters = dict(self._stage.masters())
+        return {name: master.to("cpu", copy=not final) for name, master in masters.items()}
 
     def _digest(self, step: int, masters: Mapping[str, Tensor], checksums: Mapping[int, int]) -> None:
         names = self._stage.layout.unit_names

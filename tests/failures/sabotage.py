@@ -132,10 +132,10 @@ def write_part(*arguments):
     return _write_part(*arguments)
 
 
-def save(self, step, *arguments):
+def save(self, step, *arguments, **options):
     if step == sabotage().get("step"):
         hang("copy")
-    return _save(self, step, *arguments)
+    return _save(self, step, *arguments, **options)
 
 
 def _first(flag):
