@@ -3,12 +3,13 @@
 from recycle_schedules import Worker
 
 from recycle_pp.protocol.participant import Participant
-from recycle_pp.wire.messages.workers import Commit
+from recycle_pp.wire.messages.workers import Commit, Shares
 
 
 def test_a_commit_that_comes_twice_is_applied_once():
     """After a reset the coordinator repeats the newest commit, which may have gone to the new connection already."""
     me = Participant(Worker(0, 0), stages=1)
+    me.holdings.adopt(Shares([(1, [0])], together=True, copies=[], knows=None))
     for _ in range(2):
         me.commit(Commit(0, 0, scale=1.0, norm=1.0, loss=2.0))
     assert me.committed == 0 and len(me.commits) == 1
