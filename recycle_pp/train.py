@@ -46,6 +46,13 @@ AT_MOST = 256_000_000  # most bytes of text to tokenise while other processes wa
 
 def main(arguments: list[str]) -> int:
     """The exit code of this rank's process. arguments: the command line without the program's name."""
+    try:
+        return _main(arguments)
+    finally:
+        startup.end()
+
+
+def _main(arguments: list[str]) -> int:
     launch = Launch()
     try:
         launch = Launch.from_environment()
@@ -65,7 +72,6 @@ def main(arguments: list[str]) -> int:
             print(f"recycle_pp: {complete}", flush=True)
             asyncio.run(dismiss(launch, address, complete))
     except ValueError as error:
-        startup.end()
         return refuse(str(error), launch.local_rank)
     code = 0 if complete else asyncio.run(supervise(launch, address, settings, run, node))
     if code == 0 and settings is not None and run is not None and settings.checkpoint.hf_at_end:
