@@ -1,12 +1,12 @@
-"""What the main thread of this worker does: said before it does it, for its supervisor and for the coordinator.
+"""The current activity of this worker's main thread, for its supervisor and for the coordinator.
 
     doing = Doing(Board(lifeline.memory))
     doing.works(kind, step, (1, 3))                         # the main thread only
     doing.waits("tensor", step, (1, 3), peer, pending.arrived)
-    finish = doing.on_device(finisher(device))              # a wait in which processor time says nothing
+    finish = doing.on_device(finisher(device))              # a wait for the device
     doing.delivered()                                       # any thread: the number of a wait that could end, or None
 
-Costs two microseconds an op. Until the first word the worker starts.
+Each activity is written before it begins, which takes two microseconds. The first one is the start of the worker.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from recycle_pp.supervisor.vital_signs import Board
 from recycle_pp.wire.messages.activity import VALIDATION, Activity
 
 Arrived = Callable[[], bool]
-COMPILED = frozenset((*KINDS, VALIDATION))  # ops whose first run may compile what it needs
+COMPILED = frozenset((*KINDS, VALIDATION))  # ops whose first run may compile kernels
 
 
 class Doing:
@@ -27,16 +27,16 @@ class Doing:
         self._board = board or Board(bytearray(4096))
         self._number = 0
         self._now = Activity()
-        self._done: set[str] = set()  # kinds of ops that it has completed: the next one compiles nothing
-        self._awaited: tuple[int, Arrived] | None = None  # one object: other threads read it
+        self._done: set[str] = set()  # completed kinds of ops, which compile nothing any longer
+        self._awaited: tuple[int, Arrived] | None = None  # a single object, because other threads read it
 
     def starts(self, what: str) -> None:
-        """A part of its start: see `Activity.what`."""
-        self._say(Activity("starts", what))
+        """Begins a part of the start, see `Activity.what`."""
+        self._set(Activity("starts", what))
 
     def works(self, what: str, step: int, microbatch: MicroBatch | None = None) -> None:
         self._awaited = None
-        self._say(Activity("works", what, step, microbatch, None, what in COMPILED and what not in self._done))
+        self._set(Activity("works", what, step, microbatch, None, what in COMPILED and what not in self._done))
 
     def waits(
         self,
@@ -48,11 +48,11 @@ class Doing:
     ) -> None:
         """arrived: whether the wait could end; called from another thread."""
         self._awaited = (self._number + 1, arrived)
-        self._say(Activity("waits", what, step, microbatch, peer))
+        self._set(Activity("waits", what, step, microbatch, peer))
 
     def on_device(self, finish: Callable[[], None]) -> Callable[[], None]:
         def wait() -> None:
-            self._say(self._now._replace(kind="device"))
+            self._set(self._now._replace(kind="device"))
             finish()
 
         return wait
@@ -61,7 +61,7 @@ class Doing:
         awaited = self._awaited
         return awaited[0] if awaited is not None and awaited[1]() else None
 
-    def _say(self, activity: Activity) -> None:
+    def _set(self, activity: Activity) -> None:
         before, self._now = self._now, activity
         self._number += 1
         self._board.write(self._number, activity)

@@ -1,14 +1,14 @@
-"""A worker's connection to the coordinator, wherever that is.
+"""A worker's connection to the current coordinator.
 
-    client = CoordinatorClient(spec)       # in the worker; the spec says where the first coordinator listens
+    client = CoordinatorClient(spec)       # the spec has the address of the first coordinator
     message = client.recv()                # blocks; in one thread
     client.send(vote)                      # from any thread; never fails
-    client.state = participant.state       # what a later coordinator is told first
+    client.state = participant.state       # the first message to a later coordinator
 
-When the coordinator is lost the worker's supervisor says where the next one is, on the pipe that the spec came through.
-It connects there and begins with a `State`, which holds the last message of each lasting kind, of `Measured` two.
-Others that were on their way are gone: they belong to a generation that is void. Where only this connection broke, or
-whoever is called upon does not coordinate yet, the same place is tried again.
+After the loss of a coordinator, the worker's supervisor sends the address of the next one through the pipe of the spec.
+The worker connects and sends a `State`, which repeats its last message of each lasting kind, and the last two
+`Measured`. Other unsent messages are dropped: they belong to an old generation. If only the connection broke, or if the
+process at the address does not coordinate yet, the client tries the same address again.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from recycle_pp.wire.messages.table import Message, is_lasting
 from recycle_pp.wire.messages.workers import TO_WORKER, Measured, State, WorkerWelcome
 from recycle_pp.wire.worker_spec import WorkerSpec, told_later
 
-_CONNECT = 1.0  # seconds: shorter than a new coordinator waits, which the supervisor may have named meanwhile
-_AGAIN = 0.1  # seconds until a coordinator that could not be reached is tried once more
+_CONNECT = 1.0  # seconds to connect; less than the time that a new coordinator waits
+_AGAIN = 0.1  # seconds until the next attempt
 
 
 class CoordinatorClient:
     def __init__(self, spec: WorkerSpec) -> None:
-        self.state: Callable[[], State] = State  # before it has any
+        self.state: Callable[[], State] = State
         self._spec, self._place = spec, (spec.host, spec.port)
         self._places: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
-        self._said: dict[tuple[type[Message], int], Message] = {}
+        self._lasting: dict[tuple[type[Message], int], Message] = {}  # to repeat to a later coordinator
         self._sending = threading.Lock()
         self._welcomed = False
         self._keepalive: float | None = None
         self._channel: Channel | None = None
-        # Before it is connected: the coordinator may have been lost while this process imported what it needs.
-        threading.Thread(target=self._hear_supervisor, name="supervisor", daemon=True).start()
+        # Before the connection, because the coordinator may have been lost during the imports of this process.
+        threading.Thread(target=self._follow_supervisor, name="supervisor", daemon=True).start()
         self._channel = self._connect()
 
     @property
@@ -51,7 +51,7 @@ class CoordinatorClient:
         return self._channel.local_host
 
     def set_keepalive(self, seconds: float) -> None:
-        """See Channel."""
+        """See `Channel.set_keepalive`."""
         self._keepalive = seconds
         assert self._channel is not None
         self._channel.set_keepalive(seconds)
@@ -72,23 +72,23 @@ class CoordinatorClient:
     def send(self, message: Message) -> None:
         with self._sending:
             if is_lasting(message):
-                # Of steps two: whoever is ahead may have measured the next one as the newest commit gets lost.
+                # Two steps of `Measured`: this worker may already have measured the step after a lost commit.
                 kind = type(message), message.step % 2 if isinstance(message, Measured) else 0
-                self._said.pop(kind, None)  # the newest comes last
-                self._said[kind] = message
+                self._lasting.pop(kind, None)  # so that the newest one is the last
+                self._lasting[kind] = message
             assert self._channel is not None
             with suppress(OSError):
                 self._channel.send(message)
 
     def _move(self) -> None:
-        """Nobody sends until the new coordinator has got the state."""
+        """Connects to the next coordinator. Blocks `send` until the state is sent."""
         channel = self._connect()
         if self._keepalive is not None:
             channel.set_keepalive(self._keepalive)
         with self._sending:
             with suppress(OSError):
                 if self._welcomed:
-                    channel.send(msgspec.structs.replace(self.state(), said=list(self._said.values())))
+                    channel.send(msgspec.structs.replace(self.state(), said=list(self._lasting.values())))
             self._channel = channel
 
     def _connect(self) -> Channel:
@@ -102,8 +102,8 @@ class CoordinatorClient:
             with suppress(queue.Empty):
                 self._place = self._places.get(timeout=_AGAIN)
 
-    def _hear_supervisor(self) -> None:
+    def _follow_supervisor(self) -> None:
         for place in told_later():
             self._places.put((place.host, place.port))
             if self._channel is not None:
-                self._channel.close()  # the last coordinator may be silent rather than gone
+                self._channel.close()  # the last coordinator may be silent but alive

@@ -4,11 +4,11 @@ device = choose(settings.run.device, rank)                  # ValueError: one se
 backend = backend_for(settings.parallel.backend, device)     # tcp | gloo | nccl
 platform(device, backend)                                   # "NVIDIA H200 sm_90, 132 SMs, ..., nccl 2.30.7"
 notes(settings.parallel.backend, backend, device)            # sentences for the user
-settle_memory(device)                                       # waits for the memory of a process that has died
-is_unfit(error)                                             # of a first launch: no worker can run this here
-finish = finisher(device); finish()                         # the device has done what this thread asked it for
-large_blocks_apart()                                         # malloc gives large blocks back when they are freed,
-give_back_free_memory()                                      # and with this all that it keeps for later
+settle_memory(device)                                       # waits until the memory of a dead process is free
+is_unfit(error)                                             # whether no worker can run a kernel on this machine
+finish = finisher(device); finish()                         # waits for the work that this thread has launched
+large_blocks_apart()                                        # malloc returns large blocks to the system when freed,
+give_back_free_memory()                                     # and with this call all free memory
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a worker did, in its own log (logs/worker-1.2.log): start, plans, deaths around it, return, end.
+"""Lines of a worker's log (logs/worker-1.2.log): start, plans, changes of the membership, end.
 
 diary = Diary(worker)
 diary.note("ready after 2.1 s")
-diary.heard(message)            # of the coordinator: the few that a person wants to know
+diary.heard(message)            # notes some of the coordinator's messages
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Diary:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._members: set[Worker] = set()
-        self._step = 0  # that runs, or comes next
+        self._step = 0  # the running or next step
         self._again = False
 
     def note(self, sentence: str) -> None:
-        with suppress(OSError):  # the disk is full: training does not need it
+        with suppress(OSError):  # training continues on a full disk
             print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} worker {self._worker}: {sentence}", flush=True)
 
     def heard(self, message: Message) -> None:

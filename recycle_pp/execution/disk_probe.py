@@ -1,8 +1,8 @@
-"""A thread that tries the disks of the training data, so that the coordinator can tell one dead disk from all.
+"""A thread that probes the disks of the training data, so that the coordinator can tell one silent disk from all.
 
     probe_disks(read_limit(suspicion))       # once a process; the thread never ends
 
-A worker that waits for another one reads nothing. Without a try of its own, nobody would know whether its disk answers.
+A worker that waits for another one does not read. Without probes, the state of its disk would be unknown.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from recycle_pp.data.file_tokens import probe
 
 
 def probe_disks(seconds: float) -> None:
-    """seconds: between two probes. A probe blocks as long as the disk does, and `slowest_read` reports it meanwhile."""
+    """Starts the thread. seconds: between two probes. `slowest_read` reports a probe that blocks."""
 
     def repeat() -> None:
         while True:

@@ -1,13 +1,13 @@
-"""Injected faults on the worker that they strike.
+"""Injects faults into this worker.
 
-    injector = Injector(faults, last_words)      # this worker's faults that have not fired yet
-    injector.arm(step, actions)                  # at the begin of a step: in the middle of which op?
-    injector.fire(action.kind, step)               # where the fault may strike; a kill does not return
-    injector.strike("regroup", step)             # the same for what follows a step or belongs to none
+    injector = Injector(faults, last_words)      # the faults of this worker that have not fired yet
+    injector.arm(step, actions)                  # at the start of a step: selects the op
+    injector.fire(action.kind, step)             # at each possible moment; a kill does not return
+    injector.strike("regroup", step)             # for moments outside of the ops of a step
     injector.drag(seconds)                       # after an op: a slow worker sleeps
 
-A fault strikes in the middle of its step: at the op, send or receive number n // 2 of the n that the moment names.
-Where a step has none of them (a remainder, an end of the pipeline), it strikes at the vote.
+A fault fires in the middle of its step: at number n // 2 of the n ops, sends or receives of its moment. If a step has
+none of them, as in a remainder or at an end of the pipeline, it fires at the vote.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Injector:
             self._countdown = sum(a.kind in _PLACES[self._armed.moment] for a in actions) // 2
 
     def fire(self, place: str, step: int) -> None:
-        """`place`: an action's kind, or a moment. Strikes if that is where the armed fault waits."""
+        """Fires the armed fault if its moment has come. place: an action's kind, or a moment."""
         fault = self._armed
         if fault is None or step != fault.step:
             return
@@ -62,12 +62,12 @@ class Injector:
             self._strike(fault)
 
     def strike(self, moment: str, step: int) -> None:
-        """From any thread."""
+        """Fires the faults of this moment and of earlier steps. May be called from any thread."""
         for fault in [f for f in self._faults if f.moment == moment and f.step <= step]:
             self._strike(fault)
 
     def drag(self, seconds: float) -> None:
-        """seconds: the op's own. The sleep counts as its own time too (`spans`)."""
+        """Sleeps like a slow worker. seconds: own time of the op. The sleep counts as own time, too (`spans`)."""
         factor = max((f.factor for f in self._slow if f.step <= self._step), default=1.0)
         if factor > 1:
             time.sleep(seconds * (factor - 1))

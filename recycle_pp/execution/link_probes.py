@@ -1,9 +1,9 @@
-"""Latency and bandwidth of this worker's links, measured over the very transport that its tensors take.
+"""Measures latency and bandwidth of this worker's links, over the transport of its tensors.
 
     found = measure(links, me, {"node1": Worker(1, 1)}, device, waits)      # {"node1": (0.00012, 1.1e9)}
 
-In the executor's thread, before the generation's first op: nothing else is under way then. A link within a data centre
-takes 10 ms, one with a round trip of 100 ms 0.5 s.
+The executor's thread calls it before the first op of a generation, when the links are idle. A link within a data centre
+takes 10 ms, a link with a round trip of 100 ms takes 0.5 s.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from recycle_pp.comm.links import Links
 
 from .device import finisher
 
-TAG = 2**25 - 1  # the largest that TCP allows; tensors of a step have far smaller ones
-ROUNDS, ROUND_SECONDS = 8, 0.02  # round trips of a few bytes: so many, or as many as that time allows, at least two
-SIZES = (1 << 16, 1 << 19, 1 << 22)  # bytes of the messages that measure the bandwidth, each sent `TRIES` times
-TRIES = 3
-LONG = 0.005  # seconds: no larger message follows one that took longer
-LEAST = 2e-5  # seconds: shorter differences between two round trips are noise
+TAG = 2**25 - 1  # the largest tag of TCP, far above those of a step's tensors
+ROUNDS = 8  # most round trips of a small message; at least two
+ROUND_SECONDS = 0.02  # time limit for these
+SIZES = (1 << 16, 1 << 19, 1 << 22)  # bytes of messages for the bandwidth
+TRIES = 3  # messages of each size
+LONG = 0.005  # seconds; after a slower message no larger one is sent
+LEAST = 2e-5  # seconds; smaller differences between round trips are noise
 
 OVER = -1
 
@@ -37,12 +38,15 @@ def measure(
     device: torch.device,
     waits: Callable[[Worker], None] = lambda partner: None,
 ) -> dict[str, tuple[float, float]]:
-    """Seconds one way and bytes a second to the partners of the next stage, by the partner's key; for those of the
-    stage before, this worker is the other end.
+    """(seconds one way, bytes a second) to partners of the next stage, by key. Partners of the previous stage measure.
 
-    Each partner calls it in the same generation with this worker among its partners, who are all of a stage beside its
-    own. Blocks until all have; LinkBroken when the generation ends meanwhile. Everybody keeps to one order of all pairs
-    (`meetings`), so there is always a pair that can go on. waits: called before each exchange, for the watch."""
+    partners  key -> worker of a neighbouring stage
+    waits     called before each exchange, for the watch
+
+    Each partner must call it in the same generation, with this worker among its partners. All workers use one order of
+    pairs (`meetings`), so that no two wait for each other. Blocks until all pairs are measured. LinkBroken if the
+    generation ends first.
+    """
     links.connect(partners.values())
     keys = {worker: key for key, worker in partners.items()}
     found = {}
@@ -68,14 +72,14 @@ class _Asker:
         bandwidth = 0.0
         for size in SIZES:
             seconds = min(self._ask(size) for _ in range(TRIES))
-            bandwidth = max(bandwidth, size / max(seconds - trip, LEAST))  # a busy machine only makes it less
+            bandwidth = max(bandwidth, size / max(seconds - trip, LEAST))  # a busy machine can only lower it
             if seconds > LONG:
                 break
         _send(self._links, self._peer, _header(OVER, self._device))
         return trip / 2, bandwidth
 
     def _ask(self, size: int) -> float:
-        """Seconds from a message of `size` bytes to its answer of a few."""
+        """Seconds from sending a message of `size` bytes to its small answer."""
         header, payload = _header(size, self._device), _bytes(size, self._device)
         self._finish()
         begun = time.perf_counter()

@@ -1,14 +1,14 @@
-"""What a worker did when: the measured part of a Trace, and the planner's profile.
+"""Measures the ops of a worker, for traces and for the planner's profile.
 
 with spans.span(step, kind, (1, 0)), named(f"recycle/{kind}"): ...
 spans.take(step)                      # (kind, pipeline, index, start, end, own) in seconds of this machine's clock
 
-A span ends when the device has done the work, not when the host has asked for it: durations make the planner's profile,
-and an op that is told as done must be done. It costs a GPU the gap between two launches once an op.
+A span ends when the device has finished the work, not when the host has launched it: plans use the durations, and an op
+that is reported as done must be done. On a GPU this costs the gap between two launches, once an op.
 
-`own` is a span's time less what its thread waited for a core (run delay, /proc/thread-self/schedstat): a busy machine
-lengthens the span and not that, while a slow core, a GPU, a sleep or a SIGSTOP lengthens both. Where the system does
-not tell the run delay, both are the same.
+`own` is the time of a span without the time in which its thread waited for a core (run delay, from
+/proc/thread-self/schedstat). A busy machine lengthens only the span. A slow core, a GPU, a sleep or a SIGSTOP lengthens
+both. If the system has no run delay, both are equal.
 """
 
 from __future__ import annotations
@@ -25,22 +25,26 @@ from torch._C._profiler import _RecordFunctionFast
 from recycle_pp.telemetry.packing import Span
 from recycle_pp.wire.messages.workers import OpProgress
 
-named = _RecordFunctionFast  # torch.profiler.record_function takes 10 us where nobody profiles, this 0.4
+named = _RecordFunctionFast  # takes 0.4 us without a profiler, torch.profiler.record_function 10 us
 
 
 class Spans:
-    """interval: seconds between two `news`. finish: waits until the device has done what it was asked for."""
+    """
+    interval  seconds between two results of `news`
+    finish    waits until the device has finished the launched work
+    """
 
     def __init__(self, interval: float = 0.05, finish: Callable[[], None] = lambda: None) -> None:
-        self._interval, self._finish = interval, finish
-        self._told = 0.0
-        self._untold = 0  # spans of the step that were not in the news
+        self._interval = interval
+        self._finish = finish
+        self._reported_at = 0.0
+        self._reported = 0  # number of spans of the step that were reported
         self._step = -1
         self._spans: dict[int, list[Span]] = {}
         self._running: tuple[str, float] | None = None
-        self._waited = 0.0  # for a core, before the running span
+        self._waited = 0.0  # run delay at the start of the running span
         self._delays: BinaryIO | None = None
-        self._asked = False
+        self._opened = False
         self._last: dict[str, float] = {}  # kind -> seconds of the last such span
 
     @contextmanager
@@ -57,34 +61,38 @@ class Spans:
         self._spans.setdefault(step, []).append((kind, *microbatch, start, end, own))
 
     def take(self, step: int) -> list[Span]:
-        """All spans of a step so far. They stay until a later step is asked for: a vote may have to be repeated."""
+        """The spans of a step. They are kept until the call for a later step, because a vote may be repeated."""
         self._spans = {k: v for k, v in self._spans.items() if k >= step}
         return self._spans.get(step, [])
 
     def news(self, step: int, kind: str, microbatch: MicroBatch) -> OpProgress | None:
-        """What was done of the step since the last news, and that this op begins now; None if the last news is too
-        fresh. All that is known of a worker that dies."""
+        """The new spans of the step and the op that begins now; None within `interval` of the last call.
+
+        If the worker dies, the coordinator knows only these spans.
+        """
         now = time.monotonic()
-        if now - self._told < self._interval:
+        if now - self._reported_at < self._interval:
             return None
         if step != self._step:
-            self._step, self._untold = step, 0
-        spans = [span[:5] for span in self._spans.get(step, [])[self._untold :]]
-        self._told, self._untold = now, self._untold + len(spans)
+            self._step = step
+            self._reported = 0
+        spans = [span[:5] for span in self._spans.get(step, [])[self._reported :]]
+        self._reported_at = now
+        self._reported += len(spans)
         return OpProgress(step, spans, (kind, *microbatch, now))
 
     def spent(self) -> float:
-        """Seconds of its own that the running span's work has taken."""
+        """Own seconds of the running span so far."""
         assert self._running is not None
         self._finish()
         return self._own(self._running[1], time.monotonic())
 
     def forget_after(self, step: int) -> None:
-        """Work on later steps was void."""
+        """Drops the spans of later steps, whose work was discarded."""
         self._spans = {k: v for k, v in self._spans.items() if k <= step}
 
     def left(self) -> float:
-        """Seconds until the running op will be over, from how long the last one of its kind took."""
+        """Seconds until the expected end of the running op, by the last op of its kind."""
         running = self._running
         if running is None:
             return 0.0
@@ -95,9 +103,9 @@ class Spans:
         return max(0.0, end - start - (self._run_delay() - self._waited))
 
     def _run_delay(self) -> float:
-        """Seconds for which the calling thread was ready to run and had no core; always the same thread's."""
-        if not self._asked:
-            self._asked = True
+        """Seconds in which the calling thread was ready to run and had no core. Call it from one thread only."""
+        if not self._opened:
+            self._opened = True
             with suppress(OSError):
                 self._delays = open("/proc/thread-self/schedstat", "rb", buffering=0)  # noqa: SIM115
         if self._delays is None:

@@ -1,6 +1,6 @@
-"""The transport of a worker's links: the one place that knows the back ends apart.
+"""Selects the transport of a worker's links by the back end.
 
-links = Links(transport_for("tcp", store, device, interface="127.0.0.1", workers=everybody, keepalive=10.0))
+links = Links(transport_for("tcp", store, device, interface="127.0.0.1", workers=all_workers, keepalive=10.0))
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ def transport_for(
     keepalive: float | None = None,
     unreachable: Callable[[list[Worker]], None] = lambda members: None,
 ) -> Transport:
-    """TCP, Gloo or NCCL for tensors of `device`; with TCP and Gloo a GPU's tensors go through the host.
+    """The transport for tensors of `device`. With TCP and Gloo, tensors of a GPU go through the host.
 
-    backend: "tcp", "gloo" or "nccl", else ValueError. store: where the workers find each other. interface: where TCP
-    and Gloo listen (address, host name or interface name). timeout: seconds after which an operation of Gloo or NCCL
-    fails although nobody is known to have died; long, as the coordinator decides about deaths. workers: everybody who
-    may ever be a member, the same list everywhere; TCP needs it to keep connections over a change of generation
-    (`Links.rebuild`). keepalive: seconds without an answer of the other machine after which a connection of TCP breaks;
-    None: as long as the kernel tries. unreachable(members): called if attempts to connect to them have failed for
-    `keepalive` seconds; TCP only.
+    backend      "tcp", "gloo" or "nccl", else ValueError
+    store        where the workers find each other
+    interface    address, host name or interface on which TCP and Gloo listen
+    timeout      seconds until an operation of Gloo or NCCL fails; long, because the coordinator decides about deaths
+    workers      all possible members, the same list in each process; TCP keeps connections over a change of generation
+                 (`Links.rebuild`)
+    keepalive    seconds without an answer until a TCP connection breaks; None: the kernel's limit
+    unreachable  called with members if attempts to connect to them have failed for `keepalive` seconds; TCP only
     """
     if backend == "nccl":
         return GroupTransport(store, device, timeout, NcclGroup, interface)
