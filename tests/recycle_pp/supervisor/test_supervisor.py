@@ -69,13 +69,17 @@ async def joined(tmp_path, play, local_rank=0):
     port = server.sockets[0].getsockname()[1]
     process = subprocess.Popen(
         [sys.executable, HERE / "fake_rank.py", str(port), TOKEN, str(local_rank)],
-        env={"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), "PATH": "/usr/bin:/bin"},
+        env={"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), "PATH": "/usr/bin:/bin", "PYTHONFAULTHANDLER": "1"},
         stderr=subprocess.PIPE,
         text=True,
     )
     started = []
     try:
-        peer = await asyncio.wait_for(arrived.get(), 20)
+        try:
+            peer = await asyncio.wait_for(arrived.get(), 40)
+        except TimeoutError:
+            process.send_signal(signal.SIGABRT)  # prints where its threads stand
+            raise AssertionError(f"no connection in 40 s:\n{process.communicate(timeout=10)[1]}") from None
         settings = Settings(data=Data(path=play))  # what the fake worker does
         peer.send(SupervisorWelcome(settings, str(tmp_path), Leader(0, 0, "127.0.0.1", port), rank=5))
         yield Rank(peer, process, server)
