@@ -22,9 +22,10 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable
+from functools import partial
 
 import torch
-from recycle_schedules import Worker
+from recycle_schedules import OpKind, Worker
 
 from recycle_pp.comm.waiting import Pending
 from recycle_pp.data.batches import Batches
@@ -35,6 +36,7 @@ from recycle_pp.protocol.commit import make_vote
 from recycle_pp.protocol.participant import Orders
 from recycle_pp.state.exchange import Exchange
 from recycle_pp.telemetry.packing import pack
+from recycle_pp.wire.messages.activity import REDUCTION
 from recycle_pp.wire.messages.workers import Commit, Measured
 
 from .injection import Injector
@@ -69,7 +71,7 @@ class Commits:
         session, holdings, shares = self._session, self._session.participant.holdings, orders.shares
         committed = session.participant.committed
         self._waits_for = "copy"
-        session.doing.works("R", committed + 1)
+        session.doing.works(REDUCTION, committed + 1)
         if shares.knows is not None:
             self._exchange.exponents(shares.knows)
             self._note(orders, lambda: holdings.informed(committed))
@@ -92,7 +94,7 @@ class Commits:
         holdings = self._session.participant.holdings
         if not orders.shares.together:
             self._waits_for = "copy"
-            self._session.doing.works("R", step + 1)
+            self._session.doing.works(REDUCTION, step + 1)
             self._faults.strike("spread", step)
             ahead, known = self._optimizer.is_ahead, holdings.weights == step
             with named("recycle/weights"):
@@ -112,13 +114,13 @@ class Commits:
     def reduce(self, orders: Orders, step: int) -> None:
         """From the accumulators, which stay as they are: a death before the commit may have it repeated."""
         doing = self._session.doing
-        doing.works("R", step)
+        doing.works(REDUCTION, step)
         self._waits_for = "sum"
         self.reduced.pop(step, None)
-        with self._spans.span(step, "R"), named("recycle/reduce"):
-            sent = lambda: self._faults.fire("allreduce", step)  # noqa: E731
+        with self._spans.span(step, REDUCTION), named("recycle/reduce"):
+            sent = partial(self._faults.fire, "allreduce", step)
             reduced = self._exchange.reduce(orders.shares, self._peers(orders), sent)
-        doing.works("R", step)
+        doing.works(REDUCTION, step)
         self._hold(orders, step, reduced)
 
     def copy(self, orders: Orders, step: int, source: Worker) -> None:
@@ -146,7 +148,7 @@ class Commits:
         what = self._waits_for if giver is None else "tensor"
         doing.waits(what, step, peer=giver, arrived=pending.arrived)
         pending.wait()
-        doing.works("R", step)
+        doing.works(REDUCTION, step)
 
     def vote(self, orders: Orders, step: int, logged_bytes: int) -> None:
         reduced, counts = self.reduced[step], self.reduced[step].counts.tolist()
@@ -198,8 +200,8 @@ class Commits:
                 return False
             participant.speculate(step)  # first: whoever revokes it from now on finds it to be undone
         self._faults.fire("optimizer", step)
-        self._session.doing.works("O", step)
-        with self._spans.span(step + 1, "O"), named("recycle/O"):
+        self._session.doing.works(OpKind.OPTIMIZER, step)
+        with self._spans.span(step + 1, OpKind.OPTIMIZER), named("recycle/O"):
             self._optimizer.speculate(self.reduced[step], step)
         return True
 
@@ -231,7 +233,7 @@ class Commits:
                 self._stage.gradients.begin_again(attempt.coarser, self.reduced.pop(broken, None))
                 forgotten(broken)
             if commit is not None:
-                self._session.doing.works("O", commit.step)
+                self._session.doing.works(OpKind.OPTIMIZER, commit.step)
                 self._apply(commit, speculated)
                 self._stage.gradients.clear()
                 applied(commit, self.reduced.pop(commit.step))
