@@ -1,23 +1,25 @@
-"""Sums that depend neither on the order nor on the place of their terms: fixed point in int64, or in int32.
+"""Fixed-point sums in int64 or int32, which depend neither on the order nor on the placement of their terms.
 
     e = exponents(largest, terms, INT64)                        # (rows,) int32: quantum 2^-e of each row
-    ops.accumulate(total, grad, e, limit(terms, INT64), bad, first)    # total += round(grad 2^e); `bad`: did not fit
-    ops.restore(total, e, out)                                  # total 2^-e as float32
-    prepare()                                                   # once a process: the same bits from every call
+    ops.accumulate(total, grad, e, limit(terms, INT64), bad, first)    # total += round(grad 2^e); `bad`: misfits
+    ops.restore(total, e, out)                                  # out = total 2^-e, float32
+    prepare()                                                   # once per process: every call is deterministic
 
-Every element is rounded to a multiple of the quantum 2^-e of its row, once; from there on the sum is exact, so any
-split of the terms over workers, in any order, gives the same bits. The rows of a block (see `layout`) have one
-exponent. e leaves room for a sum `growth` bits above the last one and for the largest number of terms; with 16 terms an
-element 2^-22 of the block's largest still keeps the 24 bits that a float32 has, and rounding a term moves no element by
-more than 2^-46 of the largest. This file is the format; `numerics.operations` computes in it, on a CPU or in kernels,
+Every element is rounded once, to a multiple of 2^-e, the quantum of its row. From then on the sum is exact: any split
+of the terms over workers, in any order, gives the same bits. All rows of a unit (see `layout`) share one exponent. The
+exponent leaves room for the largest number of terms and for `growth` bits above the last sum. With 16 terms an element
+2^-22 of the unit's largest still keeps the 24 bits of a float32, and rounding a term moves no element by more than
+2^-46 of the largest. This file defines the format. `numerics.operations` computes in it with the same bits, on a CPU
+and in kernels.
 with the same bits.
+INT32 takes half of the memory. Each row then has its own exponent, for at least `FLOOR` of the tensor's largest
+element: a row that was idle (a token that was rare for a while) must fit when it becomes active. With 16 terms an
+element of a row's largest keeps 18 bits. The magnitude of the first gradient is unknown, so the first step is computed
+twice.
 
-INT32 takes half of the memory. Each row has an exponent of its own then, and not less than `FLOOR` of the tensor's
-largest is expected of it: rows come alive (a token that is seen for the first time in a while) and must fit. With 16
-terms an element of a row's largest keeps 18 bits. Nothing is known of the first step's gradients, so it is done twice.
-
-A finite number that does not fit is no reason to skip a step: it is done again, the n-th time with exponents that are
-n times `step` less. They are a function of the last step's, so whoever comes back in between has them too.
+A finite number that does not fit does not skip the step. The step is repeated, and its n-th repetition has exponents
+that are n times `step` smaller. They are a function of the last step's exponents, so a worker that returns in between
+has the same ones.
 """
 
 from __future__ import annotations
@@ -28,15 +30,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-FIRST = 1.0  # the largest gradient to expect before any was seen
-FLOOR = 2.0**-6  # of a tensor's largest: what is expected of a row at least
-LEAST_BITS = 16  # that an element of a row's largest must keep
+FIRST = 1.0  # the largest gradient to expect before the first step
+FLOOR = 2.0**-6  # the least magnitude to expect of a row, as a share of the tensor's largest
+LEAST_BITS = 16  # bits that the largest element of a row must keep
 
 
 @dataclass(frozen=True)
 class Format:
-    """dtype of the sums; bits: a sum stays below 2^bits steps; growth: bits that a gradient may grow from one step to
-    the next before it does not fit; step: bits that it may grow beyond in each attempt after that."""
+    """dtype of the sums.
+
+    bits: a sum stays below 2^bits quanta
+    growth: bits by which a gradient may exceed the last one and still fit
+    step: further bits of room in each repetition of a step
+    """
 
     dtype: torch.dtype
     bits: int
@@ -45,11 +51,11 @@ class Format:
 
     @property
     def by_row(self) -> bool:
-        """Each row has an exponent of its own, and not each block."""
+        """Each row has its own exponent. Otherwise each unit has one."""
         return self.dtype == torch.int32
 
     def kept(self, terms: int) -> int:
-        """Bits that an element of a row's largest keeps, at least, in a sum of so many terms."""
+        """Bits that an element as large as its row's largest keeps, at least, in a sum of `terms` terms."""
         return self.bits - self.growth - _log2(terms)
 
 
@@ -58,27 +64,28 @@ INT32 = Format(torch.int32, bits=30, growth=8, step=6)
 
 
 def prepare() -> None:
-    """Before a process's first CUDA call: cuBLAS and attention give the same bits every time, as a CPU does anyway."""
+    """Makes cuBLAS and attention deterministic, as a CPU is. Call it before the first CUDA call of a process."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    # Not use_deterministic_algorithms: that also sets up torch.compile, whose import takes a second.
+    # Not use_deterministic_algorithms: it imports torch.compile, which takes a second.
     torch.set_deterministic_debug_mode("error")
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # only costs time
+    torch.utils.deterministic.fill_uninitialized_memory = False  # filling takes time and is not needed
 
 
 def exponents(largest: Tensor, terms: int, of: Format = INT64) -> Tensor:
-    """e (int32, the shape of `largest`) of the quanta 2^-e for sums of `terms` tensors whose last sums had these
-    magnitudes, float32 above 0."""
+    """Exponents e (int32, shape of `largest`) of the quanta 2^-e for sums of `terms` tensors.
+
+    largest: float32 above 0, the magnitudes of the last sums"""
     _, bits = torch.frexp(largest)
-    return (of.kept(terms) - bits).clamp_(-126, 126)  # so that 2^e is an ordinary float32
+    return (of.kept(terms) - bits).clamp_(-126, 126)  # keeps 2^e a normal float32
 
 
 def powers(e: Tensor) -> Tensor:
-    """2^e as float32, exact; e int32, -126 <= e <= 126."""
+    """2^e as float32, exact. e: int32, -126 <= e <= 126."""
     return ((e + 127) << 23).view(torch.float32)
 
 
 def limit(terms: int, of: Format = INT64) -> float:
-    """Steps that each of `terms` addends must stay below: then their sum fits."""
+    """Bound in quanta for each of `terms` addends: below it, their sum fits."""
     return 2.0 ** (of.bits - _log2(terms))
 
 

@@ -1,16 +1,17 @@
-"""The gradient of one stage: the sum over the micro-batches that ran on this worker, then over its peers.
+"""The gradient of one stage: a sum over this worker's micro-batches, then over the stage's workers.
 
     gradients = Gradients(layout, microbatches=G, device=device, reproducible=False, ops=ops)
-    gradients.add(name, grad); gradients.close(g, loss)     # micro-batch g is complete here
+    gradients.add(name, grad); gradients.close(g, loss)     # the gradient of micro-batch g is complete
     payload = gradients.payload()                           # fresh tensors: SUM-all-reduce them in place
     reduced = gradients.reduced(payload)                    # the gradient of the mean loss over all G micro-batches
     gradients.clear()                                       # for the next step
 
 By default the sums are float32. With `reproducible` they are fixed point (see `fixed_point`): int64 with one exponent
-per unit, or int32 with one per row. `follow(reduced)` derives the next exponents from a gradient that all peers hold,
-so all peers agree on them; after one that did not fit, `begin_again(attempt, reduced)` empties the sums for others.
-Beside the gradient travels a book of four rows of G float64: how often each micro-batch was counted, its loss, whether
-its gradient did not fit the fixed point, and whether it was not finite.
+per unit, or int32 with one per row. `follow(reduced)` derives the next exponents from the reduced gradient, which all
+peers hold, so all peers have the same exponents. After a gradient that did not fit, `begin_again(attempt, reduced)`
+clears the sums and sets other exponents. The book, four rows of G float64, is reduced with the gradient. Its rows are,
+for each micro-batch: how often it was counted, its loss, whether its gradient did not fit the fixed point, and whether
+its gradient was not finite.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from .operations import Operations
 
 @dataclass(frozen=True)
 class Reduced:
-    """A stage's gradient of the mean loss over all G micro-batches; equal in every bit on all peers.
+    """A stage's gradient of the mean loss over all G micro-batches. All peers have the same bits.
 
-    flat     float32, read only: the gradients of `units`, one after another
-    counts   (G,) int64, how often each micro-batch was counted, all 1 in a correct step
-    losses   (G,) float64, zeros except at the last stage
-    squares  the squared norm of each unit of the stage, in canonical order
-    finite   False if a NaN or an infinity went in
-    fits     False if the finite gradient did not fit into the sums, so that the step must be repeated
+    flat     float32, read only: the gradients of `units`, concatenated
+    counts   (G,) int64, how often each micro-batch was counted; all 1 in a correct step
+    losses   (G,) float64, zeros except in the last stage
+    squares  squared norm of each unit of the stage, in canonical order
+    finite   False if an addend had a NaN or an infinity
+    fits     False if the finite gradient did not fit the sums; the step must be repeated
     shared   this stage's own sums of the tied units that this worker sums, in one vector (`numerics.ties`), or None
-    largest  what `Gradients.follow` needs of all units, if `flat` has not all of them, or None
+    largest  input of `Gradients.follow` for all units, if `flat` does not have them all; else None
     units    numbers of the units in `flat`, ascending; None: all units of the stage
     """
 
@@ -54,8 +55,8 @@ class Reduced:
     units: tuple[int, ...] | None = None
 
     def to_tensors(self) -> list[Tensor]:
-        """All that a peer needs to hold the same gradient of all units: the flat gradient, float64 (2, G), float64
-        (2 + units,), and `shared` if there is any."""
+        """This gradient as tensors, for a peer: the flat gradient, float64 (2, G), float64 (2 + units,), and `shared`
+        unless it is None."""
         book = torch.stack([self.counts.double(), self.losses])
         rest = torch.tensor([float(self.finite), float(self.fits), *self.squares], dtype=torch.float64)
         shared = [] if self.shared is None else [self.shared]
@@ -73,9 +74,9 @@ class Gradients:
     """Accumulators of one stage on one worker.
 
     Attributes:
-        exponents: of the fixed point of every row, int32 (rows,) on the device (reproducible only, else empty): state
-            of the stage, in the checkpoint. Replaced as a whole, never written to. What a step's first attempt uses.
-        places: `ops.places` of the layout.
+        exponents: int32 (rows,) on the device, the fixed-point exponents of a step's first attempt; empty unless
+            reproducible. State of the stage, saved in checkpoints. Replaced as a whole, never written to.
+        places: `ops.places` of the layout
     """
 
     def __init__(
@@ -90,18 +91,19 @@ class Gradients:
         shared: Collection[str] = (),
         form: fixed.Format = fixed.INT64,
     ):
-        """parts: how many addends a micro-batch's gradient of each tensor consists of; None: one. shared: names of the
-        tensors that other stages hold as well. form: of the sums, with `reproducible`."""
+        """parts: number of addends of a micro-batch's gradient, by tensor; None: one each
+        shared: names of the tensors that other stages hold too
+        form: format of the sums, if `reproducible`"""
         self.names = layout.names
         self.microbatches, self.reproducible = microbatches, reproducible
         self.places = ops.places(layout, device)
         self._ops = ops
         self._shared = set(shared)
-        self.device, self.dtype = device, form.dtype if reproducible else torch.float32  # of the sums
-        self._form, self._attempt, self._learnt = form, 0, 0  # the attempt under way, and that which learnt exponents
+        self.device, self.dtype = device, form.dtype if reproducible else torch.float32  # dtype of the sums
+        self._form, self._attempt, self._learnt = form, 0, 0  # current attempt; the one that set the exponents
         self._parts = list(parts or [1] * len(layout.names))
         self.layout, self._index = layout, {name: index for index, name in enumerate(layout.names)}
-        self._alone: dict[int, Any] = {}  # places of single units
+        self._alone: dict[int, Any] = {}  # `ops.places` of single units
         self._memory = layout.memory(device, self.dtype)  # the first gradient of each tensor is written
         self._sums = layout.views(self._memory)
         self._book = torch.zeros(4, microbatches, dtype=torch.float64, device=device)
@@ -111,10 +113,10 @@ class Gradients:
         self._first = self.exponents
         self.clear()
 
-    # --- a micro-batch's gradient comes in
+    # --- the gradient of a micro-batch
 
     def add(self, index: int | str, grad: Tensor) -> None:
-        """The gradient of tensor `index` (or name), of its shape; `grad` stays as it is."""
+        """Adds the gradient of tensor `index` (or name). Does not change `grad`."""
         index = self._index[index] if isinstance(index, str) else index
         total, first = self._sums[index], self._fresh(index)
         if self.reproducible:
@@ -125,7 +127,8 @@ class Gradients:
             total.add_(grad)
 
     def add_product(self, index: int, dy: Tensor, x: Tensor, parts: int = 1) -> None:
-        """The gradient dy^T x of a matrix: dy (N, O), x (N, K), float32 or bfloat16; or one of `parts` of it."""
+        """Adds the gradient dy^T x of a matrix, or one of `parts` addends of it. dy (N, O), x (N, K), float32 or
+        bfloat16."""
         total, first = self._sums[index], self._fresh(index)
         if self.reproducible:
             self._ops.accumulate_product(total, dy, x, *self._format(index, parts), first)
@@ -133,18 +136,18 @@ class Gradients:
             self._ops.add_product(total, dy, x, first)
 
     def add_sum(self, index: int, dy: Tensor) -> None:
-        """The gradient of a bias: dy (N, O), summed over N."""
+        """Adds the gradient of a bias: dy (N, O), summed over N."""
         self.add(index, dy.sum(0, dtype=torch.float32))
 
     def add_rows(self, index: int, rows: Tensor, dy: Tensor) -> None:
-        """The gradient of an embedding: dy (N, H), float32 or bfloat16, added to the rows `rows` (N,) int64."""
+        """Adds the gradient of an embedding: dy (N, H), float32 or bfloat16, to the rows `rows` (N,) int64."""
         total, dy = self._sums[index], dy.float()
         if self._fresh(index):
             total.zero_()
         if not self.reproducible:
             total.index_add_(0, rows, dy)
             return
-        # Equal rows are summed in float32 first, as autograd does; only the rows that occur are touched.
+        # Sums equal rows in float32 first, as autograd does. Touches only the rows that occur.
         rows, position = torch.unique(rows, return_inverse=True)
         grad = torch.ops.aten.embedding_dense_backward(dy, position, len(rows), -1, False)
         sums = total[rows]
@@ -154,11 +157,11 @@ class Gradients:
 
     @property
     def without(self) -> list[str]:
-        """The tensors that nothing was added to since `clear`."""
+        """Tensors without a gradient since `clear`."""
         return [name for name, empty in zip(self.names, self._empty, strict=True) if empty]
 
     def close(self, g: int, loss: Tensor | float | None) -> None:
-        """Micro-batch g's gradient is complete here; its loss at the last stage."""
+        """Marks the gradient of micro-batch g as complete. loss: of the last stage, else None."""
         self._book[0, g] += 1
         if loss is not None:
             self._book[1, g] += loss
@@ -167,7 +170,7 @@ class Gradients:
             self._bad.zero_()
 
     def clear(self) -> None:
-        """Forgets every micro-batch; what follows is the first attempt at a step."""
+        """Drops all micro-batches. The next attempt is the first of a step."""
         self._attempt = self._learnt = 0
         self._empty = [True] * len(self._sums)  # the first gradient of a tensor is written, not added to zeros
         self._book.zero_()
@@ -176,15 +179,14 @@ class Gradients:
     # --- the sum over the peers
 
     def payload(self) -> list[Tensor]:
-        """Fresh copies of [the flat sum (float32, int64 or int32), the book (4, G) float64], to be SUM-all-reduced in
-        place.
+        """Fresh copies of [the flat sum (float32, int64 or int32), the book (4, G) float64], to all-reduce in place.
 
-        Copies, because an aborted all-reduce leaves its buffers partly summed.
+        They are copies because an aborted all-reduce leaves its buffers partly summed.
         """
         return [self.sums().joined(), self.book()]
 
     def sums(self) -> LayerMemory:
-        """The accumulators themselves, to be read."""
+        """The accumulators themselves. Read only."""
         for index, total in enumerate(self._sums):
             if self._fresh(index):
                 total.zero_()
@@ -195,7 +197,7 @@ class Gradients:
         return self._book.clone()
 
     def reduced(self, payload: Sequence[Tensor]) -> Reduced:
-        """What the all-reduced payload says. Takes it over: the flat gradient may share its memory."""
+        """The result of an all-reduced payload. The flat gradient may share the payload's memory."""
         flat = payload[0]
         shared = self.shared_of({unit: flat[self.layout.spans[unit]] for unit in self.tied})
         if self.reproducible:
@@ -215,50 +217,50 @@ class Gradients:
         largest: Tensor | None = None,
         units: tuple[int, ...] | None = None,
     ) -> Reduced:
-        """The result of a reduction. book: summed; squares: of all units; others: see `Reduced`."""
+        """The result of a reduction. book: summed; squares: of all units; other arguments: see `Reduced`."""
         counts, losses, misfits, broken = book.cpu()
         fits = not self.reproducible or (self.known and not misfits.any())
         finite = math.isfinite(losses.sum().item()) and not broken.any() and (not fits or math.isfinite(sum(squares)))
         return Reduced(flat, counts.long(), losses, squares, bool(finite), bool(fits), shared, largest, units)
 
     def follow(self, reduced: Reduced) -> None:
-        """The next step's exponents: by this step's gradient if it is finite, else with a coarser quantum."""
+        """Sets the next step's exponents from this step's gradient, if it is finite."""
         if self.reproducible and reduced.finite:
             largest = self._expected(reduced)
             e = fixed.exponents(largest, self.microbatches, self._form)
             self.exponents = torch.where(largest > 0, e, self.exponents)
 
     def begin_again(self, attempt: int, reduced: Reduced | None) -> None:
-        """Forgets every micro-batch of the step under way: attempt number `attempt`, from 1, has other exponents, the
-        one that was under way has its own once more.
+        """Drops all micro-batches of the current step. A new attempt (number `attempt`, from 1) has other exponents;
+        the same attempt keeps its exponents.
 
-        reduced: of the attempt before, if this worker holds it; all do where it was the first of all.
+        reduced: result of the previous attempt, if this worker holds it. After the first attempt of a job, all do.
         """
         learnt = self._learnt
         if attempt > self._attempt and not self.known and reduced is not None:
             largest = self._expected(reduced)
-            least = fixed.powers(-self.exponents)  # what has vanished is smaller
+            least = fixed.powers(-self.exponents)  # smaller magnitudes have been rounded to zero
             self.exponents = fixed.exponents(largest.maximum(least), self.microbatches, self._form)
             learnt = attempt
         self.clear()
         self._attempt, self._learnt = attempt, learnt
 
     def take_exponents(self, exponents: Tensor) -> None:
-        """Those of a peer or of a checkpoint."""
+        """Takes the exponents of a peer or of a checkpoint."""
         self.exponents = exponents.to(self.device)
 
     @property
     def known(self) -> bool:
-        """The exponents come from a gradient. Without, int32 sums have a first attempt that only shows how large
-        gradients are. A function of the exponents alone, so peers agree on it, whoever has come back meanwhile."""
-        learnt = self._learnt > 0  # in this step, whatever they are
+        """The exponents come from a gradient. Otherwise the first attempt with int32 sums only measures magnitudes.
+        This is a function of the exponents alone, so all peers agree, including those that joined in the meantime."""
+        learnt = self._learnt > 0  # in this step
         return learnt or not self._form.by_row or not torch.equal(self.exponents, self._first)
 
     def exponents_of(self, index: int) -> Tensor:
-        """(rows of the tensor,)."""
+        """The exponents of a tensor, (rows of the tensor,)."""
         return self.exponents.split(self.layout.rows)[index]
 
-    # --- unit by unit: vectors with the gap behind the unit
+    # --- single units: vectors that include the gap behind the unit
 
     def grads(self, reduced: Reduced) -> dict[int, Tensor]:
         """Views of the units' gradients in `reduced`."""
@@ -268,7 +270,7 @@ class Gradients:
 
     @property
     def tied(self) -> list[int]:
-        """The units that other stages hold as well, in an order that is the same in every stage."""
+        """The units that other stages hold too, in an order that is the same in every stage."""
         if not self._shared:
             return []
         names, layout = self.layout.unit_names, self.layout
@@ -276,14 +278,14 @@ class Gradients:
         return sorted(found, key=names.__getitem__)
 
     def shared_of(self, sums: Mapping[int, Tensor]) -> Tensor | None:
-        """`Reduced.shared` of a worker that has these sums of tied units; None in a stage without tied units."""
+        """`Reduced.shared` from this worker's sums of tied units. None in a stage without tied units."""
         if not self._shared:
             return None
         empty = torch.empty(0, dtype=self.dtype, device=self.device)
         return torch.cat([empty, *(sums[unit] for unit in self.tied if unit in sums)])
 
     def restore(self, unit: int, total: Tensor, out: Tensor) -> None:
-        """out (float32) = the gradient of a unit from its sum `total`, which may be of a wider dtype."""
+        """out (float32) = the gradient of a unit, from its sum `total`, which may have a wider dtype."""
         view = self.layout.matrix(unit, out)
         if self.reproducible:
             of = self.layout.units[unit]
@@ -293,18 +295,18 @@ class Gradients:
         out[view.numel() :].zero_()
 
     def square(self, unit: int, grad: Tensor) -> Tensor:
-        """The squared norm of a unit's gradient, (1,) float64: the bits of `squared_norms` of the whole."""
+        """The squared norm of a unit's gradient, (1,) float64, with the bits of `squared_norms`."""
         if unit not in self._alone:
             self._alone[unit] = self._ops.places(self.layout.part(range(unit, unit + 1)), self.device)
         return self._ops.squared_norms(grad, self._alone[unit])
 
     def largest_of(self, unit: int, grad: Tensor) -> Tensor:
-        """The largest magnitude in a unit's gradient, (1,); with int32 sums that of each row."""
+        """The largest magnitude in a unit's gradient, (1,); with int32 sums, in each of its rows."""
         return self._largest(self.layout.matrix(unit, grad))
 
     @property
     def largest_counts(self) -> list[int]:
-        """How many elements `largest_of` gives for each unit; 0 if sums have no exponents."""
+        """Number of elements that `largest_of` returns for each unit; 0 if sums have no exponents."""
         if not self.reproducible:
             return [0] * len(self.layout.units)
         return [unit.length if self._form.by_row else 1 for unit in self.layout.units]
@@ -315,7 +317,7 @@ class Gradients:
         return grad.abs().max().view(1)
 
     def _expected(self, reduced: Reduced) -> Tensor:
-        """The magnitude to expect of each row, (rows,) float32: with int64 sums, the largest one in its unit."""
+        """The magnitude to expect in each row, (rows,) float32. With int64 sums, the largest in its unit."""
         largest = reduced.largest
         if largest is None:
             largest = torch.cat([self._largest(grad) for grad in self.layout.units_of(reduced.flat)])
@@ -330,11 +332,11 @@ class Gradients:
         return (e - coarser).clamp_(min=-126) if coarser else e
 
     def _fresh(self, index: int) -> bool:
-        """Whether nothing was added to the tensor yet; from now on something was."""
+        """Whether the tensor is still empty. Marks it as written."""
         fresh, self._empty[index] = self._empty[index], False
         return fresh
 
     def _format(self, index: int, parts: int = 1) -> tuple[Tensor, float, Tensor]:
-        """(exponents, limit in steps, misfits) of an addend that is one of `parts` of a micro-batch's gradient."""
+        """(exponents, limit in quanta, misfits) for an addend that is one of `parts` of a micro-batch's gradient."""
         terms = self.microbatches * parts * self._parts[index]
         return self._exponents_now(index), fixed.limit(terms, self._form), self._bad

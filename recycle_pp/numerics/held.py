@@ -1,7 +1,7 @@
 """The state of units that one worker holds.
 
 held = Held(range(3, 4), (master, mean, square))
-held.seal = held.checksum(); held.inspect()          # has anything but an update changed it?
+held.seal = held.checksum(); held.inspect()          # has memory changed without an update?
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class Held:
     """The state of neighbouring units in one piece of memory.
 
     state    masters, means, mean squares: flat float32
-    before   the state that a speculation has overwritten; allocated by the first one, then reused
-    seal     (1,) int64, the checksum after the newest update, or None
-    changed  (1,) bool, whether the state was found to differ from its seal since, or None
+    before   the state before a speculation; allocated by the first speculation, then reused
+    seal     (1,) int64, checksum after the newest update, or None
+    changed  (1,) bool, whether the state has differed from its seal; None before the first inspection
     """
 
     units: range
@@ -33,13 +33,14 @@ class Held:
     changed: Tensor | None = None
 
     def checksum(self, before: bool = False) -> Tensor:
-        """(1,) int64 of all bits of the state, 64 at a time, modulo 2**64. One flipped bit changes it. Reads all.
+        """(1,) int64 checksum of all bits of the state: the sum of its 64-bit words, modulo 2**64. Any single bit flip
+        changes it.
 
-        before: of the state that a speculation has overwritten."""
+        before: of the state before a speculation"""
         state = self.before if before else self.state
         assert state is not None
         master, mean, square = (vector.view(torch.int64).sum(0, keepdim=True) for vector in state)
-        return master + 3 * mean + 5 * square  # odd factors keep every bit
+        return master + 3 * mean + 5 * square  # odd factors lose no bit
 
     def inspect(self) -> None:
         """Sets `changed` if the state differs from its seal."""
@@ -49,11 +50,11 @@ class Held:
 
 
 def parts(state: State, place: slice) -> State:
-    """Views of some elements of each vector."""
+    """Views of the elements `place` of each vector."""
     master, mean, square = state
     return master[place], mean[place], square[place]
 
 
 def empty(size: int, device: torch.device) -> Tensor:
-    """Uninitialised float32 (size,), at a multiple of 256 bytes."""
+    """Uninitialised float32 (size,), aligned to 256 bytes."""
     return aligned_bytes(4 * size, device).view(torch.float32)

@@ -1,4 +1,4 @@
-"""The learning rate of a step, and the factors that parameters of a group have for it.
+"""The learning rate of a step, and the factors of parameter groups.
 
 learning_rate(settings.optimizer, step, steps)
 lr, decay = factors(settings.optimizer, "layers.3.ffn_norm.weight")
@@ -13,10 +13,10 @@ from recycle_pp.config.settings import Optimizer
 
 
 def learning_rate(optimizer: Optimizer, step: int, steps: int) -> float:
-    """Of step `step` (from 0) of `steps`: linear warm-up to lr, then as `optimizer.schedule` says.
+    """Learning rate of step `step` (from 0) of `steps`: linear warm-up to lr, then `optimizer.schedule`.
 
-    cosine, linear: down to min_lr; constant: lr; wsd (warm-up, stable, decay; Hu et al. 2024, arXiv:2404.06395): lr,
-    and in the last `optimizer.decay` of all steps linearly down to min_lr.
+    constant: lr. cosine, linear: decays to min_lr. wsd (warm-up, stable, decay; Hu et al. 2024, arXiv:2404.06395): lr,
+    then decays linearly to min_lr over the last `optimizer.decay` of all steps.
     """
     if step < optimizer.warmup:
         return optimizer.lr * (step + 1) / optimizer.warmup
@@ -33,8 +33,10 @@ def learning_rate(optimizer: Optimizer, step: int, steps: int) -> float:
 
 
 def factors(optimizer: Optimizer, name: str) -> tuple[float, float]:
-    """(of lr, of weight_decay) for the parameter `name`, a full-model name: the first of `optimizer.groups` that
-    matches it, as `fnmatch` does; 1 and 1 if none does."""
+    """The factors (of lr, of weight_decay) for a parameter: those of the first group in `optimizer.groups` that
+    matches its name, else 1 and 1.
+
+    name: full-model name, matched as by `fnmatch`"""
     for group in optimizer.groups or ():
         pattern, lr, *decay = group.split(":")
         if fnmatchcase(name, pattern):

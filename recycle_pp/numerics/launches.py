@@ -19,7 +19,7 @@ from .operations import Operations
 
 @dataclass(frozen=True)
 class Run:
-    """Neighbouring tensors of one group: elements `part` of a vector, lr times `lr`."""
+    """Neighbouring tensors of one group: elements `part` of a vector, updated with `lr` times the learning rate."""
 
     part: slice
     places: Any
@@ -28,7 +28,7 @@ class Run:
 
 
 def runs_of(settings: Optimizer, gradients: Gradients, ops: Operations, units: range) -> list[Run]:
-    """Neighbouring units as few runs as their groups allow; one without groups."""
+    """Splits neighbouring units into as few runs as their groups allow; without groups, into one."""
     layout, runs = gradients.layout, []
     start = layout.spans[units[0]].start
     groups = groupby(units, key=lambda unit: factors(settings, layout.names[layout.units[unit].tensor]))

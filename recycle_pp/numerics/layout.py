@@ -1,21 +1,21 @@
-"""All tensors of a stage in one vector: parameters, gradients and optimizer state share the same places.
+"""The layout of a stage's tensors in one vector. Parameters, gradients and optimizer state share it.
 
     layout = Layout({"embedding.weight": (256, 64), "layers.0.weight": (64, 64)}, layers=[-1, 0])
     memory = layout.zeros(device)                   # a `LayerMemory`: one tensor for each layer
     embedding, weight = layout.views(memory)
-    for unit in layout.units_of(memory): ...        # what one norm and one exponent are computed over
+    for unit in layout.units_of(memory): ...        # a norm and an exponent are computed for each unit
     memory[layout.spans[3]]                         # the elements of a unit, or of neighbouring units of one layer
 
-What a stage keeps lies in memory of its own for each layer, so that a layer can come and go. What a step makes (a
-reduced gradient) is one tensor. Both have the same places.
+The stage's own memory is one tensor for each layer, so that a layer can move. Temporary results, such as a reduced
+gradient, are one tensor. Both have the same layout.
 
-Every tensor begins at a multiple of 256 bytes, also as bfloat16: the bits of a matrix product may depend on the
-alignment of its operands (MKL on a CPU; cuBLAS looks at up to 256 bytes), and they must be the same in a stage of any
-size. The gaps stay zero.
+Every tensor begins at a multiple of 256 bytes, also as bfloat16. The bits of a matrix product may depend on the
+alignment of its operands (MKL on a CPU; cuBLAS checks up to 256 bytes), and they must not depend on the size of a
+stage. The gaps stay zero.
 
-A tensor is seen as a matrix: a row is its fewest last dimensions that have `ROW` elements together, so a vector is one
-row. A unit is whole rows of one tensor, about `UNIT` elements, at a multiple of 256 bytes. The units of a tensor follow
-from its shape alone, not from its stage or from the live workers. State is held, copied and saved by units.
+A tensor is treated as a matrix: a row is its fewest last dimensions that have `ROW` elements together, so a vector is
+one row. A unit is whole rows of one tensor, about `UNIT` elements, at a multiple of 256 bytes. The units of a tensor
+follow from its shape alone, not from its stage or from the live workers. State is held, copied and saved by units.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from torch import Tensor
 from recycle_pp.comm.tensor_bytes import ALIGNMENT as BYTES
 from recycle_pp.comm.tensor_bytes import aligned_bytes
 
-ALIGNMENT = BYTES // 2  # elements: 256 bytes of bfloat16, 512 of float32
-UNIT = 1 << 20  # elements of a unit, at most, unless a row has more
-ROW = 16  # elements of a row, at least, where the tensor has as many
+ALIGNMENT = BYTES // 2  # elements; 256 bytes of bfloat16, 512 of float32
+UNIT = 1 << 20  # most elements of a unit, unless a row has more
+ROW = 16  # fewest elements of a row, if the tensor has as many
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Rows `rows` of tensor number `tensor`."""
+    """The rows `rows` of tensor number `tensor`."""
 
     tensor: int
     rows: slice
@@ -52,9 +52,9 @@ class Unit:
 
 
 class LayerMemory:
-    """A stage's vector, in one tensor for each layer.
+    """A vector of a stage, stored as one tensor for each layer.
 
-    parts: by layer, in order; each begins at a multiple of 256 bytes
+    parts: the layers' tensors, in order; each begins at a multiple of 256 bytes
     """
 
     def __init__(self, parts: Sequence[Tensor]):
@@ -63,29 +63,30 @@ class LayerMemory:
         self._starts = list(accumulate(map(len, self.parts), initial=0))
 
     def __getitem__(self, place: slice) -> Tensor:
-        """A view of these elements of the vector; they are of one layer."""
+        """A view of these elements of the vector. All must be in one layer."""
         layer = bisect_right(self._starts, place.start) - 1
         start = self._starts[layer]
         assert place.stop <= self._starts[layer + 1], "elements of several layers"
         return self.parts[layer][place.start - start : place.stop - start]
 
     def joined(self) -> Tensor:
-        """A copy in one tensor."""
+        """A copy as one tensor."""
         return torch.cat(self.parts)
 
 
 class Layout:
     """Attributes, in order:
-    names, shapes, sizes (elements, with the gap behind them) and rows, of each tensor
-    units, and spans: the elements of the vector that each unit takes, with the gap behind a tensor's last unit.
-        Spans follow each other without a gap, and begin and end at multiples of `ALIGNMENT`.
+    names, shapes, sizes (elements, including the gap behind) and rows: of each tensor
+    units
+    spans: elements of the vector, by unit; the last unit of a tensor includes the gap behind it.
+        Spans are contiguous, and begin and end at multiples of `ALIGNMENT`.
     layers: the units of each layer
     size: elements of the vector
     """
 
     def __init__(self, shapes: Mapping[str, Sequence[int]], unit: int = UNIT, layers: Sequence[int] = ()):
-        """unit: elements of a unit, at most, unless a row has more. layers: of each tensor, the number of its layer,
-        ascending; none: all are of one."""
+        """unit: most elements of a unit, unless a row has more
+        layers: the layer number of each tensor, ascending; if empty, there is one layer"""
         self.names = list(shapes)
         self.shapes = [tuple(shape) for shape in shapes.values()]
         self.sizes = [-(-prod(shape) // ALIGNMENT) * ALIGNMENT for shape in self.shapes]
@@ -114,7 +115,7 @@ class Layout:
         self.layers = [range(first, end) for first, end in pairwise(ends)]
 
     def part(self, units: range) -> Layout:
-        """The layout of neighbouring units alone. It has the same units; a tensor that is cut is a matrix."""
+        """The layout of neighbouring units alone, with the same units. A tensor that is cut becomes a matrix."""
         shapes: dict[str, Sequence[int]] = {}
         for index, found in groupby(self.units[units.start : units.stop], key=lambda unit: unit.tensor):
             of = list(found)
@@ -124,7 +125,7 @@ class Layout:
         return Layout(shapes, self._unit)
 
     def span(self, units: range) -> slice:
-        """The elements that neighbouring units take."""
+        """The elements of neighbouring units."""
         return slice(self.spans[units[0]].start, self.spans[units[-1]].stop)
 
     def matrix(self, unit: int, flat: Tensor) -> Tensor:
@@ -139,7 +140,7 @@ class Layout:
         return memory
 
     def memory(self, device: torch.device, dtype: torch.dtype) -> LayerMemory:
-        """Uninitialised, but for the zeros behind each tensor: on a CPU it takes memory as it is written."""
+        """Uninitialised, with zeros in the gaps. On a CPU, pages are allocated when they are written."""
         sizes = [self.spans[units[-1]].stop - self.spans[units[0]].start for units in self.layers]
         memory = LayerMemory([aligned_bytes(size * dtype.itemsize, device).view(dtype) for size in sizes])
         for piece, shape in zip(self._pieces(memory), self.shapes, strict=True):
@@ -147,31 +148,31 @@ class Layout:
         return memory
 
     def vector(self, device: torch.device) -> Tensor:
-        """float32 zeros (size,) in one tensor, at a multiple of 256 bytes."""
+        """float32 zeros (size,) in one tensor, aligned to 256 bytes."""
         return aligned_bytes(4 * self.size, device).view(torch.float32).zero_()
 
     def views(self, vector: LayerMemory | Tensor) -> list[Tensor]:
-        """The tensors that lie in the vector, in order."""
+        """Views of the tensors in the vector, in order."""
         pieces = zip(self._pieces(vector), self.shapes, strict=True)
         return [piece[: prod(shape)].view(shape) for piece, shape in pieces]
 
     def units_of(self, vector: LayerMemory | Tensor) -> list[Tensor]:
-        """The units that lie in the vector, in order, each (rows, columns)."""
+        """Views of the units in the vector, in order, each (rows, columns)."""
         matrices = [view.view(rows, -1) for view, rows in zip(self.views(vector), self.rows, strict=True)]
         return [matrices[unit.tensor][unit.rows] for unit in self.units]
 
     @property
     def unit_names(self) -> list[str]:
-        """`NAME[first row:last row]` of each unit, the same in every stage that holds the tensor."""
+        """`NAME[first row:last row]` of each unit. The same in every stage that holds the tensor."""
         return [f"{self.names[unit.tensor]}[{unit.rows.start}:{unit.rows.stop}]" for unit in self.units]
 
     @property
     def unit_sizes(self) -> list[int]:
-        """Elements of each unit, with the gap behind it."""
+        """Elements of each unit, including the gap behind it."""
         return [span.stop - span.start for span in self.spans]
 
     def _pieces(self, vector: LayerMemory | Tensor) -> Iterator[Tensor]:
-        """The elements of each tensor, with the gap behind it."""
+        """The elements of each tensor, including the gap behind it."""
         starts = accumulate(self.sizes, initial=0)
         return (vector[start : start + size] for start, size in zip(starts, self.sizes, strict=False))
 
@@ -180,12 +181,12 @@ class Layout:
 
 
 def rows_of(shape: Sequence[int]) -> int:
-    """How many rows a tensor of that shape has."""
+    """Number of rows of a tensor of this shape."""
     return prod(shape[: depth_of(shape)])
 
 
 def depth_of(shape: Sequence[int]) -> int:
-    """How many of its first dimensions number the rows."""
+    """How many leading dimensions are flattened into the rows."""
     columns, depth = 1, len(shape)
     while depth and columns < ROW:
         depth -= 1
@@ -194,5 +195,5 @@ def depth_of(shape: Sequence[int]) -> int:
 
 
 def _rows_of_a_unit(columns: int, unit: int) -> int:
-    aligned = ALIGNMENT // gcd(columns, ALIGNMENT)  # so many rows are a multiple of the alignment
+    aligned = ALIGNMENT // gcd(columns, ALIGNMENT)  # the fewest rows that keep the alignment
     return max(1, unit // (columns * aligned)) * aligned

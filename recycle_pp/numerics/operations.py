@@ -1,18 +1,18 @@
-"""What a stage computes beside matrix products and attention: one interface, two backends, picked by one config value.
+"""The computation of a stage except matrix products and attention: one interface, two backends, one setting to choose.
 
     ops = operations(settings.model.kernels, device)    # auto (triton on GPUs) | triton | reference
     y, h = ops.add_rms_norm(x, branch, weight, eps)
 
 A backend is a module with the functions of `Operations`: `torch_operations`, or `triton_operations` with the kernels of
-`recycle_kernels`. Nothing else in the trainer knows which of them it has.
+`recycle_kernels`. The rest of the trainer does not depend on the choice.
 
-Which bits may differ. Between the backends: those that rounding in another order gives, in values and gradients (under
-bf16 Triton also keeps weight gradients in float32, where torch rounds each product to bf16). Within a backend,
-on equal devices and library versions (`execution.device.platform`, equal on all workers of a job): none. Every function
-is deterministic, and what it launches depends on shapes and dtypes alone. Where torch's own operations are so too (on a
-GPU with `numerics.reproducible`) a micro-batch has the same gradient on any peer, and I then W has the bits of B. The
-fixed-point functions (int64) are exact sums of addends rounded once: equal addends give equal sums, in any order, on
-either backend.
+Between the backends, values and gradients may differ by rounding in another order. Under bf16, Triton also keeps weight
+gradients in float32, while torch rounds each product to bf16. Within a backend no bit differs between equal devices
+with equal library versions (`execution.device.platform`, the same on all workers of a job). Every function is
+deterministic, and its launches depend on shapes and dtypes alone. If torch's own operations are deterministic too (on a
+GPU with `numerics.reproducible`), a micro-batch has the same gradient on any peer, and I then W has the bits of B. The
+fixed-point functions are exact sums of addends that are rounded once: equal addends give equal sums, in any order, on
+both backends.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from recycle_pp.config.settings import Optimizer
 from .layout import Layout
 from .weight_grad_store import WeightGradStore
 
-State = tuple[Tensor, Tensor, Tensor]  # parameters, their mean gradient, their mean squared gradient; flat float32
+State = tuple[Tensor, Tensor, Tensor]  # parameters, mean gradients, mean squared gradients; flat float32
 
 
 class Operations(Protocol):
-    """`first` says that a sum is empty: it is written, and what its memory held does not matter."""
+    """`first`: the sum is empty, so it is written and its old memory is ignored."""
 
     # --- layers, differentiable
 
     def add_rms_norm(self, x: Tensor, branch: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        """(y, h): h = x + branch (x without one) goes on as the residual stream, y = h / rms(h) * weight.
+        """(y, h): h = x + branch, or x without a branch, is the new residual stream; y = h / rms(h) * weight.
 
-        x (N, H) float32 or bfloat16, branch (N, H) of any float dtype, weight (H,) float32 -> y in the dtype that the
-        next matrix product may want (x's or that of autocast), h in x's.
+        x (N, H) float32 or bfloat16, branch (N, H) of any float dtype, weight (H,) float32. y has the dtype for the
+        next matrix product (that of autocast, or of x), h that of x.
         """
         ...
 
     def rope_qkv(self, qkv: Tensor, heads: int, kv_heads: int, cos: Tensor, sin: Tensor) -> tuple[Tensor, ...]:
-        """(q turned, k turned, v) of a packed projection (b, T, heads + 2 kv_heads, d); cos and sin (T, 1, d/2)."""
+        """(rotated q, rotated k, v) of a packed projection (b, T, heads + 2 kv_heads, d); cos and sin (T, 1, d/2)."""
         ...
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class Operations(Protocol):
     def head_loss(self, x: Tensor, weight: Tensor, targets: Tensor, sink: WeightGradStore | None, index: int) -> Tensor:
         """x (N, H), weight (V, H), targets (N,) int64 -> the mean negative log-likelihood, a float32 scalar.
 
-        The gradient of the weight goes to the sink as that of tensor `index`; without one to autograd.
+        The weight's gradient goes to the sink as that of tensor `index`; without a sink, to autograd.
         """
         ...
 
@@ -65,19 +65,20 @@ class Operations(Protocol):
         ...
 
     def accumulate(self, total: Tensor, grad: Tensor, e: Tensor, limit: float, bad: Tensor, first: bool) -> None:
-        """total (int64 or int32) += round(grad 2^e), half to even; `grad` (float32 or bfloat16, equal size) stays as it
-        is.
+        """total (int64 or int32) += round(grad 2^e), half to even. Does not change `grad`.
 
-        e: int32 (rows,), of every row of the tensor, the rows as `layout` sees them.
-        `bad` (2,) float64: the first rises if an element is not below `limit` steps, NaN or infinite (total is void
-        then), the second if one is NaN or infinite.
+        grad: float32 or bfloat16, as many elements as total
+        e: int32 (rows,), an exponent for each row of the tensor (rows as in `layout`)
+        limit: bound for each addend, in quanta
+        bad: (2,) float64; the first increases if an element reaches `limit`, is NaN or is infinite, which makes
+            total invalid; the second increases if an element is NaN or infinite
         """
         ...
 
     def accumulate_product(
         self, total: Tensor, dy: Tensor, x: Tensor, e: Tensor, limit: float, bad: Tensor, first: bool
     ) -> None:
-        """total (O, K) int64 or int32 += round(dy^T x 2^e), as `accumulate`."""
+        """total (O, K) int64 or int32 += round(dy^T x 2^e). See `accumulate`."""
         ...
 
     def restore(self, total: Tensor, e: Tensor, out: Tensor) -> None:
@@ -87,11 +88,11 @@ class Operations(Protocol):
     # --- the end of a step
 
     def places(self, layout: Layout, device: torch.device) -> Any:
-        """What the two below want to know of the layout, made once."""
+        """The form of the layout that `squared_norms` and `adamw` take. Computed once."""
         ...
 
     def squared_norms(self, flat: Tensor, places: Any) -> Tensor:
-        """The squared norm of every block in `flat`: (blocks,) float64, finite exactly if the elements are."""
+        """The squared norm of every unit in `flat`: (units,) float64, finite if and only if all elements are."""
         ...
 
     def adamw(
@@ -106,8 +107,8 @@ class Operations(Protocol):
         scale: float,
         undo: State | None,
     ) -> None:
-        """One step, number `step` from 0, with the gradient times `scale`. Matrices decay, vectors do not.
+        """One AdamW step, number `step` from 0, with the gradient times `scale`. Decays matrices, not vectors.
 
-        undo: receives the state as it was.
+        undo: receives a copy of the state before the step
         """
         ...

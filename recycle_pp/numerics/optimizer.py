@@ -1,27 +1,27 @@
-"""AdamW on the units of a stage that one worker holds: at the commit, or before it as speculation that can be undone.
+"""AdamW on the units that one worker holds: at the commit, or before it as speculation that can be undone.
 
-    optimizer = StageOptimizer(settings, stage)                 # holds all units, in one piece of memory
-    optimizer = StageOptimizer(settings, stage, whole=False)    # holds none, until
-    optimizer.begin(unit)                                       #   the initial state of a unit
-    optimizer.put(unit, parcel)                                 #   the state that another holder has `given`
+    optimizer = StageOptimizer(settings, stage)                 # holds all units, each layer in one piece of memory
+    optimizer = StageOptimizer(settings, stage, whole=False)    # holds no units until begin() or put()
+    optimizer.begin(unit)                                       # holds the initial state of a unit
+    optimizer.put(unit, parcel)                                 # holds the state that another holder has `given`
 
     optimizer.step(reduced, step, scale)                        # at the commit
     optimizer.speculate(reduced, step); optimizer.confirm()     # the same bits as step(..., scale=1)
-    optimizer.speculate(reduced, step); optimizer.undo()        # no bit has changed
+    optimizer.speculate(reduced, step); optimizer.undo()        # all bits as before
 
-A unit (`numerics.layout`) is three float32 vectors: masters, mean gradients, mean squared gradients. A step updates the
-units that have a gradient in `reduced` and drops the others, whose state is out of date then. AdamW is elementwise and
-units begin and end at multiples of 16 elements, the width of a CPU's vector loop, so a unit has the same bits alone and
-in the whole. Neighbouring units in one piece of memory are updated in one launch.
+A unit (`numerics.layout`) has three float32 vectors: masters, mean gradients, mean squared gradients. A step updates
+the units that have a gradient in `reduced`, and drops the others because their state is out of date. AdamW is
+elementwise, and units begin and end at multiples of 16 elements, the width of a CPU's vector loop, so a unit has the
+same bits alone as with its neighbours. One launch updates neighbouring units in one piece of memory.
 
 Matrices decay, norm weights do not (Loshchilov and Hutter 2019, arXiv:1711.05101). On a CPU the bits are those of
-`torch.optim.AdamW(fused=True)`. Without bf16 the masters are the weights themselves, views of the stage's vector.
+`torch.optim.AdamW(fused=True)`. Without bf16 the masters are the weights: views of the stage's vector.
 
-With control.mismatch=third each unit has a seal: the checksum of its state after the newest update. Copies of the unit
-take it along. So a worker can tell by itself that something other than an update has changed its memory.
+With control.mismatch=third each unit has a seal: the checksum of its state after the newest update. A copy of the unit
+includes its seal. So a worker can detect by itself that its memory has changed without an update.
 
-One thread updates. Another one may read copies of the state (`copy`): the two wait for each other, the updating thread
-only while one such copy is made.
+Only one thread updates. Another thread may copy the state (`copy`). A lock makes each wait for the other, so an update
+waits at most for one such copy.
 """
 
 from __future__ import annotations
@@ -44,13 +44,17 @@ from .launches import Run, runs_of
 from .layout import LayerMemory, Layout
 from .operations import Operations, State
 
-Load = Callable[[list[str]], Mapping[str, Tensor]]  # tensors of a checkpoint, by their names there
+Load = Callable[[list[str]], Mapping[str, Tensor]]  # tensors of a checkpoint, by name
 VECTORS = ("model", "exp_avg", "exp_avg_sq")  # names of a unit's vectors in a checkpoint
 
 
 class Updated(Protocol):
-    """What the optimizer needs of a stage (`model.stage.Stage`): the masters `flat`, the weights `working` (bf16, or
-    `flat` itself), both laid out by `layout`; gradients and operations; `changed`, to be called after an update."""
+    """What the optimizer uses of a stage (`model.stage.Stage`).
+
+    flat: the masters, in the order of `layout`
+    working: the weights, in the same order; bf16, or `flat` itself
+    changed: to call after an update
+    """
 
     flat: LayerMemory
     working: LayerMemory
@@ -64,7 +68,7 @@ class Updated(Protocol):
 
 
 class StageOptimizer:
-    """Attributes: held, by unit, with one `Held` for several units that are in one piece of memory."""
+    """Attributes: held, by unit; units in one piece of memory share one `Held`."""
 
     def __init__(self, settings: Settings, stage: Updated, whole: bool = True) -> None:
         self._settings, self._stage, self._whole = settings.optimizer, stage, whole
@@ -73,10 +77,10 @@ class StageOptimizer:
         self._rounds = stage.working is not stage.flat
         self._runs: dict[range, list[Run]] = {}
         self._load: Load | None = None
-        self._last: dict[str, Tensor] = {}  # the tensors of the checkpoint that were read last
-        self._lock = threading.Lock()  # held while the state changes, or a part of it is copied
+        self._last: dict[str, Tensor] = {}  # the checkpoint tensors read last
+        self._lock = threading.Lock()  # held while the state changes or a part of it is copied
         self._committed = -1  # newest step in the state
-        self._ahead: tuple[Reduced, int, Tensor] | None = None  # an open speculation: its step, the exponents before
+        self._ahead: tuple[Reduced, int, Tensor] | None = None  # open speculation: its step, the exponents before
         self.held: dict[int, Held] = {}
         if whole:
             moments = stage.layout.zeros(stage.device), stage.layout.zeros(stage.device)
@@ -87,11 +91,11 @@ class StageOptimizer:
     def lr(self, step: int) -> float:
         return learning_rate(self._settings, step, self._steps)
 
-    # -- the units that are held
+    # -- held units
 
     def resume(self, load: Load) -> None:
-        """The initial state of the stage is that of a checkpoint. Reads weights and exponents now, the moments of a
-        tensor when a unit of it begins; all at once if the optimizer holds all units from the start."""
+        """Starts from a checkpoint. Reads weights and exponents now, and the moments of a tensor when a unit of it
+        begins. With `whole`, reads everything now."""
         if self._whole:
             self.load(load(list(self.state())))
             return
@@ -118,10 +122,10 @@ class StageOptimizer:
 
     @torch.no_grad()
     def put(self, unit: int, parcel: Sequence[Tensor]) -> None:
-        """Holds a unit in the state that another holder has `given`; its weights follow.
+        """Holds a unit in the state that another holder has `given`. Updates its weights.
 
-        parcel: the three vectors, and the seal if there are seals. They are taken over, unless the unit has its place
-        already: then they are copied."""
+        parcel: the three vectors, then the seal if there are seals. The optimizer keeps these tensors, unless it has
+            memory for the unit already: then it copies them."""
         span, (master, mean, square, *seal) = self._stage.layout.spans[unit], parcel
         if self._whole:
             for mine, vector in zip(self.vectors(unit), parcel, strict=True):
@@ -130,23 +134,24 @@ class StageOptimizer:
             return
         if not self._rounds:
             mine = self._stage.flat[span]
-            mine.data.copy_(master)  # the bits that micro-batches in flight have computed with, if weights are here
+            mine.data.copy_(master)  # in place: micro-batches in flight may have used these weights
             master = mine
         self.held[unit] = Held(range(unit, unit + 1), (master, mean, square), seal=seal[0] if seal else None)
         self._round(span, master)
 
     def given(self, unit: int) -> list[Tensor]:
-        """All that another worker needs to hold the unit: its vectors, and its seal if it has one."""
+        """The parcel of a unit for another worker: its vectors, then its seal if it has one."""
         seal = self.held[unit].seal
         return [*self.vectors(unit), *([] if seal is None else [seal])]
 
     def room(self, unit: int) -> list[Tensor]:
-        """Uninitialised memory for the parcel that `put` takes."""
+        """Uninitialised memory for a parcel, for `put`."""
         seal = [torch.empty(1, dtype=torch.int64, device=self._stage.device)] if self._seals else []
         return [*self._vectors(range(unit, unit + 1)), *seal]
 
     def settled(self) -> None:
-        """The worker holds all units that it has to: the stage's initial state goes, with bf16 its float32 vector."""
+        """Ends the setup: the worker holds all its units. Frees the initial state; with bf16, also its float32
+        vector."""
         self._load, self._last = None, {}
         if self._rounds and not self._whole:
             self._stage.flat = self._stage.working
@@ -157,13 +162,13 @@ class StageOptimizer:
         start = span.start - self._stage.layout.spans[held.units[0]].start
         return parts(held.state, slice(start, start + span.stop - span.start))
 
-    # -- followers (`state.follow`)
+    # -- copies for followers (`state.follow`)
 
     def copy(self, units: Sequence[int], newest: int) -> dict[str, Tensor] | None:
-        """A copy of the state of these units on the CPU, one unit after another; from any thread. By the names of
-        VECTORS, and "seal" if there are seals.
+        """A copy of the state of these units on the CPU, concatenated in order. May be called from any thread.
 
-        None while the state is speculative, or contains a step after `newest`. KeyError: a unit that is not held."""
+        Keys: VECTORS, and "seal" if there are seals. None while the state is speculative or includes a step after
+        `newest`. KeyError if a unit is not held."""
         with self._lock:
             if self._ahead is not None or self._committed > newest:
                 return None
@@ -176,7 +181,7 @@ class StageOptimizer:
             return found | ({"seal": torch.cat([of.cpu() for of in seals if of is not None])} if self._seals else {})
 
     def start_following(self) -> None:
-        """Drops the units of an older session."""
+        """Drops all units, before a new session follows others."""
         if not self._whole:
             self.held = {}
 
@@ -192,7 +197,7 @@ class StageOptimizer:
 
     @torch.no_grad()
     def follow(self, reduced: Reduced, step: int, scale: float) -> None:
-        """The update of units that are followed. Other units stay; the exponents come with the gradient."""
+        """Updates followed units. Leaves other units as they are; exponents arrive with the gradient."""
         grads = replace(reduced, flat=reduced.flat.to(self._stage.device))
         with self._lock:
             self._update(grads, step, scale, ahead=False)
@@ -201,8 +206,8 @@ class StageOptimizer:
 
     @torch.no_grad()
     def step(self, reduced: Reduced, step: int, scale: float | None = 1.0) -> None:
-        """One AdamW step (number `step`, from 0) of the units that have a gradient, times `scale`; None: the update is
-        skipped. `reduced` is not changed."""
+        """One AdamW step (number `step`, from 0) of the units that have a gradient, scaled by `scale`. With None, skips
+        the update. Does not change `reduced`."""
         with self._lock:
             if scale is not None:
                 self._update(reduced, step, scale, ahead=False)
@@ -211,7 +216,7 @@ class StageOptimizer:
 
     @torch.no_grad()
     def speculate(self, reduced: Reduced, step: int) -> None:
-        """The step before it is agreed, with scale 1: keeps what it overwrites. Not with seals."""
+        """The step with scale 1, before its commit. Keeps the overwritten state. Not available with seals."""
         assert self._ahead is None, "confirm() or undo() the last speculation first"
         with self._lock:
             self._ahead = reduced, step, self._stage.gradients.exponents
@@ -220,11 +225,11 @@ class StageOptimizer:
 
     @property
     def is_ahead(self) -> bool:
-        """A speculation is open."""
+        """Whether a speculation is open."""
         return self._ahead is not None
 
     def confirm(self) -> None:
-        """The speculated step is agreed."""
+        """Commits the open speculation."""
         assert self._ahead is not None, "nothing was speculated"
         with self._lock:
             (reduced, step, _), self._ahead = self._ahead, None
@@ -232,8 +237,8 @@ class StageOptimizer:
 
     @torch.no_grad()
     def undo(self) -> None:
-        """State, exponents and weights of the updated units are what they were before speculate(), in every bit. The
-        weights of units that other workers hold stay as they have become."""
+        """Restores state, exponents and weights of the updated units as before speculate(), in every bit. Does not
+        restore the weights of units that other workers hold."""
         assert self._ahead is not None, "nothing was speculated"
         with self._lock:
             reduced, _, exponents = self._ahead
@@ -247,8 +252,8 @@ class StageOptimizer:
 
     @torch.no_grad()
     def inspected(self, reduced: Reduced) -> tuple[dict[int, int], list[int]]:
-        """(the checksum of each unit that has a gradient, as it was before the step; those of these units that
-        something other than an update has changed, as far as there are seals). Reads the state."""
+        """(checksum of each unit that has a gradient, before the step; units among them that changed without an
+        update). The second is empty without seals. Reads the whole state."""
         held = {unit: self.held[unit] for unit in reduced.units or ()}
         checksums = torch.cat([of.checksum(self.is_ahead) for of in held.values()]).tolist() if held else []
         changed = []
@@ -260,8 +265,8 @@ class StageOptimizer:
 
     @torch.no_grad()
     def checksums(self) -> dict[int, int]:
-        """The checksum of each unit; none if all units are in one piece of memory. Raises RuntimeError, with the unit's
-        name, if it has changed since its update and must not be saved."""
+        """The checksum of each unit; none if all units are in one piece of memory. Raises RuntimeError with the unit's
+        name if its state has changed without an update and must not be saved."""
         found = {}
         for unit, held in () if self._whole else sorted(self.held.items()):
             held.inspect()
@@ -272,7 +277,7 @@ class StageOptimizer:
 
     @torch.no_grad()
     def warm(self) -> None:
-        """Launches what a step does (see `Stage.warm`); to be called on fresh state, which it leaves as it is."""
+        """Launches the kernels of a step (see `Stage.warm`). Requires fresh state, and does not change it."""
         layout = self._stage.layout
         for units in layout.layers if self._whole else [range(unit, unit + 1) for unit in range(len(layout.units))]:
             state = self.held[units[0]].state if self._whole else self._vectors(units)
@@ -288,10 +293,10 @@ class StageOptimizer:
             if not self._whole:
                 self._stage.gradients.square(units[0], grad)
 
-    # -- all of the stage by name, if all units are held in one piece of memory
+    # -- the state by name, if each layer is in one piece of memory
 
     def state(self) -> dict[str, Tensor]:
-        """Everything of the stage that outlives a step, by full-model names; live views, not copies.
+        """The state of the stage that outlives a step, by full-model names. Live views, not copies.
 
         `model.NAME`, `exp_avg.NAME`, `exp_avg_sq.NAME` (float32, the parameter's shape) and, when reproducible,
         `exponent.NAME` (int32, one for every row, see `layout`).
@@ -304,14 +309,14 @@ class StageOptimizer:
         return state | self.exponents()
 
     def exponents(self) -> dict[str, Tensor]:
-        """The part of `state` that every worker of the stage has; none if sums have no exponents."""
+        """The part of `state` that all workers of the stage have; empty if sums have no exponents."""
         gradients = self._stage.gradients
         names = self._stage.names if gradients.reproducible else []
         return {f"exponent.{name}": gradients.exponents_of(index) for index, name in enumerate(names)}
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Takes over a `state()` of a peer or of a checkpoint; it may hold more names than this stage has."""
+        """Loads a `state()` of a peer or of a checkpoint, which may contain more names than this stage has."""
         for key, tensor in self.state().items():
             if not key.startswith("exponent."):
                 tensor.copy_(state[key])
@@ -326,7 +331,7 @@ class StageOptimizer:
         for held, units, place, size in self._pieces(reduced.units):
             if ahead and held.before is None:
                 held.before = self._vectors(held.units)
-            held.inspect()  # a change since the last update would be sealed as if it were right
+            held.inspect()  # before the new seal would cover up a change
             state, kept = parts(held.state, place), parts(held.before, place) if ahead and held.before else None
             self._launch(units, state, reduced.flat[start : start + size], self.lr(step), step, scale, kept)
             self._round(self._stage.layout.span(units), state[0])
@@ -344,7 +349,7 @@ class StageOptimizer:
             )  # fmt: skip
 
     def _pieces(self, units: Sequence[int] | None) -> Iterator[tuple[Held, range, slice, int]]:
-        """(held, neighbouring units of it, their elements in it, how many) for these units, ascending; None: all."""
+        """(held, its neighbouring units, their elements in it, element count) for these units, ascending; None: all."""
         layout, held = self._stage.layout, self.held
         if units is None and self._whole:
             for layer in layout.layers:
@@ -359,11 +364,11 @@ class StageOptimizer:
             yield held[run[0]], range(run[0], run[-1] + 1), slice(start, start + size), size
 
     def _learn(self, reduced: Reduced) -> None:
-        """The exponents of the next step."""
+        """Sets the exponents of the next step."""
         self._stage.gradients.follow(reduced)
 
     def _agreed(self, reduced: Reduced, step: int) -> None:
-        """The step is in the state; units that it has not updated are out of date."""
+        """Records the step as committed. Drops units that it has not updated, as they are out of date."""
         self._committed = step
         if reduced.units is not None:
             self.held = {unit: self.held[unit] for unit in reduced.units}
@@ -372,7 +377,7 @@ class StageOptimizer:
         if units not in self._runs:
             runs = runs_of(self._settings, self._stage.gradients, self._stage.ops, units)
             if len(units) > 1 and units not in self._stage.layout.layers:
-                return runs  # of a part that grows
+                return runs  # not cached: a part that grows
             self._runs[units] = runs
         return self._runs[units]
 
@@ -386,7 +391,7 @@ class StageOptimizer:
             held.seal = held.checksum()
 
     def _round(self, span: slice, master: Tensor) -> None:
-        """The weights of units that are held here."""
+        """Rounds the masters of held units into the weights."""
         if self._rounds:
             self._stage.working[span].data.copy_(master)
 

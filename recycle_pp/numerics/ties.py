@@ -1,13 +1,13 @@
-"""Tied units: those that several stages hold, as of an embedding that is also the head. Their gradient is the sum over
-these stages.
+"""Tied units: units that several stages hold, such as an embedding that is also the head. Their gradient is the sum
+over these stages.
 
     ties = Ties(gradients, stage=3, shared={"wte.weight": [0, 3]})
-    parcel = ties.parcel(reduced, mine, units)           # what another stage needs of this one
-    reduced = ties.united(reduced, mine, {stage: ...})   # with the sums over all stages; any number of times
+    parcel = ties.parcel(reduced, mine, units)           # this stage's part, for another stage
+    reduced = ties.united(reduced, mine, {stage: ...})   # the sums over all stages; may be called again
 
 A stage first sums its own gradients over its workers. Workers of the stages then exchange these sums (int64, int32 or
-float32) and add them in the order of the stages, so all of them have the same bits. A unit is cut in the same way in
-each of its stages. The gradient's norm counts it once, at the first of them. `state.ties` has the messages.
+float32) and add them in the order of the stages, so the bits are the same in all stages. Each stage cuts the tensor
+into the same units. The gradient's norm counts a tied unit once, in its first stage. `state.ties` has the messages.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from .gradients import Gradients, Reduced
 
 
 class Ties:
-    """stage: its number.
-    units: numbers of its tied units, in an order that is the same in all stages.
-    stages: of each of them, all that hold it, ascending.
+    """stage: number of this stage
+    units: numbers of its tied units, in an order that is the same in all stages
+    stages: for each of them, all stages that hold it, ascending
     """
 
     def __init__(self, gradients: Gradients, stage: int, shared: Mapping[str, Sequence[int]]) -> None:
@@ -36,13 +36,13 @@ class Ties:
         self.stages = {unit: sorted(shared[layout.names[layout.units[unit].tensor]]) for unit in self.units}
 
     def own(self, reduced: Reduced, mine: Sequence[int]) -> dict[int, Tensor]:
-        """This stage's own sums. mine: the tied units that this worker sums, in order."""
+        """This stage's own sums. mine: tied units that this worker sums, in order."""
         assert reduced.shared is not None
         sizes = [self._size(unit) for unit in mine]
         return dict(zip(mine, reduced.shared.split(sizes), strict=True))
 
     def parcel(self, reduced: Reduced, mine: Sequence[int], units: Sequence[int]) -> Tensor:
-        """One vector: whether the stage's gradient is finite, and its own sums of these units."""
+        """One vector: whether the stage's gradient is finite, then the stage's own sums of these units."""
         own = self.own(reduced, mine)
         finite = torch.tensor([reduced.finite], dtype=self.gradients.dtype, device=self.gradients.device)
         return torch.cat([finite, *(own[unit] for unit in units)])
@@ -55,13 +55,13 @@ class Ties:
     def united(
         self, reduced: Reduced, mine: Sequence[int], parcels: Sequence[tuple[int, Sequence[int], Tensor]]
     ) -> Reduced:
-        """`reduced` with the gradients and norms of the units `mine`, summed over all stages. Norms are those of the
-        units, also if another stage counts them (see `counted_once`).
+        """`reduced` with the gradients and norms of the units `mine`, summed over all stages. Includes the norms of
+        units that another stage counts (see `counted_once`).
 
-        parcels: (stage, units, parcel), from every other stage that holds one of the units.
+        parcels: (stage, units, parcel) from every other stage that holds one of the units
         """
         gradients = self.gradients
-        # A stage's own int32 sum fits by half a bit and no more.
+        # A stage's own int32 sum has half a bit to spare.
         wide = torch.int64 if gradients.dtype == torch.int32 else gradients.dtype
         sums = {(unit, self.stage): own for unit, own in self.own(reduced, mine).items()}
         for stage, units, parcel in parcels:
@@ -83,7 +83,7 @@ class Ties:
         return replace(reduced, squares=squares, finite=finite, largest=largest)
 
     def counted_once(self, reduced: Reduced) -> Reduced:
-        """Without the norms that another stage counts."""
+        """`reduced` without the norms that another stage counts."""
         others = {unit for unit, stages in self.stages.items() if stages[0] != self.stage}
         return replace(reduced, squares=[0.0 if k in others else x for k, x in enumerate(reduced.squares)])
 

@@ -1,7 +1,7 @@
-"""The operations of a stage in plain torch: `operations` says what each is. They run everywhere, and judge the kernels.
+"""The operations of a stage in plain torch, on any device. They are the reference for the kernels.
 
-The layers are autograd Functions with the backward written out: on a CPU every pass over memory that is saved counts,
-and the gradient of a norm's weight falls out of the same pass as the gradient of its input.
+The layers are autograd Functions with explicit backward passes. On a CPU each pass over memory counts, and one pass can
+compute the gradients of a norm's weight and of its input.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .layout import Layout
 from .operations import State
 from .weight_grad_store import WeightGradStore
 
-BLOCK = 1 << 16  # elements: what stays in a core's cache while it is scaled, rounded and added
+BLOCK = 1 << 16  # elements that fit a core's cache while they are scaled, rounded and added
 
 
 def add_rms_norm(x: Tensor, branch: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -69,7 +69,7 @@ def accumulate(total: Tensor, grad: Tensor, e: Tensor, limit: float, bad: Tensor
 
 
 def _pieces(rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
-    """Parts of a matrix of at most BLOCK elements."""
+    """Tiles of a matrix, each of at most BLOCK elements."""
     height, width = max(1, BLOCK // max(1, columns)), max(1, min(BLOCK, columns))
     for row in range(0, rows, height):
         for column in range(0, columns, width):
@@ -93,9 +93,10 @@ def squared_norms(flat: Tensor, places: Layout) -> Tensor:
 
 
 def squared_norm(grad: Tensor) -> Tensor:
-    """The squared norm of one block as a float64 scalar: each row in float32, the rows in float64.
+    """The squared norm of one unit as a float64 scalar. Each row is summed in float32, the rows in float64.
 
-    Twenty times faster on a CPU than float64 throughout, and as precise as the gradient itself: rows are short.
+    On a CPU this is 20 times faster than float64 throughout. It is as precise as the gradient itself, as rows are
+    short.
     """
     return torch.linalg.vector_norm(grad, dim=-1).double().square_().sum()
 
@@ -103,7 +104,7 @@ def squared_norm(grad: Tensor) -> Tensor:
 def adamw(
     state: State, grad: Tensor, places: Layout, o: Optimizer, *, lr: float, step: int, scale: float, undo: State | None
 ) -> None:
-    """torch's own fused kernel behind `torch.optim.AdamW(fused=True)`, tensor by tensor: its bits are those of that."""
+    """Calls the kernel of `torch.optim.AdamW(fused=True)` for each tensor, so the bits are the same."""
     for kept, live in zip(undo or (), state, strict=False):
         kept.copy_(live)
     count = torch.full((), step + 1.0, device=grad.device)

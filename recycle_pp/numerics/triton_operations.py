@@ -1,6 +1,6 @@
-"""The operations of a stage in Triton: `operations` says what each is, `recycle_kernels` for how.
+"""The operations of a stage in Triton. `operations` has their contracts, `recycle_kernels` the kernels.
 
-Only GPUs run them; TRITON_INTERPRET=1 lets a test run them on a CPU, in float32.
+They need a GPU. With TRITON_INTERPRET=1 tests run them on a CPU, in float32.
 """
 
 from __future__ import annotations
@@ -79,5 +79,5 @@ def adamw(
     state: State, grad: Tensor, places: Chunks, o: Optimizer, *, lr: float, step: int, scale: float, undo: State | None
 ) -> None:
     hyper = kernels.AdamW(lr, o.beta1, o.beta2, o.eps, o.weight_decay)
-    with torch.cuda.device_of(grad):  # a joiner steps in a thread, and threads begin on GPU 0
+    with torch.cuda.device_of(grad):  # a joiner steps in a thread, and a new thread uses GPU 0
         kernels.adamw(state, grad, places, hyper, step + 1, scale, undo)

@@ -1,15 +1,15 @@
-"""Layers whose weight gradients can wait: backward gives the input's gradient, the weight's goes to a sink.
+"""Layers with deferred weight gradients: backward returns the input's gradient, a sink takes the weight's.
 
     sink = WeightGradStore(); sink.gradients = gradients   # recycle_pp.numerics.gradients.Gradients
-    y = linear(x, weight, sink, index)      # autograd sees an operation of x alone
-    sink.queue = []                         # I: backward now queues (dy, x) of every layer ...
+    y = linear(x, weight, sink, index)      # autograd sees an operation on x alone
+    sink.queue = []                         # I: backward queues (dy, x) of every layer
     y.backward(dy)
-    sink.flush(queue)                       # W: ... and this computes dy^T x into the accumulators
-    sink.queue = None                       # B: backward computes both at once, nothing waits
+    sink.flush(queue)                       # W: computes dy^T x into the accumulators
+    sink.queue = None                       # B: backward computes both at once
 
-Splitting the backward like this is the zero-bubble idea (Qi et al. 2023, arXiv:2401.10241). The gradient of W is
-computed by the same call on the same operands in both ways, so I then W equals B in every bit. With `sink=None` the
-layers are ordinary autograd layers: the plain trainer runs the same model that way.
+Splitting the backward pass is the zero-bubble idea (Qi et al. 2023, arXiv:2401.10241). Both ways compute a weight
+gradient by the same call on the same operands, so I then W has the bits of B. With `sink=None` the layers are ordinary
+autograd layers, as the plain trainer uses them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.nn import functional as F
 
 
 class Accumulators(Protocol):
-    """What a sink needs of `Gradients`."""
+    """The methods of `Gradients` that a sink calls."""
 
     def add(self, index: int, grad: Tensor) -> None: ...
     def add_product(self, index: int, dy: Tensor, x: Tensor, parts: int = 1) -> None: ...
@@ -35,9 +35,9 @@ Queue = list[tuple[Callable[..., None], int, tuple[Tensor, ...]]]
 
 
 class WeightGradStore:
-    """Takes the weight gradients of one stage: into a queue while there is one, else into the accumulators at once."""
+    """Takes the weight gradients of one stage. Queues them if there is a queue, else accumulates them at once."""
 
-    gradients: Accumulators  # set by the stage, which knows its shapes once the layers exist
+    gradients: Accumulators  # set by the stage after its layers exist
 
     def __init__(self) -> None:
         self.queue: Queue | None = None
@@ -51,7 +51,7 @@ class WeightGradStore:
     @staticmethod
     @torch.no_grad()
     def flush(queue: Queue) -> None:
-        """Computes what waits, last layer first, and frees each operand as soon as it is used."""
+        """Computes the queued gradients, last layer first. Frees each operand after its use."""
         queue.reverse()
         while queue:
             add, index, operands = queue.pop()
@@ -74,7 +74,7 @@ class _Linear(torch.autograd.Function):
 
 
 class _Norm(torch.autograd.Function):
-    """Passes the norm's weight through; its gradient, a by-product of I, goes to the sink."""
+    """Passes a norm's weight through. Its gradient is a by-product of I and goes to the sink."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, sink: WeightGradStore, index: int) -> Tensor:
@@ -114,17 +114,17 @@ class _Bias(torch.autograd.Function):
 
 
 def linear(x: Tensor, weight: Tensor, sink: WeightGradStore | None, index: int) -> Tensor:
-    """x (N, K), weight (O, K) -> (N, O), both in one dtype."""
+    """x (N, K), weight (O, K) -> (N, O). x and weight have the same dtype."""
     return F.linear(x, weight) if sink is None else _Linear.apply(x, weight, sink, index)
 
 
 def bias(y: Tensor, bias: Tensor, sink: WeightGradStore | None, index: int) -> Tensor:
-    """y (N, O) + bias (O,), both in one dtype."""
+    """y (N, O) + bias (O,). Both have the same dtype."""
     return y + bias if sink is None else _Bias.apply(y, bias, sink, index)
 
 
 def norm_weight(weight: Tensor, sink: WeightGradStore | None, index: int) -> Tensor:
-    """The weight (H,) in float32, as an operation on it should see it: its gradient goes to the sink."""
+    """The weight (H,) in float32, for use in an operation. Its gradient goes to the sink."""
     return weight if sink is None else _Norm.apply(weight, sink, index)
 
 
