@@ -1,18 +1,18 @@
-"""The messages between the workers of a stage about its units: copies of state, gradients, weights.
+"""The messages between the workers of a stage about units: state, gradients and weights.
 
     exchange = Exchange(links, stage, optimizer, me, wait)
-    exchange.exponents(source)                       # a generation begins, and a worker is new
-    exchange.copies(shares, took)                    # the units that this worker has to hold, from their holders
+    exchange.exponents(source)                       # when a generation starts with a new worker
+    exchange.copies(shares, took)                    # copies of the units that this worker must hold
     reduced = exchange.reduce(shares, peers, sent)   # gradients of its units
-    reduced = exchange.tied.unite(shares, reduced)   # the same with the sums over all stages, for tied units
+    reduced = exchange.tied.unite(shares, reduced)   # for tied units, sums over all stages
     exchange.weights(shares, peers, ...)             # after the update: each unit from its first holder
-    exchange.masters(shares, peers)                  # every tensor whole, one after another
+    exchange.masters(shares, peers)                  # all tensors in full, one at a time
 
-If all workers of the stage hold all units (`Shares.together`), gradients are summed by one all-reduce, and nothing else
+If all workers of the stage hold all units (`Shares.together`), one all-reduce sums the gradients and no other message
 is sent. Otherwise the first holder of a unit sums its gradient and sends it to the other holders.
 
-All peers call the same, in the same order, with the same `Shares`. Every method blocks, and raises LinkBroken when the
-generation ends. `passing` moves the tensors.
+All peers make the same calls, in the same order, with the same `Shares`. Every method blocks, and raises LinkBroken
+when the generation ends. `passing` transfers the tensors.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from .passing import GRADIENTS, MASTERS, STATE, WEIGHTS, passing
 from .runs import Run, rounds, runs_of
 from .ties import Ties, Wait
 
-AHEAD = 8  # copies that a worker takes at a time
+AHEAD = 8  # copies in flight to this worker
 
 
 class Exchange:
-    """wait(pending, giver): waits for a message and reports the wait. giver: the sender, if it is of another stage."""
+    """wait(pending, giver): waits for a message and reports the wait. giver: its sender, if of another stage."""
 
     def __init__(self, links: Links, stage: Stage, optimizer: StageOptimizer, me: Worker, wait: Wait) -> None:
         self._links, self._stage, self._optimizer = links, stage, optimizer
@@ -49,10 +49,10 @@ class Exchange:
         self._spans = stage.layout.spans
         self.tied = Ties(links, stage, me, wait, self._forward)
         self._spares: dict[torch.dtype, Tensor] = {}
-        self._cut: tuple[Shares | None, list[Run]] = None, []  # the runs of these shares
+        self._cut: tuple[Shares | None, list[Run]] = None, []  # runs of these shares, cached
 
     def exponents(self, source: int) -> None:
-        """All peers take those of that peer."""
+        """All peers take the exponents of the peer `source`."""
         gradients = self._stage.gradients
         if gradients.reproducible:
             tensor = gradients.exponents.clone()  # an aborted broadcast may write to it
@@ -60,7 +60,7 @@ class Exchange:
             gradients.take_exponents(tensor)
 
     def copies(self, shares: Shares, took: Callable[[int], None]) -> None:
-        """`took(unit)` after each unit that has arrived."""
+        """Transfers the copies listed in `shares`. took(unit): called after each unit that this worker has received."""
         coming: list[tuple[int, int, list[Tensor], list[Pending]]] = []
         for unit, source, to in shares.copies:
             if not self._way.everybody and self._me not in (source, to):
@@ -75,11 +75,11 @@ class Exchange:
             self._take(*each, took)
 
     def reduce(self, shares: Shares, peers: Sequence[int], sent: Callable[[], None]) -> Reduced:
-        """The gradients of the units that this worker holds, and what all peers know of the others. Out of place: an
-        aborted sum leaves the accumulators as they are.
+        """The gradients of the units that this worker holds, with the book and norms of all units. Out of place: an
+        aborted sum leaves the accumulators unchanged.
 
-        Tied units have their norm and gradient only after `tied.unite`. sent(): called when this worker has sent its
-        first sums."""
+        The norms and gradients of tied units are missing until `tied.unite`. sent(): called after this worker's first
+        message."""
         gradients = self._stage.gradients
         if shares.together:
             payload = gradients.payload()
@@ -117,12 +117,12 @@ class Exchange:
         return gradients.concluded(flat, book, squares.tolist(), gradients.shared_of(own), largest, tuple(mine))
 
     def weights(self, shares: Shares, peers: Sequence[int], ahead: bool, known: bool) -> None:
-        """The weights of all units, on every peer.
+        """Sends the weights of all units to every peer.
 
-        In place: a late message of an aborted generation has the same bits. ahead: of an update that may be undone;
-        weights are received elsewhere and copied, or a late message could change weights that have been sent again
-        since. known: this worker has these weights already, and autograd has noted their version for micro-batches in
-        flight.
+        ahead: the update may still be undone. Received weights are then copied into place, because a late message could
+            overwrite newer weights. Otherwise they are received in place: a late message has the same bits.
+        known: this worker has these weights already, and autograd has recorded their version for micro-batches in
+            flight
         """
         if all(len(run.holders) == len(peers) for run in self._runs(shares)):
             return
@@ -139,11 +139,7 @@ class Exchange:
                 elif takers and (self._way.everybody or self._me == source):
                     given = place if self._me == source else self._spare(len(place), place.dtype)
                     self._way.give(given, source, takers, WEIGHTS)
-            for (
-                pending,
-                room,
-                place,
-            ) in before:  # a worker that is not here yet is sent one round at most, which it keeps
+            for pending, room, place in before:  # at most one round is buffered for a slow worker
                 self._wait(pending)
                 if ahead:
                     place.copy_(room)
@@ -152,8 +148,8 @@ class Exchange:
             self._stage.changed()
 
     def masters(self, shares: Shares, peers: Sequence[int]) -> Iterator[tuple[str, Tensor]]:
-        """(name, float32 tensor) of the whole stage, in canonical order; memory for one of them at a time. A worker
-        that holds a unit takes its own copy."""
+        """(name, float32 tensor) for each tensor of the stage, in canonical order. Needs memory for one tensor at a
+        time. A worker copies the units that it holds from its own state."""
         layout, first = self._stage.layout, 0
         holders = shares.holders
         for index, name in enumerate(layout.names):
@@ -171,14 +167,14 @@ class Exchange:
                     coming.append(self._way.give(given, source, takers, MASTERS))
             for pending in coming:
                 self._wait(pending)
-            # A slow peer keeps what comes early: without this all that the others send, up to the whole stage.
+            # Waits for all peers, or a slow peer would have to buffer what the others send, up to the whole stage.
             self._wait(self._links.all_reduce([torch.zeros(1, device=self._stage.device)]))
             first += len(units)
             yield name, flat[: prod(layout.shapes[index])].view(layout.shapes[index])
 
     def _room(self, units: Sequence[int]) -> tuple[dict[int, Tensor], Tensor]:
-        """New memory for the gradients of these units, by unit, and all of it. In older memory a message of an aborted
-        reduction may still arrive."""
+        """Fresh memory for the gradients of these units: by unit, and as one vector. A message of an aborted reduction
+        may still arrive in older memory."""
         sizes = [self._spans[unit].stop - self._spans[unit].start for unit in units]
         flat = aligned_bytes(4 * sum(sizes), self._stage.device).view(torch.float32)
         return dict(zip(units, flat.split(sizes), strict=True)), flat
@@ -191,8 +187,9 @@ class Exchange:
             took(unit)
 
     def _forward(self, unit: int, holders: Sequence[int], grad: Tensor | None, tag: int) -> list[Pending]:
-        """Sends the unit's gradient from its first holder to the others; returns what this worker has to wait for.
-        grad: this worker's, or room for it; None if it does not hold the unit."""
+        """Sends a unit's gradient from its first holder to the others. Returns what this worker must wait for.
+
+        grad: this worker's gradient, or memory for it; None if it does not hold the unit"""
         first, *others = holders
         if not others or not (self._way.everybody or self._me in holders):
             return []
@@ -203,7 +200,7 @@ class Exchange:
         return []
 
     def _spare(self, size: int, dtype: torch.dtype) -> Tensor:
-        """Memory for the messages of other workers: the same each time, with garbage in it."""
+        """A reusable buffer with arbitrary content, for messages between other workers."""
         spare = self._spares.get(dtype)
         if spare is None or len(spare) < size:
             spare = self._spares[dtype] = torch.empty(size, dtype=dtype, device=self._stage.device)

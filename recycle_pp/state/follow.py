@@ -1,21 +1,21 @@
-"""A worker follows units: it receives their committed state while it, their holders and the job continue, then each
-step's gradients, and applies the same updates until a commit from which it is a holder.
+"""A worker follows units: it copies their committed state while the job continues, then applies each step's gradients,
+until a commit makes it a holder.
 
     donations = Donations(optimizer, gradients, token, strike)        # on every worker
     session.donate = donations.asked
     executor.on_commit.append(donations.committed)
 
     following = Following(optimizer, gradients, participant, token, interface, strike)   # on the returning worker
-    following.start(synced=lambda step, session: ...)                 # at following.address
+    following.start(synced=lambda step, session: ...)                 # donors connect to following.address
 
-The coordinator says which donor gives which units (`Donate`). A donor sends its units in parts, by a thread that copies
-one part at a time. After each commit the step's reduced gradient follows, of the units that have been sent, so what the
-follower has is always the state after one step. Once it has all units after the same step, it can be a member.
+The coordinator assigns units to donors (`Donate`). A thread of the donor copies and sends its units, one part at a
+time. After each commit it sends the step's reduced gradient for the units sent so far, so every part on the follower is
+in the state after some step. When all its units are after the same step, the follower can become a member.
 
-A donor keeps no copy of its state and never waits for a follower: its optimizer is delayed by the copy of one part at
-most (`PART`: a few milliseconds). If a stream breaks, the coordinator starts another session, with other donors if one
-died. The newest session replaces older ones at its first message, because their donors may hang. A follower so slow
-that more than `WAITING` gradients wait for it starts again with the newest state, so nothing grows without bounds.
+A donor keeps no copy of its state and never waits for a follower. A copy delays its optimizer by at most one part
+(`PART`: a few milliseconds). If a stream breaks, the coordinator starts another session, with other donors if one died.
+The first message of a session closes the streams of older sessions, because their donors may hang. If more than
+`WAITING` gradients are queued for a follower, it starts again from the newest state, so queues are bounded.
 """
 
 from __future__ import annotations
@@ -37,17 +37,18 @@ from recycle_pp.protocol.participant import Participant
 from recycle_pp.wire.messages.states import StatePart, StepGradient
 from recycle_pp.wire.messages.workers import Commit, Donate
 
-Strike = Callable[[str, int], None]  # an injected fault may strike here: (moment, step)
+Strike = Callable[[str, int], None]  # callback for fault injection: (moment, step)
 _log = logging.getLogger(__name__)
-PART = 1 << 20  # elements of each vector in a part, unless a unit has more: 12 MB of state, copied in some 3 ms
-# Gradients that wait while one is on its way. A gradient is a third of the state, so a bound of a fifth of the state
-# would stop every follower; with two waiting steps a follower that has all may be late by one step and catch up.
+PART = 1 << 20  # elements per vector and part, unless a unit has more: 12 MB of state, copied in about 3 ms
+# Most gradients that queue for a follower. A gradient has a third of the state's size, so a bound of a fifth of the
+# state would stop every follower. With two queued steps, a follower with complete state may fall behind by one and
+# catch up.
 WAITING = 2
-PATIENCE = 3600.0  # seconds that a stream may be silent: a step may take long, and heartbeats detect the dead
+PATIENCE = 3600.0  # seconds of silence before a stream times out; a step may take long, and heartbeats detect deaths
 
 
 class _Step(NamedTuple):
-    """A commit, as followers receive it. reduced: the gradient; None if the update was skipped."""
+    """A commit, as sent to followers. reduced: the gradient; None if the update was skipped."""
 
     step: int
     scale: float | None
@@ -56,17 +57,18 @@ class _Step(NamedTuple):
 
 
 class Donations:
-    """`asked` comes from the listening thread, `committed` from the executor; neither waits for a follower."""
+    """The donor's side. `asked` runs in the listening thread, `committed` in the executor. Neither waits for a
+    follower."""
 
     def __init__(self, optimizer: StageOptimizer, gradients: Gradients, token: str, strike: Strike) -> None:
         self._optimizer, self._gradients, self._token, self._strike = optimizer, gradients, token, strike
         self._lock = threading.Lock()
         self._newest: _Step | None = None  # without its gradient
-        self._asked: list[Donate] = []  # before the first commit
+        self._asked: list[Donate] = []  # requests before the first commit
         self._donors: list[_Donor] = []
 
     def asked(self, message: Donate) -> None:
-        """The coordinator's `Donate`: feed the worker at that address, from now on."""
+        """Starts sending units to the worker at the address in the message."""
         with self._lock:
             if self._newest is None:
                 self._asked.append(message)
@@ -74,7 +76,7 @@ class Donations:
                 self._begin(message, self._newest)
 
     def committed(self, commit: Commit, reduced: Reduced) -> None:
-        """The state is that after `commit.step`."""
+        """Queues the step for all followers. The optimizer has applied it."""
         gradient = None if commit.scale is None else reduced
         step = _Step(commit.step, commit.scale, gradient, self._gradients.exponents)
         with self._lock:
@@ -88,11 +90,11 @@ class Donations:
 
     def _begin(self, message: Donate, newest: _Step) -> None:
         self._donors.append(_Donor(self._optimizer, self._gradients, message, self._token, newest))
-        self._strike("donate", newest.step + 1)  # the step under way
+        self._strike("donate", newest.step + 1)  # the step in progress
 
 
 class _Donor(threading.Thread):
-    """Feeds one follower until the stream breaks, or a unit is not held here any more."""
+    """Sends to one follower until the stream breaks or this worker no longer holds one of the units."""
 
     def __init__(
         self, optimizer: StageOptimizer, gradients: Gradients, message: Donate, token: str, begin: _Step
@@ -101,22 +103,22 @@ class _Donor(threading.Thread):
         self._optimizer, self._gradients, self._message, self._token = optimizer, gradients, message, token
         self._units = message.units or range(len(gradients.layout.units))
         self._changed = threading.Condition()
-        self._waiting: deque[_Step] = deque()  # commits that the follower has not received
-        self._told = begin  # the newest that it has
-        self._sent = 0  # units that it has
+        self._waiting: deque[_Step] = deque()  # commits that have not been sent
+        self._told = begin  # the newest commit sent
+        self._sent = 0  # units sent
         self.start()
 
     def committed(self, step: _Step) -> None:
         with self._changed:
             self._waiting.append(step)
-            if len(self._waiting) > WAITING:  # too slow: the present state is worth more than the steps towards it
+            if len(self._waiting) > WAITING:  # too slow: restart from the newest state
                 self._waiting.clear()
                 self._told, self._sent = step, 0
             self._changed.notify()
 
     def run(self) -> None:
         address = self._message.address
-        assert address is not None  # the coordinator has put it in
+        assert address is not None  # set by the coordinator
         try:
             with connect(address, self._token, idle=PATIENCE) as stream:
                 while True:
@@ -127,7 +129,7 @@ class _Donor(threading.Thread):
             _log.info("unit %s is held by other workers now", error)
 
     def _send_next(self, stream: Stream) -> None:
-        """A commit, or the next part of the state, or nothing for now."""
+        """Sends the next commit or the next part of the state, or waits for one."""
         with self._changed:
             sent = self._sent
             step = self._waiting.popleft() if self._waiting else None
@@ -137,24 +139,24 @@ class _Donor(threading.Thread):
                 return
         session, of = self._message.session, self._message.of or len(self._units)
         if step is not None:
-            if sent:  # before the first part there is nothing to update
+            if sent:  # before the first part the follower has no units to update
                 units = list(self._units[:sent])
                 gradient = {} if step.reduced is None else {"gradient": self._gradient(step.reduced, units)}
                 stream.send(StepGradient(session, step.step, units, of, step.scale), gradient | _sent(step))
             return
         units = self._part(sent)
         part = self._optimizer.copy(units, newest=told.step)
-        if part is None:  # it contains a step that has not been sent yet, or is not agreed on
+        if part is None:  # the state is speculative, or has a step that was not sent
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting, timeout=0.001)
             return
         stream.send(StatePart(session, told.step, units, of), part | _sent(told))
         with self._changed:
-            if self._sent == sent and self._told is told:  # else it starts again
+            if self._sent == sent and self._told is told:  # otherwise the follower starts again
                 self._sent = sent + len(units)
 
     def _part(self, first: int) -> list[int]:
-        """The units after the first `first`, up to PART elements: one at least."""
+        """The units after the first `first`, up to PART elements, and at least one."""
         sizes, size = self._gradients.layout.unit_sizes, 0
         units: list[int] = []
         for unit in self._units[first:]:
@@ -172,7 +174,7 @@ class _Donor(threading.Thread):
 
 
 class Following:
-    """Listens from the start; `address` is where donors connect."""
+    """The follower's side. Listens from construction on."""
 
     def __init__(
         self,
@@ -187,16 +189,17 @@ class Following:
         self._strike = strike
         self._receiver = Receiver(interface, token)
         self._taking = threading.Lock()
-        self._session = -1  # the newest one of which a message has arrived
-        self._streams: list[tuple[int, Stream]] = []  # of that session
-        self._have: dict[int, int] = {}  # unit -> the step after which its state is
-        self._exponents = -1  # likewise
+        self._session = -1  # the newest session with a message
+        self._streams: list[tuple[int, Stream]] = []  # streams of that session
+        self._have: dict[int, int] = {}  # unit -> newest step in its state
+        self._exponents = -1  # newest step in the exponents
         self._closed = False
         self.address = self._receiver.address
 
     def start(self, synced: Callable[[int, int], None]) -> None:
-        """Takes states and steps in threads, until this worker is a member; `synced(step, session)` whenever all its
-        units are those after `step`."""
+        """Receives states and steps in threads, until this worker is a member.
+
+        synced(step, session): called whenever all its units are in the state after `step`"""
         threading.Thread(target=self._accept, args=(synced,), name="join", daemon=True).start()
 
     def close(self) -> None:
@@ -205,7 +208,7 @@ class Following:
 
     def _accept(self, synced: Callable[[int, int], None]) -> None:
         while self._participant.generation < 0 and not self._closed:
-            with suppress(TransferError):  # no donor has come
+            with suppress(TransferError):  # no donor has connected
                 stream = self._receiver.accept(timeout=PATIENCE, idle=PATIENCE)
                 threading.Thread(target=self._follow, args=(stream, synced), name="follow", daemon=True).start()
 
@@ -216,7 +219,7 @@ class Following:
                     about, tensors = stream.receive()
                     with self._taking:
                         if about.session < self._session or self._participant.generation >= 0:
-                            return  # of donors that were replaced; or a member, which has these gradients itself
+                            return  # replaced donors, or a member, which reduces gradients itself
                         if all(of is not stream for _, of in self._streams):
                             self._streams.append((about.session, stream))
                         complete = self._take(about, tensors)
@@ -226,7 +229,7 @@ class Following:
             _log.info("the donor is gone: %s", error)  # the coordinator starts another session
 
     def _take(self, about: StatePart | StepGradient, tensors: dict[str, Tensor]) -> bool:
-        """Applies a parcel; whether all units are those after `about.step` then."""
+        """Applies a message. True if all units are then in the state after `about.step`."""
         if about.session > self._session:
             self._begin(about)
         if (exponents := tensors.pop("exponents", None)) is not None and about.step >= self._exponents:
@@ -245,7 +248,7 @@ class Following:
         return True
 
     def _begin(self, about: StatePart | StepGradient) -> None:
-        """A new session: donors of older ones may hang."""
+        """Starts a new session. Closes older streams, whose donors may hang."""
         for session, stream in self._streams:
             if session < about.session:
                 stream.close()
@@ -256,5 +259,5 @@ class Following:
 
 
 def _sent(step: _Step) -> dict[str, Tensor]:
-    """In every message: a few exponents for a unit of thousands of elements."""
+    """The exponents, sent with every message: few compared with the unit's elements."""
     return {"exponents": step.exponents} if len(step.exponents) else {}

@@ -167,7 +167,7 @@ def write(model: Exported, out: Path, shard: int = SHARD, report: Callable[[int,
     """
     refuse_existing(out)
     temporary = out.with_name(f".{out.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)  # of a killed process
+    shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process
     temporary.mkdir(parents=True)
     try:
         has_tokenizer = model.write_config(temporary)
@@ -221,7 +221,7 @@ def _rows(shape: tuple[int, ...], rows: slice) -> tuple[int, ...]:
 
 
 def _copy(source: Path, names: Sequence[str], folder: Path) -> bool:
-    """Copies those files that exist; whether there were any."""
+    """Copies the files that exist. False if there are none."""
     there = [name for name in names if (source / name).is_file()]
     for name in there:
         shutil.copyfile(source / name, folder / name)

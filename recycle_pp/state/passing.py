@@ -1,12 +1,12 @@
-"""Exchanges parts of a vector between the workers of a stage: with point-to-point messages or with collectives.
+"""Transfers parts of a vector between the workers of a stage, by point-to-point messages or by collectives.
 
     way = passing(links, me, wait)
     pending = way.give(tensor, source, takers, tag)          # from one worker to some peers
     for run, total in way.totals(sums, peers, rounds, sent): # the sum of each run, at its first holder
 
-Messages (TCP) send the fewest bytes, and involve only the sender and the receivers. With NCCL a worker's operations
-need one order, and each connection needs memory. So all peers take part in every exchange (`everybody`), in the group
-that also sums their gradients. A broadcast from each worker in turn sends as many bytes as a gather in a ring.
+Point-to-point messages (TCP) send the fewest bytes and involve only sender and receivers. With NCCL, all operations of
+a worker need one order, and each connection needs memory. So all peers take part in every transfer (`everybody`), in
+the group that also sums their gradients. One broadcast per worker sends as many bytes as a ring all-gather.
 
 All calls block only in `wait`, and end with LinkBroken when the generation ends.
 """
@@ -40,17 +40,17 @@ class Passing(Protocol):
     """Workers are given by pipeline. All workers of a stage make the same calls in the same order."""
 
     everybody: bool
-    """Whether workers also call `give` for exchanges between others, with a buffer that holds garbage afterwards."""
+    """Whether a worker must also call `give` for transfers between others, with a scratch buffer."""
 
     def give(self, tensor: Tensor, source: int, takers: Collection[int], tag: int) -> Pending:
-        """Sends the tensor of `source` to the takers. It must be contiguous and unchanged until it has arrived."""
+        """Sends `tensor` from `source` to the takers. It must be contiguous, and unchanged until it has arrived."""
 
     def totals(
         self, sums: LayerMemory, peers: Sequence[int], rounds: Rounds, sent: Callable[[], None]
     ) -> Iterator[tuple[Run, Tensor | None]]:
-        """Each run, and its sum over all peers if this worker is the first holder, else None. Keeps `sums` unchanged.
+        """Each run, with its sum over all peers if this worker is the first holder, else None. Does not change `sums`.
 
-        sent(): called when this worker has sent its first message.
+        sent(): called after this worker's first message
         """
 
 
@@ -59,10 +59,10 @@ def passing(links: Links, me: Worker, wait: Callable[[Pending], None]) -> Passin
 
 
 class ByMessages:
-    """Point-to-point messages. A worker that sums a run receives one piece of it from every peer at a time.
+    """Point-to-point messages. A worker that sums a run receives one piece of it at a time from each peer.
 
-    So it needs memory for these pieces, not for a second set of sums; senders use no buffer. A peer can be at most one
-    piece ahead, because it waits for its own pieces.
+    So it needs memory for these pieces only, and senders need no buffer. A peer is at most one piece ahead, because it
+    waits for its own pieces.
     """
 
     everybody = False
@@ -101,7 +101,7 @@ class ByMessages:
     ) -> Tensor:
         """The sum of this worker's run over all peers, piece by piece. Sends the peers the pieces of their runs.
 
-        rooms: a buffer for one piece of each other peer.
+        rooms: a buffer for one piece, by peer
         """
         total = torch.empty(0 if run is None else run.size, dtype=sums.dtype, device=sums.device)
         for pieces in zip_longest(*(of.pieces(PIECE) if of else [] for of in runs.values())):
@@ -126,7 +126,7 @@ class ByMessages:
 
 
 class Together:
-    """Collectives of all peers, several in flight. They run in the order of the calls."""
+    """Collectives of all peers, several in flight, in the order of the calls."""
 
     everybody = True
 
@@ -156,7 +156,7 @@ class Together:
 
 
 def _sum(contributions: Sequence[Tensor], out: Tensor) -> None:
-    """Adds the contributions in the order of the workers into `out`."""
+    """Adds the contributions into `out`, in the order of the workers."""
     first, *others = contributions
     if not others:
         out.copy_(first)

@@ -1,11 +1,11 @@
-"""The tensors that a worker writes of the units that it saves.
+"""The tensors that a worker saves, built from its units.
 
     tensors = pieces(optimizer, stage, units)       # name in a checkpoint's part -> tensor, a live view
-    names = tensors_of(stage)                       # the tensors that the parts of all savers contain together
+    names = tensors_of(stage)                       # the tensors that all savers of the stage save together
 
-A tensor whose units are all saved here, out of one piece of memory, has its plain name (`model.NAME`). Of others each
-unit is one or more boxes, `model.NAME@OFFSETS/SHAPE` (see `state.checkpoint`). Tied tensors are saved by the first of
-their stages.
+If a worker saves all units of a tensor from one piece of memory, the tensor has its plain name (`model.NAME`).
+Otherwise each unit is one or more boxes, `model.NAME@OFFSETS/SHAPE` (see `state.checkpoint`). The first stage of a tied
+tensor saves it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from recycle_pp.numerics.optimizer import VECTORS, StageOptimizer
 
 
 def pieces(optimizer: StageOptimizer, stage: Stage, units: Collection[int]) -> dict[str, Tensor]:
-    """Of the units that are held here. Exponents go with the stage's first unit."""
+    """Live views of the state of these units, by name. The stage's first unit includes the exponents."""
     found: dict[str, Tensor] = {}
     layout = stage.layout
     saved = [unit for unit in sorted(units) if not stage.borrows(layout.names[layout.units[unit].tensor])]
@@ -47,16 +47,16 @@ def pieces(optimizer: StageOptimizer, stage: Stage, units: Collection[int]) -> d
 
 
 def tensors_of(stage: Stage) -> list[str]:
-    """Names in a checkpoint of all tensors of the stage, except those that an earlier stage saves."""
+    """Checkpoint names of all tensors of the stage, except those that an earlier stage saves."""
     prefixes = [*VECTORS, *["exponent"] * stage.gradients.reproducible]
     return [f"{prefix}.{name}" for name in stage.names if not stage.borrows(name) for prefix in prefixes]
 
 
 def boxes(shape: Sequence[int], rows: slice, matrix: Tensor, depth: int) -> Iterator[tuple[list[int], Tensor]]:
-    """(offsets, piece) of each box of a tensor that rows of its matrix are cut into; the pieces are views of `matrix`,
-    with as many dimensions as the tensor.
+    """(offsets, piece) of each box that covers these rows of a tensor. The pieces are views of `matrix`, with as many
+    dimensions as the tensor.
 
-    depth: how many of the first dimensions number the rows."""
+    depth: how many leading dimensions are flattened into the rows"""
     if depth == 0:
         yield [0] * len(shape), matrix.reshape(tuple(shape))
         return

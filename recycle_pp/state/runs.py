@@ -1,7 +1,7 @@
-"""Units that travel together.
+"""Runs: neighbouring units that are sent together.
 
     runs = runs_of(shares.holders, stage.layout)
-    for runs in rounds(runs, peers): ...             # of each peer the first run that it sums, then the second, ...
+    for runs in rounds(runs, peers): ...             # the first run of each peer, then the second, ...
 
 Neighbouring units of a layer with the same holders are one `Run`, of at most `BUCKET` elements unless a unit has more.
 """
@@ -19,7 +19,7 @@ BUCKET = 1 << 20
 
 @dataclass(frozen=True)
 class Run:
-    """Neighbouring units with the same holders, the first of which sums them; span: their elements."""
+    """Neighbouring units with the same holders. The first holder sums them. span: their elements."""
 
     units: range
     holders: list[int]
@@ -36,7 +36,7 @@ class Run:
 
 
 def runs_of(table: Sequence[list[int]], layout: Layout) -> list[Run]:
-    """table: the holders of each unit."""
+    """Groups units into runs. table: the holders of each unit."""
     found, spans = [], layout.spans
     for layer in layout.layers:
         first = layer.start
@@ -54,7 +54,7 @@ def runs_of(table: Sequence[list[int]], layout: Layout) -> list[Run]:
 
 
 def rounds(runs: Sequence[Run], peers: Sequence[int]) -> Iterator[tuple[Run | None, ...]]:
-    """Each in the order of the peers; None for one that has no more."""
+    """Rounds of one run per peer, in the order of the peers; None for a peer without further runs."""
     by_peer: dict[int, list[Run]] = {peer: [] for peer in peers}
     for run in runs:
         by_peer[run.holders[0]].append(run)

@@ -1,12 +1,12 @@
 """A worker's part of a checkpoint.
 
     saving = StageSaving(settings, run_dir, stage, optimizer, batches, participant, send, strike)
-    executor.on_commit.append(saving.committed)          # saves if the commit names this worker; digests if any
-    session.assemble = saving.assemble               # puts the parts of all stages together
+    executor.on_commit.append(saving.committed)          # saves or sends digests, if the commit requires it
+    session.assemble = saving.assemble               # merges the parts of all stages
 
-Runs beside training: the state is copied at the commit, and threads of their own write it. Every worker also copies its
-masters for their digests, which the coordinator compares before a checkpoint is finished. Units that are held one by
-one have their moments compared too, by checksums.
+Saving does not stop training: the state is copied at the commit, and threads write it. Every worker also copies its
+masters and sends their digests, which the coordinator compares before a checkpoint is finished. For units that are held
+separately, it also compares checksums of the whole state.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class StageSaving:
         self._folder = Path(run_dir) / "checkpoints"
         self._saver = checkpoint.Saver(self._folder)
         self._lock = threading.Lock()
-        self._done = 0  # steps in the parameters
-        self._wanted = -1  # a checkpoint that was asked for
+        self._done = 0  # completed steps in the parameters
+        self._wanted = -1  # step of a requested checkpoint
 
     def committed(self, commit: Commit, reduced: Reduced) -> None:
         with self._lock:
@@ -80,14 +80,14 @@ class StageSaving:
             self._save(commit.step + 1, commit.last or wanted, None if wanted else mine)
 
     def asked(self, message: Save) -> None:
-        """The end of the job: a saver died, this worker takes its part over. No step follows that changes the state,
-        but the executor may still have to apply the last one."""
+        """Saves all units of this worker, because a saver died at the end of the job. The state is final, but the
+        executor may still have to apply the last step."""
         with self._lock:
             self._wanted = message.step
             if self._done < self._wanted:
                 return
         try:
-            self._optimizer.checksums()  # no other copy may be left that shows a change since the commit
+            self._optimizer.checksums()  # there may be no other copy left to compare with
         except RuntimeError as error:
             self._refuse(message.step, error)
         else:
@@ -101,20 +101,20 @@ class StageSaving:
         self._send(SaveFailed(step, f"worker {self._worker}: {error}"))
 
     def _save(self, step: int, last: bool, units: Collection[int] | None) -> None:
-        """units: None: all that this worker holds."""
-        if self._saver.busy and not last:  # only the last one of a job is worth a second copy
+        """units: to save; None: all units of this worker."""
+        if self._saver.busy and not last:  # a second copy in memory is only justified at the end of a job
             detail = f"worker {self._worker} still writes its part of the one before"
             self._send(SaveFailed(step, detail))
             return
         part = f"{self._worker.stage}-{self._worker.pipeline}"
         state = pieces(self._optimizer, self._stage, self._optimizer.held if units is None else units)
         saving = self._saver.save(step, part, state, tensors_of(self._stage), final=last)
-        self._strike("checkpoint", step - 1)  # while the part is written, before the coordinator hears of it
+        self._strike("checkpoint", step - 1)  # an injected fault: while the part is being written
         arguments = (step, saving, units is None)
         threading.Thread(target=self._report, args=arguments, name="saved", daemon=True).start()
 
     def _masters(self, final: bool) -> dict[str, Tensor]:
-        """The masters that are held here, by name, on the CPU; copies unless they are final."""
+        """The masters of this worker's units, by name, on the CPU. Copies, unless they are final."""
         if self._settings.parallel.copies:
             names = self._stage.layout.unit_names
             masters = {names[unit]: self._optimizer.vectors(unit)[0] for unit in sorted(self._optimizer.held)}
@@ -141,7 +141,7 @@ class StageSaving:
         try:
             checkpoint.finish(self._folder, step, message.parts, about)
             checkpoint.prune(self._folder, self._settings.checkpoint.keep)
-        except Exception as error:  # whatever ails a checkpoint, training goes on
+        except Exception as error:  # a failed checkpoint must not stop training
             self._send(SaveFailed(step, str(error) or type(error).__name__))
         else:
             self._send(Assembled(step))

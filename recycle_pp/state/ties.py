@@ -1,16 +1,16 @@
-"""The messages about tied units, whose gradient is the sum over several stages (`numerics.ties`).
+"""The messages about tied units, whose gradients are summed over several stages (`numerics.ties`).
 
     tied = Ties(links, stage, me, wait, forward)
     tied.units                                       # numbers of this stage's tied units; empty in most models
-    reduced = tied.unite(shares, reduced)            # after the stage's own reduction; once in every generation
+    reduced = tied.unite(shares, reduced)            # after the stage's own reduction, once per generation
 
-Every worker that has its stage's sums of a unit exchanges them with one such worker of each other stage of the unit:
-all workers if the stage's gradients are summed together, otherwise the unit's first holder, which then sends the
-gradient to the other holders. `Shares.elsewhere` names the workers of the other stages. Both sides find the pairs from
-the same lists, and spread them over the workers.
+A worker with its stage's sum of a unit exchanges it with one such worker of each other stage of the unit. If the stage
+sums all gradients together, all its workers have the sum. Otherwise the first holder has it, and sends the gradient to
+the other holders. `Shares.elsewhere` names the workers of the other stages. Both sides derive the same pairs from these
+lists, and distribute them over the workers.
 
-Workers call `unite` with their stage's sums at hand, and vote afterwards. So every vote is for the sum over all stages,
-also after a death, with sums of this generation or of an earlier one.
+Workers call `unite` after their stage's reduction and vote afterwards. So every vote is about the sum over all stages,
+also after a death, whether the stage's sum is of this generation or an earlier one.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ Forward = Callable[[int, list[int], Tensor | None, int], list[Pending]]
 
 
 class Ties:
-    """wait(pending, giver): as that of `state.exchange.Exchange`. forward(unit, holders, grad, tag): sends the unit's
-    gradient from its first holder to the others; returns what to wait for."""
+    """wait(pending, giver): see `state.exchange.Exchange`.
+    forward(unit, holders, grad, tag): sends the unit's gradient from its first holder to the others, and returns what
+    to
+        wait for."""
 
     def __init__(self, links: Links, stage: Stage, me: Worker, wait: Wait, forward: Forward) -> None:
         self._links, self._stage, self._me, self._wait, self._forward = links, stage, me, wait, forward
@@ -46,7 +48,8 @@ class Ties:
         self.units = self._sums.units
 
     def unite(self, shares: Shares, reduced: Reduced) -> Reduced:
-        """The sum over all stages, for the holders of tied units, and what all peers know of it; any number of times.
+        """Adds the sums of the other stages: gradients for the holders of tied units, norms for all peers. May be
+        called again.
 
         Blocks until the other stages have their sums. Raises LinkBroken when the generation ends."""
         me, table = self._me.pipeline, shares.holders
@@ -71,7 +74,7 @@ class Ties:
             self._wait(meeting, other)
         found: list[tuple[int, list[int], Tensor]] = []
         coming: list[tuple[Pending, Worker]] = []
-        # One order on both sides of each pair: NCCL's messages have no tags.
+        # The same order on both sides of each pair, because NCCL's messages have no tags.
         messages = [(other, self._me) for other in takes] + [(self._me, other) for other in gives]
         for frm, to in sorted(messages, key=lambda message: (sorted(message), message)):
             if to == self._me:
@@ -87,7 +90,7 @@ class Ties:
         return found
 
     def _agreed(self, table: list[list[int]], reduced: Reduced, mine: list[int]) -> Reduced:
-        """The gradients of the first holders on all holders, their norms on all peers."""
+        """Sends the gradients of the first holders to all holders, and their norms to all peers."""
         gradients, device = self._stage.gradients, self._stage.device
         counts, grads = gradients.largest_counts, gradients.grads(reduced)
         assert reduced.largest is not None
@@ -100,7 +103,7 @@ class Ties:
         forwarded: list[Pending] = []
         for unit in self.units:
             grad = grads.get(unit)
-            if grad is not None and unit not in mine:  # a late message of an aborted generation must not change it
+            if grad is not None and unit not in mine:  # a late message of an old generation must not change it
                 grad = torch.empty_like(grad)
                 arriving.append((unit, grad))
             forwarded += self._forward(unit, table[unit], grad, UNITED)
@@ -119,5 +122,5 @@ class Ties:
         return replace(reduced, squares=squares, finite=finite, largest=everything)
 
     def _in_order(self, units: list[int]) -> list[int]:
-        """The same in both stages, which number their units differently."""
+        """The units in an order that is the same in both stages, which number units differently."""
         return sorted(units, key=self.units.index)
