@@ -3,10 +3,10 @@
     doing = Doing(Board(lifeline.memory))
     doing.works(kind, step, (1, 3))                         # the main thread only
     doing.waits("tensor", step, (1, 3), peer, pending.arrived)
-    finish = doing.on_device(finisher(device))              # a wait for the device
-    doing.delivered()                                       # any thread: the number of a wait that could end, or None
+    finish = doing.on_device(finisher(device))              # records the wait for the device
+    doing.delivered()                                       # any thread: number of a wait that could end, or None
 
-Each activity is written before it begins, which takes two microseconds. The first one is the start of the worker.
+Each activity is written before it begins, which takes 2 us. The first one is the start of the worker.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ class Doing:
         self._board = board or Board(bytearray(4096))
         self._number = 0
         self._now = Activity()
-        self._done: set[str] = set()  # completed kinds of ops, which compile nothing any longer
-        self._awaited: tuple[int, Arrived] | None = None  # a single object, because other threads read it
+        self._done: set[str] = set()  # completed kinds of ops, which compile no more kernels
+        self._awaited: tuple[int, Arrived] | None = None  # one object, because other threads read it
 
     def starts(self, what: str) -> None:
-        """Begins a part of the start, see `Activity.what`."""
+        """Starts a phase of the worker's start, see `Activity.what`."""
         self._set(Activity("starts", what))
 
     def works(self, what: str, step: int, microbatch: MicroBatch | None = None) -> None:
@@ -46,7 +46,7 @@ class Doing:
         peer: Worker | None = None,
         arrived: Arrived = lambda: False,
     ) -> None:
-        """arrived: whether the wait could end; called from another thread."""
+        """arrived: returns whether the wait could end. Called from another thread."""
         self._awaited = (self._number + 1, arrived)
         self._set(Activity("waits", what, step, microbatch, peer))
 

@@ -1,20 +1,21 @@
 """The end of a step on one worker: reduce the stage's gradients, vote, apply the commit.
 
-    commits.begin(orders)                 # a generation: copies and weights that workers of the stage lack
-    commits.reduce(orders, step)          # the gradients of this worker's units, summed over the stage's live workers
-    commits.unite(orders, step)           # and over other stages, for tied units
-    commits.vote(orders, step, bytes)     # what this worker knows of the step
-    commits.speculate(orders, step)       # staggered: step the optimizer before the job has agreed
-    commit = commits.settle()             # apply (confirm, undo) what has been agreed since
-    commits.spread(orders, step)          # after a commit, before the weights are used
+    commits.begin(orders)                 # at a generation's start: copies and weights that workers of the stage lack
+    commits.reduce(orders, step)          # sums the gradients of this worker's units over the stage's live workers
+    commits.unite(orders, step)           # for tied units, adds the sums of other stages
+    commits.vote(orders, step, bytes)     # sends this worker's results of the step
+    commits.speculate(orders, step)       # staggered: steps the optimizer before the commit
+    commit = commits.settle()             # applies, confirms or undoes according to the commits received
+    commits.spread(orders, step)          # sends weights, after the update and before their use
 
-`Orders.shares` says who holds which unit. If all workers of a stage hold all units, `reduce` is one all-reduce, a
+`Orders.shares` has the holders of each unit. If all workers of a stage hold all units, `reduce` is one all-reduce, a
 survivor of a death can `copy` its reduced gradient to the others, and `begin` and `spread` send nothing. Otherwise a
-vote says that this worker has the gradients of its units, so a commit means that every copy of a unit can be updated.
-Before the commit, a death voids the reduction of its stage, which is repeated from the accumulators. After it, `spread`
-sends the new weights, and a generation in which weights are missing sends them again (`begin`), after missing copies of
-units are made. A staggered optimizer updates and sends ahead of the commit; if its step is undone, the old weights are
-sent again.
+vote means that this worker has the gradients of its units, so after a commit every copy of a unit can be updated.
+
+Before the commit, a death invalidates the reduction of its stage, which is repeated from the accumulators. After the
+commit, `spread` sends the new weights. If a new generation lacks weights, `begin` first makes the missing copies of
+units, then sends the weights again. A staggered optimizer updates and sends before the commit. If its step is undone,
+the old weights are sent again.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ from .spans import Spans, named
 
 
 class Commits:
-    """`reduced` keeps the reduced gradients of steps that are not committed: a peer may need a copy of them.
+    """Attributes: reduced, the reduced gradients of uncommitted steps, which a peer may have to copy.
 
-    batches: the first stage logs the samples that are in the gradient; None: it does not.
+    batches: to log the samples in the gradient (first stage only); None: no log
     """
 
     def __init__(
@@ -62,12 +63,12 @@ class Commits:
         self.reduced: dict[int, Reduced] = {}
         self._session, self._stage, self._optimizer = session, stage, optimizer
         self._faults, self._spans, self._batches = faults, spans, batches
-        self._waits_for = "sum"  # or "copy": what all peers have a part in
-        self._spread = -1, -1  # the newest generation and step whose weights were sent
+        self._waits_for = "sum"  # what all peers take part in: "sum" or "copy"
+        self._spread = -1, -1  # newest generation and step whose weights were sent
         self._exchange = Exchange(session.links, stage, optimizer, session.participant.worker, self._wait)
 
     def begin(self, orders: Orders) -> None:
-        """Makes the copies that this worker lacks, then sends weights to all workers if one lacks some."""
+        """Receives the copies that this worker lacks. If a worker lacks weights, then sends the weights to all."""
         session, holdings, shares = self._session, self._session.participant.holdings, orders.shares
         committed = session.participant.committed
         self._waits_for = "copy"
@@ -87,7 +88,7 @@ class Commits:
             self.spread(orders, committed)
 
     def spread(self, orders: Orders, step: int) -> None:
-        """All workers get the weights after that step of the units that they do not hold; once in a generation."""
+        """Sends the weights after that step to the workers that do not hold the units, once per generation."""
         if self._spread == (orders.generation, step):
             return
         self._spread = orders.generation, step
@@ -102,7 +103,7 @@ class Commits:
         self._note(orders, lambda: holdings.gathered(step))
 
     def digests(self, orders: Orders) -> dict[str, str]:
-        """The SHA-256 of every parameter of the stage, in bf16 of its master, by name."""
+        """The SHA-256 of every parameter of the stage, rounded from its master to bf16, by name."""
         if self._stage.flat.dtype == torch.float32:
             return self._stage.digests()
         self._waits_for = "copy"
@@ -112,7 +113,8 @@ class Commits:
         return found
 
     def reduce(self, orders: Orders, step: int) -> None:
-        """From the accumulators, which stay as they are: a death before the commit may have it repeated."""
+        """Reduces from the accumulators and leaves them unchanged, because a death before the commit may require it
+        again."""
         doing = self._session.doing
         doing.works(REDUCTION, step)
         self._waits_for = "sum"
@@ -124,7 +126,7 @@ class Commits:
         self._hold(orders, step, reduced)
 
     def copy(self, orders: Orders, step: int, source: Worker) -> None:
-        """Takes over the reduced gradient of a peer that has it. Workers that have it take part too: a broadcast."""
+        """Takes the reduced gradient from a peer. It is a broadcast, so workers that have the gradient call it too."""
         mine = self.reduced.get(step) if self._session.participant.record(step).reduced else None
         tensors = (
             mine.to_tensors() if mine else self._stage.gradients.reduced(self._stage.gradients.payload()).to_tensors()
@@ -143,7 +145,8 @@ class Commits:
                 self.reduced[step] = self._exchange.tied.unite(orders.shares, self.reduced[step])
 
     def _wait(self, pending: Pending, giver: Worker | None = None) -> None:
-        """Blocks until it is there, and says so meanwhile; giver: who sends it, None if all peers have a part in it."""
+        """Blocks until the message has arrived, and reports the wait. giver: its sender; None if all peers take
+        part."""
         doing, step = self._session.doing, self._session.participant.committed + 1
         what = self._waits_for if giver is None else "tensor"
         doing.waits(what, step, peer=giver, arrived=pending.arrived)
@@ -156,7 +159,7 @@ class Commits:
             speaks = self._session.participant.speaks
         losses = reduced.losses.tolist() if self._stage.last else []
         self._faults.fire("vote", step)
-        self._session.send(  # first: it has to be there when the step is agreed
+        self._session.send(  # before the vote, because it must have arrived when the step is committed
             Measured(
                 step=step,
                 spans=pack(self._spans.take(step)),
@@ -167,24 +170,24 @@ class Commits:
             )
         )
         squares, finite, fits = reduced.squares, reduced.finite, reduced.fits
-        checksums, changed = self._optimizer.inspected(reduced)  # as after the last step, which each holder has applied
+        checksums, changed = self._optimizer.inspected(reduced)  # after the last step, which every holder has applied
         held = array("q", checksums.values()).tobytes(), changed
         self._session.send(make_vote(orders.generation, step, squares, finite, fits, counts, losses, speaks, *held))
 
     def _samples(self, step: int, counts: list[float]) -> list[int]:
-        """What went into the sum, as often as it did. Each peer says it: who speaks for them may die with the
-        coordinator that has agreed on the step, and the next one writes the step down."""
+        """Sample ids in the gradient, with multiplicity. Every peer of the stage sends them, because the worker with
+        the vote may die together with the coordinator, and the next coordinator logs the step."""
         if self._batches is None or not self._stage.first:
             return []
         return [i for g, n in enumerate(counts) for _ in range(int(n)) for i in self._batches.sample_ids(step, g)]
 
     def speculate(self, orders: Orders, step: int) -> bool:
-        """Steps ahead of the agreement, unless the gradient is not finite or did not fit into the sums. False: the
-        commit has to be waited for. Raises Superseded.
+        """Updates before the commit, unless the gradient is not finite or did not fit the sums. Returns False if the
+        worker must wait for the commit. Raises Superseded.
 
-        All peers come to the same step's `spread` in every generation: those that have updated ahead, now or in an
-        earlier generation, and those that wait for the commit. If the step is undone, the coordinator has the weights
-        sent again (`Shares.knows`)."""
+        In every generation all peers call `spread` for the same step, whether they have updated early, in this
+        generation or before, or wait for the commit. If the step is undone, the coordinator has the old weights sent
+        again (`Shares.knows`)."""
         speculates = self._steps_ahead(orders, step)
         if self._session.participant.applied == step:
             self.spread(orders, step)
@@ -192,13 +195,13 @@ class Commits:
 
     def _steps_ahead(self, orders: Orders, step: int) -> bool:
         with self._session.lock:
-            self._session.check(orders)  # new ones may have the stage sum again
+            self._session.check(orders)  # new orders may repeat the reduction
             participant, reduced = self._session.participant, self.reduced[step]
             if participant.committed != step - 1 or participant.applied != step - 1:
                 return False
             if not (reduced.finite and reduced.fits):
                 return False
-            participant.speculate(step)  # first: whoever revokes it from now on finds it to be undone
+            participant.speculate(step)  # before the update, so that a later revocation finds a step to undo
         self._faults.fire("optimizer", step)
         self._session.doing.works(OpKind.OPTIMIZER, step)
         with self._spans.span(step + 1, OpKind.OPTIMIZER), named("recycle/O"):
@@ -211,8 +214,11 @@ class Commits:
         forgotten: Callable[[int], None],
         applied: Callable[[Commit, Reduced], None],
     ) -> None:
-        """Everything that is pending: `undone(step)` after the step was taken back, `forgotten(step)` where it begins
-        again, `applied` after every commit."""
+        """Applies everything that is pending. Callbacks:
+
+        undone(step): an early update was undone
+        forgotten(step): the step starts again
+        applied(commit, reduced): after every commit"""
         while self._session.pending():
             with self._session.lock:
                 participant = self._session.participant
@@ -250,7 +256,8 @@ class Commits:
             self._optimizer.step(self.reduced[commit.step], commit.step, commit.scale)
 
     def _hold(self, orders: Orders, step: int, reduced: Reduced) -> None:
-        """Counts only if the orders still stand: else the report has said that this worker has no sums."""
+        """Stores the gradient if the orders are still valid. Otherwise the report has stated that this worker has
+        none."""
         with self._session.lock:
             self._session.check(orders)
             self.reduced[step] = reduced
@@ -265,7 +272,8 @@ class Commits:
             return sorted(w.pipeline for w in announced.members if w.stage == self._stage.stage)
 
     def _note(self, orders: Orders, change: Callable[[], None]) -> None:
-        """Counts only if the orders still stand: otherwise the report has said already what this worker has."""
+        """Calls `change` if the orders are still valid. Otherwise the report has already stated what this worker
+        holds."""
         with self._session.lock:
             self._session.check(orders)
             change()

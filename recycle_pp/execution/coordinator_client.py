@@ -1,14 +1,14 @@
 """A worker's connection to the current coordinator.
 
     client = CoordinatorClient(spec)       # the spec has the address of the first coordinator
-    message = client.recv()                # blocks; in one thread
+    message = client.recv()                # blocks; called by one thread
     client.send(vote)                      # from any thread; never fails
-    client.state = participant.state       # the first message to a later coordinator
+    client.state = participant.state       # returns the first message to a later coordinator
 
-After the loss of a coordinator, the worker's supervisor sends the address of the next one through the pipe of the spec.
-The worker connects and sends a `State`, which repeats its last message of each lasting kind, and the last two
-`Measured`. Other unsent messages are dropped: they belong to an old generation. If only the connection broke, or if the
-process at the address does not coordinate yet, the client tries the same address again.
+When the coordinator is lost, the worker's supervisor sends the address of the next one through the pipe of the spec.
+The worker connects and sends a `State`, which repeats its last message of each lasting kind and the last two
+`Measured`. Other unsent messages are dropped because they belong to an old generation. If only the connection broke, or
+the process at the address is not a coordinator yet, the client retries the same address.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from recycle_pp.wire.messages.table import Message, is_lasting
 from recycle_pp.wire.messages.workers import TO_WORKER, Measured, State, WorkerWelcome
 from recycle_pp.wire.worker_spec import WorkerSpec, told_later
 
-_CONNECT = 1.0  # seconds to connect; less than the time that a new coordinator waits
+_CONNECT = 1.0  # seconds to connect; less than a new coordinator waits
 _AGAIN = 0.1  # seconds until the next attempt
 
 
@@ -74,7 +74,7 @@ class CoordinatorClient:
             if is_lasting(message):
                 # Two steps of `Measured`: this worker may already have measured the step after a lost commit.
                 kind = type(message), message.step % 2 if isinstance(message, Measured) else 0
-                self._lasting.pop(kind, None)  # so that the newest one is the last
+                self._lasting.pop(kind, None)  # inserts the new message at the end
                 self._lasting[kind] = message
             assert self._channel is not None
             with suppress(OSError):

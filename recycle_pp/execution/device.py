@@ -1,14 +1,14 @@
-"""The device that a worker computes on, the back end of its messages, and what its results depend on.
+"""The device of a worker, its communication backend, and everything else that the bits of its results depend on.
 
 device = choose(settings.run.device, rank)                  # ValueError: one sentence for the user
 backend = backend_for(settings.parallel.backend, device)     # tcp | gloo | nccl
 platform(device, backend)                                   # "NVIDIA H200 sm_90, 132 SMs, ..., nccl 2.30.7"
 notes(settings.parallel.backend, backend, device)            # sentences for the user
 settle_memory(device)                                       # waits until the memory of a dead process is free
-is_unfit(error)                                             # whether no worker can run a kernel on this machine
-finish = finisher(device); finish()                         # waits for the work that this thread has launched
-large_blocks_apart()                                        # malloc returns large blocks to the system when freed,
-give_back_free_memory()                                     # and with this call all free memory
+is_unfit(error)                                             # whether this device cannot run the kernel
+finish = finisher(device); finish()                         # waits for all work that this thread has launched
+large_blocks_apart()                                        # makes malloc unmap large blocks when they are freed
+give_back_free_memory()                                     # returns all free memory to the system
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ import torch
 
 from recycle_pp.comm.nccl import environment as nccl
 
-SETTLE_SECONDS = 10.0  # at most, for the driver to free the memory of a dead process
+SETTLE_SECONDS = 10.0  # longest wait until the driver has freed the memory of a dead process
 SHARED_MEMORY = 256 << 20  # bytes of /dev/shm; Docker gives 64 MB
-SETTLED_SECONDS = 0.5  # without growth of the free memory
+SETTLED_SECONDS = 0.5  # seconds without growth that end the wait
 M_MMAP_THRESHOLD = -3  # malloc.h
 
 
 def choose(wanted: str, rank: int) -> torch.device:
-    """For `run.device`: the node's GPUs in turn, by the launcher's LOCAL_RANK. It becomes the current one."""
+    """The device for `run.device`, by LOCAL_RANK modulo the node's GPUs. Makes it the current device."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted == "cpu" or (wanted == "auto" and not count):
         return torch.device("cpu")
@@ -45,10 +45,10 @@ def choose(wanted: str, rank: int) -> torch.device:
 
 
 def backend_for(wanted: str, device: torch.device) -> str:
-    """The back end for `parallel.backend`. auto is TCP, through the host's memory on a GPU.
+    """The backend for `parallel.backend`. auto is TCP, on a GPU through the host's memory.
 
-    ValueError, one sentence for the user: nccl is asked for and cannot be used. It takes one worker a GPU, or several
-    where `nccl.shares_gpus`."""
+    Raises ValueError with one sentence for the user if nccl cannot be used. nccl needs a GPU for each worker, unless
+    `nccl.shares_gpus`."""
     if wanted == "auto":
         return "tcp"
     if wanted == "nccl":
@@ -67,7 +67,7 @@ def backend_for(wanted: str, device: torch.device) -> str:
 
 
 def notes(wanted: str, backend: str, device: torch.device) -> list[str]:
-    """Sentences about the back end that the user should read at the start, the same on all workers."""
+    """Sentences about the backend for the user, printed at the start. The same on all workers."""
     if backend == "nccl":
         return [nccl.describe(os.environ, nccl_version()), *_shared_memory()]
     if wanted == "auto" and device.type == "cuda":
@@ -79,7 +79,7 @@ def notes(wanted: str, backend: str, device: torch.device) -> list[str]:
 
 
 def _shared_memory() -> list[str]:
-    """A warning if NCCL may lack the memory through which the GPUs of a machine exchange tensors."""
+    """A warning if /dev/shm may be too small for NCCL, which exchanges tensors between the GPUs of a machine there."""
     about = os.statvfs("/dev/shm")
     if about.f_bavail * about.f_frsize >= SHARED_MEMORY:
         return []
@@ -90,8 +90,8 @@ def _shared_memory() -> list[str]:
 
 
 def settle_memory(device: torch.device) -> None:
-    """Blocks until the free memory of the GPU grows no longer: the driver frees the memory of a killed process some
-    time after its death, and its successor would run out of memory. SETTLE_SECONDS at most."""
+    """Blocks until the free memory of the GPU stops growing, at most SETTLE_SECONDS. The driver frees the memory of a
+    killed process after its death, and the restarted worker could run out of memory before."""
     if device.type != "cuda":
         return
     begin = grew = time.monotonic()
@@ -104,41 +104,42 @@ def settle_memory(device: torch.device) -> None:
 
 
 def nccl_version() -> nccl.Version | None:
-    """Of the NCCL in use, None without one."""
+    """The version of the NCCL in use; None without NCCL."""
     if (found := nccl.installed()) is not None:
         return found
-    with suppress(AttributeError, RuntimeError, ValueError):  # linked into torch, or not there
+    with suppress(AttributeError, RuntimeError, ValueError):  # linked into torch, or missing
         major, minor, patch = torch.cuda.nccl.version()[:3]
         return major, minor, patch
     return None
 
 
 def finisher(device: torch.device) -> Callable[[], None]:
-    """What waits until the device has done all that this thread asked it for; a CPU always has."""
+    """A function that waits until the device has finished this thread's work. On a CPU it does nothing."""
     if device.type != "cuda":
         return lambda: None
     return lambda: torch.cuda.current_stream(device).synchronize()
 
 
 def large_blocks_apart() -> None:
-    """From now on blocks of 1 MiB have pages of their own (mallopt(3)): by itself glibc lets that size grow to 32 MiB,
-    and what it keeps of smaller ones, in each thread, lies beside what is in use."""
+    """Gives blocks of 1 MiB or more their own pages (mallopt(3)). By default glibc raises this limit up to 32 MiB, and
+    free blocks below it stay in each thread's heap, between used ones."""
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 20)
 
 
 def give_back_free_memory() -> None:
-    """Of the host (malloc_trim(3)): milliseconds, and the pages are new ones when they are used again."""
+    """Returns free memory of the host to the system (malloc_trim(3)). Takes milliseconds, and later use faults pages
+    in."""
     ctypes.CDLL(None).malloc_trim(0)
 
 
 def is_unfit(error: Exception) -> bool:
-    """A kernel cannot be compiled for this device, does not fit it, or is not in torch's build for it."""
+    """Whether a kernel cannot be compiled for this device, does not fit it, or is missing in this build of torch."""
     return type(error).__module__.startswith("triton.") or "no kernel image is available" in str(error)
 
 
 def platform(device: torch.device, backend: str, precision: str = "fp32") -> str:
-    """What the bits of a result depend on beside its operands: kernels, their tiles, matrix libraries and the order of
-    reductions follow from it. Workers with different platforms could not replace each other."""
+    """All that the bits of a result depend on besides operands: it determines the kernels, their tiles, the matrix
+    libraries and the order of reductions. Workers with different platforms cannot replace each other."""
     models = f", transformers {version('transformers')}" if "transformers" in sys.modules else ""
     messages = f"nccl {nccl.dotted(nccl_version())}" if backend == "nccl" else backend
     chip = _gpu(device) if device.type == "cuda" else _cpu(precision)
@@ -147,7 +148,7 @@ def platform(device: torch.device, backend: str, precision: str = "fp32") -> str
 
 def _cpu(precision: str) -> str:
     chip = f"cpu {torch.backends.cpu.get_cpu_capability()}"
-    if precision == "bf16":  # its products are computed by what the processor has for it, not by torch's own loops
+    if precision == "bf16":  # computed by the processor's bf16 instructions, not by torch's own loops
         chip += " bf16" * torch.cpu._is_avx512_bf16_supported() + " amx" * torch.cpu._is_amx_tile_supported()
     return chip
 
@@ -169,7 +170,7 @@ def _driver() -> str:
 
 
 def _cublas() -> str:
-    """The version that cuBLASLt itself returns, which may not be the one in torch's requirements; or "unknown"."""
+    """The version that cuBLASLt itself reports, which may differ from torch's requirements; or "unknown"."""
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(f"libcublasLt.so.{str(torch.version.cuda).partition('.')[0]}")
         library.cublasLtGetVersion.restype = ctypes.c_size_t
@@ -178,7 +179,7 @@ def _cublas() -> str:
 
 
 def _attention() -> str:
-    """The back ends that `scaled_dot_product_attention` may choose from, by shape and dtype: "flash+efficient+math"."""
+    """The backends that `scaled_dot_product_attention` may select by shape and dtype: "flash+efficient+math"."""
     allowed = {
         "flash": torch.backends.cuda.flash_sdp_enabled(),
         "efficient": torch.backends.cuda.mem_efficient_sdp_enabled(),

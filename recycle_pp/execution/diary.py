@@ -1,8 +1,8 @@
-"""Lines of a worker's log (logs/worker-1.2.log): start, plans, changes of the membership, end.
+"""Lines in a worker's log (logs/worker-1.2.log): start, plans, membership changes, end.
 
 diary = Diary(worker)
 diary.note("ready after 2.1 s")
-diary.heard(message)            # notes some of the coordinator's messages
+diary.heard(message)            # logs some of the coordinator's messages
 """
 
 from __future__ import annotations

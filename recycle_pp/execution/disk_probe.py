@@ -1,6 +1,6 @@
-"""A thread that probes the disks of the training data, so that the coordinator can tell one silent disk from all.
+"""A thread that probes the disks of the training data, so that the coordinator can tell one failed disk from many.
 
-    probe_disks(read_limit(suspicion))       # once a process; the thread never ends
+    probe_disks(read_limit(suspicion))       # once per process; the thread never ends
 
 A worker that waits for another one does not read. Without probes, the state of its disk would be unknown.
 """
@@ -14,7 +14,7 @@ from recycle_pp.data.file_tokens import probe
 
 
 def probe_disks(seconds: float) -> None:
-    """Starts the thread. seconds: between two probes. `slowest_read` reports a probe that blocks."""
+    """Starts the thread. seconds: interval between probes. `slowest_read` reports a probe that blocks."""
 
     def repeat() -> None:
         while True:

@@ -1,8 +1,8 @@
-"""Emulated compute: every op sleeps for its given time while real messages of the real size travel.
+"""Emulated compute: every op sleeps for its configured time. Messages are real, with their real size.
 
     stage = EmulatedStage(settings, 1, device); optimizer = EmulatedOptimizer(settings, stage)
 
-Shows what a schedule or a recovery really costs with dozens of workers on two cores. Losses and weights mean nothing.
+Measures the cost of a schedule or a recovery with dozens of workers on two cores. Losses and weights are meaningless.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from recycle_pp.model.stage_module import Batch, Boundary
 from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.numerics.optimizer import StageOptimizer
 
-HOST_AHEAD = 0.001  # seconds: what Python and a wake-up take here
+HOST_AHEAD = 0.001  # seconds that Python and a wake-up take between two ops
 
 
 class EmulatedDevice:
-    """A device with a queue: what its host asks for at most `HOST_AHEAD` after the op before has ended begins at that
-    end, as it would on a GPU, whose host asks ahead. The host's own microseconds between two ops cost nothing then."""
+    """A device with a queue. An op that is launched within `HOST_AHEAD` after the end of the last one starts at that
+    end, as on a GPU whose host launches ahead. So the host's microseconds between two ops cost no time."""
 
     def __init__(self) -> None:
         self._free = 0.0
@@ -38,7 +38,7 @@ class EmulatedDevice:
 
 
 class EmulatedStage(Stage):
-    """A Stage that has parameters and gradients of the right size, and computes nothing."""
+    """A stage with parameters and gradients of the real size, which computes nothing."""
 
     def __init__(self, settings: Settings, stage: int, device: torch.device, run_dir: str | Path | None = None) -> None:
         super().__init__(settings, stage, device, run_dir)
@@ -72,7 +72,7 @@ class EmulatedStage(Stage):
 
 
 class EmulatedOptimizer(StageOptimizer):
-    """Sleeps instead of an update. State and exponents stay as they are."""
+    """Sleeps instead of updating. State and exponents do not change."""
 
     def __init__(self, settings: Settings, stage: EmulatedStage, whole: bool = True) -> None:
         super().__init__(settings, stage, whole)

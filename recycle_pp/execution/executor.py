@@ -1,11 +1,10 @@
 """Runs a plan's actions on one worker: compute, sends, receives, the stage's reduction, the optimizer.
 
     executor = Executor(session, stage, commits, mailbox, batches, faults, spans, settings)
-    executor.run()                    # until the job is over
+    executor.run()                    # until the end of the job
 
-It decides nothing. Orders come from the session; whenever they are void it stops between two ops (an op that runs is
-always completed), keeps everything that is done, and goes on with the next orders. So a recovery costs a survivor the
-waiting and nothing else.
+It makes no decisions. Orders come from the session. When they become invalid, it stops after the current op, keeps all
+completed work, and continues with the next orders. So a recovery costs a survivor only the time that it waits.
 """
 
 from __future__ import annotations
@@ -40,8 +39,9 @@ from .validation import validate
 
 @dataclass
 class Executor:
-    """`on_commit(commit, reduced)` is called with the parameters in the state after the committed step, `on_finish()`
-    in every generation that has no step left to do."""
+    """on_commit(commit, reduced): called when the parameters are in the state after a committed step.
+    on_finish(orders): called in every generation without a step left to do.
+    """
 
     session: Session
     stage: Stage
@@ -53,11 +53,11 @@ class Executor:
     settings: Settings
     on_commit: list[Callable[[Commit, Reduced], None]] = field(default_factory=list)
     on_finish: Callable[[Orders], None] = lambda orders: None
-    _counted: tuple[int, float] = (-1, 0.0)  # a step, and its items
-    _link_times: dict[str, tuple[float, float]] = field(default_factory=dict)  # by host: see LinksMeasured
+    _counted: tuple[int, float] = (-1, 0.0)  # a step, its items per micro-batch
+    _link_times: dict[str, tuple[float, float]] = field(default_factory=dict)  # by host, see `LinksMeasured`
 
     def run(self) -> str:
-        """Until the job is over; returns why."""
+        """Runs until the end of the job. Returns the reason."""
         self.session.busy = self.spans.left
         while True:
             self._settle()
@@ -74,7 +74,7 @@ class Executor:
                 self.session.broken(orders)
 
     def _follow(self, orders: Orders) -> None:
-        """From where the job stands to its last step, unless the orders become void before."""
+        """Runs from the next step to the last one, unless the orders become invalid."""
         self.session.links.follow(orders.generation)
         self.session.followed()
         self.mailbox.void()
@@ -94,7 +94,7 @@ class Executor:
             step += 1
         self.session.resumed(orders)
         self.on_finish(orders)
-        while True:  # nothing is left but what the coordinator may ask for
+        while True:  # no steps left; the coordinator may still announce a generation
             self.session.wait_commit(orders)
 
     def _measure_links(self, orders: Orders, step: int) -> None:
@@ -121,7 +121,7 @@ class Executor:
                 self._await_turn(orders, step)
                 self._give_back()
                 self.commits.reduce(orders, step)
-            elif action.peer is not None:  # a message; the optimizer steps when the job has agreed, or by speculation
+            elif action.peer is not None:  # a message; the optimizer steps at the commit or by speculation
                 if action.kind.makes:
                     self.mailbox.post(step, action.tensor, action.peer)
                 else:
@@ -192,7 +192,8 @@ class Executor:
         return Batch(inputs, labels, self._items(step) if self.stage.last else None, self.batches.more(inputs))
 
     def _items(self, step: int) -> float | None:
-        """How many labels of the step count, by micro-batch: with some ignored, the mean of means is not the mean."""
+        """Mean number of counted labels per micro-batch of the step, because the mean of means is wrong if some are
+        ignored. None if no label is ignored."""
         if not self.batches.ignores:
             return None
         if self._counted[0] != step:
@@ -202,19 +203,19 @@ class Executor:
         return self._counted[1]
 
     def _give_back(self) -> None:
-        """Where bytes are planned: what activations took is not to lie beside what the end of a step takes."""
+        """With a memory limit, frees the pages of activations before the end of the step needs memory."""
         if self.settings.parallel.memory is not None:
             give_back_free_memory()
 
     def _await_turn(self, orders: Orders, step: int) -> None:
-        """Gradients of a step are added once the step before is agreed; until then the sums belong to that one."""
+        """Waits for the commit of the previous step: until then the accumulators hold that step's gradients."""
         while step > self.session.participant.committed + 1:
             self.session.wait_commit(orders)
             self._settle(orders)
         self._settle(orders)
 
     def _settle(self, orders: Orders | None = None) -> None:
-        """Applies what has been agreed; then the orders in hand must still stand."""
+        """Applies pending commits. Raises Superseded if the orders are no longer valid."""
         applied, validations = self._apply_commits() if self.session.pending() else (False, [])
         if orders is not None:
             self.session.check(orders)
@@ -224,7 +225,7 @@ class Executor:
                 validate(self.session, orders, self.stage, self.mailbox, self.batches, self.faults, step)
 
     def _apply_commits(self) -> tuple[bool, list[int]]:
-        """(whether there was one, the steps after which the job validates)."""
+        """Returns (whether a commit was applied, the steps after which the job validates)."""
         validations: list[int] = []
         committed: list[int] = []
 
@@ -252,7 +253,7 @@ class Executor:
         return bool(committed), validations
 
     def _is_barrier(self, step: int) -> bool:
-        """After these steps the job validates, saves or ends: what comes next needs the commit."""
+        """After these steps the job validates, saves or ends, so it must wait for the commit."""
         s = self.settings
         every = [n for n in (s.run.validate_every, s.checkpoint.every) if n]
         return step == s.run.steps - 1 or any((step + 1) % n == 0 for n in every)
@@ -260,7 +261,7 @@ class Executor:
 
 @contextmanager
 def _located(kind: str, step: int, mb: MicroBatch) -> Iterator[None]:
-    """An exception in an op knows which one: the same op failing on two workers is no fault of theirs."""
+    """Adds the op to an exception: if the same op fails on two workers, the workers are not at fault."""
     try:
         yield
     except Exception as error:

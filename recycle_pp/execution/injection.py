@@ -1,13 +1,13 @@
 """Injects faults into this worker.
 
-    injector = Injector(faults, last_words)      # the faults of this worker that have not fired yet
+    injector = Injector(faults, last_words)      # this worker's faults that have not fired yet
     injector.arm(step, actions)                  # at the start of a step: selects the op
     injector.fire(action.kind, step)             # at each possible moment; a kill does not return
-    injector.strike("regroup", step)             # for moments outside of the ops of a step
-    injector.drag(seconds)                       # after an op: a slow worker sleeps
+    injector.strike("regroup", step)             # at moments outside of a step's ops
+    injector.drag(seconds)                       # after an op: slows the worker down
 
-A fault fires in the middle of its step: at number n // 2 of the n ops, sends or receives of its moment. If a step has
-none of them, as in a remainder or at an end of the pipeline, it fires at the vote.
+A fault fires in the middle of its step: at number n // 2 of the n ops, sends or receives of its moment. If the step has
+none of them, as in the remainder of a step or at an end of the pipeline, it fires at the vote.
 """
 
 from __future__ import annotations
@@ -67,7 +67,8 @@ class Injector:
             self._strike(fault)
 
     def drag(self, seconds: float) -> None:
-        """Sleeps like a slow worker. seconds: own time of the op. The sleep counts as own time, too (`spans`)."""
+        """Sleeps, to emulate a slow worker. seconds: own time of the op. The sleep counts as own time, too
+        (`spans`)."""
         factor = max((f.factor for f in self._slow if f.step <= self._step), default=1.0)
         if factor > 1:
             time.sleep(seconds * (factor - 1))

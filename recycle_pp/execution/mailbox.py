@@ -1,12 +1,12 @@
-"""What goes over one worker's boundaries: what it has sent (kept until the commit), received, and waits for.
+"""The boundary tensors of one worker: sent ones, kept until the commit, received ones, and expected ones.
 
-mailbox.connect(actions)              # before the first of them
-mailbox.post(step, tensor, peer)      # a receive, ahead of its consumer
-x = mailbox.take(step, tensor)        # the input of an op; blocks until it is here
-mailbox.keep(step, tensor, y)         # the output of an op, into the log
-mailbox.ship(step, tensor, peer)      # from the log, or from what was received
+mailbox.connect(actions)              # before the first of these actions
+mailbox.post(step, tensor, peer)      # posts a receive ahead of its consumer
+x = mailbox.take(step, tensor)        # the input of an op; blocks until it has arrived
+mailbox.keep(step, tensor, y)         # logs the output of an op
+mailbox.ship(step, tensor, peer)      # sends a logged or received tensor
 
-A plan's `Tensor` is everything that one micro-batch sends over one boundary in one direction: a list of tensors here.
+A plan's `Tensor` is all that one micro-batch sends over one boundary in one direction: here, a list of tensors.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Key = tuple[int, Tensor]  # (step, tensor)
 
 class Mailbox:
     """Arguments:
-    comes     shapes and dtypes of what arrives, by kind of tensor
+    comes     shapes and dtypes of received tensors, by kind
     shape     (D, P, M) of the problem, for unique tags
-    held_out  micro-batches of a validation, for the same
+    held_out  number of micro-batches of a validation, for unique tags
     """
 
     def __init__(
@@ -47,8 +47,7 @@ class Mailbox:
         self._received: dict[Key, Sequence[torch.Tensor]] = {}
 
     def connect(self, actions: Iterable[Action]) -> None:
-        """Connects to every worker that these actions exchange messages with; blocks until it stands. Raises
-        LinkBroken."""
+        """Connects to every peer in these actions. Blocks until the connections are established. Raises LinkBroken."""
         self._links.connect({action.peer for action in actions if action.peer is not None})
 
     def post(self, step: int, tensor: Tensor, peer: Worker) -> None:
@@ -57,8 +56,8 @@ class Mailbox:
     def request(
         self, step: int, tensor: Tensor, peer: Worker, validation: int | None = None
     ) -> tuple[Pending, torch.Tensor]:
-        """Posts a receive: (what to wait for, the buffer that it fills, to be opened with `open`). validation: number
-        of the held-out micro-batch."""
+        """Posts a receive. Returns (the pending receive, its buffer for `open`). validation: number of the held-out
+        micro-batch."""
         buffer = room(self._comes[tensor[0]], self._device)
         return self._links.receive(buffer, peer, self._tag(step, tensor, validation)), buffer
 
@@ -66,12 +65,12 @@ class Mailbox:
         return unpack(buffer, self._comes[tensor[0]])
 
     def awaited(self, step: int, tensor: Tensor) -> tuple[Worker, Pending] | None:
-        """(sender, what to wait for) of a tensor that has not come yet; None if it is here."""
+        """(sender, pending receive) of a tensor that has not arrived; None if it has."""
         posted = self._posted.get((step, tensor))
         return None if posted is None or posted[1].arrived() else (posted[0], posted[1])
 
     def take(self, step: int, tensor: Tensor) -> Sequence[torch.Tensor]:
-        """Blocks until the tensors are here; they stay here until `consume`. Raises LinkBroken."""
+        """Blocks until the tensors have arrived. They are kept until `consume`. Raises LinkBroken."""
         if (step, tensor) not in self._received:
             _, pending, buffer = self._posted.pop((step, tensor))
             pending.wait()
@@ -79,7 +78,7 @@ class Mailbox:
         return self._received[step, tensor]
 
     def consume(self, step: int, tensor: Tensor) -> None:
-        """Drops a received tensor: its op is done. (An F's input is kept by the stage as long as it needs it.)"""
+        """Drops a received tensor after its op. The stage keeps the input of an F as long as it needs it."""
         del self._received[step, tensor]
 
     def keep(self, step: int, tensor: Tensor, data: Sequence[torch.Tensor]) -> None:
@@ -95,16 +94,16 @@ class Mailbox:
         self._links.send(pack(data), peer, self._tag(step, tensor, validation))
 
     def void(self) -> None:
-        """A new generation: receives that are not complete are dropped, tensors that are here stay."""
+        """For a new generation: drops incomplete receives, keeps received tensors."""
         self._posted.clear()
 
     def close(self, step: int) -> None:
-        """The step is committed: none of its tensors will be asked for again."""
+        """Drops the tensors of a committed step."""
         self.log.drop(step)
         self._received = {k: v for k, v in self._received.items() if k[0] > step}
 
     def forget_after(self, step: int) -> None:
-        """Later steps were computed with parameters that have been taken back."""
+        """Drops the tensors of later steps, whose parameters were undone."""
         for later in {k[0] for k in self._received} | self.log.steps():
             if later > step:
                 self.log.drop(later)
@@ -117,5 +116,5 @@ class Mailbox:
         return self._tag_of(step, kind.code, d * self._microbatches + i, stage)
 
     def _tag_of(self, step: int, lane: int, number: int = 0, stage: int = 0) -> int:
-        """Unique among the messages that can be under way in one generation: those of two steps, and a validation."""
+        """Unique among the messages that can be in flight in one generation: those of two steps, and a validation."""
         return (((step % 4) * 4 + lane) * self._numbers + number) * self._stages + stage

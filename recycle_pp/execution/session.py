@@ -1,14 +1,14 @@
-"""A worker's conversation with the coordinator: the thread that listens, and what the executor asks of it.
+"""A worker's session with the coordinator: a listening thread, and the calls of the executor.
 
     session = Session(client, participant, links, store)
     session.start()
-    orders = session.orders()         # blocks: the newest generation's plan, its links built; None: the job is over
-    session.check(orders)             # raises Superseded as soon as the generation is void
+    orders = session.orders()         # blocks until the newest generation's plan and links are ready; None at the end
+    session.check(orders)             # raises Superseded if the orders are no longer valid
     commit = session.wait_commit(orders)
 
-The listening thread does whatever must not wait for compute: it answers an announcement with the report, breaks the
-links so that a blocked executor wakes, and builds the next generation's links in a thread that can be abandoned. A
-coordinator that is lost is none of the executor's business: it goes on with what it has until the next one announces.
+The listening thread handles what must not wait for compute. It answers an announcement with a report, breaks the links
+to wake a blocked executor, and builds the next generation's links in a separate thread. If the coordinator is lost, the
+executor continues with its orders until the next coordinator announces a generation.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from .diary import Diary
 
 
 class Superseded(Exception):
-    """The orders in hand are void: a new generation has been announced, or the job holds."""
+    """The orders are invalid: a new generation was announced, or the job is held."""
 
 
 class Session:
-    """`lock` guards `participant`; every change of it that the executor may wait for notifies `changed`."""
+    """`lock` guards `participant`. Every change that the executor may wait for notifies `changed`."""
 
     def __init__(
         self,
@@ -66,10 +66,10 @@ class Session:
         self.doing = doing or Doing()
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
-        self.times: dict[str, float] = {}  # of the present generation: announced, unblocked, grouped, adopted
+        self.times: dict[str, float] = {}  # of the current generation: announced, unblocked, grouped, adopted
         self.busy: Callable[[], float] = lambda: 0.0  # seconds until the executor can start its next op
-        self.moment: Callable[[str], None] = lambda name: None  # called in the middle of a recovery, see faults.MOMENTS
-        self.donate: Callable[[Donate], None] = _not_yet  # and the next two: what else the coordinator asks for
+        self.moment: Callable[[str], None] = lambda name: None  # called during a recovery, see faults.MOMENTS
+        self.donate: Callable[[Donate], None] = _not_yet  # this and the next two are set before the first request
         self.save: Callable[[Save], None] = _not_yet
         self.assemble: Callable[[Assemble], None] = _not_yet
         self._handlers: dict[type[Message], Callable[[Any], None]] = {
@@ -96,7 +96,7 @@ class Session:
         threading.Thread(target=self._listen, name="control", daemon=True).start()
 
     def send(self, message: Message) -> None:
-        """Sends it to the coordinator; lost where there is none at the moment, unless it is of a lasting kind."""
+        """Sends a message to the coordinator. Without a coordinator the message is lost, unless its kind is lasting."""
         self._client.send(message)
 
     # -- for the executor --------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ class Session:
             return None if self._over is not None else self.participant.orders
 
     def pending(self) -> bool:
-        """A commit waits to be applied, or a speculative step to be taken back, or a step to be forgotten."""
+        """A commit must be applied, an early update undone, or a step restarted."""
         return bool(self.participant.commits) or self.participant.undo or self.participant.again
 
     def check(self, orders: Orders) -> None:
@@ -122,11 +122,11 @@ class Session:
         return self.participant.orders is not orders or self._over is not None
 
     def actions(self, orders: Orders, step: int) -> list[Action]:
-        """What this worker runs in a step; blocks until the plan is here."""
+        """This worker's actions in a step. Blocks until the plan has arrived."""
         return orders.steps[step] if step in orders.steps else self._planned(orders)[0]
 
     def recomputes(self, orders: Orders, step: int) -> bool:
-        """Whether the layers of what is forwarded in a step run again in the backward: asked after its `actions`."""
+        """Whether ops forwarded in this step recompute their layers in the backward pass. Call `actions` first."""
         return orders.recompute[step not in orders.steps]
 
     def validation(self, orders: Orders) -> list[Action]:
@@ -141,7 +141,7 @@ class Session:
             return orders.steady, orders.forward
 
     def wait_commit(self, orders: Orders) -> Commit | None:
-        """Blocks until the job has agreed on the next step; Superseded if it will not in this generation."""
+        """Blocks until the next step is committed. Raises Superseded if this generation cannot commit it."""
         with self.changed:
             while not self.participant.commits:
                 self.check(orders)
@@ -151,11 +151,11 @@ class Session:
             return self.participant.commits[0]
 
     def followed(self) -> None:
-        """Notes the time at which the executor begins to follow its orders (`telemetry.recovery`)."""
+        """Records when the executor starts to follow its orders (`telemetry.recovery`)."""
         self.times["followed"] = time.monotonic()
 
     def broken(self, orders: Orders) -> None:
-        """Reports a failed link. The orders are void: `orders` blocks until the coordinator announces what follows."""
+        """Reports a broken link. Drops the orders, so `orders` blocks until the next announcement."""
         with self.lock:
             if self.participant.orders is not orders:
                 return
@@ -163,7 +163,7 @@ class Session:
         self.send(Broken(orders.generation))
 
     def resumed(self, orders: Orders) -> None:
-        """The executor runs again; the coordinator hears it once a generation, with the times of the phases."""
+        """Reports that the executor runs again, once per generation, with the times of the phases."""
         if self._resumed != orders.generation:
             self._resumed = orders.generation
             now = time.monotonic()
@@ -175,7 +175,7 @@ class Session:
         return self._over
 
     def wait_for_the_end(self) -> None:
-        """Blocks until the coordinator says that the job is over."""
+        """Blocks until the coordinator ends the job or this worker's part in it."""
         self.doing.waits("orders")
         with self.changed:
             self.changed.wait_for(lambda: self._over is not None)
@@ -208,7 +208,7 @@ class Session:
         with self.changed:
             self.participant.commit(message)
             self.changed.notify_all()
-        if message.hold:  # who waits for a worker that holds already would wait for ever
+        if message.hold:  # a worker may wait for a peer that holds already, for ever
             self.links.abort()
 
     def _deliver(self, message: StoreValues) -> None:
@@ -227,7 +227,7 @@ class Session:
         threading.Thread(target=self._build, args=arguments, name="build", daemon=True).start()
 
     def _build(self, generation: int, members: list[Worker], base: int) -> None:
-        """Blocks as long as a member is missing: abandoned when the next generation is announced."""
+        """Blocks while a member is missing. The next announcement abandons it."""
         self.moment("regroup")
         try:
             self.links.rebuild(generation, members, self.participant.worker, base)
@@ -252,5 +252,5 @@ class Session:
 
 
 def _not_yet(message: Message) -> None:
-    """Nobody is asked before it is ready."""
+    """The initial handler, until the worker sets its own."""
     raise RuntimeError(f"{type(message).__name__} for a worker that is not ready")

@@ -4,11 +4,11 @@ with spans.span(step, kind, (1, 0)), named(f"recycle/{kind}"): ...
 spans.take(step)                      # (kind, pipeline, index, start, end, own) in seconds of this machine's clock
 
 A span ends when the device has finished the work, not when the host has launched it: plans use the durations, and an op
-that is reported as done must be done. On a GPU this costs the gap between two launches, once an op.
+that is reported as done must be done. On a GPU this costs one gap between launches per op.
 
-`own` is the time of a span without the time in which its thread waited for a core (run delay, from
+`own` is the time of a span without the run delay: time in which its thread was ready but had no core (from
 /proc/thread-self/schedstat). A busy machine lengthens only the span. A slow core, a GPU, a sleep or a SIGSTOP lengthens
-both. If the system has no run delay, both are equal.
+both. On a system without run delays, both are equal.
 """
 
 from __future__ import annotations

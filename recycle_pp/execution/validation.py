@@ -1,7 +1,7 @@
 """Forwards of the held-out micro-batches over the live routes; the mean of their losses is val_loss.
 
-Nothing of a validation is kept and no parameter changes while it runs, so after a death it is run again as a whole, on
-the same micro-batches.
+A validation keeps no results and changes no parameters, so after a death it is repeated as a whole, on the same
+micro-batches.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from .session import Session
 def validate(
     session: Session, orders: Orders, stage: Stage, mailbox: Mailbox, batches: Batches, faults: Injector, step: int
 ) -> None:
-    """Runs this worker's part of a validation with the parameters after `step`; the last stage sends its losses to the
-    coordinator. Raises Superseded, LinkBroken."""
+    """Runs this worker's part of a validation with the parameters after `step`. The last stage sends its losses to the
+    coordinator. Raises Superseded or LinkBroken."""
     posted: dict[int, tuple[Worker, Pending, torch.Tensor]] = {}  # by number of the micro-batch
     made: dict[int, list[torch.Tensor]] = {}
     losses: dict[int, float] = {}
@@ -75,5 +75,5 @@ def validate(
 
 
 def held_out(settings: Settings, batches: Batches) -> int:
-    """Micro-batches of a validation, the same on all workers. 1 if no data are held out: `batches` refuses it."""
+    """Micro-batches of a validation, the same on all workers. 1 without held-out data, which `batches` rejects."""
     return min(settings.validation_microbatches, max(1, batches.validations))

@@ -1,11 +1,11 @@
-"""One worker process: connects to the job, builds its stage, and runs what it is told.
+"""One worker process: connects to the coordinator, builds its stage, runs its orders.
 
-    python -m recycle_pp.execution.worker       # started by a supervisor, with its spec on standard input
-    main(spec)                                  # in a process that was forked from one that has imported torch
+    python -m recycle_pp.execution.worker       # started by a supervisor, reads its spec from standard input
+    main(spec)                                  # in a fork of a process that has imported torch
 
-Everything that can kill it ends the process with last words to its supervisor; the job goes on without it. On SIGTERM
-(its machine is about to be taken away) it works until the step is agreed, then leaves; nothing is lost. SIGUSR1 writes
-the stacks of all its threads to its log.
+A failure ends the process with last words to its supervisor, and the job continues without it. On SIGTERM (its machine
+is about to be reclaimed) it works until the step is committed, then leaves, and no work is lost. SIGUSR1 writes the
+stacks of all its threads to its log.
 """
 
 from __future__ import annotations
@@ -79,12 +79,12 @@ from .spans import Spans
 from .transports import transport_for
 from .validation import held_out
 
-_read_ahead: dict[str, Batches] = {}  # by the settings that say what to read
-NEWS_SECONDS = 0.005  # a worker of the job tells what it has done: 200 messages a second, however many workers
+_read_ahead: dict[str, Batches] = {}  # by the settings that determine the samples
+NEWS_SECONDS = 0.005  # seconds between progress messages, for each worker of the job: 200 messages a second in total
 
 
 def main(spec: WorkerSpec) -> int:
-    """Until the job is over. Returns the exit code: 0 when the coordinator said so."""
+    """Runs until the end of the job. Returns the exit code: 0 if the coordinator ended it."""
     lifeline = Lifeline(spec.lifeline)
     lifeline.hold()
     threading.excepthook = lambda failed: _die(spec, failed)
@@ -115,7 +115,7 @@ def _mistake(spec: WorkerSpec, error: BaseException) -> str:
 
 
 def _die(spec: WorkerSpec, failed: threading.ExceptHookArgs) -> None:
-    """A thread that fails must not leave a worker that answers heartbeats and does nothing else."""
+    """Ends the process if a thread fails. Otherwise it would answer heartbeats without working."""
     detail = "".join(traceback.format_exception(failed.exc_type, failed.exc_value, failed.exc_traceback))
     print(detail, file=sys.stderr, flush=True)
     last_words(spec, cause=_cause(failed.exc_value), detail=detail)
@@ -130,10 +130,10 @@ class Process:
         self._spec = spec
         self._client = CoordinatorClient(spec)
         welcome = self._client.recv()
-        assert isinstance(welcome, WorkerWelcome)  # a coordinator says nothing before
+        assert isinstance(welcome, WorkerWelcome)  # the first message of a coordinator
         self._welcome, self._settings, self._worker = welcome, welcome.settings, welcome.worker
         self._client.set_keepalive(self._settings.control.suspicion)
-        self._interface = spec.settings["control"]["interface"] or self._client.local_host  # its node's own
+        self._interface = spec.settings["control"]["interface"] or self._client.local_host  # the node's own setting
 
     def run(self) -> int:
         settings, welcome, worker = self._settings, self._welcome, self._worker
@@ -170,7 +170,7 @@ class Process:
         session = Session(self._client, participant, links, store, self._doing)
         about = f"rank {self._spec.rank}, process {os.getpid()} on {socket.gethostname()}, {device}, {backend}"
         session.diary.note(f"starts as {'the first' if not self._spec.incarnation else 'the next'} of {about}")
-        session.start()  # before all that takes long: the coordinator may be lost meanwhile
+        session.start()  # before long calls, because the coordinator may be lost during them
 
         try:
             self._doing.starts("model")
@@ -191,7 +191,7 @@ class Process:
                 said = f"{type(error).__name__}: {error}".strip().splitlines()[0]
                 unfit = f"model.kernels: the kernels cannot run on {device} ({said}); the reference needs none"
                 return self._refuse(ValueError(unfit), session)
-            if not self._spec.incarnation:  # who comes later may fail for a reason of its own
+            if not self._spec.incarnation:  # a restarted worker may fail for other reasons
                 error.recycle_where = f"the start of stage {worker.stage}"  # type: ignore[attr-defined]
             raise
 
@@ -231,7 +231,7 @@ class Process:
                 batches.fingerprint,
             )
         )
-        # Also if this is not a joiner yet: it becomes one if the others begin without it.
+        # Even if this worker is not a joiner yet: it becomes one if the others start without it.
         following.start(lambda step, of: session.send(Synced(step, of)))
         self._watch_for_eviction(session)
         try:
@@ -246,9 +246,9 @@ class Process:
         return 0 if reason in ("done", "left") else 1
 
     def _refuse(self, error: ValueError, session: Session | None = None) -> int:
-        """Nothing can be done with what the user asks for: the job stops with this sentence. This process stays until
-        it does, or a death without a reason would be heard first."""
-        if error.__cause__ is not None:  # the sentence names one line of it
+        """Stops the job with this sentence, because of invalid input. The process waits for the end of the job, since
+        its death could arrive before the message."""
+        if error.__cause__ is not None:  # the message quotes only one line of it
             traceback.print_exception(error.__cause__)
         self._client.send(CannotRun(str(error)))
         while session is None and not isinstance(self._client.recv(), Exit | Leave):
@@ -258,7 +258,7 @@ class Process:
         return 2
 
     def _watch_for_eviction(self, session: Session) -> None:
-        """In a thread, because a signal handler would wait for whatever the main thread does in C++."""
+        """Uses a thread, because a signal handler would wait until the main thread returns from C++."""
 
         def watch() -> None:
             signal.sigwait({signal.SIGTERM})
@@ -274,7 +274,7 @@ class Process:
         self._client.send(StoreValue(key, value))
 
     def _beat(self) -> None:
-        """Heartbeats from a thread of their own: they stop only when the whole process does."""
+        """Sends heartbeats from a separate thread, so they stop only when the whole process does."""
 
         boot = boot_id()
 
@@ -298,7 +298,7 @@ def _described(stage: Stage) -> tuple[int, float]:
 def _stage(
     settings: Settings, stage: int, device: torch.device, run_dir: str, doing: Doing
 ) -> tuple[Stage, StageOptimizer]:
-    """On a GPU everything is compiled with it: that is long, and nobody waits yet but the lease of the start."""
+    """On a GPU also compiles all kernels: this takes long, and at this point no other worker waits for it."""
     whole = not settings.parallel.copies
     if settings.emulate.mode:
         emulated = EmulatedStage(settings, stage, device, run_dir)
@@ -315,24 +315,24 @@ def _stage(
 
 
 def _prepare(ahead: Ahead) -> None:
-    """While it stands by. A mistake in the data is for the worker to find, should there ever be one."""
+    """Reads the data ahead, in a standby process. Ignores errors: the worker reports them when it needs the data."""
     with suppress(Exception):
         settings = msgspec.convert(ahead.settings, Settings)
         _read_ahead[_of_data(settings)] = Batches(settings)
 
 
 def _of_data(settings: Settings) -> str:
-    """All that decides which samples are read; `control` may differ between nodes, and decides nothing of it."""
+    """Key of the settings that determine the samples. `control` does not, and may differ between nodes."""
     return repr(replace(settings, control=Control()))
 
 
 def _call(name: str) -> None:
-    """What `ps` and `top` show (prctl(2), PR_SET_NAME: 15 letters)."""
+    """Sets the process name for `ps` and `top` (prctl(2), PR_SET_NAME: 15 characters)."""
     ctypes.CDLL(None).prctl(15, name.encode(), 0, 0, 0)
 
 
 if __name__ == "__main__":
-    _call("recycle-standby")  # until its supervisor has a place for it
+    _call("recycle-standby")  # until its supervisor sends a spec
     spec = WorkerSpec.read(_prepare)
     _call("recycle-worker")
     sys.exit(main(spec))
