@@ -13,23 +13,24 @@ loss over all G micro-batches. The factor 1/G is applied at the start of the bac
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from recycle_pp.comm.tensor_bytes import aligned
-from recycle_pp.config.settings import Settings
+from recycle_pp.config.settings import Optimizer, Settings
 from recycle_pp.numerics import fixed_point
 from recycle_pp.numerics.gradients import Gradients
 from recycle_pp.numerics.layout import Layout
 from recycle_pp.numerics.weight_grad_store import Queue, WeightGradStore
 
 from . import transformer
-from .parameter_groups import refuse_unmatched
 from .stage_module import Batch, StageModule
 
 
@@ -71,7 +72,7 @@ class Stage:
         self.microbatches = parallel.pipelines * parallel.microbatches  # G
 
         self.module = module_of(settings, stage, device, run_dir)
-        refuse_unmatched(settings.optimizer, self.module.all_names)
+        _refuse_unmatched_groups(settings.optimizer, self.module.all_names)
         self.ops = self.module.ops
         self.layout = Layout(self.module.shapes, layers=[self.module.layers[name] for name in self.module.shapes])
         self.names = self.layout.names
@@ -226,6 +227,18 @@ def module_of(settings: Settings, stage: int, device: torch.device, run_dir: str
 def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """SHA-256 of the bytes of each CPU tensor. Releases the GIL while hashing."""
     return {name: hashlib.sha256(tensor.reshape(-1).numpy().data).hexdigest() for name, tensor in tensors.items()}
+
+
+def _refuse_unmatched_groups(optimizer: Optimizer, names: Collection[str], shown: int = 5) -> None:
+    """ValueError if a pattern of `optimizer.groups` matches no parameter, with up to `shown` similar names.
+
+    names: all parameters of the whole model
+    """
+    for group in optimizer.groups or ():
+        pattern = group.partition(":")[0]
+        if not any(fnmatchcase(name, pattern) for name in names):
+            near = get_close_matches(pattern, names, shown, cutoff=0.3) or list(names)[:shown]
+            raise ValueError(f"optimizer.groups: {pattern} matches no parameter; near names: {', '.join(near)}")
 
 
 def _gradient(leaf: Tensor) -> Tensor:
