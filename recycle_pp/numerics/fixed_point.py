@@ -68,7 +68,7 @@ def prepare() -> None:
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     # Not use_deterministic_algorithms: it imports torch.compile, which takes a second.
     torch.set_deterministic_debug_mode("error")
-    torch.utils.deterministic.fill_uninitialized_memory = False  # filling takes time and is not needed
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # only costs time
 
 
 def exponents(largest: Tensor, terms: int, of: Format = INT64) -> Tensor:
