@@ -20,6 +20,10 @@ MOMENTS = [*matrix.MOMENTS, "spread"]  # and, of four workers, "heal"
 def faults(moment, stage, step):
     if moment == "spread":
         return [f"{step}:1.{stage}@spread"], [f"{step + 3}:1.{stage}"]
+    if moment in ("regroup", "adopt"):  # two deaths in one stage might take both copies of a unit
+        other = f"2.{(stage + 1) % 3}"
+        fallen = [f"{step}:{other}@backward", f"{step}:1.{stage}@{moment}"]
+        return fallen, [f"{step + 3}:{other}", f"{step + 3}:1.{stage}"]
     return matrix.Death(moment, stage).faults(step)
 
 
@@ -53,7 +57,7 @@ def test_a_death_at_any_moment_changes_no_bit(case, runs):
     outcome = runs.of(case, "sharded, at every moment")
     runs.check_exact(outcome)
     assert outcome.deaths >= half - 2, explain(outcome)
-    assert not outcome.all("restored"), "a copy of every block was left each time"
+    assert not outcome.all("restored"), "a copy of every unit was left each time"
 
 
 SEVERAL = [
