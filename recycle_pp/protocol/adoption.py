@@ -1,11 +1,12 @@
-"""What follows from the reports of all members of a generation: what is left of the broken step, and who runs what.
+"""Turns the reports of all members of a generation into orders: the rest of the broken step, and each worker's actions.
 
     adoption = adopt(problem, reports, committed=6, steps=100, units=units, planner=planner, derive=actions)
-    adoption.left                                        # of step 7: what is lost, what is summed already
-    adoption.plans                                       # step -> the plan of what is left of it
-    adoption.message(worker, generation, evaluate, stagger)      # to every member
+    adoption.left                                        # of step 7: lost ops, stages with a finished sum
+    adoption.plans                                       # step -> plan of its remainder
+    adoption.message(worker, generation, evaluate, stagger)      # for each member
 
-Pure: no sockets, no clock, no torch. Only what the live report counts, so a new coordinator comes to the same.
+Pure: no sockets, no clock, no torch. Depends only on reports of live workers, so a new coordinator gets the same
+    result.
 """
 
 from __future__ import annotations
@@ -26,9 +27,16 @@ Derive = Callable[[Plan], Actions]
 
 @dataclass(frozen=True)
 class Adoption:
-    """left: of the step under way. actions: of its remainder and that of the step after it, None where nothing is left
-    to run. copies: stage -> who has its summed gradients, where one of it lacks them. revoked: stages that have to
-    sum again. shares: stage -> who holds what. ahead: somebody has applied a step that is not agreed."""
+    """Fields:
+
+    left     remainder of the step in progress
+    plans    step -> plan of its remainder
+    actions  step -> actions of its remainder, for this step and the next; None if nothing is left to run
+    copies   stage -> source of its summed gradients, if one of its workers lacks them
+    revoked  stages that must sum again
+    shares   stage -> holders of its units
+    ahead    a worker has applied a step that is not committed
+    """
 
     left: Remainder
     plans: Mapping[int, Plan]
@@ -42,7 +50,7 @@ class Adoption:
         return Adopt(
             generation=generation,
             steps={step: of.packed(worker) if of else b"" for step, of in self.actions.items()},
-            copy=self.copies.get(worker.stage),  # by the whole stage if one of it lacks the sums: a broadcast
+            copy=self.copies.get(worker.stage),  # a broadcast, so the whole stage takes part
             revoked=sorted(self.revoked),
             evaluate=evaluate,
             stagger=stagger,
@@ -60,14 +68,14 @@ def adopt(
     planner: Planner,
     derive: Derive,
 ) -> Adoption:
-    """Of the newest step that is agreed, and what live workers have done since.
+    """Plans what is left after the newest committed step, given what the live workers have done since.
 
-    Plans what is left: that may take its time. Raises StageLost.
+    Planning may take long. Raises StageLost.
     """
     records, ahead = _records(reports, committed + 1), _records(reports, committed + 2)
     void = units.void(reports, records)
     left = remainder(problem, records, {worker: report.busy for worker, report in reports.items()})
-    revoked = left.revoked | void  # if there is any, all that was done ahead of the agreement is taken back
+    revoked = left.revoked | void  # if a stage is revoked, all work ahead of the commit is undone
     open_steps = {}
     if committed + 1 < steps and (left.sources or any(r.done for r in records.values())):
         open_steps[committed + 1] = left

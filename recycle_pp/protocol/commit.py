@@ -1,14 +1,14 @@
-"""The vote on a step: when is it agreed, and with what clip factor.
+"""The vote on a step: when the step is committed, and with which clip factor.
 
-    vote = make_vote(generation, 7, squares, finite, fits, counts, losses, speaks=True)     # a worker's
+    vote = make_vote(generation, 7, squares, finite, fits, counts, losses, speaks=True)     # on a worker
     ballot = Ballot(step=7, stages=4, microbatches=18, clip=1.0)
     ballot.cast(worker, vote)
     if ballot.complete(live): decision = ballot.decide()                            # unless ballot.misfits
 
-A worker votes when it holds its stage's reduced gradients, and with them how often each micro-batch was counted and
-what its loss was. So the job checks at every step that no sample was skipped and none seen twice, and that the peers of
-a stage hold the same sums. All votes of a step arrive at once, and a step waits for the last of them: so one peer of a
-stage says what all of them know, the others give a digest of it.
+A worker votes when it has its stage's reduced gradients. These include how often each micro-batch was counted, and its
+loss. So at every step the job checks that no sample was skipped or counted twice, and that the peers of a stage hold
+the same sums. All votes of a step arrive at once, and the step waits for the last one. To keep them small, one peer of
+each stage sends the values, and the others send a digest of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from recycle_pp.wire.messages.workers import Vote
 
 
 class ProtocolViolation(RuntimeError):
-    """Training would go on with wrong numbers: the job must stop."""
+    """Training would continue with wrong numbers, so the job must stop."""
 
 
 def make_vote(
@@ -40,10 +40,11 @@ def make_vote(
     checksums: bytes = b"",
     changed: Sequence[int] = (),
 ) -> Vote:
-    """counts: per micro-batch, how often its gradient is in the sum: all 1. speaks: for its stage. checksums,
-    changed: see Vote."""
+    """counts: how often each micro-batch is in the gradient; 1 if correct
+    speaks: this worker sends the values for its stage
+    checksums, changed: see `Vote`"""
     every = (finite, fits, *squares, *counts, *losses)
-    numbers = array("d", [x if x == x else math.nan for x in every])  # NaNs come with signs and payloads
+    numbers = array("d", [x if x == x else math.nan for x in every])  # NaNs differ in sign and payload
     return Vote(
         generation=generation,
         step=step,
@@ -60,7 +61,9 @@ def make_vote(
 
 @dataclass(frozen=True)
 class Decision:
-    """scale: clip factor, None to skip the update; norm: of the gradient, before clipping; loss: mean of the step."""
+    """scale: clip factor; None: skip the update
+    norm: of the gradient, before clipping
+    loss: mean over the step"""
 
     step: int
     scale: float | None
@@ -75,7 +78,7 @@ class Ballot:
     microbatches: int  # in the whole step
     clip: float | None
     votes: dict[Worker, Vote] = field(default_factory=dict)
-    first: dict[int, Worker] = field(default_factory=dict)  # of each stage that voted
+    first: dict[int, Worker] = field(default_factory=dict)  # first voter, by stage
 
     def cast(self, worker: Worker, vote: Vote) -> None:
         for g, n in vote.wrong[:1]:
@@ -94,12 +97,14 @@ class Ballot:
 
     @property
     def misfits(self) -> list[int]:
-        """Stages whose sums did not fit, though all that went into any of them was finite: nothing is agreed."""
+        """Stages whose finite sums did not fit the fixed point. Empty if a gradient is not finite: the update is
+        skipped."""
         finite = all(vote.finite for vote in self.votes.values())
         return sorted({w.stage for w, vote in self.votes.items() if not vote.fits}) if finite else []
 
     def decide(self) -> Decision:
-        """The first of a stage speaks for it. The norm does not depend on the split into stages: fsum is exact."""
+        """Uses the values of each stage's first worker. The norm does not depend on the split into stages: fsum is
+        exact."""
         by_stage = {w.stage: v for w, v in sorted(self.votes.items(), reverse=True)}
         norm, scale = clip_scale([x for s in range(self.stages) for x in by_stage[s].squares], self.clip)
         losses = by_stage[self.stages - 1].losses

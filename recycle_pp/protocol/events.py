@@ -1,12 +1,12 @@
-"""Everything a job depends on, as values: `Job.handle` takes one event and returns its `Outcome`.
+"""All inputs of a job, as values: `Job.handle` takes one event and returns its `Outcome`.
 
     outcome = job.handle(WorkerDied(worker))
-    for to, message in outcome.sends: ...       # deliver
+    for to, message in outcome.sends: ...       # send these
     for note in outcome.notes: ...              # what happened, and why
-    if outcome.expiry: ...                      # hand it back to the job after control.suspicion seconds
+    if outcome.expiry: ...                      # pass it to the job after control.suspicion seconds
 
-The same events in the same order lead to the same job, so a list of them is a complete record of its decisions. A plan
-is not part of its event: the planner is a pure function of the problem.
+The same events in the same order lead to the same job, so a list of events is a complete record of its decisions. Plans
+are not part of events, because the planner is a pure function of the problem.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class WorkerDescribed(Event, frozen=True):
 
 
 class WorkerReady(Event, frozen=True):
-    """A worker can take part: from the first generation, or, later, once it has followed a peer's state.
+    """A worker can take part: in the first generation, or, later, after it has followed its units.
 
-    earliest: the first step that it may take part in
+    earliest: first step that it may take part in
     """
 
     worker: Worker
@@ -62,13 +62,13 @@ class MessageReceived(Event, frozen=True):
 
 
 class WorkerEvicted(Event, frozen=True):
-    """The worker's machine will be taken away: the worker leaves with the next commit, if a peer stays."""
+    """The worker's machine is about to be reclaimed. The worker leaves at the next commit, if a peer stays."""
 
     worker: Worker
 
 
 class WorkerReturned(Event, frozen=True):
-    """A member's connection to the coordinator was reset and is open again. Messages in both directions may be lost.
+    """A member has reconnected to the coordinator. Messages in both directions may be lost.
 
     committed: the newest commit that the worker received
     """
@@ -84,24 +84,24 @@ class CoordinatorReplaced(Event, frozen=True):
 
 
 class LinksBroken(Event, frozen=True):
-    """A connection between two live members broke: all links are built again."""
+    """A connection between two live members broke. All links are rebuilt."""
 
 
 class ProblemChanged(Event, frozen=True):
-    """Durations or limits changed (a profile, a slow worker). The first commit after the plan is made brings it."""
+    """Durations or limits changed (a profile, a slow worker). The first commit after planning applies the new plan."""
 
     problem: Problem
 
 
 class PlanMade(Event, frozen=True):
-    """`Job.steady.plan` has planned the steps of this problem, which may be out of date by now."""
+    """`Job.steady.plan` has planned the steps of this problem. The problem may have changed since."""
 
     problem: Problem
 
 
 class SavingChanged(Event, frozen=True):
-    """occupied: a checkpoint is being written, so only the last one of the run may begin
-    due:      the next commit brings a checkpoint
+    """occupied: a checkpoint is being written, so only the run's last checkpoint may start
+    due: the next commit must save a checkpoint
     """
 
     occupied: bool
@@ -109,12 +109,12 @@ class SavingChanged(Event, frozen=True):
 
 
 class EndRequested(Event, frozen=True):
-    """The next commit is the last one: it brings a checkpoint, its members wait, and the phase is `ended`. Nothing
-    changes if the last step of the run is under way."""
+    """Ends the job at the next commit, with a checkpoint. Its members then wait, and the phase is `ended`. No effect
+    while the run's last step is in progress."""
 
 
 class HoldExpired(Event, frozen=True):
-    """The job has waited too long for a joiner to apply step `committed`: its donor or the network may be lost."""
+    """The job has waited too long for a joiner to apply step `committed`. Its donor or the network may have failed."""
 
     committed: int
 
@@ -126,11 +126,11 @@ class Send(NamedTuple):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What follows from one event.
+    """The results of one event.
 
-    sends:  in order
-    notes:  what happened, each with its name under "event", for whoever acts on it or records it
-    expiry: an event to hand back to the job after control.suspicion seconds, or None
+    sends: messages, in order
+    notes: dicts with a name under "event", to act on or to record
+    expiry: an event to pass to the job after control.suspicion seconds, or None
     """
 
     sends: list[Send]

@@ -1,18 +1,18 @@
-"""Which workers of a stage hold which unit of its state: a table, unit -> holders, the first one first.
+"""The holders of each unit of a stage's state: a table, unit -> holders, with the first holder first.
 
     table = placed(sizes, peers, copies=2, hosts={0: "a", 1: "b"})    # at the start
-    table = refilled(held, sizes, peers, copies=2, hosts)   # after deaths and returns; held: who lives and holds what
+    table = refilled(held, sizes, peers, copies=2, hosts)   # after deaths and returns; held: live holders, by unit
     lost(held)                                         # units without a holder
     missing(held, table, sizes)                        # copies to make: (unit, from, to)
     on_one_host(table, hosts)                          # a host whose loss would lose a unit, or None
 
-A peer is named by its pipeline. The units are those of the stage's layout, sizes their elements. The first holder of
-a unit reduces its gradient, sends it to the other holders, and sends the updated weights to all other peers.
+Peers are named by pipeline. Units are those of the stage's layout, sizes their elements. The first holder of a unit
+reduces its gradient, sends the gradient to the other holders, and sends the updated weights to all other peers.
 
-At the start the peers form groups of `copies` that share all they hold, on different hosts where they can (copysets:
-Cidon et al., USENIX ATC 2013): two deaths at once lose a unit only if they hit one group. Later what is missing goes
-to whoever holds least, and a peer that came back takes over from those who hold more than their share: on another host
-than the other copies, as long as nobody holds more than its share for that.
+At the start, peers form groups of `copies` that share all they hold, on different hosts if possible (copysets: Cidon et
+al., USENIX ATC 2013). Two simultaneous deaths lose a unit only if they hit the same group. Later, missing copies go to
+the peers with the least load, and a peer that returns takes copies from overloaded peers. Copies of a unit are placed
+on different hosts if this overloads no peer.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from itertools import accumulate
 
 Table = list[list[int]]
 Copy = tuple[int, int, int]  # unit, from, to
-SLACK = 0.04  # of the mean load: what is not worth a move
+SLACK = 0.04  # share of the mean load; smaller imbalances are not corrected
 
 
 def placed(sizes: Sequence[int], peers: Collection[int], copies: int, hosts: Mapping[int, str] | None = None) -> Table:
-    """The table of a stage that begins: neighbouring units have the same holders, every peer holds about as much.
+    """The initial table: neighbouring units have the same holders, and all peers hold about the same amount.
 
-    Each peer is the first holder of one share of all elements; the next in its group hold copies of it. copies: 0: all
-    peers hold all units, with the same first holder.
+    Each peer is the first holder of one share of all elements; the next peers in its group hold copies. With copies=0,
+    all peers hold all units, with the same first holder.
     """
     if not copies:
         return [sorted(peers)] * len(sizes)
@@ -42,12 +42,12 @@ def placed(sizes: Sequence[int], peers: Collection[int], copies: int, hosts: Map
 
 
 def groups(peers: Collection[int], copies: int, hosts: Mapping[int, str] | None = None) -> list[list[int]]:
-    """Of `copies` peers each, on different hosts unless one host has more peers than there are groups; those that are
-    left over join one each."""
+    """Groups of `copies` peers, on different hosts unless one host has more peers than there are groups. Leftover peers
+    join one group each."""
     hosts, count = hosts or {}, max(1, len(peers) // max(1, copies))
     of = {peer: hosts.get(peer, "") for peer in peers}
     names = list(of.values())
-    dealt = sorted(peers, key=lambda peer: (-names.count(of[peer]), of[peer], peer))  # neighbours go to other groups
+    dealt = sorted(peers, key=lambda peer: (-names.count(of[peer]), of[peer], peer))  # neighbours: different groups
     return [sorted(dealt[k::count]) for k in range(count)]
 
 
@@ -58,10 +58,12 @@ def refilled(
     copies: int,
     hosts: Mapping[int, str] | None = None,
 ) -> Table:
-    """The table of a stage after deaths and returns; it moves little more than the least possible.
+    """The table after deaths and returns. Moves little more than the minimum.
 
-    held: of each unit, the peers that live and hold it, in any order, at least one. What is missing goes to whoever
-    holds least; then peers far below the mean take copies over from those above it; then first holders are balanced.
+    held: live holders by unit, in any order, at least one each
+
+    Gives missing copies to the peers with the least load, then moves copies from overloaded peers to peers far below
+    the mean, then balances the first holders.
     """
     if not copies:
         return [sorted(peers)] * len(sizes)
@@ -84,14 +86,14 @@ def refilled(
             load[peer] += size
     for peer in sorted(load, key=lambda p: (load[p], p)):
         if load[peer] < mean - slack:
-            for gain in (1, 0):  # first what comes onto one host more; nothing that lies on one less
+            for gain in (1, 0):  # first moves that add a host for a unit; never moves that remove one
                 _take_share(peer, table, sizes, load, mean, of, gain)
     _balance_first(table, sizes, len(load), slack)
     return table
 
 
 def on_one_host(table: Table, hosts: Mapping[int, str]) -> str | None:
-    """A host with all copies of a unit that has several, or None."""
+    """A host with all copies of a unit that has several; None if there is no such host."""
     return next((hosts[of[0]] for of in table if len(of) > 1 and len({hosts[peer] for peer in of}) == 1), None)
 
 
@@ -101,7 +103,8 @@ def lost(held: Sequence[Collection[int]]) -> list[int]:
 
 
 def missing(held: Sequence[Collection[int]], table: Table, sizes: Sequence[int]) -> list[Copy]:
-    """The copies to be made, in the order of the units; each from whoever of its holders has sent least by then."""
+    """The copies to make, in the order of the units. The source of each is its holder that has sent the least so
+    far."""
     sent: dict[int, int] = {}
     found = []
     for block, holders in enumerate(table):
@@ -122,7 +125,7 @@ def _take_share(
     hosts: Mapping[int, str],
     gain: int,
 ) -> None:
-    """gain: on so many hosts more than before the blocks lie that it takes."""
+    """Moves units to `peer`. gain: only moves that put a unit on that many more hosts."""
     for holders, size in zip(table, sizes, strict=True):
         if load[peer] >= mean:
             return
@@ -138,7 +141,7 @@ def _take_share(
 
 
 def _balance_first(table: Table, sizes: Sequence[int], peers: int, slack: float) -> None:
-    """In place: who reduces and sends more than others gives that to another holder of the block."""
+    """Balances, in place, the work of first holders: passes it from overloaded peers to other holders of the unit."""
     load: dict[int, int] = {}
     for holders, size in zip(table, sizes, strict=True):
         load[holders[0]] = load.get(holders[0], 0) + size

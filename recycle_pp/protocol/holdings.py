@@ -1,11 +1,11 @@
-"""The units of its stage's state that one worker has, as it reports them.
+"""The units that one worker holds, as it reports them.
 
 holdings = Holdings(me=1, sizes=[...], loaded=-1)     # `participant.holdings`
-holdings.followed(step, units)                        # before it is a member: the state of these units after a step
+holdings.followed(step, units)                        # before it is a member: it has these units after that step
 holdings.reported()                                   # its part of a report
-holdings.adopt(shares)                                # who holds what from now on, as the coordinator says
-holdings.took(unit); holdings.settled()               # a copy is here; all of them
-holdings.commit(step, savers)                         # a step is agreed
+holdings.adopt(shares)                                # new holders, from the coordinator
+holdings.took(unit); holdings.settled()               # one copy has arrived; all have arrived
+holdings.commit(step, savers)                         # a step is committed
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from dataclasses import dataclass, field
 
 from recycle_pp.wire.messages.workers import Holds, Shares
 
-NOTHING = -9  # as a step: none that could be agreed on
+NOTHING = -9  # a step number before all others
 
 
 @dataclass
 class Holdings:
-    """What one worker has of its stage's state. Pure; guarded as its Participant is.
+    """The state that one worker holds. Pure, and guarded by the lock of its Participant.
 
     me       its pipeline
     sizes    elements of every unit of the stage
-    loaded   the step after which it has all state, with which it began; None: no longer
-    weights  the newest step of which it has all weights; one less if it has the exponents, but not all weights
-    units    that it holds as they are after the newest committed step
-    shares   those of the present generation; None before the first one
-    mine     units that it has to hold by these shares, ascending
-    saves    step -> the units that it saves, of commits with a checkpoint
+    loaded   the step of its initial state, which includes all units; None once it is dropped
+    weights  newest step of which it has all weights; one less if it has the exponents but not all weights
+    units    units that it holds in their state after the newest committed step
+    shares   of the current generation; None before the first one
+    mine     units that it must hold according to the shares, ascending
+    saves    step -> units that it saves, for commits with a checkpoint
     """
 
     me: int
@@ -49,12 +49,12 @@ class Holdings:
         return Holds(self.sizes, sorted(self.units), self.loaded, self.weights)
 
     def followed(self, step: int, units: Collection[int]) -> None:
-        """It has the state of these units after that step, and the exponents."""
+        """The worker has the state of these units after that step, and the exponents."""
         self.units, self.loaded, self._since = set(units), None, step
         self.weights = step if len(self.units) == len(self.sizes) else step - 1
 
     def join(self, committed: int) -> None:
-        """Its first generation: what it has is of use only if no step has been agreed since."""
+        """Its first generation. Drops its state if a step has been committed since."""
         if self._since != committed:
             self.units, self.loaded, self.weights = set(), None, NOTHING
 
@@ -63,34 +63,35 @@ class Holdings:
         self.mine = [unit for unit, holders in enumerate(shares.holders) if self.me in holders]
 
     def informed(self, committed: int) -> None:
-        """It has the exponents after the newest step. Before the first copy: every holder of a unit has them."""
+        """The worker has the exponents after the newest step. Precedes copies, because holders of a unit have
+        exponents."""
         self.weights = max(self.weights, committed - 1)
 
     def took(self, unit: int) -> None:
-        """A copy is complete here."""
+        """A copy is complete."""
         self.units.add(unit)
 
     def settled(self) -> None:
-        """It holds all that it has to, and gives up the rest of its initial state."""
+        """The worker holds all its units, and drops the rest of its initial state."""
         self.units |= set(self.mine)
         self.loaded = None
 
     def gathered(self, step: int) -> None:
-        """It has all weights after that step, which is the newest, or one that was applied before it is agreed."""
+        """The worker has all weights after that step: the newest one, or one that was applied before its commit."""
         self.weights = step
 
     def taken_back(self, committed: int) -> None:
-        """An update is undone by all holders of its units. Of other units it may have weights after that update."""
+        """All holders have undone an update. This worker may have received weights after that update."""
         self.weights = min(self.weights, committed - 1)
 
     def distrust(self, committed: int) -> None:
-        """Weights that it has received may be wrong: it needs all of them again."""
+        """Received weights may be wrong, so all of them are needed again."""
         self.weights = min(self.weights, committed - 1)
 
     def commit(self, step: int, savers: Collection[int]) -> None:
-        """A step is agreed, so every worker holds its units; other units that it holds are out of date from here on.
+        """A step is committed, so every worker holds its units. Other units are out of date.
 
-        savers: the workers of the stage that save a checkpoint of that step, if any."""
+        savers: pipelines of the stage's workers that save a checkpoint of that step; may be empty"""
         assert self.shares is not None
         self.units, self.loaded = set(self.mine), None
         if savers:

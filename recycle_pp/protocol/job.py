@@ -1,21 +1,21 @@
-"""The coordinator's side of the recovery protocol: who is live, which generation, what to run, what is agreed.
+"""The coordinator's side of the recovery protocol: live workers, generations, orders, commits.
 
     job = Job(problem, steps=100, planner=plan, derive=actions)
     outcome = job.handle(WorkerReady(worker))       # every event, see `events`
     if job.wants_plan:
-        job.steady.plan(problem := job.problem_now())       # may take its time, in a thread
+        job.steady.plan(problem := job.problem_now())       # may take long; runs in a thread
         outcome = job.handle(PlanMade(problem))
 
 A pure event machine: no sockets, no clock, no torch. The coordinator drives it with real messages, the tests with every
-possible order of events. A change of membership runs through the same three messages, whatever caused it:
+possible order of events. Every membership change, whatever its cause, uses the same three messages:
 
-    announce   a new generation and its members; communication of the old one is void
-    report     from every member: what is done, what it holds, when it is free
-    adopt      to every member: what is left of the broken step, and the plan of the steps after it
+    announce   to every member: a new generation and its members; messages of the old one are void
+    report     from every member: what it has done, what it holds, when it is free
+    adopt      to every member: actions for the rest of the broken step; `plan` for later steps follows
 
-and a step ends with two: `vote` from every live worker, `commit` to every live worker; or with a generation that does
-it again, where finite gradients did not fit into the fixed-point sums, or a worker's state was wrong. A death at any
-point (also while reports are collected) starts the next generation; the last one wins.
+A step ends with a `vote` from every live worker and a `commit` to every live worker. If finite gradients did not fit
+the fixed-point sums, or a worker's state was wrong, a new generation repeats the step instead. A death at any point,
+also while reports are collected, starts the next generation, which replaces the current one.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ from .validation import Validation
 
 @dataclass
 class Job:
-    """problem: the shape of the job with nobody dead; its durations and limits may be replaced while it runs."""
+    """problem: the shape of the job without deaths. Its durations and limits may be replaced while it runs."""
 
     problem: Problem
     steps: int
@@ -83,23 +83,23 @@ class Job:
     clip: float | None = None
     stagger: bool = False
     copies: int = 0  # of each unit of a stage's state (parallel.copies); 0: as many as the stage has workers
-    third: bool = False  # the job continues without a worker that holds a wrong one (control.mismatch)
+    third: bool = False  # continue without a worker whose copy is wrong (control.mismatch)
     first_step: int = 0
     evaluate_every: int = 0
     evaluate_microbatches: int = 1  # of each pipeline in one pass of a validation
     save_every: int = 0
-    skipped: int = 0  # updates in a row, up to the newest commit
+    skipped: int = 0  # consecutive skipped updates, up to the newest commit
 
     generation: int = -1
     committed: int = -1
-    attempt: Attempt = FIRST  # at the step after it
+    attempt: Attempt = FIRST  # attempt at the next step
     live: set[Worker] = field(default_factory=set)
-    waiting: set[Worker] = field(default_factory=set)  # expected in the first generation; by default all workers
+    waiting: set[Worker] = field(default_factory=set)  # workers that the first generation waits for; by default all
     joiners: Joiners = field(default_factory=Joiners)
-    leaving: set[Worker] = field(default_factory=set)  # they go with the next commit
-    remainder_plans: dict[int, Plan] = field(default_factory=dict)  # step -> of what the last adoption found left of it
+    leaving: set[Worker] = field(default_factory=set)  # leave at the next commit
+    remainder_plans: dict[int, Plan] = field(default_factory=dict)  # step -> plan, from the last adoption
     finished: set[Worker] = field(default_factory=set)
-    phase: str = "starting"  # starting | reporting | running | holding (a joiner catches up) | ended | finished | lost
+    phase: str = "starting"  # starting | reporting | running | holding (waits for a joiner) | ended | finished | lost
 
     def __post_init__(self) -> None:
         self.committed = self.first_step - 1
@@ -109,14 +109,14 @@ class Job:
         self.units = Units(self.copies, self.third)
         self.steady = Steady(self.planner, self.evaluate_microbatches)
         self._newest: Commit | None = None
-        self._base: int | None = None  # the newest generation that made links between all its members
+        self._base: int | None = None  # newest generation that rebuilt all links
         self._speculation = Speculation(self.stagger)
         self._validation = Validation()
-        self._wrong: dict[Worker, str] = {}  # members no more, and still alive: what is wrong with their state
-        self.saving = SavingChanged(occupied=False, due=False)  # the newest
+        self._wrong: dict[Worker, str] = {}  # removed but still alive: the fault in their state
+        self.saving = SavingChanged(occupied=False, due=False)  # newest event of this type
         self._ending = False  # the next commit is the last one
-        self._notes: list[Json] = []  # of the event under way
-        self._expiry: HoldExpired | None = None  # likewise
+        self._notes: list[Json] = []  # notes of the current event
+        self._expiry: HoldExpired | None = None  # expiry of the current event
         self._events: dict[type[Event], Callable[[Any], list[Send]]] = {
             WorkerDescribed: self._described,
             WorkerReady: self._ready,
@@ -143,17 +143,17 @@ class Job:
 
     @property
     def started(self) -> bool:
-        """Everybody that it waited for has come."""
+        """The first generation has been announced."""
         return self._base is not None
 
     @property
     def unanswered(self) -> set[Worker]:
-        """Members whose report on the present generation is missing."""
+        """Members that have not reported in the current generation."""
         return self.live - self._reports.keys() if self.phase == "reporting" else set()
 
     def handle(self, event: Event) -> Outcome:
-        """Applies one event. If it ends this job, `Outcome.notes` says so: "stage_lost" (stage, what) if a stage has no
-        worker or no copy of its state left, "violation" (detail) if training would continue with wrong numbers."""
+        """Applies one event. Two notes end the job: "stage_lost" (stage, what) if a stage has no worker or no copy of a
+        part of its state, and "violation" (detail) if training would continue with wrong numbers."""
         self._notes, self._expiry = [], None
         try:
             sends = self._events[type(event)](event)
@@ -167,7 +167,7 @@ class Job:
 
     @property
     def wants_plan(self) -> bool:
-        """The steps of `problem_now` should be planned; `PlanMade` tells the job."""
+        """Whether to plan the steps of `problem_now`. Report the result with `PlanMade`."""
         return self.steady.wanted and self.phase == "running"
 
     def problem_now(self) -> Problem:
@@ -176,7 +176,7 @@ class Job:
 
     @property
     def graph(self) -> StageGraph:
-        """The live workers and the links between them, built once for each membership: the planner's own."""
+        """The graph of live workers and links, built once per membership and shared with the planner."""
         return self.problem_now().graph
 
     # -- events ------------------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class Job:
         return self._find_donors()
 
     def _died(self, event: WorkerDied) -> list[Send]:
-        """Raises StageLost, once, if no peer is left."""
+        """Raises StageLost once if the stage has no worker left."""
         worker = event.worker
         if self.phase == "starting":
             self.waiting.discard(worker)
@@ -213,7 +213,7 @@ class Job:
         self._wrong.pop(worker, None)
         self._check_stages(self.live)
         idle = self.phase == "running" and self.committed == self.steps - 1 and self._validation.step is None
-        idle = idle and (self.units.complete or self.live <= self.finished)  # else a peer may need its weights
+        idle = idle and (self.units.complete or self.live <= self.finished)  # otherwise a peer may need its weights
         out: list[Send] = []
         if idle:
             self._finish_if_complete()
@@ -222,8 +222,8 @@ class Job:
         return out + self._find_donors()
 
     def _received(self, event: MessageReceived) -> list[Send]:
-        """Ignores messages of an old generation and of the dead. Raises StageLost, once, if all copies of a unit are
-        gone: the last report of a generation shows it."""
+        """Ignores messages of old generations and of dead workers. Raises StageLost once if a unit has no copy left,
+        which the last report of a generation shows."""
         if self.phase == "lost" or is_void(event.message, self.generation):
             return []
         return self._handlers[type(event.message)](event.worker, event.message)
@@ -237,7 +237,7 @@ class Job:
         return []
 
     def _take_over(self, event: CoordinatorReplaced) -> list[Send]:
-        """Continues with the members that are alive. Raises StageLost."""
+        """Continues the job with the live members. Raises StageLost."""
         found = event.found
         self.generation, self.committed, self.live = found.generation, found.committed, set(found.live)
         self.attempt = found.attempt
@@ -255,14 +255,14 @@ class Job:
         return out + self._regroup(anew=found.base is None)
 
     def _returned(self, event: WorkerReturned) -> list[Send]:
-        """Sends the newest commit again, and has all members build new links."""
+        """Sends the newest commit again if the worker lacks it, and has all members rebuild their links."""
         worker = event.worker
         if worker not in self.live:
             return []
         out: list[Send] = []
         if event.committed < self.committed and self._newest is not None:
             out = [Send(worker, self._newest)]
-        self.joiners.died(worker)  # those that it gave its state begin anew
+        self.joiners.died(worker)  # its joiners start again
         if self.phase not in ("reporting", "running") or self.committed == self.steps - 1:
             return out
         return out + self._regroup(anew=True) + self._find_donors()
@@ -275,7 +275,7 @@ class Job:
         return []
 
     def _plan_made(self, event: PlanMade) -> list[Send]:
-        if self.phase != "lost":  # meanwhile: the job that replaces this one begins anew
+        if self.phase != "lost":  # a lost job is replaced by one that plans again
             self.steady.made(self.steady.plan(event.problem), self.problem_now())
         return []
 
@@ -294,7 +294,7 @@ class Job:
         return self._admit(self.joiners.take_ready(self.committed)) + self._find_donors()
 
     def _new_plan(self) -> list[Send]:
-        """The coming steps, if they are planned and the workers wait for them."""
+        """Sends the plan of the next steps, if there is one and the workers wait for it."""
         if not self.steady.ready or self.phase != "running":
             return []
         return [Send(*each) for each in self.steady.send(sorted(self.live), self.generation)]
@@ -302,7 +302,7 @@ class Job:
     # -- generations -------------------------------------------------------------------------------------------
 
     def _regroup(self, anew: bool = False) -> list[Send]:
-        """`anew`: links between live workers do not stand; a death alone leaves them up."""
+        """anew: rebuild all links. After a death alone, the links between live workers stay up."""
         self.generation += 1
         if anew or self._base is None:
             self._base = self.generation
@@ -320,7 +320,7 @@ class Job:
         return self._adopt() if len(self._reports) == len(self.live) else []
 
     def _adopt(self) -> list[Send]:
-        """All have reported: plan what is left, and say who runs what."""
+        """Plans the rest of the step from all reports, and sends each member its orders."""
         try:
             adoption = adopt(
                 self.problem_now(), self._reports, self.committed, self.steps, self.units, self.planner, self.derive
@@ -333,13 +333,13 @@ class Job:
         self.joiners.check(self.units.give)
         self.steady.adopted(self.problem_now())
         if adoption.ahead:
-            self._validation.begin(None)  # it is over, and the parameters are other ones: a loss that got lost stays so
+            self._validation.begin(None)  # the parameters have changed; an incomplete validation is dropped
         left, about = adoption.left, (self.generation, self._validation.step, self._speculation.allowed)
         self._note("plan_adopted", step=self.committed + 1, lost=left.lost, revoked=sorted(left.revoked))
         for (
             worker,
             detail,
-        ) in self._wrong.items():  # not before: else nobody may be left who knows that the step is void
+        ) in self._wrong.items():  # not earlier: it may be the only worker that knows that the step is void
             self._note("untrusted", worker=worker, detail=detail)
         self._wrong.clear()
         out = [Send(w, adoption.message(w, *about)) for w in sorted(self.live)]
@@ -359,13 +359,13 @@ class Job:
         return self._repeat(self._ballot.misfits) if self._ballot.misfits else self._commit()
 
     def _go_on_without(self, wrong: dict[Worker, str]) -> list[Send]:
-        """Their weights have gone to their peers, and what came of these to everybody: all of the step is done again,
-        with the weights of the others. They are members no more, and `untrusted`, to be ended, as soon as all others
-        know that. Raises StageLost."""
+        """Removes these workers and repeats the whole step with the weights of the others: wrong weights were sent to
+        peers, and all workers may have used them. Once all others have adopted the new generation, an `untrusted` note
+        has the removed workers ended. Raises StageLost."""
         self.attempt = self.attempt._replace(mended=self.attempt.mended + 1)
         for worker, detail in wrong.items():
             self._note("mismatch", worker=worker, host=self.units.hosts.get(worker), detail=detail)
-            self.joiners.died(worker)  # what they follow may be wrong
+            self.joiners.died(worker)  # its joiners may have wrong state
             for of in (self.live, self.leaving, self.finished):
                 of.discard(worker)
         self._wrong |= wrong
@@ -373,7 +373,8 @@ class Job:
         return self._regroup()
 
     def _repeat(self, stages: list[int]) -> list[Send]:
-        """The same samples again, with room for larger gradients: after a few attempts for any float32."""
+        """Repeats the step with the same samples and room for larger gradients. After a few attempts any float32
+        fits."""
         self.attempt = self.attempt._replace(coarser=self.attempt.coarser + 1)
         self._note("repeated", step=self.committed + 1, stages=stages, attempt=self.attempt.coarser)
         return self._regroup()
@@ -386,11 +387,11 @@ class Job:
         early = self._ending and not last
         self.skipped = self.skipped + 1 if decision.scale is None else 0
         due = self.saving.due or self._due(self.save_every, decision.step)
-        save = last or early or (due and not self.skipped)  # what made a gradient infinite may be in the weights
+        save = last or early or (due and not self.skipped)  # the weights may have caused a gradient that is not finite
         skipped = save and self.saving.occupied and not (last or early)
         saves = save and not skipped
         gone = set() if last or early else self._leave_now()
-        fresh = self.steady.fresh  # whoever is a step ahead has begun it by the old plan
+        fresh = self.steady.fresh  # workers that are one step ahead have started it with the old plan
         took_back = self._speculation.decided(decision.scale)
         joining = self.joiners.about_to_join(self.committed)
         hold = not last and (early or took_back or bool(gone) or joining or (fresh and self._speculation.allowed))
@@ -426,7 +427,7 @@ class Job:
         return out + self._find_donors()
 
     def _leave_now(self) -> set[Worker]:
-        """They are members no more."""
+        """Removes the leaving workers that can leave now."""
         gone = self.units.leavers(self.leaving, self.live)
         for worker in sorted(gone):
             self.live.discard(worker)
@@ -445,7 +446,7 @@ class Job:
         return []
 
     def _has_finished(self, worker: Worker, message: Finished) -> list[Send]:
-        """Likewise: its parameters are final."""
+        """The parameters of this worker are final."""
         if worker in self.live:
             self.finished.add(worker)
             self._finish_if_complete()
@@ -458,31 +459,31 @@ class Job:
     # -- joining -----------------------------------------------------------------------------------------------
 
     def _find_donors(self) -> list[Send]:
-        """Once it is known which worker holds which units."""
+        """Requests donors for joiners, once the holders of all units are known."""
         if self.phase != "running":
             return []
         found = self.joiners.find_donors(self.live, self.committed, self.generation, self.units.sources)
         return [Send(of.donor, Donate(of.to, of.session, None, of.units, of.of)) for of in found]
 
     def _synced(self, worker: Worker, message: Synced) -> list[Send]:
-        """A joiner has the parameters after a step. It takes part from the next commit on."""
+        """A joiner has its units in the state after a step. It can take part from the next commit on."""
         waited_for = self.joiners.synced(worker, message.step, message.session) and self.phase == "holding"
         complete = waited_for and not self.joiners.about_to_join(self.committed)
         return self._admit(self.joiners.take_ready(self.committed)) if complete else []
 
     def _admit(self, ready: Collection[Worker]) -> list[Send]:
-        """The wait for joiners is over: those who are ready are members."""
+        """Ends the wait for joiners. Those that are ready become members."""
         for back in ready:
             self.live.add(back)
             self._note("rejoined", worker=str(back), step=self.committed + 1)
         return self._regroup(anew=bool(ready))
 
-    # -- small things ------------------------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------------------------
 
     def _check_stages(self, live: Collection[Worker]) -> None:
         for stage in range(self.problem.stages):
             if not any(w.stage == stage for w in live):
-                self.phase = "lost"  # whatever is still on its way means nothing any more
+                self.phase = "lost"  # later messages are ignored
                 raise StageLost(stage)
 
     def _new_ballot(self) -> None:

@@ -1,12 +1,12 @@
-"""Workers on their way back: which donors give them which units, and when they can take part.
+"""Returning workers: their donors, and the commit at which they become members.
 
 joiners.add(worker, earliest=40)
 joiners.find_donors(live, committed, generation, sources)   # messages to the donors
-joiners.synced(worker, step, session)      # its units are those after `step`, in that session
-joiners.about_to_join(committed)           # lack only the step that has just been agreed: wait for them
-joiners.take_ready(committed)              # lack nothing: members from now on
-joiners.drop_late(committed)               # did not come while the job waited: they start again with other donors
-joiners.check(give)                        # those whose donors hold their units no longer start again
+joiners.synced(worker, step, session)      # all its units are in the state after `step`
+joiners.about_to_join(committed)           # some lack only the newest step: wait for them
+joiners.take_ready(committed)              # those that lack nothing; they become members
+joiners.drop_late(committed)               # those that were waited for in vain start again with other donors
+joiners.check(give)                        # those whose donors no longer hold their units start again
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from recycle_schedules import Worker
 
-LEAD = 3  # steps before `earliest` in which a joiner begins to follow its units
-SESSIONS = 1 << 20  # of one generation, at most
+LEAD = 3  # steps before `earliest` at which a joiner starts to follow its units
+SESSIONS = 1 << 20  # most sessions of one generation
 
 Sources = Callable[[Worker, Collection[Worker], Mapping[int, int]], dict[Worker, list[int]]]
 """(joiner, live workers, joiners that each pipeline serves) -> donor -> units: see `units.Units.sources`"""
@@ -37,8 +37,8 @@ class Donation(NamedTuple):
 @dataclass
 class Joiner:
     earliest: int  # step from which it may take part
-    donors: dict[Worker, list[int]] = field(default_factory=dict)  # with the units that they give
-    synced: int | None = None  # newest step in its units, None while their state is on its way
+    donors: dict[Worker, list[int]] = field(default_factory=dict)  # donor -> the units that it sends
+    synced: int | None = None  # newest step in all its units; None until they have arrived
     session: int = -1
 
     def restart(self) -> None:
@@ -48,7 +48,7 @@ class Joiner:
 @dataclass
 class Joiners:
     _by_worker: dict[Worker, Joiner] = field(default_factory=dict)
-    _session: int = -1  # the newest one; grows, also with another coordinator
+    _session: int = -1  # the newest session; increases, also with another coordinator
 
     def add(self, worker: Worker, earliest: int) -> None:
         self._by_worker[worker] = Joiner(earliest)
@@ -57,7 +57,7 @@ class Joiners:
         return worker in self._by_worker
 
     def died(self, worker: Worker) -> None:
-        """A joiner, or a donor: then its joiners start again with others."""
+        """Removes a joiner, or a donor, whose joiners then start again with other donors."""
         self._by_worker.pop(worker, None)
         for joiner in self._by_worker.values():
             if worker in joiner.donors:
@@ -66,7 +66,7 @@ class Joiners:
     def find_donors(
         self, live: Collection[Worker], committed: int, generation: int, sources: Sources
     ) -> list[Donation]:
-        """For every joiner that needs donors now."""
+        """New donations, for every joiner that needs donors now."""
         found: list[Donation] = []
         for worker, joiner in sorted(self._by_worker.items()):
             if joiner.donors or committed + LEAD < joiner.earliest:
@@ -81,8 +81,8 @@ class Joiners:
         return found
 
     def synced(self, worker: Worker, step: int, session: int) -> bool:
-        """False if it is not a joiner (any more), or says so of an older session: its donors do not give it the next
-        step."""
+        """Records progress. False if the worker is no longer a joiner, or if the session is old: its donors will not
+        send the next step."""
         joiner = self._by_worker.get(worker)
         if joiner is None or not joiner.donors or joiner.session != session:
             return False

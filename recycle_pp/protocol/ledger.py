@@ -1,19 +1,19 @@
-"""What of a step is done, where its tensors are, and what is left when workers die.
+"""The state of a step: completed ops, the location of tensors, and the work left after deaths.
 
-A worker keeps one `Record` a step that is not committed yet:
+A worker keeps one `Record` for each uncommitted step:
 
     record = Record(step=7)
     record.begin(OpKind.FORWARD, (1, 0)); record.finish()      # around every op
     record.reported()                               # its part of a report
 
-The coordinator turns the reports of the live workers into what is left to do:
+The coordinator computes the remaining work from the reports of the live workers:
 
     left = remainder(problem, {worker: record, ...}, busy={worker: seconds})
     left.problem   # a Problem with `done`, `busy_until`, `committed`: the planner's input
     left.sources   # stage -> a live worker that holds the stage's reduced gradients
 
-Both are pure: no sockets, no clock, no torch. Only what live workers report counts; nothing needs to be known about
-the dead. An op is missing exactly if no live worker has done it and its gradient is in no reduced sum that survives.
+Both are pure: no sockets, no clock, no torch. They use only reports of live workers, no information about dead ones. An
+op is missing exactly if no live worker has done it and its gradient is in no surviving reduced sum.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from recycle_pp.wire.messages.workers import StepRecord
 
 @dataclass
 class Record:
-    """One worker's part of one step. done: kind -> the micro-batches, two numbers each, in the order of completion."""
+    """One worker's part of one step. done: kind -> micro-batches in order of completion, as a flat list of
+    pairs (pipeline, index)."""
 
     step: int
     done: dict[str, list[int]] = field(default_factory=dict)
@@ -42,14 +43,14 @@ class Record:
         self.running = (kind, microbatch)
 
     def finish(self) -> None:
-        """The running op is done."""
+        """Marks the running op as done."""
         assert self.running is not None
         kind, microbatch = self.running
         self.done.setdefault(kind, []).extend(microbatch)
         self.running = None
 
     def reported(self) -> StepRecord:
-        """A running op counts as done: a live worker always completes it."""
+        """A StepRecord. A running op counts as done, because a live worker always completes it."""
         done = {kind: [*microbatches] for kind, microbatches in self.done.items()}
         if self.running:
             done.setdefault(self.running[0], []).extend(self.running[1])
@@ -62,25 +63,29 @@ class Record:
 
 @dataclass(frozen=True)
 class Remainder:
-    """What is left of a step. `revoked` stages had reduced gradients that must be summed again (see `remainder`)."""
+    """The work left in a step.
+
+    sources  stage -> a live worker with its reduced gradients
+    revoked  stages whose reduced gradients must be summed again (see `remainder`)
+    """
 
     problem: Problem
     sources: dict[int, Worker]
     revoked: frozenset[int]
-    lost: frozenset[tuple[str, MicroBatch, int]]  # ops (kind F or B) that were done elsewhere and must be done again
+    lost: frozenset[tuple[str, MicroBatch, int]]  # ops of dead workers to repeat: (F or B, ..., stage)
 
 
 def remainder(problem: Problem, records: Mapping[Worker, Record], busy: Mapping[Worker, float]) -> Remainder:
-    """The planning problem of what is left of a step.
+    """The planning problem for the rest of a step.
 
-    problem  shape, durations, limits and `failed` (every worker that is not live now); its remainder keys are replaced
-    records  the record of every live worker for this step
-    busy     seconds (the problem's time unit) until a live worker can start its next op
+    problem  shape, durations, limits, `failed` (all workers that are not live); its remainder keys are replaced
+    records  record of every live worker for this step
+    busy     worker -> seconds (the problem's time unit) until it can start its next op
 
-    A stage of which a live worker holds the reduced gradients is finished (`committed` for the planner), whatever died
-    since. Except where a tensor that another stage still needs went down with the dead worker that made it: the op
-    that makes it again adds its gradient a second time, so the sum is revoked: peers go back to their own
-    accumulators, which they keep until the commit, and reduce again.
+    A stage is finished (`committed` for the planner) if a live worker holds its reduced gradients. There is one
+    exception: if a dead worker had the only copy of a tensor that another stage still needs, the op that produces it
+    must run again and adds its gradient a second time. Then the sum is revoked: peers reduce again from their
+    accumulators, which they keep until the commit.
     """
     ran = _progress(problem, records)
     sources = {w.stage: w for w, r in sorted(records.items(), reverse=True) if r.reduced}
@@ -88,7 +93,7 @@ def remainder(problem: Problem, records: Mapping[Worker, Record], busy: Mapping[
     for stage in revoked:
         del sources[stage]
     left = problem.replace(
-        backward="mixed",  # whichever form what is done has, and the planner may fill bubbles with what is left
+        backward="mixed",  # done ops may have either form, and the planner may fill bubbles with the rest
         done=ran,
         busy_until={f"{w.pipeline},{w.stage}": t for w, t in busy.items() if t > 0},
         committed=sorted(sources),
@@ -97,7 +102,7 @@ def remainder(problem: Problem, records: Mapping[Worker, Record], busy: Mapping[
 
 
 def _progress(problem: Problem, records: Mapping[Worker, Record]) -> Progress:
-    """All records as one table."""
+    """All records in one table."""
     lists = [(BIT[kind], *worker, numbers) for worker, r in records.items() for kind, numbers in r.done.items()]
     pipeline, index = np.array(list(chain.from_iterable(x[-1] for x in lists)), np.int64).reshape(-1, 2).T
     about = np.array([x[:-1] for x in lists], np.int64).reshape(-1, 3)
@@ -106,7 +111,7 @@ def _progress(problem: Problem, records: Mapping[Worker, Record]) -> Progress:
 
 
 def _lost(problem: Problem, ran: Progress, reduced: set[int]) -> frozenset[tuple[str, MicroBatch, int]]:
-    """Ops that no live worker ran, but whose output one has used."""
+    """Ops without a result on any live worker whose output a live worker has used."""
     none = np.zeros((problem.total, 1), np.uint8)
     above, below = np.c_[ran.kinds[:, 1:], none], np.c_[none, ran.kinds[:, :-1]]
     gone = (ran.host < 0) & ~np.isin(np.arange(problem.stages), list(reduced))
@@ -116,8 +121,8 @@ def _lost(problem: Problem, ran: Progress, reduced: set[int]) -> frozenset[tuple
 
 
 def _revoked(ran: Progress, reduced: set[int]) -> set[int]:
-    """The reduced stages that must run ops again, because a needed tensor of theirs is nowhere. Revoking a stage makes
-    it need inputs in its turn: repeated until nothing changes (at most once a stage)."""
+    """The reduced stages that must repeat ops, because a needed tensor of theirs is lost. A revoked stage needs inputs
+    itself, so this iterates until nothing changes, at most once per stage."""
     forward, backward = (ran.kinds & FORWARD) != 0, (ran.kinds & BACKWARD) != 0
     revoked: set[int] = set()
     while True:

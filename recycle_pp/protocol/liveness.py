@@ -1,28 +1,28 @@
-"""Who is stuck, from what the workers say they do: liveness is progress, not a sign of life.
+"""Detects stuck workers from their reported activities. A worker is live if it makes progress, not if it answers.
 
     sign = Sign(Activity("works", "F", 20, (1, 3)), seconds=10.2, quiet=10.1)
     verdict = judge({Worker(1, 2): sign, ...}, Patience(suspicion=10.0, lease=600.0))
     verdict.stuck       # {Worker(1, 2): Stuck("F of micro-batch 1.3 in step 20", 10.2)}: to be killed
-    verdict.deadlock    # nobody is to blame, and some will wait for ever: the generation has to be renewed
-    verdict.graph       # who waits for whom, a networkx DiGraph; its nodes hold the signs
-    verdict.no_disk     # workers whose reads of training data all wait for their disks; then none of these is stuck
+    verdict.deadlock    # waits that will never end although no worker is stuck: renew the generation
+    verdict.graph       # the wait-for graph, a networkx DiGraph; its nodes have the signs
+    verdict.no_disk     # all readers of training data, if all their disks are silent; then none of them is stuck
 
-An edge leads from who waits to who has to give. So a culprit is a root: it has no edge of its own, because it works, or
-because what it waits for is here already. Only a root can be stuck, and it is when it has taken longer than its limit:
+An edge leads from a waiting worker to a worker that it waits for. So a culprit is a root: it has no outgoing edge,
+because it works, or because what it waits for has already arrived. A root is stuck if it exceeds its limit:
 
     starts, or runs its first op of a kind (which may compile)    `lease`
     works on an op                                                `suspicion`, or ten times its profiled time
-    waits for what has been delivered to its process              `suspicion`
-    gives no sign of life, or does not answer a new generation    `suspicion`
+    waits for a message that has arrived in its process           `suspicion`
+    is silent, or does not answer a new generation                `suspicion`
 
-and its main thread got no processor time meanwhile, though it asked for none either; a thread that runs, or that a busy
-machine lets wait, has ten times that. Time in a wait for the device is no such time: a processor spins there. Who waits
-is never stuck as long as a root that works, within its limit, can be reached from it; where none can, and everybody on
-the way has waited for longer than `suspicion` (for a message: than ten times what its link takes), what they wait for
-was lost (a message, an all-reduce).
+Exceeding the limit counts only if the main thread neither ran nor wanted to run meanwhile. A thread that runs, or waits
+for a core on a busy machine, has ten times the limit. A wait for the device does not count as running, although the
+processor spins. A waiting worker is never stuck while it can reach a root that works within its limit. If it cannot,
+and all workers that it reaches have waited for longer than `suspicion` (for a message: than ten times its link's time),
+a message or an all-reduce was lost.
 
-A disk that does not answer is not the fault of its reader. While the disks of all readers of training data are silent,
-no reader is stuck in a read, and the job waits as long as the disks do. If one disk answers, the limits hold.
+A silent disk is not the fault of its reader. While the disks of all readers of training data are silent, no reader is
+stuck, and the job waits for the disks. If one disk answers, the limits apply.
 
 Pure: no clock, no sockets. All times are seconds.
 """
@@ -38,7 +38,7 @@ from recycle_schedules import Worker
 
 from recycle_pp.wire.messages.activity import BUSY, Activity
 
-PROFILED = 10  # times an op's profiled duration, for its limit
+PROFILED = 10  # limit of an op, as a multiple of its profiled duration
 COORDINATOR = "coordinator"
 
 
@@ -49,16 +49,16 @@ class Patience(NamedTuple):
 
 @dataclass(frozen=True)
 class Sign:
-    """What is known of one worker now.
+    """The current knowledge about one worker. Times are in seconds.
 
-    seconds     since it began its activity
-    quiet       since its main thread last ran on a processor, or wanted to
-    delivered   since what it waits for was in its process; None: it is not
-    silent      since it last said anything
-    unanswered  since a generation was announced whose report it owes; None: it owes none
-    expected    seconds that its op takes by the profile, or a message on the link that it waits on; None: not known
-    reading     since its oldest read of training data began, 0 if none is under way; None: it reads no file
-    member      of the present generation; else it only starts, or catches up
+    seconds     since its activity started
+    quiet       since its main thread last ran or was ready to run
+    delivered   since the message that it waits for arrived in its process; None: not arrived
+    silent      since its last message
+    unanswered  since the announcement of a generation that it has not answered; None: no such generation
+    expected    profiled time of its op, or of a message on its link; None: unknown
+    reading     since its oldest unfinished read of training data started; 0: no read; None: it reads no files
+    member      whether it is a member of the current generation; otherwise it starts or catches up
     """
 
     activity: Activity
@@ -72,7 +72,7 @@ class Sign:
     reading: float | None = None
 
     def waits(self, suspicion: float) -> bool:
-        """For something that is not here yet, as far as it can be believed."""
+        """Whether it waits for something that has not arrived. False if its information is out of date."""
         answers = self.unanswered is None and self.silent <= suspicion
         return self.activity.kind == "waits" and self.delivered is None and answers
 
@@ -83,7 +83,7 @@ class Sign:
 
 class Stuck(NamedTuple):
     where: str
-    seconds: float  # since its last progress
+    seconds: float  # since the last progress
 
 
 class Verdict(NamedTuple):
@@ -94,7 +94,8 @@ class Verdict(NamedTuple):
 
 
 def judge(signs: Mapping[Worker, Sign], patience: Patience, coordinator_works: bool = False) -> Verdict:
-    """coordinator_works: it plans, waits for a majority or for a joiner; who waits for its word waits for that."""
+    """coordinator_works: the coordinator plans, or waits for a majority or a joiner. Workers that wait for its messages
+    then wait for that."""
     graph = waiting(signs, patience.suspicion, coordinator_works)
     stuck = {w: found for w, sign in signs.items() if not graph.out_degree(w) and (found := _stuck(sign, patience))}
     no_disk = _readers_without_disk(signs, patience.suspicion)
@@ -106,20 +107,20 @@ def judge(signs: Mapping[Worker, Sign], patience: Patience, coordinator_works: b
 
 
 def read_limit(suspicion: float) -> float:
-    """Seconds after which a read waits for its disk, and between two probes of a disk. Four times shorter than the
-    suspicion: before the first reader would be stuck, the others have tried their disks."""
+    """Seconds after which a read counts as waiting for its disk, and the interval of disk probes. At most a quarter of
+    `suspicion`, so that other workers have probed their disks before a reader would be stuck."""
     return min(1.0, suspicion / 4)
 
 
 def _readers_without_disk(signs: Mapping[Worker, Sign], suspicion: float) -> list[Worker]:
-    """All workers that read training data from files, if the reads of all of them wait; else none."""
+    """All workers that read training data from files, if the reads of all of them wait; otherwise none."""
     readers = {w: sign.reading for w, sign in signs.items() if sign.reading is not None}
     waiting = [w for w, seconds in readers.items() if seconds > read_limit(suspicion)]
     return waiting if len(waiting) == len(readers) else []
 
 
 def waiting(signs: Mapping[Worker, Sign], suspicion: float, coordinator_works: bool = False) -> nx.DiGraph:
-    """The graph of who waits for whom: an edge to each worker that has to give something."""
+    """The wait-for graph: an edge from each waiting worker to each worker that it waits for."""
     graph = nx.DiGraph()
     for worker, sign in signs.items():
         graph.add_node(worker, sign=sign)
@@ -139,7 +140,7 @@ def _givers(worker: Worker, awaited: Activity, signs: Mapping[Worker, Sign]) -> 
 
 
 def _owes_sum(worker: Worker, step: int, other: Worker, sign: Sign) -> bool:
-    """A peer that may not have begun the sum, or not ended it."""
+    """A peer that may not have started the sum, or not finished it."""
     return other.stage == worker.stage and not _has_voted(step, sign)
 
 
@@ -148,18 +149,18 @@ def _owes_vote(worker: Worker, step: int, other: Worker, sign: Sign) -> bool:
 
 
 def _has_voted(step: int, sign: Sign) -> bool:
-    """Its vote of that step is out: it waits for the commit of it, or is further on."""
+    """It has voted on that step: it waits for the commit, or works on a later step."""
     awaits_commit = sign.activity.kind == "waits" and sign.activity.what == "commit"
     return sign.activity.step > step or (awaits_commit and sign.activity.step >= step)
 
 
 def _owes_answer(worker: Worker, step: int, other: Worker, sign: Sign) -> bool:
-    """Orders and plans come when all have answered, or have given what the coordinator plans with."""
+    """Orders and plans arrive when all workers have answered, or have sent what the coordinator needs for planning."""
     return sign.unanswered is not None
 
 
 def _owes_meeting(worker: Worker, step: int, other: Worker, sign: Sign) -> bool:
-    """Connections of groups wait for whoever has not come to them yet; who that is only they know."""
+    """Connecting a group waits for the workers that have not come, which are known only to the group."""
     comes = sign.activity.kind == "waits" and sign.activity.what == "links"
     return sign.unanswered is not None or not comes
 
@@ -171,12 +172,12 @@ _OWES: dict[str, Callable[[Worker, int, Worker, Sign], bool]] = {
     "orders": _owes_answer,
     "plan": _owes_answer,
     "links": _owes_meeting,
-    "tensor": lambda *_: False,  # always from somebody
+    "tensor": lambda *_: False,  # a tensor always has a named sender
 }
 
 
 def _stuck(sign: Sign, patience: Patience) -> Stuck | None:
-    """Of a root: whatever has lasted too long, the longest first."""
+    """For a root: the first limit that it exceeds, or None."""
     busy = sign.activity.kind in ("works", "starts")
     quiet = sign.seconds if sign.activity.kind == "device" else sign.quiet
     limit = _limit(sign, patience)
@@ -208,7 +209,7 @@ def _wait(sign: Sign, suspicion: float) -> float:
 
 
 def _deadlock(graph: nx.DiGraph, signs: Mapping[Worker, Sign], suspicion: float) -> list[Worker]:
-    """Members that wait, from whom only such can be reached, for longer than `suspicion` all of them."""
+    """Members that wait, and reach only workers that have waited for longer than `suspicion`."""
     return [
         worker
         for worker, sign in signs.items()

@@ -1,12 +1,12 @@
-"""Workers whose copy of a unit is wrong, if its holders have updated it each for itself and do not agree.
+"""Finds workers with a wrong copy of a unit, by comparing the checksums of its holders.
 
-    found = compare(table, votes)     # of one stage: unit -> holders, pipeline -> vote; None: all agree
-    found.wrong                       # who is wrong, and the unit that shows it
-    found.unclear                     # units of which it is unknown
+    found = compare(table, votes)     # for one stage: unit -> holders, pipeline -> vote; None if all agree
+    found.wrong                       # worker -> a unit of which its copy is wrong
+    found.unclear                     # units of which the wrong copy is unknown
 
-Two kinds of evidence. Who says that something other than an update has changed its own copy (`Vote.changed`) is wrong;
-and of three or more who do not agree, whoever differs from most. Nobody else can know: what a block was before its
-update is gone, so no third worker could compute it again.
+Each holder updates its copy itself, so copies must be equal. There are two kinds of evidence against a worker: it has
+found that its own copy changed without an update (`Vote.changed`), or it differs from the majority of three or more
+holders. No other worker can decide, because the unit's previous state is gone and the update cannot be repeated.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from .holders import Table
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Holders are named by their pipelines.
+    """Holders are named by pipeline.
 
-    disputed  block -> those who say the same of it, the largest group last
-    changed   who says itself that it is wrong -> the first such block
-    outvoted  others who are wrong -> a block of which most others say something else
-    unclear   disputed units of which it is unknown
+    disputed  unit -> groups of holders with the same checksum, the largest last
+    changed   holder that reports its own copy as wrong -> the first such unit
+    outvoted  other holders with a wrong copy -> a unit in which most others differ from it
+    unclear   disputed units of which the wrong copy is unknown
     """
 
     disputed: dict[int, list[list[int]]]
@@ -41,10 +41,11 @@ class Mismatch:
 
 
 def compare(table: Table, votes: Mapping[int, Vote], made: Collection[tuple[int, int]] = ()) -> Mismatch | None:
-    """votes: of all holders. made: (block, holder) of copies that were made since the last vote.
+    """votes: of all holders
+    made: (unit, holder) of copies made since the last vote
 
-    A copy that was made knows no more than its source, and is no witness. Who is wrong in one block has no say in
-    another that nobody can tell of otherwise.
+    A fresh copy has the bits of its source, so it is no independent witness. A holder that is wrong in one unit does
+    not count in a unit that would be undecided otherwise.
     """
     said = {peer: iter(array("q", vote.checksums)) for peer, vote in votes.items()}
     values = [{peer: next(said[peer]) for peer in sorted(holders)} for holders in table]
@@ -54,7 +55,7 @@ def compare(table: Table, votes: Mapping[int, Vote], made: Collection[tuple[int,
         return None
 
     def outvoted_by(block: int, but: Collection[int]) -> list[int]:
-        """Who says something else than most witnesses do, of whom there are two at least."""
+        """Holders that differ from the majority of witnesses, if there is one with at least two witnesses."""
         asked = {peer: value for peer, value in values[block].items() if peer not in but}
         groups = [[], *_groups({peer: value for peer, value in asked.items() if (block, peer) not in made})]
         if len(groups[-1]) < 2 or len(groups[-1]) == len(groups[-2]):
@@ -74,7 +75,7 @@ def compare(table: Table, votes: Mapping[int, Vote], made: Collection[tuple[int,
 
 
 def _groups(values: Mapping[int, int]) -> list[list[int]]:
-    """Those who say the same, the largest group last."""
+    """Groups of holders with the same checksum, the largest last."""
     found: dict[int, list[int]] = {}
     for peer, value in values.items():
         found.setdefault(value, []).append(peer)

@@ -1,15 +1,15 @@
-"""The worker's side of the recovery protocol: what it has done, what it may do next, what it answers.
+"""The worker's side of the recovery protocol: what it has done, its orders, its answers.
 
     me = Participant(Worker(1, 2), stages=4)
-    me.announce(message)            # a new generation: returns the report that answers it
-    me.adopt(message)               # the plan of that generation: `me.orders` is what to run
-    me.commit(message)              # the job has agreed on a step: `me.commits` waits to be applied
-    me.state(linked=True)           # all that a new coordinator needs to know of it
+    me.announce(message)            # a new generation; returns the report
+    me.adopt(message)               # the generation's orders, in `me.orders`
+    me.commit(message)              # a step is committed; `me.commits` holds it until it is applied
+    me.state(linked=True)           # all that a new coordinator must know about this worker
 
-Pure and not thread-safe: the worker calls it under one lock (control thread and executor share it), the simulator in
-the tests calls it directly. Which optimizer steps are *committed* (agreed by the job) and which are *applied* (in the
-parameters) is kept apart: `applied` runs behind after a commit that still waits for the executor, and one ahead while
-the staggered optimizer speculates.
+Pure and not thread-safe: the worker calls it under one lock, shared by the control thread and the executor; the tests'
+simulator calls it directly. *Committed* steps (agreed by the job) and *applied* steps (in the parameters) are separate:
+`applied` is behind `committed` until the executor applies the commit, and one ahead while the staggered optimizer
+speculates.
 """
 
 from __future__ import annotations
@@ -28,15 +28,16 @@ from .ledger import Record
 
 @dataclass
 class Orders:
-    """What one worker runs in a generation.
+    """A worker's orders in a generation.
 
-    steps   per unfinished step, oldest first: (step, actions of its remainder)
-    steady  the actions of every later step, forward: those of a validation; None until the coordinator's `plan` is here
-    copy    the stage's reduced gradients come from this peer (a broadcast), they are not summed again
-    evaluate  the validation that has to be (re)done first, or None
-    probes  with whom to measure the link to a host before anything else
-    shares  which workers of the stage hold which units of its state
-    recompute  whether layers run again in the backward: in `steps`, in `steady`
+    steps      step -> actions of its remainder, for unfinished steps, oldest first
+    steady     actions of every later step; None until the coordinator's `plan` arrives
+    forward    actions of a validation; None likewise
+    copy       receive the stage's reduced gradients from this peer (a broadcast) instead of reducing again
+    evaluate   validation to run or repeat first, or None
+    probes     host -> worker, links to measure before anything else
+    shares     holders of the stage's units
+    recompute  whether layers run again in the backward pass: in `steps`, in `steady`
     """
 
     generation: int
@@ -57,17 +58,17 @@ class Participant:
     stages: int
     holdings: Holdings = field(default_factory=lambda: Holdings(0, [], -1))  # its units, once the stage is built
     generation: int = -1
-    committed: int = -1  # newest step the job has agreed on
+    committed: int = -1  # newest committed step
     applied: int = -1  # newest step in the parameters
     records: dict[int, Record] = field(default_factory=dict)
-    commits: list[Commit] = field(default_factory=list)  # agreed, not yet applied
-    orders: Orders | None = None  # None: wait
-    undo: bool = False  # the executor must take back its speculative step before anything else
+    commits: list[Commit] = field(default_factory=list)  # committed, not yet applied
+    orders: Orders | None = None  # None: wait for orders
+    undo: bool = False  # the executor must undo its early update first
     attempt: Attempt = FIRST  # at the step after `committed`
-    again: bool = False  # the executor must forget what it has summed in that step, before anything else but `undo`
+    again: bool = False  # the executor must restart the next step, after `undo`
     announced: Announce | None = None  # the newest announcement
-    agreed: tuple[int, int] = (-1, -1)  # term and number of the newest generation that was agreed
-    members: list[Worker] = field(default_factory=list)  # of that generation
+    agreed: tuple[int, int] = (-1, -1)  # term and number of the newest agreed generation
+    members: list[Worker] = field(default_factory=list)  # members of that generation
     last: Commit | None = None  # the newest commit
 
     def record(self, step: int) -> Record:
@@ -75,18 +76,18 @@ class Participant:
 
     @property
     def speaks(self) -> bool:
-        """The first member of its stage: it says for its peers what all of them know."""
+        """Whether this is the first member of its stage, which sends the values that all its peers have."""
         assert self.announced is not None
         return self.worker == min(w for w in self.announced.members if w.stage == self.worker.stage)
 
-    # -- what the coordinator says -----------------------------------------------------------------------------
+    # -- messages from the coordinator -------------------------------------------------------------------------
 
     def announce(self, message: Announce, busy: float = 0.0) -> Report:
-        """A new generation. Everything of the old one is void but what is done; returns the report."""
+        """Starts a new generation: drops the old orders, keeps completed work. Returns the report."""
         joined = self.generation < 0
         self.generation, self.announced = message.generation, message
-        self.committed = max(self.committed, message.committed)  # news only to a worker that has just joined
-        if joined:  # it has followed its units up to here, and gets what it lacks in this generation
+        self.committed = max(self.committed, message.committed)  # greater only for a worker that has just joined
+        if joined:  # it has followed its units up to here; this generation brings the rest
             self.applied = self.committed
             self.holdings.join(self.committed)
         self.orders = None
@@ -105,7 +106,7 @@ class Participant:
         return Report(self.generation, open_steps, ahead=ahead, busy=busy, holds=self.holdings.reported())
 
     def state(self, linked: bool) -> State:
-        """What `takeover.find` asks for. linked: the links of the present generation stand."""
+        """The input of `takeover.find`. linked: the links of the current generation are up."""
         announced = self.announced
         return State(
             generation=self.generation,
@@ -118,7 +119,8 @@ class Participant:
         )
 
     def adopt(self, message: Adopt) -> None:
-        """The plan of a generation, unless it is void already. A revoked stage takes its reduced gradients back."""
+        """Takes the orders of a generation, unless it is void already. In a revoked stage, drops the reduced
+        gradients."""
         if is_void(message, self.generation) or message.term < self.agreed[0]:
             return
         assert self.announced is not None
@@ -144,15 +146,15 @@ class Participant:
         )
 
     def plan(self, message: SteadyPlan) -> None:
-        """What to run in every step that nothing has broken."""
+        """Takes the plan of all unbroken steps."""
         if self.orders is not None and not is_void(message, self.generation):
             self.orders.steady, self.orders.forward = unpack(message.steady), unpack(message.forward)
             self.orders.recompute = self.orders.recompute[0], message.recompute
 
     def commit(self, message: Commit) -> None:
-        """The job has agreed on a step. Its record is closed: logs and accumulators may go once it is applied."""
+        """A step is committed. Closes its record; logs and accumulators can be dropped when the step is applied."""
         step = message.step
-        if step <= self.committed:  # sent twice: to the new connection, and again because an earlier State lacked it
+        if step <= self.committed:  # sent twice: to the new connection, and because an earlier State lacked it
             return
         assert step == self.committed + 1, (step, self.committed)
         self.committed, self.last, self.attempt = step, message, FIRST
@@ -161,46 +163,46 @@ class Participant:
         self.holdings.commit(step, [w.pipeline for w in message.savers if w.stage == self.worker.stage])
         if self.orders is not None:
             self.orders.stagger = message.stagger
-            if message.replan:  # a better plan is on its way, for the next step on
+            if message.replan:  # a better plan follows, for the next step on
                 self.orders.steady = self.orders.forward = None
         if message.hold:
             self.orders = None
-        if message.void:  # the update was not what the speculation had assumed
+        if message.void:  # the update differs from the speculation
             self._forget_after(step)
             self._take_back(step - 1)
 
     def followed(self, step: int, units: Collection[int]) -> None:
-        """Not a member yet: it has the state of these units after that step."""
+        """Before membership: the worker has the state of these units after that step."""
         self.applied = self.committed = step
         self.holdings.followed(step, units)
 
-    # -- what the executor does --------------------------------------------------------------------------------
+    # -- calls of the executor ---------------------------------------------------------------------------------
 
     def next_commit(self) -> Commit | None:
-        """The oldest commit that the executor has to apply (or to confirm, if `applied` is there already)."""
+        """The oldest commit to apply, or to confirm if the step is applied already."""
         return self.commits.pop(0) if self.commits else None
 
     def speculate(self, step: int) -> None:
-        """The executor has applied a step that the job has not agreed on yet."""
+        """The executor applies a step before its commit."""
         assert step == self.applied + 1 == self.committed + 1
         self.applied = step
 
     def taken_back(self) -> None:
-        """The executor has undone its speculative step."""
+        """The executor has undone its early update."""
         self.undo = False
         self.applied -= 1
 
     def begins_again(self) -> None:
-        """The executor has forgotten the step under way."""
+        """The executor has restarted the step."""
         self.again = False
 
     def _take_back(self, stands: int) -> None:
-        """The executor has to undo what it has applied after that step."""
+        """Requests the executor to undo updates after step `stands`."""
         if self.applied > stands:
             self.undo = True
             self.holdings.taken_back(self.committed)
 
     def _forget_after(self, step: int) -> None:
-        """Work on parameters that turned out wrong is worth nothing."""
+        """Drops the records of later steps, because their parameters were wrong."""
         for later in [k for k in self.records if k > step]:
             del self.records[later]

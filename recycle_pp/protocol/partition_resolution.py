@@ -1,4 +1,4 @@
-"""Who leaves when some workers cannot reach each other, though all of them reach the coordinator.
+"""Selects the workers to remove if some workers cannot reach each other, though all reach the coordinator.
 
 lost = give_up({Worker(1, 0): [Worker(2, 0)], Worker(2, 0): [Worker(1, 0)]}, live)       # {Worker(2, 0)}
 """
@@ -10,16 +10,19 @@ from collections.abc import Collection, Iterable, Mapping
 
 from recycle_schedules import Worker
 
-TRIES = 3000  # sets of workers that are looked at; the smallest is a vertex cover of the broken links, NP-hard
+TRIES = 3000  # sets of workers to try; the smallest one is a minimum vertex cover of the broken links, which is NP-hard
 
 Links = frozenset[frozenset[Worker]]
 
 
 def give_up(unreachable: Mapping[Worker, Iterable[Worker]], live: Collection[Worker]) -> set[Worker]:
-    """The fewest workers whose loss leaves no broken link and no stage without a worker; empty if there are no such.
+    """The fewest workers whose removal leaves no broken link and no stage without a worker. Empty if there is no such
+    set.
 
-    unreachable: by worker, the workers that it cannot reach; one end of a broken link is enough. live: all members; a
-    complaint of or about another worker does not count. Of several sets as small, the one with the highest workers.
+    unreachable: worker -> workers that it cannot reach; one direction is enough
+    live: all members; entries about other workers are ignored
+
+    Among sets of equal size, it returns the one with the highest workers.
     """
     broken = frozenset(
         frozenset((worker, other))
@@ -33,12 +36,12 @@ def give_up(unreachable: Mapping[Worker, Iterable[Worker]], live: Collection[Wor
 
 
 class _Search:
-    """Either the worker with the most broken links leaves, or all workers that it cannot reach."""
+    """Branches: either the worker with the most broken links leaves, or all workers that it cannot reach."""
 
     def __init__(self, live: Collection[Worker]) -> None:
         self._workers = Counter(worker.stage for worker in live)
         self._left = TRIES
-        self.best: list[Worker] | None = None  # the highest first
+        self.best: list[Worker] | None = None  # highest worker first
 
     def look(self, lost: frozenset[Worker], broken: Links) -> None:
         self._left -= 1

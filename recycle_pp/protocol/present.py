@@ -1,4 +1,4 @@
-"""The job's problem without those who are dead, made once for each membership (its graph of links is large).
+"""The job's problem without dead workers, cached for each membership because its graph of links is large.
 
 present = Present()
 present.problem(whole, live)       # a Problem with its `failed`
@@ -13,11 +13,11 @@ from recycle_schedules import Problem, Worker
 
 class Present:
     def __init__(self) -> None:
-        self._made: tuple[Problem, frozenset[Worker], Problem] | None = None  # of what, and it
+        self._made: tuple[Problem, frozenset[Worker], Problem] | None = None  # (whole problem, live workers, result)
 
     def problem(self, whole: Problem, live: Collection[Worker]) -> Problem:
-        """whole: with nobody dead. With a death, peers need every bubble: the backward may be split then, whatever it
-        is without."""
+        """whole: the problem without deaths. After a death the backward may be split, because peers need every
+        bubble."""
         live = frozenset(live)
         if self._made is None or self._made[0] is not whole or self._made[1] != live:
             dead = sorted(everybody(whole) - live)
@@ -26,5 +26,5 @@ class Present:
 
 
 def everybody(problem: Problem) -> set[Worker]:
-    """Its workers, with nobody dead."""
+    """All workers of the problem, dead or alive."""
     return {Worker(d, s) for d in range(problem.pipelines) for s in range(problem.stages)}

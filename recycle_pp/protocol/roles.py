@@ -1,8 +1,8 @@
-"""Who takes which place when a stage has lost all its workers.
+"""Assigns new roles to ranks when a stage has lost all its workers.
 
     roles = fill_stages({0: Worker(0, 0), 1: Worker(0, 1)}, present={0, 2, 3}, stages=2)
 
-The last resort of the recovery contract: workers of other stages move in, everybody loads the newest checkpoint.
+The last resort of the recovery contract: workers of other stages take over, and all load the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from recycle_schedules import Worker
 
 
 def fill_stages(roles: Mapping[int, Worker], present: Collection[int], stages: int) -> dict[int, Worker]:
-    """New places for all ranks, such that every stage has one that is present; as few as possible move.
+    """New roles for all ranks, so that every stage has a present rank. Moves as few ranks as possible.
 
-    roles    rank -> its place now, a bijection onto all D * P workers
-    present  the ranks that can take part
+    roles    rank -> its current role, a bijection onto all D * P workers
+    present  ranks that can take part
     Raises ValueError if fewer ranks are present than there are stages.
     """
     if len(present) < stages:

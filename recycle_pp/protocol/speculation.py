@@ -1,13 +1,13 @@
-"""Whether workers may apply a step before it is agreed (`optimizer.stagger`), and whether they have to take it back.
+"""Decides whether workers may apply a step before its commit (`optimizer.stagger`), and whether they must undo it.
 
 speculation = Speculation(wanted=True)
-speculation.allowed                    # now
-void = speculation.decided(scale)      # the update is another one than they have done: they take it back
+speculation.allowed                    # whether they may, now
+void = speculation.decided(scale)      # whether the committed update differs from theirs, so they must undo it
 """
 
 from __future__ import annotations
 
-PAUSE = 8  # steps without speculation after one was taken back
+PAUSE = 8  # steps without speculation after an undone step
 
 
 class Speculation:
@@ -19,11 +19,11 @@ class Speculation:
         return self._wanted and self._pause == 0
 
     def resume(self, allowed: bool) -> None:
-        """In the place of a coordinator whose newest commit said so."""
+        """Continues after another coordinator. allowed: from the newest commit."""
         self._pause = 0 if allowed else PAUSE
 
     def decided(self, scale: float | None) -> bool:
-        """Of a step that is agreed: only an update that is neither clipped nor skipped is what they have done."""
+        """Whether early updates are void: the committed update is clipped or skipped, theirs was not."""
         void = self.allowed and scale != 1.0
         self._pause = PAUSE if void else max(0, self._pause - 1)
         return void

@@ -1,8 +1,8 @@
-"""What ends a job, or takes it back to its newest checkpoint: a part of its state is nowhere any more."""
+"""The error that ends a job, or makes it restart from its newest checkpoint: a part of its state is lost."""
 
 
 class StageLost(RuntimeError):
-    """A stage has no live worker, or no copy of a part of its state, and there is nothing to restore it from."""
+    """A stage has no live worker, or no copy of a part of its state."""
 
     def __init__(self, stage: int, what: str = "no live worker left") -> None:
         super().__init__(f"stage {stage} has {what}")

@@ -1,14 +1,14 @@
-"""The plan of the steps that nothing has broken: when a new one is wanted, when it is sent.
+"""The plan of unbroken steps: when to make a new one, and when to send it.
 
     steady = Steady(planner, validation=2)
-    steady.adopted(problem)                       # the workers wait for it now
-    steps = steady.plan(problem)                  # may take its time, in a thread of its own; kept for later
-    for problem in steady.ahead(): steady.plan(problem)     # the same for the deaths that may come next
-    steady.made(steps, problem)                   # the problem may be another one by now
+    steady.adopted(problem)                       # a new generation: the workers wait for a plan
+    steps = steady.plan(problem)                  # may take long; runs in a thread; the result is cached
+    for problem in steady.ahead(): steady.plan(problem)     # plans for possible next deaths
+    steady.made(steps, problem)                   # problem: the current one, which may have changed
     if steady.ready: for worker, message in steady.send(live, generation): ...
 
-Making it never delays what is left of a broken step, nor a step for which the workers have a plan: new durations are
-followed from the first commit on after their plan is made.
+Planning never delays the rest of a broken step, nor a step for which the workers have a plan. A plan for new durations
+applies from the first commit after it is made.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from recycle_schedules.planner.store import PlanStore, Prepared
 from recycle_pp.wire.messages.workers import SteadyPlan
 
 Planner = Callable[[Problem], Plan]
-Steps = Prepared  # what is run in every step, and in a validation
+Steps = Prepared  # plans of a step and of a validation
 
 
 class Steady:
@@ -29,21 +29,21 @@ class Steady:
 
     def __init__(self, planner: Planner, validation: int) -> None:
         self._store = PlanStore(validation, planner=planner)
-        self.wanted = False  # somebody should plan
-        self.due = False  # the workers wait
-        self._last: tuple[Problem, Steps] | None = None  # planned last, and for which problem
+        self.wanted = False  # a new plan is needed
+        self.due = False  # the workers wait for a plan
+        self._last: tuple[Problem, Steps] | None = None  # the last problem and its plan
         self._newest: Steps | None = None
         self._sent: Steps | None = None
 
     def plan(self, problem: Problem) -> Steps:
-        """At once if an equal problem was planned before; else it is made, and kept. One thread at a time."""
+        """Returns a cached plan if an equal problem was planned before. Must be called by one thread at a time."""
         last = self._last
         if last is None or last[0] is not problem:
             last = self._last = problem, self._store.plan(problem)
         return last[1]
 
     def ahead(self) -> Iterator[Problem]:
-        """The problems that the next deaths would lead to and that are not planned yet."""
+        """Problems of the next deaths that have no plan yet."""
         return iter(()) if self._newest is None else self._store.ahead(self._newest.plan.problem)
 
     def made(self, steps: Steps, problem: Problem) -> None:
@@ -51,12 +51,12 @@ class Steady:
             self._newest, self.wanted = steps, False
 
     def adopted(self, problem: Problem) -> None:
-        """A generation begins, in which nobody has a plan."""
+        """A generation starts, in which no worker has a plan."""
         self.due, self.wanted = True, self._newest is None or self._newest.plan.problem != problem
 
     @property
     def fresh(self) -> bool:
-        """There is a better plan than the one that the workers have."""
+        """There is a newer plan than the workers have."""
         return not self.due and self._newest is not self._sent
 
     @property

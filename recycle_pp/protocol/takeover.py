@@ -1,12 +1,12 @@
-"""A new coordinator picks the job up where the last one left it, from what the workers say.
+"""Reconstructs the job on a new coordinator, from the states of the workers.
 
-    found = find({worker: participant.state(linked=True), ...})      # of every worker that can be reached
-    for send in job.take_over(found): ...                            # a fresh Job of the same shape
+    found = find({worker: participant.state(linked=True), ...})      # all workers that can be reached
+    outcome = job.handle(CoordinatorReplaced(found))                 # job: a new Job of the same shape
 
-The last coordinator may have died between two messages of one kind: what one worker received counts for all. The
-newest agreed generation, by term and number, has the members. Generations that were announced and never agreed do not
-count: a coordinator that was suspended, or replaced, may have announced them. The newest commit of a member is the
-job's, and members that lack it get the very same message.
+The last coordinator may have died between sending a message to one worker and to the next, so what one worker has
+received counts for all. The newest agreed generation, by term and number, determines the members. Announced generations
+that were never agreed do not count, because a suspended or replaced coordinator may have announced them. The job's
+newest commit is the newest one of any member. Members that lack it receive the same message.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from recycle_pp.wire.messages.workers import FIRST, Attempt, Commit, State
 
 @dataclass(frozen=True)
 class Found:
-    """What the workers know of the job.
+    """The job, according to its workers.
 
-    generation  newest announced one, agreed or not; -1 before the first
+    generation  newest announced generation, agreed or not; -1 before the first
     members     of the newest agreed generation
-    live        those of them that were found
-    commit      newest one; None before the first
+    live        members that were reached
+    committed   newest committed step
+    commit      its message; None before the first
     behind      members that lack it
-    told        members that have it or will get it, and did not get it as parameters
-    base        of the links between all live members; None if links have to be made anew
-    attempt     newest one at the step after `committed`
-    begun       a generation was agreed, so there are members
+    told        members that have received it or will; not those that got it as parameters
+    base        generation of the links between all live members; None if links must be rebuilt
+    attempt     newest attempt at the step after `committed`
+    begun       a generation was agreed
     """
 
     generation: int
@@ -48,16 +49,16 @@ class Found:
 
 
 def find(states: Mapping[Worker, State]) -> Found:
-    """States as `Participant.state` gives them. Who was given up, or still catches up, is none of the members."""
+    """states: from `Participant.state`. Workers that were removed, or still catch up, are not members."""
     newest = max(states.values(), key=lambda state: state.agreed, default=State())
     generation, members = max((state.generation for state in states.values()), default=-1), set(newest.members)
     live = {worker: states[worker] for worker in members & states.keys()}
     committed = max((state.committed for state in live.values()), default=-1)
     commits = [s.commit for s in live.values() if s.commit and s.commit.step == committed]
-    # A worker that does not know yet that it is a member begins with the state of its first generation (sharded state).
+    # a worker that does not know of its membership starts with the state of its first generation (sharded state)
     behind = {w: s for w, s in live.items() if s.committed < committed and s.generation >= 0}
     if not commits and behind:
-        # Only workers that came back in that step have it, as parameters: of no use to those who must apply it.
+        # only returned workers have this commit, as parameters; that does not help members that must apply it
         known = {"generation": generation, "agreed": newest.agreed, "members": newest.members}
         return find({worker: msgspec.structs.replace(state, **known) for worker, state in behind.items()})
     bases = {state.base if state.generation == generation else None for state in live.values()}

@@ -1,13 +1,14 @@
-"""The coordinator's table of units: which workers of a stage hold which units of its state.
+"""The coordinator's table of units: the holders of each unit of a stage's state.
 
     units = Units(copies=2)                           # 0: all workers hold all units
-    void = units.void(reports, records)               # stages that have to sum again
-    shares = units.share_out(reports, committed)      # by stage: the holders from now on; raises StageLost
-    gives = units.sources(joiner, live)               # the units that a joiner is to follow, by donor
-    wrong = units.compare(votes, step)                # workers whose copies are wrong; raises ProtocolViolation
+    void = units.void(reports, records)               # stages that must sum again
+    shares = units.share_out(reports, committed)      # stage -> new holders; raises StageLost
+    gives = units.sources(joiner, live)               # donor -> units that a joiner should follow
+    wrong = units.compare(votes, step)                # workers with wrong copies; raises ProtocolViolation
 
-Like the ledger, the table follows from the reports of live workers: a unit is where a live worker reports it, as it is
-after the newest agreed step. So copies may be interrupted at any point, and a new coordinator needs to know nothing.
+Like the ledger, the table follows from the reports of live workers: a unit is where a live worker reports it, in its
+state after the newest committed step. So copying may be interrupted at any point, and a new coordinator needs no
+history.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from .stage_lost import StageLost
 
 
 class Units:
-    """hosts: (pipeline, stage) -> the worker's host; names: stage -> names of its units; as far as is known."""
+    """hosts: (pipeline, stage) -> the worker's host; names: stage -> names of its units. As far as known."""
 
     def __init__(self, copies: int, third: bool = False) -> None:
-        """copies: of each unit; 0: as many as there are workers. third: the job continues without the holder of a wrong
-        copy, if it is known (control.mismatch)."""
+        """copies: of each unit; 0: one per worker
+        third: continue without the holder of a wrong copy, if that copy is known (control.mismatch)"""
         self.hosts: dict[tuple[int, int], str] = {}
         self.names: dict[int, list[str]] = {}
         self._copies, self._third = copies, third
@@ -40,22 +41,24 @@ class Units:
         self._tables: dict[int, Table] = {}
         self._sizes: dict[int, list[int]] = {}  # elements of the units
         self._peers: dict[int, set[int]] = {}
-        self._planned: dict[int, Table] = {}  # with the workers that follow their units
-        self._followers: dict[int, set[int]] = {}  # these workers
-        self._made: dict[int, tuple[int, set[tuple[int, int]]]] = {}  # copies (unit, to) since that step was agreed
+        self._planned: dict[int, Table] = {}  # tables that include the followers
+        self._followers: dict[int, set[int]] = {}  # workers that follow their units
+        self._made: dict[int, tuple[int, set[tuple[int, int]]]] = {}  # (step, copies made since its commit: (unit, to))
 
     def describe(self, worker: Worker, host: str, names: list[str]) -> None:
-        """A worker has built its stage on that host."""
+        """Records that a worker has built its stage on that host."""
         self.hosts[worker] = host
         if self.names.get(worker.stage) != names:
             self.names[worker.stage], self._tied = names, None
 
     def void(self, reports: Mapping[Worker, Report], records: Mapping[Worker, Record]) -> set[int]:
-        """The stages whose reduced gradients are void, from what all live workers say; before `share_out`.
+        """The stages whose reduced gradients are void, from the reports of all live workers. Call it before
+        `share_out`.
 
-        If every worker has all reduced gradients of its stage, one survivor is enough: it can copy them. Otherwise they
-        are with the holders of the units: if one of the stage has died, or lacks its own, the whole stage sums again,
-        from accumulators that all workers keep until the commit. `records` of such a stage are not `reduced` any more.
+        If every worker has all reduced gradients of its stage, one survivor is enough, because it can send copies.
+        Otherwise each holder has those of its units. If one of them has died or lacks its own, the whole stage sums
+        again, from the accumulators that all workers keep until the commit. Marks the `records` of such a stage as not
+        reduced.
         """
         found: set[int] = set()
         if not self._copies:
@@ -68,8 +71,8 @@ class Units:
         return found
 
     def share_out(self, reports: Mapping[Worker, Report], committed: int, took_back: bool = False) -> dict[int, Shares]:
-        """By stage, the holders from now on. took_back: updates of the step that is not agreed are undone, and so are
-        weights that were sent after them."""
+        """stage -> new shares. took_back: updates of the uncommitted step are undone, and weights sent after them are
+        void."""
         shares = {}
         for stage, peers in _stages(reports).items():
             holds = {w.pipeline: reports[w].holds for w in peers}
@@ -78,11 +81,11 @@ class Units:
         return {stage: structs.replace(of, elsewhere=self._elsewhere(stage)) for stage, of in shares.items()}
 
     def compare(self, votes: Mapping[Worker, Vote], step: int) -> dict[Worker, str]:
-        """Workers whose copies of a unit are wrong, each with the unit in words. Its holders have updated it each for
-        itself.
+        """Workers with a wrong copy of a unit, each with a description of the unit.
 
-        votes: of all live workers; without checksums nothing is compared. Raises ProtocolViolation if it is unknown
-        which copy is wrong, or if the job is not to continue without its holder.
+        votes: of all live workers; without checksums, compares nothing
+
+        Raises ProtocolViolation if the wrong copy is unknown, or if the job must not continue without its holder.
         """
         wrong: dict[Worker, str] = {}
         for stage in _stages(votes) if self._copies else ():
@@ -104,18 +107,19 @@ class Units:
         return wrong
 
     def stands(self, stage: int, peers: Collection[int]) -> bool:
-        """The stage has the same workers as at the newest `share`."""
+        """Whether the stage has the same workers as at the last `share`."""
         return self._peers.get(stage) == set(peers)
 
     def share(
         self, stage: int, holds: Mapping[int, Holds], committed: int, mixed: bool = False, ahead: bool = False
     ) -> Shares:
-        """The shares of a stage, from the reports of all its live workers, by pipeline. Copies that exist stay in use
-        as long as the table needs them. A worker that holds a unit knows all exponents.
+        """The new shares of a stage. Existing copies are used as long as the table needs them.
 
-        mixed: not all weights of these workers are of one step.
-        ahead: a worker has updated its units by the next step, and that stands. Then all workers have its gradients, no
-            micro-batch needs the weights before it, and the weights after it are sent in every generation.
+        holds: reports of all live workers of the stage, by pipeline; a worker with a unit has all exponents
+        mixed: the weights of these workers are of different steps
+        ahead: a worker has applied the next step to its units, and this update stays; then all workers have its
+            gradients,
+            no micro-batch needs the older weights, and every generation sends the newer ones
 
         Raises StageLost if a unit has no holder.
         """
@@ -147,8 +151,8 @@ class Units:
         return Shares(packed, not self._copies, copies, knows if behind else None)
 
     def sources(self, joiner: Worker, live: Collection[Worker], serving: Mapping[int, int]) -> dict[Worker, list[int]]:
-        """Donor -> the units that it gives, so that the joiner can hold its share when it is a member. Empty if the
-        table is not known yet, or a unit has no live holder. serving: pipeline -> joiners that it feeds already."""
+        """donor -> units that the joiner must follow, so that it can hold its share as a member. Empty if the table is
+        unknown, or if a unit has no live holder. serving: pipeline -> number of joiners that it sends units to."""
         stage, sizes = joiner.stage, self._sizes.get(joiner.stage, [])
         peers = {w.pipeline for w in live if w.stage == stage}
         held = [[p for p in holders if p in peers] for holders in self._tables.get(stage, [])]
@@ -164,23 +168,23 @@ class Units:
         start = before if before and not lost(before) else held
         table = self._planned[stage] = refilled(start, sizes, [*hosts], self._copies, hosts)
         wanted = [[p for p in holders if p == joiner.pipeline] for holders in table]
-        wanted[0] = wanted[0] if any(wanted) else [joiner.pipeline]  # one at least: it follows the job's steps by it
+        wanted[0] = wanted[0] if any(wanted) else [joiner.pipeline]  # at least one unit, to follow the job's steps
         found: dict[Worker, list[int]] = {}
         for unit, source, _ in missing(held, wanted, sizes):
             found.setdefault(Worker(source, stage), []).append(unit)
         return found
 
     def died(self, joiner: Worker) -> None:
-        """A joiner will not come. The others keep their units; later joiners follow those that it leaves."""
+        """Removes a joiner. Other joiners keep their units; later ones take those of the removed joiner."""
         self._followers.get(joiner.stage, set()).discard(joiner.pipeline)
 
     def give(self, gives: Mapping[Worker, Collection[int]]) -> bool:
-        """Whether donors still hold the units that they give."""
+        """Whether all donors still hold the units that they send."""
         tables = self._tables
         return all(w.pipeline in tables[w.stage][unit] for w, units in gives.items() for unit in units)
 
     def savers(self, live: Collection[Worker]) -> list[Worker]:
-        """The workers that save a checkpoint: the first of a unit's holders that live."""
+        """The workers that save a checkpoint: the first live holder of each unit."""
         found = set()
         for stage in _stages(live):
             peers = {w.pipeline for w in live if w.stage == stage}
@@ -189,7 +193,7 @@ class Units:
         return sorted(found)
 
     def leavers(self, leaving: Collection[Worker], live: Collection[Worker]) -> set[Worker]:
-        """Those of the workers that are to leave that can: a peer stays, and so does a copy of each of their units."""
+        """The leaving workers that can go: a peer stays, and a copy of each of their units."""
         stay = {w.stage for w in live if w not in leaving}
         gone: set[Worker] = set()
         for worker in sorted(leaving, reverse=True):
@@ -202,11 +206,11 @@ class Units:
 
     @property
     def complete(self) -> bool:
-        """Every worker holds all units of its stage."""
+        """Whether every worker holds all units of its stage."""
         return all(len(of) == len(self._peers[k]) for k, table in self._tables.items() for of, _ in groupby(table))
 
     def on_one_host(self) -> str | None:
-        """A stage whose units would be lost with one host, of several hosts, in words."""
+        """A sentence about units that the loss of one host would lose; None if there are none, or only one host."""
         if len(set(self.hosts.values())) < 2:
             return None
         for stage, table in sorted(self._tables.items()):
@@ -219,7 +223,7 @@ class Units:
         return None
 
     def _held(self, stage: int, holds: Mapping[int, Holds], complete: Collection[int]) -> Table:
-        """The holders of each unit, those first that are planned or were holders before."""
+        """The live holders of each unit; planned and previous holders first."""
         sizes = self._sizes[stage] = next(iter(holds.values())).sizes
         if len(complete) == len(holds) and not self._copies:
             return [sorted(holds)] * len(sizes)
@@ -239,7 +243,7 @@ class Units:
         return found
 
     def _ties(self) -> dict[int, list[tuple[int, int, int]]]:
-        """By stage: (unit, other stage, its number there). A unit has the same name in all stages that hold it."""
+        """stage -> (unit, other stage, its number there). A unit has the same name in all its stages."""
         if self._tied is None:
             places: dict[str, list[tuple[int, int]]] = {}
             for stage, names in sorted(self.names.items()):
@@ -252,7 +256,7 @@ class Units:
         return self._tied
 
     def _dispute(self, stage: int, unit: int, groups: list[list[int]]) -> str:
-        """groups: workers with the same checksum, the largest group last."""
+        """A sentence about a disputed unit. groups: workers with the same checksum, the largest last."""
         what = self._unit(stage, unit)
         if len(groups[-1]) == len(groups[-2]):
             all_of_them = [peer for group in groups for peer in group]

@@ -1,15 +1,15 @@
 """A validation: which held-out micro-batches the workers run, and the coordinator's count of their losses.
 
-    each = per_pass(wanted=16, pipelines=3, microbatches=6)       # micro-batches of a pipeline in one pass
+    each = per_pass(wanted=16, pipelines=3, microbatches=6)       # micro-batches per pipeline and pass
     for number, action in numbered(actions, pipelines=3, each=each, total=16): ...      # a worker's whole validation
 
     validation = Validation()
     validation.begin(step=99)                        # with the parameters after that step
-    found = validation.counted(message)              # once all losses have arrived, else None
-    validation.step                                  # None: no validation is under way
+    found = validation.counted(message)              # the result once all losses have arrived, else None
+    validation.step                                  # None if no validation is running
 
-The held-out micro-batches are numbered from 0 and dealt to the pipelines in turn. Their number depends on neither D nor
-P nor on deaths, so the loss does not either.
+The held-out micro-batches are numbered from 0 and dealt to the pipelines in turn. Their number does not depend on D, P
+or deaths, so the loss does not either.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ from recycle_pp.wire.messages.workers import Evaluated
 
 
 def per_pass(wanted: int, pipelines: int, microbatches: int) -> int:
-    """Micro-batches of each pipeline in one pass over the plan's routes, for `wanted` in all. A plan has routes for
-    `microbatches` of each pipeline; more than that takes several passes."""
+    """Micro-batches per pipeline and pass, for `wanted` in total. A plan has routes for `microbatches` per pipeline, so
+    more than that need several passes."""
     return min(microbatches, -(-wanted // pipelines))
 
 
 def numbered(actions: Iterable[Action], pipelines: int, each: int, total: int) -> Iterator[tuple[int, Action]]:
     """A worker's actions in a validation of `total` held-out micro-batches, each with the number of its micro-batch.
 
-    actions: those of one pass, for the first `each` micro-batches of every pipeline. Passes follow each other; the last
-    one leaves out the numbers from `total` on. The order of messages is the same on all workers."""
+    actions: those of one pass, for the first `each` micro-batches of every pipeline
+
+    Passes run one after another. The last one omits numbers from `total` on. All workers have the same order of
+    messages."""
     one_pass = list(actions)
     for first in range(0, total, pipelines * each):
         for action in one_pass:
@@ -44,7 +46,7 @@ def numbered(actions: Iterable[Action], pipelines: int, each: int, total: int) -
 
 
 class Measured(NamedTuple):
-    """loss: mean over the micro-batches. microbatches: how many."""
+    """loss: mean over the micro-batches. microbatches: their number."""
 
     loss: float
     microbatches: int
@@ -55,12 +57,12 @@ class Validation:
         self.begin(None)
 
     def begin(self, step: int | None) -> None:
-        """None: losses that are still missing stay missing."""
+        """Starts a validation. None: drops the current one."""
         self.step: int | None = step
         self._losses: dict[int, float] = {}
 
     def counted(self, message: Evaluated) -> Measured | None:
-        """Counts losses of any generation: the parameters they were measured with are agreed."""
+        """Counts losses of any generation, because their parameters are committed."""
         if message.step != self.step:
             return None
         self._losses |= message.losses
