@@ -49,7 +49,7 @@ class BrokenLinks:
             self._driver.drive(LinksBroken())
 
     def _decide(self) -> None:
-        """Removes the smallest number of workers. If a stage would lose its last one, the job waits for the network."""
+        """Removes the fewest workers. If a stage would lose its last one, the job waits for the network."""
         live = self._driver.job.live
         cut = {w: [o for o in others if o in live] for w, others in self._unreachable.items() if w in live}
         cut = {worker: others for worker, others in cut.items() if others}

@@ -4,7 +4,7 @@
     ending.request("SIGTERM", 143)     # ends the job; False if that was requested before
     ending.save_due                    # checkpoint.minutes are over: the next commit has a checkpoint
     ending.committed(saves, skipped); ending.saved()      # measure steps and checkpoints
-    ending.reason(saved_as)            # in words
+    ending.reason(saved_as)            # the reason of the end, for the user
 
 A launcher kills processes that have not ended some time after its signal (torchrun: 30 s). If a step and a checkpoint
 take longer than END_SECONDS, the user gets a warning as soon as that is known.

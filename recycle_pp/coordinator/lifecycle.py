@@ -22,7 +22,7 @@ class Lifecycle:
         self._recorder = recorder
         self._closing = closing
         self._code: int | None = None
-        self.reason = ""  # why it had to stop
+        self.reason = ""  # why the job stopped
         self._over = asyncio.Event()
 
     @property

@@ -31,7 +31,7 @@ class Rank:
     worker: Peer | None = None
     address: Address = ("", 0)  # where its worker receives state
     incarnation: int = -1
-    died: int = -1  # newest incarnation that died, in contrast to one that was replaced
+    died: int = -1  # newest incarnation that died; replaced ones do not count
     death: Expected | None = None  # the event of its death; None if an earlier coordinator has written it
     ended: int = -1  # newest incarnation that was killed because its connection broke
     explained: int = -1  # newest incarnation whose death has its event

@@ -5,8 +5,8 @@
     replicas.verdict()                     # a sentence, if all workers of a stage have sent digests that differ
     difference({worker: {name: digest}})   # the same for the digests at the end
 
-The votes do not detect a flipped bit in one worker's memory, because all peers use the same sums of gradients. This
-comparison does.
+The votes do not detect a flipped bit in one worker's memory, because all peers use the same sums of gradients.
+Comparing the parameters does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Replicas:
 
     def __init__(self, step: int = 0, live: Collection[Worker] = ()) -> None:
         self.silent = set(live)
-        self._step = step  # steps done
+        self._step = step  # completed steps
         self._digests: dict[Worker, Mapping[str, str]] = {}
 
     def add(self, worker: Worker, message: Digests) -> None:
@@ -37,8 +37,8 @@ class Replicas:
         self.silent.discard(worker)
 
     def verdict(self) -> str | None:
-        """The difference in words; None if there is none, or for stages with missing digests: three workers can show
-        which one is wrong, two cannot."""
+        """A sentence about the difference; None if there is none. Ignores stages with missing digests: three workers
+        can show which one is wrong, two cannot."""
         silent = {worker.stage for worker in self.silent}
         found = difference({worker: of for worker, of in self._digests.items() if worker.stage not in silent})
         return None if found is None else f"{found} after {self._step} steps"

@@ -3,9 +3,9 @@
 restarts = RestartPolicy(settings)
 restarts.faults_of(role)                    # injected faults for a new process
 restarts.died(role, committed)              # drops the faults of the dead process
-restarts.is_respawned(rank, death)          # whether it is restarted: it died by itself, and not too often
-restarts.is_due(role); restarts.earliest(role)      # with `+rejoin_at` it takes part from that step on
-first = restarts.failed(where, role)        # another worker that died in the same op: do not restart for ever
+restarts.is_respawned(rank, death)          # whether to restart it: it failed by itself, and not too often
+restarts.is_due(role); restarts.earliest(role)      # with `+rejoin_at`: the step from which it takes part
+first = restarts.failed(where, role)        # another worker that died in the same op; restarting would never end
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class RestartPolicy:
         ]
 
     def is_respawned(self, rank: Rank, death: Death) -> bool:
-        """Call once a death. A failed GPU gets a second chance, as most errors end with the process; a third would cost
-        the job another recovery."""
+        """Must be called once per death. A failed GPU gets a second chance, because most errors end with the process. A
+        third chance would cost the job another recovery."""
         if death.injected or death.cause in ("node_loss", "eviction") or self.is_due(rank.role):
             return False
         if death.cause == "gpu":

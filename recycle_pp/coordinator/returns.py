@@ -5,7 +5,7 @@ returns.newcomer(rank)              # a new node has replaced a lost one
 returns.cut_off(rank, hosts)        # its worker left because of a cut link; its supervisor is still connected
 returns.reconnected(rank)           # its supervisor was lost and has reconnected
 returns.probed(rank, message)       # its supervisor's answer to a Probe
-returns.cut                         # sentences: which node cannot reach which
+returns.cut                         # sentences about nodes that cannot reach each other
 
 A worker with a cut link delays all others for `control.suspicion` and must then leave again. So the supervisor first
 tries to connect to all those nodes (`Probe`), every `AGAIN_SECONDS` until it succeeds. The wait before the first try

@@ -209,8 +209,8 @@ class Watch:
     def _confirmed(self, present: Collection[Rank], members: Collection[Worker]) -> bool:
         """Whether all workers and supervisors have sent heartbeats since the deadlock was suspected.
 
-        Heartbeats of different moments may look like a deadlock: one worker still seems to wait for a vote after which
-        the others have continued. The members themselves must have sent one: the supervisor of a stopped worker can
+        Heartbeats of different moments may look like a deadlock: one worker still seems to wait for a vote after the
+        others have continued. The members themselves must have sent one, because the supervisor of a stopped worker can
         only report that it waits.
         """
         since = self._deadlocked

@@ -1,6 +1,6 @@
 """Messages between a worker and the coordinator. `protocol` defines the reactions.
 
-(Longer than other files: it is the whole conversation, in both directions.)
+(Longer than other files because it has all messages of both directions.)
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Address = tuple[str, int]
 
 @sent(COORDINATOR, WORKER)
 class WorkerWelcome(Message, frozen=True):
-    """resume: completed steps in the checkpoint to load; 0: none. faults: injected faults still to come."""
+    """resume: completed steps in the checkpoint to load; 0: none. faults: injected faults that have not fired yet."""
 
     settings: Settings
     worker: Worker
@@ -59,11 +59,11 @@ FIRST = Attempt()
 
 @sent(COORDINATOR, WORKER)
 class Announce(Message, frozen=True):
-    """Starts a generation. Everything of an older one is void.
+    """Starts a generation. Messages of older ones are void.
 
-    committed  newest step that is agreed
+    committed  newest committed step
     base       newest generation that connected all its members; these connections persist between survivors
-    attempt    at the next step: work on it in an earlier attempt is void
+    attempt    at the next step; work on it in an earlier attempt is void
     """
 
     generation: int
@@ -74,13 +74,13 @@ class Announce(Message, frozen=True):
 
 
 class Shares(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Which workers of a stage hold which units of its state (`protocol.holders`). Workers by their pipelines.
+    """The holders of each unit of a stage's state (`protocol.holders`). Workers are given by pipeline.
 
-    table      (number of neighbouring units, their holders, the first one first)
+    table      (number of neighbouring units, their holders, first holder first)
     together   all workers hold all units, and sum their gradients by one all-reduce
-    copies     (unit, from, to) that have to be made first, in this order
-    knows      a worker with the newest exponents, if weights are out of date and all are sent again; None: they are not
-    elsewhere  (unit, stage, workers there that have its sums), for units that other stages hold as well
+    copies     (unit, from, to), to be made first, in this order
+    knows      a worker with the newest exponents, if weights are out of date and all are sent again; else None
+    elsewhere  (unit, stage, workers there that have its sums), for units that other stages hold too
     """
 
     table: list[tuple[int, list[int]]]
@@ -91,22 +91,22 @@ class Shares(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def holders(self) -> list[list[int]]:
-        """Of each unit, the first one first."""
+        """The holders of each unit, first holder first."""
         return [holders for count, holders in self.table for _ in range(count)]
 
 
 @sent(COORDINATOR, WORKER, of_generation=True)
 class Adopt(Message, frozen=True):
-    """The remainder of the interrupted steps.
+    """The rest of the interrupted steps.
 
-    steps     step -> the worker's actions in it (`Actions.packed`)
-    copy      the stage's reduced gradients come from this peer
-    revoked   stages whose reduced gradients have to be summed again
-    evaluate  the validation that has to be done first
-    probes    by host, the worker there with whom to measure the link to it, before anything else
-    shares    of the worker's stage
-    recompute whether its layers run again in the backward of what it forwards in these steps
-    term      of the agreement that allowed this generation
+    steps      step -> the worker's actions in it (`Actions.packed`)
+    copy       peer that sends the stage's reduced gradients; None: no copy
+    revoked    stages that must reduce their gradients again
+    evaluate   validation to run first
+    probes     host -> worker there, links to measure before anything else
+    shares     of the worker's stage
+    recompute  whether its layers run again in the backward pass, for micro-batches forwarded in these steps
+    term       of the agreement that allowed this generation
     """
 
     generation: int
@@ -123,8 +123,9 @@ class Adopt(Message, frozen=True):
 
 @sent(COORDINATOR, WORKER, of_generation=True)
 class SteadyPlan(Message, frozen=True):
-    """The worker's actions in every undisturbed step, and in a validation (`Actions.packed`). recompute: as in `Adopt`,
-    for these steps."""
+    """The worker's actions in every undisturbed step, and in a validation (`Actions.packed`).
+
+    recompute: see `Adopt`; for these steps"""
 
     generation: int
     steady: bytes
@@ -134,17 +135,17 @@ class SteadyPlan(Message, frozen=True):
 
 @sent(COORDINATOR, WORKER)
 class Commit(Message, frozen=True):
-    """The job has agreed on a step: apply it with this clip scale (None: skip it, because a gradient was not finite).
+    """A step is committed: apply it with this clip scale (None: skip it, because a gradient was not finite).
 
     norm, loss  norm of the step's gradient before clipping, and mean loss
     hold        wait for the next generation
-    replan      a better plan follows, for the steps from the next one on
+    replan      a better plan follows, for the next step on
     void        the update differs from the speculative one
     evaluate    a validation follows
-    savers      the workers that save a checkpoint; the first holder of a unit among them saves it
-    last        no step follows it in this job
-    skipped     so many updates in a row are skipped, this one included
-    stagger     the next step may be applied before it is agreed
+    savers      workers that save a checkpoint; a unit is saved by the first of its holders among them
+    last        the last step of this job
+    skipped     consecutive skipped updates, including this one
+    stagger     the next step may be applied before its commit
     """
 
     generation: int
@@ -164,11 +165,11 @@ class Commit(Message, frozen=True):
 
 @sent(COORDINATOR, WORKER)
 class Donate(Message, frozen=True):
-    """From now on, send the state of these units to a worker, which receives it at `address`.
+    """Send the state of these units, and later updates, to a worker that receives it at `address`.
 
-    session  larger than that of any earlier attempt; messages of an older one are void
-    units    empty: all of the stage
-    of       number of units that the worker receives in this session, from all its donors
+    session  larger than that of any earlier attempt; messages of older sessions are void
+    units    empty: all units of the stage
+    of       number of units that the worker receives in this session, from all donors
     """
 
     to: Worker
@@ -180,14 +181,14 @@ class Donate(Message, frozen=True):
 
 @sent(COORDINATOR, WORKER)
 class Save(Message, frozen=True):
-    """The end of the run: a saver died, write all units that you hold. step: steps done."""
+    """At the end of the run, a saver died: write all units that you hold. step: completed steps."""
 
     step: int
 
 
 @sent(COORDINATOR, WORKER)
 class Assemble(Message, frozen=True):
-    """All stages are saved: combine them to one checkpoint. step: completed steps; parts: folders of the parts."""
+    """All stages are saved: merge the parts into one checkpoint. step: completed steps; parts: their folders."""
 
     step: int
     parts: list[str] = msgspec.field(default_factory=list)
@@ -207,7 +208,7 @@ class Exit(Message, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """path: of the file; seconds: since the read began; 0 if no read is in progress."""
+    """path: of the file; seconds: since the read started; 0: no read in progress."""
 
     path: str
     seconds: float
@@ -215,7 +216,7 @@ class Reading(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @sent(WORKER, COORDINATOR)
 class WorkerHeartbeat(Message, frozen=True):
-    """A sign of life.
+    """Sent regularly by a thread of the worker.
 
     now        the worker's monotonic clock, in seconds
     boot       identity of that clock (`telemetry.clocks`)
@@ -274,7 +275,8 @@ class CannotRun(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR, lasting=True)
 class Leaving(Message, frozen=True):
-    """The worker's machine will be taken away. It leaves at the next commit if its stage keeps a peer."""
+    """The worker's machine is about to be reclaimed. The worker leaves at the next commit, if its stage keeps a
+    peer."""
 
 
 @sent(WORKER, COORDINATOR, of_generation=True)
@@ -286,13 +288,14 @@ class Broken(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR)
 class Unreachable(Message, frozen=True):
-    """All attempts to connect to these members have failed for `control.suspicion` seconds. Repeated while it lasts."""
+    """All connection attempts to these members have failed for `control.suspicion` seconds. Repeated while this
+    lasts."""
 
     workers: list[Worker]
 
 
 class StepRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The work of a worker on a step, see `protocol.ledger.Record`."""
+    """A worker's part of a step, see `protocol.ledger.Record`."""
 
     step: int
     done: dict[str, list[int]]
@@ -300,7 +303,7 @@ class StepRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Holds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a worker has of its stage's state: see `protocol.holdings.Holdings`."""
+    """The state that a worker holds, see `protocol.holdings.Holdings`."""
 
     sizes: list[int]
     units: list[int]
@@ -312,9 +315,9 @@ class Holds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Report(Message, frozen=True):
     """The answer to an announcement.
 
-    records  of the steps that are not agreed yet
-    ahead    whether one of them is already applied, and need not be undone
-    busy     seconds until it can start its next op
+    records  of uncommitted steps
+    ahead    whether one of them is applied and need not be undone
+    busy     seconds until the worker can start its next op
     """
 
     generation: int
@@ -352,7 +355,7 @@ class OpProgress(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR, lasting=True)
 class Measured(Message, frozen=True):
-    """Sent before the vote on a step, for the records only.
+    """Measurements of a step, for records only. Sent before the vote.
 
     spans         of all ops in the step (`telemetry.packing`)
     samples       sample ids in the stage's gradient, with multiplicity; from the first stage, if they are logged
@@ -372,14 +375,14 @@ class Measured(Message, frozen=True):
 class Vote(Message, frozen=True):
     """A worker's vote on its stage's reduced gradients in a step.
 
-    finite   no NaN or infinity
-    fits     no overflow of the fixed-point sums; otherwise the step is repeated with coarser ones
-    wrong    (micro-batch, multiplicity in the sum) for each multiplicity other than one
-    digest   of all values that peers have in common
-    squares  squared norm of every parameter's gradient, canonical order (float64); from one worker per stage
-    losses   per micro-batch (pipeline-major), likewise
-    checksums  with parallel.sharded: of each unit that it holds, as after the step before, in order (int64)
-    changed  with control.mismatch=third: units that something other than an update has changed
+    finite     no NaN or infinity
+    fits       no overflow of the fixed-point sums; otherwise the step is repeated with coarser ones
+    wrong      (micro-batch, multiplicity in the sum) for each multiplicity other than one
+    digest     of all values that peers must agree on
+    squares    squared norm of every unit's gradient, canonical order (float64); from one worker per stage
+    losses     by micro-batch (pipeline-major); from the same worker
+    checksums  with parallel.sharded: of each unit that it holds, after the previous step, in order (int64)
+    changed    with control.mismatch=third: units that have changed without an update
     """
 
     generation: int
@@ -425,7 +428,7 @@ class Digests(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR)
 class Synced(Message, frozen=True):
-    """The worker has received the parameters after a step from the donor of this session."""
+    """The worker has its units in the state after a step. session: that of its donors."""
 
     step: int
     session: int
@@ -435,8 +438,8 @@ class Synced(Message, frozen=True):
 class Saved(Message, frozen=True):
     """The worker has written its part of a checkpoint.
 
-    step   steps done, here and in the next three messages
-    whole  the part has all units that the worker holds, as `Save` asks for
+    step   completed steps, here and in the next three messages
+    whole  the part has all units that the worker holds, as requested by `Save`
     part   name of the part's folder
     """
 
@@ -473,10 +476,10 @@ else:
 class State(Message, frozen=True):
     """The first message to a new coordinator: the input of `protocol.takeover.find`.
 
-    generation  newest announced one; -1 before the first
-    agreed      (term, number) of the newest agreed one, whose `Adopt` has arrived; (-1, -1) before the first
+    generation  newest announced generation; -1 before the first
+    agreed      (term, number) of the newest agreed generation, whose `Adopt` has arrived; (-1, -1) before the first
     members     of the agreed generation
-    base        of the announced generation, if it is connected
+    base        of the announced generation, if its links are up; else None
     commit      newest one
     attempt     at the next step
     said        last message of each lasting kind
