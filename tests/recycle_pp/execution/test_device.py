@@ -1,4 +1,4 @@
-"""Which device and which backend a worker takes, on machines with GPUs that are not here."""
+"""The choice of device and backend, also on simulated machines with GPUs."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """Call it with the number of GPUs of the node; returns the list of those that became current."""
+    """A function that simulates a node with this number of GPUs, and returns the list of GPUs made current."""
 
     def pretend(count):
         current = []
@@ -45,7 +45,7 @@ def test_auto_takes_a_gpu_where_there_is_one(gpus):
 def test_workers_share_the_gpus_of_their_node_in_turn(gpus, monkeypatch):
     gpus(2)
     assert [choose("auto", rank).index for rank in range(5)] == [0, 1, 0, 1, 0]
-    monkeypatch.setenv("LOCAL_RANK", "1")  # the launcher counts on each node, ranks over all
+    monkeypatch.setenv("LOCAL_RANK", "1")  # by node; ranks are numbered over all nodes
     assert choose("auto", 6).index == 1
 
 
@@ -59,7 +59,7 @@ def test_without_a_gpu_auto_is_the_cpu_and_cuda_is_refused(gpus):
 
 @pytest.fixture
 def nccl_is(monkeypatch):
-    """Call it with the version of NCCL that is loaded, or None."""
+    """A function that simulates this version of NCCL; None: not loaded."""
     return lambda version: monkeypatch.setattr(device.nccl, "installed", lambda: version)
 
 

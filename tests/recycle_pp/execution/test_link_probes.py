@@ -1,4 +1,4 @@
-"""Links are measured in pairs, over the transport itself, and a death in the middle ends the measurement."""
+"""Links are measured in pairs over the real transport. A death ends the measurement."""
 
 import time
 
@@ -17,7 +17,7 @@ MEMBERS = grid(3, 2)
 
 
 def everybody_with_everybody(node):
-    """Each worker with all of the stage beside its own, every partner a host."""
+    """Each worker with all workers of the other stage, each on its own host."""
     if node.receive() == ("gloo",):
         node.links._transport = GroupTransport(node.store, CPU, 1800.0, GlooGroup)
     node.links.rebuild(0, node.members, node.me)
@@ -44,7 +44,7 @@ def until_it_is_over(node):
     node.links.rebuild(0, node.members, node.me)
     node.report("built")
     if node.me == Worker(0, 1):
-        node.receive()  # the others wait for it
+        node.receive()  # the others wait for this worker
     try:
         measure(node.links, node.me, {"there": Worker(0, 1 - node.me.stage)}, CPU)
     except LinkBroken:

@@ -1,4 +1,4 @@
-"""How long an op took, and on whose clock."""
+"""The duration of an op, and its own time."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ def test_a_span_lasts_until_the_device_is_done_not_until_the_host_has_asked():
 
 
 def test_a_busy_core_lengthens_a_span_and_not_its_own_time():
-    """Two processes that compute share one core with this one: it waits for about two thirds of the time."""
+    """Two busy processes share one core with this one, so it waits for about two thirds of the time."""
     cores = os.sched_getaffinity(0)
     spin = f"import os\nos.sched_setaffinity(0, {{{min(cores)}}})\nwhile True: pass"
     others = [subprocess.Popen([sys.executable, "-c", spin]) for _ in range(2)]

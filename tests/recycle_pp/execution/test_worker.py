@@ -1,4 +1,4 @@
-"""How a worker ends."""
+"""The causes of a worker's end."""
 
 import os
 import threading

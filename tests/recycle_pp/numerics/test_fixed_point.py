@@ -1,4 +1,4 @@
-"""The fixed-point sum: any order, any place, the same bits, and as precise as float32."""
+"""Fixed-point sums have the same bits in any order and on any worker, and the precision of float32."""
 
 import math
 
@@ -14,7 +14,7 @@ ELEMENTS = 300
 
 
 def terms_of(seed: int, count: int, spread: float) -> torch.Tensor:
-    """(count, ELEMENTS) of magnitudes from 2^-spread to 1, both signs."""
+    """(count, ELEMENTS) with magnitudes from 2^-spread to 1, both signs."""
     random = torch.Generator().manual_seed(seed)
     sizes = torch.rand(ELEMENTS, generator=random).mul(-spread).exp2()
     return torch.randn(count, ELEMENTS, generator=random).clamp(-1, 1) * sizes
@@ -53,8 +53,8 @@ def test_any_split_of_the_terms_in_any_order_gives_the_same_bits(seed, count, sp
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.integers(2, 40))
 def test_it_is_as_precise_as_a_float32_sum_for_small_elements_too(seed, count):
-    """Elements down to 2^-22 of the largest: the error is at most that of rounding the exact sum once, and half an
-    ulp of each term for elements that are smaller still."""
+    """Elements down to 2^-22 of the largest: the error is at most one rounding of the exact sum, and half an ulp of
+    each term for smaller elements."""
     terms = terms_of(seed, count, 22)
     largest = terms.abs().max().item()
     e = exponent(largest, count)
@@ -93,7 +93,7 @@ def test_blocks_cover_every_element():
 
 
 def test_models_train_under_deterministic_algorithms(monkeypatch):
-    """What `prepare` switches on finds an implementation for everything a stage does (here: on a CPU)."""
+    """Every operation of a stage has a deterministic implementation (here: on a CPU)."""
     from tests.recycle_pp.in_process import small, train
 
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")

@@ -1,4 +1,4 @@
-"""What one worker adds up, and what its peers make of it."""
+"""The sums of one worker, and their reduction over its peers."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ def gradients(reproducible: bool) -> Gradients:
 
 
 def micro_batch(worker: Gradients, g: int, *, poison: float | None = None) -> None:
-    """The same gradient of micro-batch g wherever it runs."""
+    """Adds the gradient of micro-batch g, which is the same on every worker."""
     random = torch.Generator().manual_seed(g)
 
     def draw(*shape):
@@ -39,7 +39,7 @@ def micro_batch(worker: Gradients, g: int, *, poison: float | None = None) -> No
 
 
 def reduced(workers: list[Gradients]) -> Reduced:
-    """All-reduce by hand."""
+    """All-reduces by hand."""
     payloads = [worker.payload() for worker in workers]
     return workers[0].reduced([sum(tensors[1:], tensors[0]) for tensors in zip(*payloads, strict=True)])
 
@@ -100,7 +100,7 @@ def test_a_worker_without_micro_batches_adds_nothing(reproducible):
 
 
 def test_parts_of_a_product_leave_room_for_each_other():
-    """Two micro-batches of four parts each, all just below what a part may be: the int64 does not overflow."""
+    """Two micro-batches of four parts each, all just below a part's limit: the int64 does not overflow."""
     worker, most = Gradients(LAYOUT, 2, CPU, reproducible=True, ops=reference), 2.0 ** (62 - 3 - 20)
     worker.exponents = torch.full_like(worker.exponents, 20)
     for g in range(2):
@@ -121,7 +121,7 @@ def test_an_aborted_all_reduce_leaves_the_accumulators_whole(reproducible):
     micro_batch(worker, 0)
     expected = worker.payload()
     for tensor in worker.payload():
-        tensor.fill_(77)  # partly summed, then given up
+        tensor.fill_(77)  # partly summed, then aborted
     assert all(map(torch.equal, worker.payload(), expected))
 
 

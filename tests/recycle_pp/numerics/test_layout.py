@@ -1,4 +1,4 @@
-"""Where the tensors of a stage lie in its vector, and which blocks norms and exponents are of."""
+"""The position of tensors in a stage's vector, and the units of norms and exponents."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def test_units_are_whole_rows_at_256_bytes_and_do_not_depend_on_the_other_tensor
 
 
 def test_norms_and_exponents_belong_to_units():
-    """The holder of a unit computes them alone, without the tensor's other units."""
+    """The holder of a unit computes both without the tensor's other units."""
     whole = Layout({"head.weight": (64, 32), "norm.weight": (32,)}, unit=32 * 16)
     part = Layout({"head.weight": (16, 32)}, unit=32 * 16)
     assert [b.rows for b in whole.units] == [slice(k, k + 16) for k in (0, 16, 32, 48)] + [slice(0, 1)]
@@ -36,7 +36,7 @@ def test_norms_and_exponents_belong_to_units():
 
     def of(layout, grad):
         worker = Gradients(layout, 6, CPU, reproducible=True, ops=reference)
-        for _ in range(2):  # the second time with exponents that follow the gradient
+        for _ in range(2):  # the second time with exponents from the gradient
             worker.clear()
             worker.add("head.weight", grad)
             if len(layout.names) > 1:

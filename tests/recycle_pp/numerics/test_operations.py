@@ -1,4 +1,4 @@
-"""The reference operations against their formulas, differentiated by autograd."""
+"""The reference operations match their formulas, differentiated by autograd."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ CPU = torch.device("cpu")
 
 
 def close_in_value_and_gradient(ours, formula, *inputs):
-    """Both functions of the same inputs, with a random gradient of their results."""
+    """Compares both functions on the same inputs, with a random gradient of their results."""
     results = []
     for function in (ours, formula):
         leaves = [x.clone().requires_grad_() for x in inputs]

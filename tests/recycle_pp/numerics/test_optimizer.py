@@ -1,4 +1,4 @@
-"""AdamW at the commit and before it."""
+"""AdamW at the commit, and before it."""
 
 import math
 
@@ -105,7 +105,7 @@ def test_state_moves_between_splits_by_full_model_names():
 
 
 def test_a_state_with_one_exponent_for_each_tensor_can_be_taken_over():
-    """As checkpoints had once: all rows of the tensor get it."""
+    """As in old checkpoints. All rows of the tensor get this exponent."""
     stage, optimizer = stage_and_optimizer()
     state = everything(optimizer)
     for number, name in enumerate(stage.names):

@@ -1,4 +1,4 @@
-"""A parameter that several stages hold: all of them end with the sum over them, whatever each has of it."""
+"""All stages of a tied parameter get the sum over these stages."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ SHAPES = {"tied": (3, 5), "also": (7,)}
 
 
 class Stages:
-    """Three stages: `tied` on all, `also` on the outer two; `own` on each."""
+    """Three stages: `tied` in all, `also` in the first and last, `own` in each."""
 
     def __init__(self, reproducible):
         shared = {"tied": [0, 1, 2], "also": [0, 2]}
@@ -68,13 +68,13 @@ def test_uniting_again_after_a_death_changes_no_bit():
     first = united(stages.ties, reduced)[0]
     before = first.flat.clone()
     copied = Reduced.from_tensors([tensor.clone() for tensor in first.to_tensors()])
-    for again in (first, copied):  # of this worker, or of a peer that took its sums over
+    for again in (first, copied):  # this worker's own, or copied from a peer
         once_more = united(stages.ties, [again, *reduced[1:]])[0]
         assert torch.equal(once_more.flat, before) and once_more.squares == first.squares
 
 
 def test_a_gradient_that_is_not_finite_on_one_stage_is_not_on_any():
-    """Else the stages would give the parameter different exponents for the next step."""
+    """Otherwise the stages would derive different exponents for the next step."""
     stages = Stages(True)
     for gradients in stages.gradients:
         for name in gradients.names:

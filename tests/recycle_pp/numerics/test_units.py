@@ -1,4 +1,4 @@
-"""A unit that is held and updated by itself has the bits that it has in the whole."""
+"""A unit that is held and updated alone has the same bits as in the whole."""
 
 import re
 
@@ -49,7 +49,7 @@ def test_a_tensor_is_the_boxes_that_its_units_are_cut_into(shapes, block):
 
 
 def cut(stage, block):
-    """The stage with smaller units: a small model has one a tensor."""
+    """The stage with smaller units; by default a small model has one unit per tensor."""
     stage.layout = Layout(stage.module.shapes, block, [*stage.module.layers.values()])
     stage.gradients.places = stage.ops.places(stage.layout, CPU)
     stage.gradients.layout = stage.layout
@@ -152,7 +152,7 @@ def begun(mismatch, size):
 
 
 def every(stage, step):
-    """A gradient of all units, as a worker has it that holds them one by one."""
+    """A gradient of all units, for a worker that holds them one by one."""
     return gradient(stage, step, range(len(stage.layout.units)))
 
 
@@ -163,7 +163,7 @@ def flip(vector, place, bit):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_copy_of_a_unit_comes_while_micro_batches_are_in_flight(precision):
-    """Its bits are those that they have computed with, so autograd may go on."""
+    """Its bits are the same as before, so autograd can continue."""
     stage = Stage(small(parallel__pipelines=2, numerics__precision=precision), 0, CPU)
     optimizer = StageOptimizer(stage.settings, stage, whole=False)
     product = sum((parameter.float() ** 2).sum() for parameter in stage.parameters.values())
@@ -261,7 +261,7 @@ def test_a_checkpoint_of_units_is_one_of_whole_tensors_and_says_when_some_are_mi
     }
     for name, shape in zip(stage.names, stage.layout.shapes, strict=True):
         assert found[f"exp_avg.{name}"].shape == shape
-    again = cut(Stage(config, 0, CPU), 300)  # cut otherwise, or not at all
+    again = cut(Stage(config, 0, CPU), 300)  # with other units, or uncut
     other = StageOptimizer(config, again, whole=False)
     other.resume(lambda names: {name: found[name] for name in names})
     for unit in range(len(again.layout.units)):

@@ -1,8 +1,8 @@
-"""A worker of the simulated world: what the real one keeps in tensors is counters and version numbers here.
+"""A worker of the simulated world. Counters and version numbers stand for the tensors of a real worker.
 
-Its program is the executor's, line by line, as a generator: it yields None where anything else may happen in between,
-or a condition that it waits for. The control thread (`act("hears")`), the thread that builds links, the one that writes
-checkpoints and, on a worker that returns, the one that takes the state are actions of their own.
+Its program mirrors the executor, line by line, as a generator. It yields None wherever other events may happen, or a
+condition to wait for. The control thread (`act("hears")`), and the threads that build links, write checkpoints and
+receive state on a returning worker are separate actions.
 
 (Longer than other files because all of these share the state of one worker, as in a real process.)
 """
@@ -51,12 +51,13 @@ Program = Generator[Callable[[], bool] | None, None, None]
 
 
 class Void(Exception):
-    """The orders in hand are void."""
+    """The orders are no longer valid."""
 
 
 class Stream(NamedTuple):
-    """From a donor to a joiner: the state of some units after a step, and then their gradients of every later one.
-    Parcels: the step, and what the donor's shards have `given`, or nothing but the step."""
+    """From a donor to a joiner: the state of some units after a step, then the gradients of every later step.
+
+    Parcels: (step, state that the donor's shards have `given`, or None for a gradient)."""
 
     to: Worker
     message: Donate
@@ -76,23 +77,23 @@ class Node:
         self.inbox: deque[Message] = deque()
         self.outbox: deque[Message] = deque([Ready(("node", number), "simulated")])
         self.network = world.network
-        self.mesh = -1  # the connections it has, by the generation that made them
-        self.said: dict[type[Message], Message] = {}  # what another coordinator is told again
-        self.saves: deque[Message] = deque()  # parts of checkpoints to be written, then checkpoints to be put together
+        self.mesh = -1  # generation that made its connections
+        self.said: dict[type[Message], Message] = {}  # lasting messages, repeated to a new coordinator
+        self.saves: deque[Message] = deque()  # checkpoint parts to write, then checkpoints to assemble
         self._streams: list[Stream] = []  # from its donors
-        self._have: dict[int, int] = {}  # of what it follows in the newest session: unit -> step
+        self._have: dict[int, int] = {}  # unit -> newest step, in the current session
         self._session = -1
-        self._linking: Announce | None = None  # the generation whose links are being built
+        self._linking: Announce | None = None  # the generation whose links it builds
         self._linked = -1
         self._asked: list[Donate] = []  # joiners that wait for this worker's state
-        self._fed: list[Stream] = []  # to joiners that have it
+        self._fed: list[Stream] = []  # to joiners
         self.parts: dict[
             int, dict[int, bool]
         ] = {}  # by steps done: blocks of sharded state in its part of a checkpoint,
         # and whether they are right
         self._left = False
-        self._done, self._wanted = first_step, -1  # steps in the parameters, and in a checkpoint that was asked for
-        self._log: dict[tuple[int, Tensor], float] = {}  # a step, and a half more where something wrong is in it
+        self._done, self._wanted = first_step, -1  # steps in the parameters; steps in a requested checkpoint
+        self._log: dict[tuple[int, Tensor], float] = {}  # the step; plus 0.5 if derived from a wrong block
         self._received: dict[tuple[int, Tensor], float] = {}
         self._sums: Counter = Counter()
         self._reduced: dict[int, Counter] = {}
@@ -104,7 +105,7 @@ class Node:
     # -- what can happen ---------------------------------------------------------------------------------------
 
     def can(self) -> Iterator[str]:
-        """What the dead have sent is still heard."""
+        """Messages of a dead worker still arrive."""
         if self.outbox:
             yield "is heard"
         if self.alive:
@@ -156,7 +157,7 @@ class Node:
             case Commit():
                 me.commit(message)
             case Donate():
-                if message.address is not None:  # else the joiner has died on the way
+                if message.address is not None:  # otherwise the joiner has died in the meantime
                     self._asked.append(message)
             case Save():
                 self._wanted = message.step
@@ -230,7 +231,7 @@ class Node:
             yield None
         yield from self._await_turn(orders, step)
         if orders.stagger and not self._is_barrier(step) and me.committed == step - 1:
-            ahead = me.applied == step  # since an earlier generation: its peers may want its weights again
+            ahead = me.applied == step  # updated in an earlier generation; peers may need its weights again
             if not ahead:
                 me.speculate(step)
                 self.world.speculations += 1
@@ -264,7 +265,7 @@ class Node:
             self.world.fail(f"{me.worker} runs {kind}{mb} of step {step} with parameters after step {me.applied}")
         if takes and int(self._received[step, takes]) != step:
             self.world.fail(f"{me.worker} runs {kind}{mb} of step {step} on a tensor of {self._received[step, takes]}")
-        yield None  # it runs, and whatever may happen meanwhile happens
+        yield None  # the op runs; other events may happen
         if me.records.get(step) is record:
             if (step, kind, mb) in self._ran:
                 self.world.fail(f"{me.worker} repeats {kind}{mb} of step {step}")
@@ -322,7 +323,7 @@ class Node:
     # -- the end of a step -------------------------------------------------------------------------------------
 
     def _reduce(self, orders: Orders, step: int) -> Program:
-        """Everybody sends its sums to all peers: whoever dies on the way has reached some of them."""
+        """Every peer sends its sums to all others. A peer that dies meanwhile has reached some of them."""
         if self.shards is not None:
             yield from self.shards.reduce(orders, self._sums)
         mine = Counter(self._sums)
@@ -443,7 +444,7 @@ class Node:
         self.world.touch(to)
 
     def receive(self, orders: Orders, sender: Worker, key: Any) -> Program:
-        """What came is in `_arrived`."""
+        """Waits for a message and stores it in `_arrived`."""
         wires, wire = self.network.wires, (orders.generation, sender, self.me.worker, key)
         yield lambda: wire in wires or self._void(orders) or self.network.broken(self.mesh, self.me.worker, sender)
         self.check(orders)
@@ -466,10 +467,10 @@ class Node:
     # -- rejoining ---------------------------------------------------------------------------------------------
 
     def _feed(self, step: int) -> None:
-        """After a commit: new joiners get the state, the others this step's gradients."""
+        """After a commit: sends the state to new joiners, and the step's gradients to others."""
         for stream in list(self._fed):
             if self.shards is not None and not self.shards.state.keys() >= {*stream.message.units}:
-                self._fed.remove(stream)  # other workers hold some of them now
+                self._fed.remove(stream)  # other workers hold some of its units now
                 continue
             stream.parcels.append((step, None))
             self.world.touch(stream.to)
@@ -487,7 +488,7 @@ class Node:
         self._asked = []
 
     def _take(self, message: Donate, step: int, state: dict[int, tuple[int, int | None]] | None) -> None:
-        """A donor's parcel. A member has the gradients itself; an older session is void."""
+        """Takes a donor's parcel. Ignored by a member, which has the gradients itself, and from an older session."""
         if self.me.generation >= 0 or message.session < self._session:
             return
         if message.session > self._session:

@@ -1,13 +1,13 @@
-"""Orders of events as data: drawn from a seed, run, and made as short as they can be where they break the contract.
+"""Orders of events as data: drawn from a seed, run, and shrunk to a minimal example if they violate the contract.
 
-    order = Order.drawn(4711)            # shape, faults, and how the world chooses what happens next
+    order = Order.drawn(4711)            # shape, faults, and the choice of the next event
     order.run()                          # a World; raises Violation
-    assert_kept(Order.drawn, range(300))         # none of these orders breaks the contract
-    assert_kept_by_all(Order.drawn)              # nor does any of 100,000, on all cores
+    assert_kept(Order.drawn, range(300))         # none of these orders violates the contract
+    assert_kept_by_all(Order.drawn)              # none of 100,000, on all cores
 
-Half of the orders choose uniformly among all that can happen. The other half gives every process a priority and lets
-the first go on as long as it can, with a few changes on the way: few orders of that kind find what needs a long delay
-in one place (probabilistic concurrency testing; Burckhardt, Kothari, Musuvathi and Nagarakatte, 2010).
+Half of the orders choose uniformly among all possible events. The other half give each process a priority and let the
+highest one run as long as it can, with a few changes of priority. A uniform choice rarely finds faults that need a long
+delay in one place (probabilistic concurrency testing; Burckhardt, Kothari, Musuvathi and Nagarakatte, 2010).
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class Order:
     save_every: int = 0
     clipped: frozenset[int] = frozenset()
     misfits: frozenset[tuple[int, int]] = frozenset()  # (step, attempt)
-    copies: int = 0  # of sharded optimizer state
-    third: bool = False  # who holds a wrong one is killed
-    seed: int | None = None  # of what happens next; None: everybody in turn
+    copies: int = 0  # of sharded state; 0: whole state
+    third: bool = False  # a worker with a wrong copy is killed
+    seed: int | None = None  # of the choices; None: all processes in turn
     delays: int | None = None  # changes of priority; None: no priorities
 
     @classmethod
     def drawn(cls, seed: int, copies: int = 0, flip: bool = False) -> Order:
-        """Two or three faults, most of them deaths, often the second within the recovery from the first.
+        """Two or three faults, mostly deaths; often the second one during the recovery from the first.
 
-        flip: and a bit of sharded state flips; or an update errs, and nobody dies: whoever has erred is not to be the
-        only one who can say what a block is."""
+        flip: also flips a bit of sharded state. Or an update fails: then no worker dies, because the faulty worker must
+            not be the only holder of a block."""
         rng = random.Random(seed)
         order = cls(
             rng.choice(SHAPES),
@@ -86,7 +86,7 @@ class Order:
 
     @property
     def _events(self) -> int:
-        """How many there are with nobody dead."""
+        """Number of events without faults."""
         return _events(self.shape, self.steps, self.stagger, self.evaluate_every, self.save_every, self.copies)
 
     def run(self) -> World:
@@ -119,7 +119,7 @@ def _events(
 
 
 def in_turn() -> Chooser:
-    """Everybody gets a turn: the option after the last one."""
+    """Takes the options in turn: the one after the last."""
     last = 0
 
     def choose(options: Sequence[Option]) -> int:
@@ -135,7 +135,7 @@ def at_random(rng: random.Random) -> Chooser:
 
 
 def by_priority(rng: random.Random, changes: int) -> Chooser:
-    """The first in priority goes on as long as it can; at a change, it becomes the last."""
+    """The process with the highest priority runs as long as it can. A change makes it the lowest."""
     priority: dict[int, float] = {}
     events = 0
     due = {rng.randrange(1, 1000) for _ in range(changes)}
@@ -156,7 +156,7 @@ def by_priority(rng: random.Random, changes: int) -> Chooser:
     return choose
 
 
-Draw = Callable[[int], Order]  # from a seed; a function of a module, or a partial of one
+Draw = Callable[[int], Order]  # from a seed; a module's function or a partial, so that it can be pickled
 
 
 def assert_kept(draw: Draw, seeds: Sequence[int]) -> None:
@@ -180,7 +180,7 @@ def _report(draw: Draw, broken: list[int]) -> None:
 
 
 def _shrunk(order: Order) -> Order:
-    """An order that still breaks the contract, and none that leaves out one thing more does."""
+    """A minimal order: it violates the contract, and no order with one item less does."""
     while True:
         for smaller in _smaller(order):
             if _broken(smaller):
@@ -191,7 +191,7 @@ def _shrunk(order: Order) -> Order:
 
 
 def _broken(order: Order) -> str | None:
-    """What is broken, or None."""
+    """The violation in words, or None."""
     try:
         order.run()
     except Violation as violation:

@@ -1,4 +1,4 @@
-"""A planner for the simulated world: valid plans in no time, good ones do not matter there."""
+"""A planner for the simulated world. Its plans are valid and fast to make; their quality does not matter there."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""A simulated worker's share of the optimizer state: the step whose update each block has seen, and who sends it what.
+"""The sharded state of a simulated worker: the newest step in each block, and the messages about blocks.
 
-Its program is that of `execution.commits` and `state.exchange`, message by message. A death, a cut or a delay may take
-any message, and every version is checked where it is used.
+Its program mirrors `execution.commits` and `state.exchange`, message by message. A death, a cut or a delay may affect
+any message, and every version is checked when it is used.
 
-A bit that flips makes a block wrong, and whatever comes of it: copies, weights, tensors, sums. Nobody knows that but
-this file, until a vote shows it; what is agreed, saved and applied must not come of it.
+A bit flip makes a block wrong, and everything derived from it: copies, weights, tensors, sums. Only this file knows,
+until a vote detects it. Wrong values must not be committed, saved or applied.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ BLOCKS = [128, 256, 128, 384, 128]  # elements, of every stage
 
 
 LACKING = "a block of some tensor is in none of the parts"
-WRONG = (-1, -1)  # in a counter of micro-batches: something has come of a wrong block
+WRONG = (-1, -1)  # in a counter of micro-batches: derived from a wrong block
 
 
 class Shards:
-    """state: block -> the newest step in it, of those held; weights: of all; exponents: likewise, one number.
-    wrong: blocks whose state here is wrong -> which fault made it so, positive if their seal tells; tainted: blocks
-    whose weights here are."""
+    """state: held block -> newest step in it
+    weights: newest step in each block's weights
+    exponents: newest step in the exponents
+    wrong: block with wrong state -> its fault; positive if a seal detects it
+    tainted: blocks with wrong weights"""
 
     def __init__(self, node: Node, loaded: int) -> None:
         self._node, self._loaded = node, loaded
@@ -42,13 +44,13 @@ class Shards:
         self.exponents = loaded
         self.wrong: dict[int, int] = {}
         self.tainted: set[int] = set()
-        self.miscomputes = 0  # the fault that makes the next update wrong
+        self.miscomputes = 0  # fault that makes the next update wrong
         self._told: list[int] = []  # blocks that were wrong at the last vote
         self._grads: dict[int, Counter] = {}
         self._first: set[int] = set()
-        self._undo: tuple[dict[int, int], int] | None = None  # state and exponents, while a step is applied ahead
-        self._spread = -1, -1  # the newest generation and step whose weights were sent
-        self._exchanges = 0, -1  # so many in that generation
+        self._undo: tuple[dict[int, int], int] | None = None  # state and exponents before an early update
+        self._spread = -1, -1  # newest generation and step whose weights were sent
+        self._exchanges = 0, -1  # number of exchanges, generation
 
     def begin(self, orders: Orders) -> Program:
         node, shares, holdings = self._node, _of(orders), self._node.me.holdings
@@ -90,7 +92,7 @@ class Shards:
             yield from self.spread(orders, committed)
 
     def spread(self, orders: Orders, step: int) -> Program:
-        """Once a step in every generation: after the update, agreed or ahead of that."""
+        """Once per step and generation: after the update, committed or early."""
         node, shares, me = self._node, _of(orders), self._node.me.worker.pipeline
         if self._spread == (orders.generation, step):
             return
@@ -113,7 +115,7 @@ class Shards:
         self.check_weights(step)
 
     def reduce(self, orders: Orders, sums: Counter) -> Program:
-        """To the first holders, and from there to the others."""
+        """Sends sums to the first holders, and gradients from there to the others."""
         node, shares = self._node, _of(orders)
         me, key = node.me.worker.pipeline, self._key(orders, "sums")
         self._grads = {block: Counter(sums) for block, holders in enumerate(shares.holders) if me in holders}
@@ -163,7 +165,7 @@ class Shards:
         self._grads, self._undo = {}, None
 
     def undo(self) -> None:
-        """The weights of other blocks stay what they have become: they have to be sent again."""
+        """Weights of blocks that others hold keep their new values, so they must be sent again."""
         assert self._undo is not None
         self.state, self.exponents = self._undo
         for block, step in self.state.items():
@@ -173,7 +175,7 @@ class Shards:
     def inspected(self) -> tuple[bytes, list[int]]:
         held, state = sorted(self._grads), self._undo[0] if self._undo else self.state
         self._told = [block for block in held if block in self.wrong]
-        if self.wrong.keys() - set(held):  # held no more: of the weights alone, which nobody compares
+        if self.wrong.keys() - set(held):  # only its weights were used, and weights are not compared
             self._node.world.excused = True
         values = [1000 * state[block] + abs(self.wrong.get(block, 0)) for block in held]
         return array("q", values).tobytes(), [block for block in self._told if self.wrong[block] > 0]
@@ -183,7 +185,7 @@ class Shards:
         return any(of > 0 for of in self.wrong.values())
 
     def flip(self, fault: int, block: int) -> None:
-        """A bit of the block's state, or of whichever else there is."""
+        """Makes the block wrong; if it is not held, another one."""
         if self.state:
             self._taint(block if block in self.state else min(self.state), fault)
 
@@ -196,15 +198,15 @@ class Shards:
             node.world.fail(f"{node.me.worker} uses weights {self.weights}, exponents {self.exponents}, not of {step}")
 
     def given(self) -> dict[int, tuple[int, int | None]]:
-        """What a donor gives of each block: the step in it, and what is wrong with it."""
+        """A donor's parcel: block -> (step in it, its fault or None)."""
         return {block: (step, self.wrong.get(block)) for block, step in self.state.items()}
 
     def forget(self) -> None:
-        """A new session in which it follows its blocks begins."""
+        """Starts a new session, in which it follows its blocks."""
         self.state, self.wrong, self.tainted, self.exponents = {}, {}, set(), -9
 
     def follow(self, blocks: Collection[int], step: int, state: dict[int, tuple[int, int | None]] | None) -> None:
-        """state: None: a step's gradients."""
+        """state: None for a step's gradients."""
         for block in blocks:
             self.state[block] = self.weights[block] = step
             if state is not None:
@@ -214,7 +216,7 @@ class Shards:
         self.exponents = max(self.exponents, step)
 
     def saved(self, step: int, units: Collection[int]) -> dict[int, bool]:
-        """The blocks that it saves, and whether they are right."""
+        """block -> whether it is right, for the blocks that it saves."""
         node = self._node
         if any(of != step for of in self.state.values()):
             node.world.fail(f"{node.me.worker} saves {self.state} as after step {step}")
@@ -229,7 +231,7 @@ class Shards:
             self.tainted.add(block)
 
     def _key(self, orders: Orders, what: str) -> tuple[str, int]:
-        """Everybody comes to the same exchanges of a generation in the same order."""
+        """A key for an exchange. All peers run the exchanges of a generation in the same order."""
         count, generation = self._exchanges
         count = count + 1 if generation == orders.generation else 0
         self._exchanges = count, orders.generation
@@ -245,5 +247,5 @@ def _of(orders: Orders) -> Shares:
 
 
 def lacking(parts: Sequence[Collection[int]]) -> set[int]:
-    """The blocks that no part holds."""
+    """The blocks in none of the parts."""
     return set(range(len(BLOCKS))) - set().union(*parts)

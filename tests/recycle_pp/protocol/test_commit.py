@@ -1,4 +1,4 @@
-"""When a step is agreed, and what stops a job rather than train it wrongly."""
+"""When a step is committed, and what stops a job with wrong gradients."""
 
 import math
 

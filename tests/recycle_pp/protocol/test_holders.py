@@ -1,5 +1,5 @@
-"""Who holds which block: k living holders whenever k live, equal loads, little that moves, and nothing lost by k - 1
-deaths between two heals."""
+"""Each block has k live holders if k workers live. Loads stay equal, few blocks move, and k - 1 deaths between two
+heals lose nothing."""
 
 import random
 from collections import Counter
@@ -66,7 +66,7 @@ def test_k_living_holders_whenever_k_live_and_k_less_one_deaths_between_heals_lo
         dead = set(data.draw(st.permutations(sorted(live)))[:deaths])
         back = set(data.draw(st.sets(st.sampled_from(sorted(peers)))))
         live = (live - dead) | back
-        held = living(table, live - (back & dead))  # who died and is back holds nothing
+        held = living(table, live - (back & dead))  # a returned worker holds nothing
         assert not lost(held)
         table = refilled(held, sizes, live, copies)
         assert_held(table, sizes, live, copies)
@@ -96,7 +96,7 @@ def test_wherever_hosts_are_all_of_that_holds_and_nobody_holds_more_than_its_sha
 
 @given(st.integers(3, 5), st.integers(1, 3), st.integers(2, 3), st.data())
 def test_copies_that_are_made_again_lie_on_another_host_than_the_others_if_there_is_room(count, each, copies, data):
-    """Equal hosts, one more than copies at least; one peer dies, and comes back."""
+    """Equal hosts, at least one more than copies. One peer dies and returns."""
     copies = min(copies, count - 1)
     live = set(range(count * each))
     hosts, sizes = {peer: f"host-{peer % count}" for peer in live}, [1] * (60 * len(live))
@@ -128,7 +128,7 @@ def test_nothing_moves_where_nobody_died_or_came_back(sizes, peers, copies):
 
 @pytest.mark.parametrize("copies", [2, 3])
 def test_a_refill_moves_little_more_than_the_least_possible_and_keeps_loads_equal(copies):
-    """Eight peers, a block of a million elements each 4,096 times; two die, and come back."""
+    """Eight peers with 4,096 blocks of a million elements. Two peers die and return."""
     sizes, live = [1 << 20] * 4096, set(range(8))
     table = placed(sizes, live, copies)
     for event in (-3, -6, 3, 6):

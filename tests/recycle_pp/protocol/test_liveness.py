@@ -1,4 +1,4 @@
-"""Who is stuck: never who waits, always who does not get on, never for a machine that is only busy."""
+"""A worker without progress is stuck; a worker that waits, or runs on a busy machine, is not."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ waits = st.builds(
 
 
 def frozen(what="F", step=3, seconds=LONG):
-    """Its main thread stands still in an op."""
+    """A worker whose main thread makes no progress in an op."""
     return Sign(Activity("works", what, step, (0, 0)), seconds, quiet=seconds)
 
 
@@ -40,7 +40,7 @@ def waiter(what, step=3, peer=None, seconds=LONG):
 
 @st.composite
 def jobs(draw, of=works | waits):
-    """Signs of nine workers that say what they do, whether that goes together or not; all answer, nothing has come."""
+    """Signs of nine workers with random activities, consistent or not. All answer, and no message has arrived."""
     return {
         w: Sign(draw(of), draw(times), quiet=draw(times), expected=draw(st.sampled_from([None, 0.02, 4.0])))
         for w in WORKERS
@@ -61,7 +61,7 @@ def test_the_culprit_is_found_wherever_the_others_wait(signs, data):
 
 @given(jobs(), st.data())
 def test_on_a_machine_that_is_only_busy_nobody_is_accused(signs, data):
-    """Its threads run, or want to; ops take up to ten times what would be too long for one that stands still."""
+    """Threads run or are ready to run. An op may take up to ten times the limit of an idle thread."""
     for worker, sign in signs.items():
         limit = max(PATIENCE.suspicion, PROFILED * (sign.expected or 0.0))
         signs[worker] = replace(
@@ -176,7 +176,7 @@ def test_a_joiner_that_waits_for_its_turn_holds_nobody_up():
 
 
 def reader(seconds, needs=True):
-    """Its read has waited so long; it needs what it reads now, or has only tried its disk as it waits for another."""
+    """A worker whose read is slow. It needs the data now, or it waits for a peer and has only probed its disk."""
     sign = Sign(Activity("works", "data", 3, (0, 0)), seconds, quiet=seconds) if needs else waiter("commit")
     return replace(sign, reading=seconds)
 
@@ -203,5 +203,5 @@ def test_a_reader_in_a_job_that_reads_no_files_is_stuck():
 
 @pytest.mark.parametrize("suspicion", [0.1, 1.0, 10.0, 600.0])
 def test_all_disks_have_been_tried_before_the_first_reader_would_be_stuck(suspicion):
-    """One probe is due within the limit, and has waited for longer than the limit at half the suspicion."""
+    """A probe starts within the limit, and has waited for longer than the limit at half of the suspicion."""
     assert 0 < 2 * read_limit(suspicion) <= suspicion / 2

@@ -1,4 +1,4 @@
-"""Whose copy of a block is wrong: found whenever it can be known, and nobody else is called wrong."""
+"""A wrong copy of a block is found whenever the votes show it, and no right copy is called wrong."""
 
 from array import array
 
@@ -13,7 +13,7 @@ PEERS = range(6)
 
 @st.composite
 def stages(draw):
-    """(table, who is wrong in which blocks, who of them has seen it change): the wrong all differ from each other."""
+    """(table, (block, worker) of wrong copies, those of them with a changed seal). All wrong copies differ."""
     table = draw(
         st.lists(st.lists(st.sampled_from(PEERS), min_size=1, max_size=4, unique=True), min_size=1, max_size=8)
     )
@@ -65,7 +65,7 @@ def test_of_two_that_do_not_agree_and_saw_nothing_nobody_can_tell_but_by_another
 
 
 def test_a_copy_that_was_made_since_the_last_vote_is_no_witness():
-    """Of 0, 1 and 2 the last has its copy from 0: they say the same, whoever of 0 and 1 is right."""
+    """Worker 2 has its copy from worker 0, so both agree, whether 0 or 1 is right."""
     votes = votes_of([[0, 1, 2]], {(0, 0)}, set())
     votes[2] = votes[0]
     assert compare([[0, 1, 2]], votes).wrong == {1: 0}, "which is why"

@@ -1,4 +1,4 @@
-"""What a worker does with messages that come twice."""
+"""Repeated messages."""
 
 from recycle_schedules import Worker
 
@@ -7,7 +7,7 @@ from recycle_pp.wire.messages.workers import Commit, Shares
 
 
 def test_a_commit_that_comes_twice_is_applied_once():
-    """After a reset the coordinator repeats the newest commit, which may have gone to the new connection already."""
+    """After a reset the coordinator repeats the newest commit, which may have arrived by the new connection already."""
     me = Participant(Worker(0, 0), stages=1)
     me.holdings.adopt(Shares([(1, [0])], together=True, copies=[], knows=None))
     for _ in range(2):

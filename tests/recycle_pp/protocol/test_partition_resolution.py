@@ -1,4 +1,4 @@
-"""Who goes when the network is broken between some workers and not between others."""
+"""The workers that leave if the network is broken between some workers only."""
 
 from hypothesis import given
 from hypothesis import strategies as st

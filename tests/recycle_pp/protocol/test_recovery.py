@@ -1,4 +1,4 @@
-"""The recovery contract, tried at every event of small jobs and at random in larger ones (no sockets, no clock)."""
+"""The recovery contract, at every event of small jobs and at random events of larger ones (no sockets, no clock)."""
 
 from dataclasses import replace
 

@@ -30,7 +30,7 @@ def test_a_fresh_job_given_the_same_events_decides_the_same():
 
 
 def test_a_job_begins_without_a_checkpoint_under_way():
-    """So the coordinator tells each job that replaces another one again."""
+    """So the coordinator must repeat the state of saving to each job that replaces another one."""
     job = Order((2, 2, 2), steps=1).run().fresh_job()
     assert job.saving == SavingChanged(occupied=False, due=False)
     job.handle(SavingChanged(occupied=True, due=True))

@@ -13,7 +13,7 @@ def grid(pipelines, stages):
 
 
 def test_a_worker_of_the_richest_stage_moves_into_the_empty_one():
-    roles = fill_stages(grid(2, 2), present={0, 2, 3} - {3}, stages=2)  # stage 1 is gone: 0.0 and 1.0 are left
+    roles = fill_stages(grid(2, 2), present={0, 2, 3} - {3}, stages=2)  # stage 1 is lost; 0.0 and 1.0 are left
     assert sorted(roles[r].stage for r in (0, 2)) == [0, 1]
 
 

@@ -1,4 +1,4 @@
-"""What the coordinator itself computes stays small where the job is large; bench/coordinator.py has the figures."""
+"""The coordinator's own computations stay fast in large jobs. bench/coordinator.py has the figures."""
 
 import importlib.util
 from pathlib import Path
@@ -17,12 +17,12 @@ def bench():
 
 
 def test_a_death_among_128_workers_takes_the_coordinator_a_fraction_of_a_second(bench):
-    """Some 30 ms on a quiet core. Lists of actions made one by one took 3 s, and more than linearly so."""
+    """About 30 ms on an idle core. Separate lists of actions took 3 s, and grew faster than linearly."""
     seconds = bench.one_death(16, 8, 64, at=0.5)
     assert sum(seconds[phase] for phase in ("announce", "hear", "adopt")) < 1.0
     assert seconds["follow"] < 1.0
 
 
 def test_the_votes_of_128_workers_take_the_coordinator_a_fraction_of_a_second(bench):
-    """Some 6 ms on a quiet core."""
+    """About 6 ms on an idle core."""
     assert bench.one_step(16, 8, 64)["vote"] < 0.2

@@ -1,5 +1,5 @@
-"""The recovery contract where no worker has all of its stage's state: k copies of each block, any k - 1 deaths; where
-blocks are updated when the job has agreed, and where they are updated ahead of that."""
+"""The recovery contract with k copies of each block: any k - 1 deaths lose nothing, whether blocks are updated at the
+commit or before it."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from .world import Fault
 
 
 def drawn(seed):
-    """2 or 3 copies; with 3 pipelines at most, the latter is all."""
+    """2 or 3 copies. The shapes have at most 3 pipelines, so 3 copies are all."""
     return Order.drawn(seed, copies=2 + seed % 2)
 
 
@@ -87,15 +87,15 @@ def test_a_coordinator_that_dies_at_any_event_finds_who_holds_what(each):
 @pytest.mark.parametrize("shape", [(4, 1, 2), (3, 2, 1)])
 @pytest.mark.parametrize("kind", ["flip", "err"])
 def test_a_block_that_goes_wrong_at_any_event_is_found_in_the_next_vote_and_nothing_comes_of_it(kind, shape, each):
-    """The world fails where anything wrong is applied or saved, or somebody is killed with whom nothing is wrong."""
-    k = 2 if kind == "flip" else 3  # of two, who has erred does not know
+    """The world fails if a wrong value is applied or saved, or if a worker without a fault is killed."""
+    k = 2 if kind == "flip" else 3  # of two copies, the wrong one of a bad update is unknown
     order = Order(shape, steps=4, copies=k, third=True, save_every=2)
     events = order.run().events
     found = 0
     for moment in range(0, events, each):
         world = replace(order, faults=(Fault(moment, kind, Worker(1, 0)),), seed=moment).run()
         found += world.mismatches == [Worker(1, 0)]
-        if not world.stopped:  # nobody votes after the last step, but what it leaves is compared
+        if not world.stopped:  # the last step is compared at the end, without a vote
             assert world.job.committed == 3 and world.lost is None
     assert found > events / each / 2
 
@@ -113,7 +113,7 @@ def test_what_else_happens_as_a_wrong_block_is_found_changes_nothing(later, each
 
 
 def test_a_coordinator_that_dies_as_it_finds_a_wrong_block_leaves_it_to_be_found_again_or_a_void_step():
-    """Of those who live on, all, some or none have heard by then that the step is void."""
+    """When it dies, all, some or none of the survivors know that the step is void."""
     order = Order((2, 2, 2), steps=3, copies=2, third=True)
     begins = order.run().events // 3
     for seed in range(100):
@@ -126,7 +126,7 @@ def test_a_coordinator_that_dies_as_it_finds_a_wrong_block_leaves_it_to_be_found
 
 
 def test_all_copies_of_a_block_gone_means_the_checkpoint_or_the_end():
-    """Of four peers in two groups, 0 and 2 are one."""
+    """Peers 0 and 2 of four form one of the two groups."""
     both = (Fault(60, "kill", Worker(0, 0)), Fault(60, "kill", Worker(2, 0)))
     assert Order((4, 1, 2), both, steps=3, copies=2).run().lost == 0
     late = tuple(fault._replace(at=400) for fault in both)
@@ -135,8 +135,8 @@ def test_all_copies_of_a_block_gone_means_the_checkpoint_or_the_end():
 
 
 def test_weights_that_nobody_computes_with_any_more_are_not_sent_again():
-    """A lost connection voids what was ahead, but not a stage's sums. One of its workers is ahead again before another
-    has the old weights once more, and then somebody dies elsewhere."""
+    """A lost connection voids early updates, but not a stage's sums. One worker of the stage updates early again before
+    another has the old weights back, and then a worker of another stage dies."""
     faults = (Fault(1012, "lose", Worker(0, 2)), Fault(1061, "kill", Worker(2, 2)))
     Order((3, 3, 1), faults, steps=4, copies=3, stagger=True, evaluate_every=2, save_every=2).run()
 

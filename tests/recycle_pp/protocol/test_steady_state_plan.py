@@ -1,4 +1,4 @@
-"""When the steps that nothing has broken get which plan."""
+"""When the workers get a plan of unbroken steps."""
 
 from recycle_schedules import Problem, Worker, actions, plan, unpack
 

@@ -1,4 +1,4 @@
-"""What workers report of their units, and what the coordinator makes of it."""
+"""The coordinator's table of units, from the reports of workers."""
 
 import re
 from array import array
@@ -40,7 +40,7 @@ def heal(found, committed):
 
 
 def running(copies, *pipelines, sizes=SIZES):
-    """A stage of these workers after step 0."""
+    """A stage of these workers, after step 0."""
     units, found = Units(copies), workers(*pipelines, sizes=sizes)
     assert share(units, found, -1).copies == [], "all begin with all of it"
     heal(found, -1)
@@ -80,7 +80,7 @@ def test_a_heal_that_was_broken_off_goes_on_with_what_has_arrived():
     found[to].took(block)
     again = share(units, found, 0)
     assert again.holders == first.holders and again.copies == first.copies[1:]
-    successor = share(Units(2), found, 0)  # a new coordinator knows what the workers say, and nothing else
+    successor = share(Units(2), found, 0)  # a new coordinator has only the workers' reports
     assert block not in [copy[0] for copy in successor.copies]
 
 
@@ -97,7 +97,7 @@ NAME = "unit 2 of the state of stage 0 (w)"
 
 
 def compared(copies, flips, changed=(), third=False):
-    """What becomes of the votes of a group whose copies of block 2 are flipped."""
+    """The outcome of a vote of workers, some of which have flipped copies of block 2."""
     units, found = running(copies, *range(copies))
     units._third, units.hosts, units.names = third, {(0, 0): "h"}, {0: ["u", "v", "w"]}
     votes = {
@@ -163,7 +163,7 @@ some_of_them = st.sets(st.sampled_from(LIVE))
 
 
 def table(copies, live):
-    """The coordinator's table of a job of these workers, which has begun."""
+    """The coordinator's table, at the start of a job of these workers."""
     units = Units(copies)
     units.share_out({w: Report(0, [], False, 0.0, Holdings(w.pipeline, SIZES, -1).reported()) for w in live}, -1)
     return units
@@ -201,7 +201,7 @@ def test_the_savers_of_a_checkpoint_save_every_unit_once(gone, copies):
     live = {*LIVE} - gone
     units = table(copies, LIVE)
     if any(not any(w.pipeline in of for w in live if w.stage == s) for s in range(2) for of in units._tables[s]):
-        return  # lost
+        return  # a unit is lost
     savers, saved = units.savers(live), Counter()
     for worker in live:
         holdings = Holdings(worker.pipeline, SIZES, -1)
@@ -219,7 +219,7 @@ def test_a_joiner_follows_the_units_that_it_holds_when_it_is_a_member(copies):
     units, found = running(copies, 0, 1, 2)
     found.pop(2)
     if copies == 1:
-        return  # its units are lost
+        return  # a unit is lost
     share(units, found, 0)
     heal(found, 0)
     live = [Worker(p, 0) for p in found]

@@ -1,4 +1,4 @@
-"""Which held-out micro-batches a validation has."""
+"""The held-out micro-batches of a validation."""
 
 from collections import Counter
 

@@ -1,19 +1,19 @@
-"""A deterministic world for the recovery protocol: real `Job`, `Saving` and `Participant`s, invented all around them.
+"""A deterministic world for the recovery protocol: real `Job`, `Saving` and `Participant`s, the rest simulated.
 
     world = World(pipelines=2, stages=2, microbatches=2, steps=2)
-    world.run(in_turn())                                     # whoever may act does, one after the other
-    world.run(in_turn(), [Fault(17, "kill", Worker(0, 1))])  # ... until event 17, when somebody dies
+    world.run(in_turn())                                     # all processes act in turn
+    world.run(in_turn(), [Fault(17, "kill", Worker(0, 1))])  # the same, with a death at event 17
 
-The world plays the coordinator, the supervisors, the network and the clock; `node.Node` plays a worker. Whatever is
-under way may arrive, and whoever can go on may do so, in any order that the chooser wants: so messages are delayed at
-will and overtake each other (those of one connection excepted, as TCP has it), timers fire at any time, and the dead
-leave half of what they had sent.
+The world simulates the coordinator, the supervisors, the network and the clock; `node.Node` simulates a worker. The
+chooser selects the next event among all messages that may arrive and all processes that may act. So messages are
+delayed and overtake each other (except on one connection, as with TCP), timers fire at any time, and a dead process
+leaves a part of its messages.
 
-Every run checks the contracts as it goes: an op uses the parameters of its step, no survivor runs an op twice, a step
-sums every micro-batch's gradient once at every stage, peers that save or validate are in the same state, and something
-can always happen until all is done. A violation raises `Violation` with the events that led to it.
+Every run checks the contracts: an op uses the parameters of its step; no survivor runs an op twice; every stage sums
+each micro-batch's gradient once; peers that save or validate are in the same state; and until the end some event is
+always possible. A violation raises `Violation` with the events that led to it.
 
-(Longer than other files because every kind of event may happen in every state, which is one object therefore.)
+(Longer than other files because every event may happen in every state, so the state is one object.)
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ from .node import Node
 from .planning import plan_simply
 from .sharded import BLOCKS, LACKING, lacking
 
-Option = tuple[int, str]  # who acts (a node's number, or COORDINATOR), and what it does
+Option = tuple[int, str]  # (a node's number or COORDINATOR, its action)
 Chooser = Callable[[Sequence[Option]], int]
 
 COORDINATOR = -1
-NOWHERE = Path("/nonexistent")  # the checkpoints of this world are numbers
+NOWHERE = Path("/nonexistent")  # checkpoints of this world are numbers
 
 
 class Violation(AssertionError):
@@ -76,16 +76,16 @@ class Violation(AssertionError):
 
 
 class Fault(NamedTuple):
-    """At event `at`, `kind` befalls the process that was started as `worker`.
+    """At event `at`, `kind` happens to the process that was started as `worker`.
 
-    kill    it is gone; what it had sent may be lost
-    lose    it is given up though it lives: it works on, and nobody listens any more
-    revive  if it is dead: a new process takes its place
-    leave   it is told to go (SIGTERM)
+    kill    it dies; messages that it has sent may be lost
+    lose    it is removed although it lives: it works on, and its messages are ignored
+    revive  if it is dead, a new process replaces it
+    leave   it gets SIGTERM
     cut     its connection to another worker breaks
     flip    a bit of its sharded state flips
-    err     its next update of sharded state gives something wrong
-    orphan  the coordinator dies (whoever `worker` is); a new one takes over later, from what the workers report
+    err     its next update of sharded state is wrong
+    orphan  the coordinator dies, whatever `worker` is; later a new one takes over from the workers' reports
     """
 
     at: int
@@ -95,15 +95,15 @@ class Fault(NamedTuple):
 
 @dataclass
 class Network:
-    """Between the processes of one beginning of the job: those of an earlier one have addresses of their own."""
+    """The network between the processes of one start of the job. A restart uses new addresses."""
 
     wires: dict[tuple[int, Worker, Worker, Any], Any] = field(default_factory=dict)  # (generation, from, to, key)
-    published: set[tuple[int, Worker]] = field(default_factory=set)  # who has told where it listens, by mesh
+    published: set[tuple[int, Worker]] = field(default_factory=set)  # workers that listen, by mesh
     cuts: set[tuple[int, Worker, Worker]] = field(default_factory=set)  # connections of a mesh that broke
     graves: set[tuple[int, Worker]] = field(default_factory=set)  # members of a mesh that are dead
 
     def broken(self, mesh: int, me: Worker, other: Worker) -> bool:
-        """Gloo says that this connection is of no more use."""
+        """Whether this connection is broken."""
         return (mesh, me, other) in self.cuts or (mesh, other) in self.graves
 
 
@@ -123,41 +123,41 @@ class World:
         third: bool = False,
         seed: int = 0,
     ) -> None:
-        """seed: of what gets lost."""
+        """seed: of the lost messages."""
         self.problem = Problem(pipelines=pipelines, stages=stages, microbatches=microbatches)
         self.stages, self.steps, self.clipped = stages, steps, clipped
         self.misfits = misfits  # (step, attempt) whose sums do not fit
-        self.copies = copies  # of each block of sharded optimizer state; 0: everybody has all of it
-        self.third = third  # who holds a wrong one is killed
-        self.flips = 0  # bits so far, and wrong updates
-        self.mismatches: list[Worker] = []  # whose were found
-        self.found_at = -1  # the event that found the last one
-        self.excused = False  # who had one died before it could vote: what it has sent stays
-        self.stopped = False  # nobody could tell who was wrong
+        self.copies = copies  # of each block of sharded state; 0: all workers hold all blocks
+        self.third = third  # a worker with a wrong copy is killed
+        self.flips = 0  # flipped bits and wrong updates so far
+        self.mismatches: list[Worker] = []  # detected workers
+        self.found_at = -1  # event that detected the last one
+        self.excused = False  # a wrong worker died before its vote, so its messages count
+        self.stopped = False  # it was unknown which worker was wrong
         self.stagger, self.evaluate_every, self.save_every = stagger, evaluate_every, save_every
         self.per_pass, self.held_out = 1, pipelines + 1  # of a validation: two passes, the second with one micro-batch
         self.evaluated: list[int] = []  # steps whose validation is complete
-        self.saved = 0  # steps done of the newest checkpoint
+        self.saved = 0  # completed steps in the newest checkpoint
         self.restores = 0
-        self.lost: int | None = None  # the stage for whose sake the job had to stop
+        self.lost: int | None = None  # the lost stage that ended the job
         self.events = 0
         self._history: list[tuple[Any, ...]] = []
         self._rng = random.Random(seed)
         self._roles = dict(enumerate(Worker(d, s) for d in range(pipelines) for s in range(stages)))
-        self._ranks = {worker: rank for rank, worker in self._roles.items()}  # of the processes, by their first role
-        self._alive: dict[int, Node] = {}  # rank -> its process, as long as nobody has noticed that it is dead
-        self._actors: list[Node] = []  # all processes that do anything, also those given up
-        self._noticing: deque[Node] = deque()  # dead, and not known to be
+        self._ranks = {worker: rank for rank, worker in self._roles.items()}  # rank of each process, by its first role
+        self._alive: dict[int, Node] = {}  # rank -> process, until its death is noticed
+        self._actors: list[Node] = []  # all processes that act, also removed ones
+        self._noticing: deque[Node] = deque()  # dead, not noticed yet
         self._mending: deque[int] = deque()  # generations in which a link broke
-        self.headless = False  # the coordinator is dead, and no other one has taken over
+        self.headless = False  # the coordinator is dead, without a successor so far
         self.takeovers = 0
-        self.speculations = self.taken_back = 0  # steps that a worker applied ahead, and those that it undid
+        self.speculations = self.taken_back = 0  # steps applied early, and those undone
         self._begin(0, range(len(self._roles)))
 
     # -- running -----------------------------------------------------------------------------------------------
 
     def run(self, choose: Chooser, faults: Sequence[Fault] = (), limit: int = 100_000) -> World:
-        """Until the job is finished, or cannot go on (`lost`)."""
+        """Runs until the job is finished, or cannot continue (`lost`)."""
         ahead = deque(sorted(faults))
         try:
             while not self._over():
@@ -201,7 +201,7 @@ class World:
             self.fail(f"the newest checkpoint holds {self.saved} steps of {self.steps}")
 
     def _options(self) -> list[Option]:
-        """What a process can do changes only when something has touched it (`stale`)."""
+        """The possible next events. Those of a process change only if it is `stale`."""
         found: list[Option] = []
         for node in self._actors:
             if node.stale:
@@ -225,8 +225,8 @@ class World:
         return found
 
     def check_parts(self, message: Assemble) -> bool:
-        """Whether a checkpoint of sharded state holds every block; its parts outlive those who wrote them. Only those
-        that have died may have taken some with them."""
+        """Whether a checkpoint of sharded state has every block. A part outlives its writer. Only dead workers may have
+        taken blocks with them."""
         if self.copies:
             for stage in range(self.stages):
                 of = [n for n in self._actors if str(n.me.worker) in message.parts and n.me.worker.stage == stage]
@@ -240,7 +240,7 @@ class World:
         return True
 
     def deceived(self, what: str) -> None:
-        """Something wrong was taken for right."""
+        """A wrong value was accepted."""
         if not self.excused:
             self.fail(what)
 
@@ -248,7 +248,7 @@ class World:
         return self._actors[number]
 
     def touch(self, worker: Worker | None = None) -> None:
-        """Whoever has this place, or everybody, may be able to do something else now."""
+        """Marks the process in this role, or all processes, as stale."""
         for node in self._actors:
             if worker is None or node.me.worker == worker:
                 node.stale = True
@@ -266,7 +266,7 @@ class World:
                 self._drive(LinksBroken())
         elif what == "takes over":
             self._take_over()
-        elif what == "plans":  # in a thread: what the job wants may be something else when it is done
+        elif what == "plans":  # in a thread; the job may want another plan in the meantime
             self._planned = self.job.problem_now()
             self.job.steady.plan(self._planned)
         elif what == "has planned":
@@ -307,7 +307,7 @@ class World:
 
     def _hear(self, node: Node, message: Message) -> None:
         if node not in self._alive.values():
-            return  # given up: its generation is void
+            return  # removed, so its generation is void
         worker = node.me.worker
         if is_lasting(message):
             node.said[type(message)] = message
@@ -321,7 +321,7 @@ class World:
                 self._mending.append(message.generation)
             case SaveFailed():
                 self.saving.save_failed(message, worker)
-                # With a block gone the next generation begins anew at the checkpoint before.
+                # with a block lost, the next generation restarts from the previous checkpoint
                 self.stopped = self.stopped or (self.saving.failed and message.detail != LACKING)
             case Saved():
                 self._send(self.saving.saved(worker, message))
@@ -395,7 +395,7 @@ class World:
         self._judge()
 
     def _restore(self) -> None:
-        """What the coordinator does when a stage is lost."""
+        """Mirrors the coordinator when a stage is lost."""
         present = sorted(self._alive)
         again = self.restores and self.saved == self._restored_from
         if (self.job.started and not self.saved) or again or len(present) < self.stages:
@@ -403,13 +403,13 @@ class World:
         else:
             self._roles = fill_stages(self._roles, present, self.stages)
             self.restores, self._restored_from = self.restores + 1, self.saved
-            self._alive.clear()  # the old processes live on for a moment, and nobody listens
+            self._alive.clear()  # the old processes act a little longer, and their messages are ignored
             self._begin(self.saved, present, self.job.generation)
 
     # -- another coordinator -----------------------------------------------------------------------------------
 
     def _orphan(self) -> None:
-        """What the coordinator had sent arrives up to a point; what nobody has noticed yet nobody will."""
+        """The coordinator dies. A part of its messages arrives. Deaths that it has not noticed stay unnoticed."""
         self.headless, self._stage_lost = True, None
         self._mending.clear()
         for node in self._actors:
@@ -418,7 +418,7 @@ class World:
         self.touch()
 
     def _take_over(self) -> None:
-        """What the coordinator's successor does, see coordinator/successor.py."""
+        """Mirrors coordinator/successor.py."""
         self.headless, self.takeovers = False, self.takeovers + 1
         self._noticing.clear()
         self._alive = {rank: node for rank, node in self._alive.items() if node.alive}
@@ -489,7 +489,7 @@ class World:
                 self._cut(node, self._rng.choice(others))
 
     def _kill(self, node: Node) -> None:
-        """What it has sent arrives up to a point, which is another one on every connection."""
+        """Kills a process. A part of its messages arrives, a different one on each connection."""
         me = node.me.worker
         node.alive = False
         node.network.graves.add((node.mesh, me))
@@ -503,7 +503,7 @@ class World:
         self._noticing.append(node)
 
     def gone(self, node: Node) -> None:
-        """A process has ended by itself, as it was told to."""
+        """A process has ended by itself, as ordered."""
         node.alive = False
         node.network.graves.add((node.mesh, node.me.worker))
         self.touch()

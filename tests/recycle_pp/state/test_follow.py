@@ -22,7 +22,7 @@ from tests.recycle_pp.numerics.test_units import cut
 
 
 class Worker:
-    """A stage that steps by gradients drawn from the step's number. units: those that it holds; None: all."""
+    """A stage whose gradients are drawn from the step's number. units: the ones it holds; None: all."""
 
     def __init__(self, reproducible=False, units=None):
         groups = ["*norm*:0.5:2", "layers.2.*:0.3"]
@@ -44,7 +44,7 @@ class Worker:
         return whole if self.units is None else part(self.stage, whole, self.units)
 
     def commit(self, step, how):
-        """What a worker does at the end of a step; the commit as the job agrees on it."""
+        """The end of a step on a worker. Returns the commit."""
         reduced = self.gradient(step)
         if how == "skipped":
             self.optimizer.step(reduced, step, None)
@@ -65,7 +65,7 @@ class Worker:
 
 
 class Pipe:
-    """A stream whose reader takes one parcel at a time, when it is told to."""
+    """A stream whose reader takes one message per release of `taking`."""
 
     def __init__(self):
         self.parcels, self.taking = [], threading.Semaphore(0)
@@ -126,12 +126,12 @@ HOW = ("stepped", "speculated", "skipped", "undone")
     events=st.lists(st.one_of(st.integers(1, 60), st.sampled_from(HOW)), max_size=60),
 )
 def test_a_joiner_has_the_bits_of_its_donor(size, reproducible, events):
-    """Events: a commit of that kind, or so many parcels that the network carries."""
+    """events: a commit of that kind, or a number of messages that arrive."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         pipe = Pipe()
         monkeypatch.setattr(follow, "connect", lambda *_, **__: pipe)
         here, there = Worker(reproducible), Worker(reproducible)
-        for unit in there.every:  # nothing of its own may remain
+        for unit in there.every:  # its own state must not remain
             there.optimizer.put(unit, [torch.full_like(vector, 9.0) for vector in there.optimizer.vectors(unit)])
         donations, following = donor(here, monkeypatch, size), joiner(there)
         last = -1
@@ -171,7 +171,7 @@ def iter_parcels(pipe):
 def test_a_joiner_that_follows_units_of_several_donors_has_the_bits_of_one_that_held_them_from_the_start(
     reproducible, odd, events
 ):
-    """Events: a commit of that kind, or so many parcels of a donor. Some units are held by another donor as well."""
+    """events: a commit of that kind, or a number of messages from a donor. Some units have a second holder."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         count = len(Worker().every)
         gives = [[unit for unit in range(count) if unit % 3 == d] for d in range(3)]
@@ -220,7 +220,7 @@ def test_a_joiner_that_follows_units_of_several_donors_has_the_bits_of_one_that_
 
 
 class OldStream:
-    """Of a donor that hung and sends its next parcel."""
+    """A stream from a donor that has hung and now sends its next message."""
 
     def __init__(self, parcel):
         self.receive = lambda: parcel
@@ -250,7 +250,7 @@ def test_a_new_session_starts_with_nothing_of_the_one_before_whose_parcels_are_v
 def test_a_slow_joiner_makes_nothing_grow_and_begins_again_with_the_newest_state(pipe, monkeypatch):
     worker = Worker()
     donations = donor(worker, monkeypatch, 1 << 20)
-    pipe.taking.release(1)  # it takes the whole state, and nothing after it
+    pipe.taking.release(1)  # takes the whole state and no gradient
     for step in range(10 * WAITING):
         donations.committed(*worker.commit(step, "stepped"))
         (line,) = donations._donors
@@ -265,11 +265,11 @@ def test_a_slow_joiner_makes_nothing_grow_and_begins_again_with_the_newest_state
 
 
 def test_the_donor_s_optimizer_waits_for_the_copy_of_one_part_at_most(pipe, monkeypatch):
-    """Not for the network: the joiner takes nothing at all."""
+    """It does not wait for the network: the joiner takes nothing."""
     worker = Worker()
     donations = donor(worker, monkeypatch, 128)
     donations.committed(*worker.commit(0, "stepped"))
-    time.sleep(0.05)  # the thread hangs in its first send
+    time.sleep(0.05)  # the thread blocks in its first send
     begun = time.monotonic()
     donations.committed(*worker.commit(1, "speculated"))
     assert time.monotonic() - begun < 1.0

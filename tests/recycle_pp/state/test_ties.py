@@ -1,5 +1,5 @@
-"""A tied embedding in two stages, held by all workers or by some: each holder has the gradient that one worker alone
-would have, bit for bit, and all have its norms."""
+"""A tied embedding in two stages, held by all or by some workers. Every holder has the gradient that a single worker
+would have, bit for bit, and all workers have its norms."""
 
 import queue
 import threading
@@ -31,7 +31,8 @@ from ..numerics.test_units import cut
 
 
 class Network:
-    """Messages and sums between threads. ordered: as over groups, messages have no tags, and none within a stage."""
+    """Messages and sums between threads. ordered: as with collectives, messages have no tags and stay between
+    stages."""
 
     def __init__(self, workers, ordered):
         self.ordered = ordered
@@ -56,7 +57,7 @@ class Network:
             return SimpleNamespace(wait=lambda: tensor.copy_(box(frm, me, tag).get(timeout=20)))
 
         def together(tensors, result):
-            """result: of what all peers have, (what becomes of) this worker's tensor."""
+            """result(peer -> tensor): the new value of this worker's tensor."""
             barrier = self.barriers[me.stage]
             self.parts[me] = [tensor.clone() for tensor in tensors]
             barrier.wait()
@@ -112,7 +113,7 @@ def test_each_holder_of_a_tied_unit_has_the_gradient_of_one_worker_alone(numeric
         assert exchange.tied.units
         once = exchange.tied.unite(shares[w.stage], reduced)
         kept = replace(once, flat=once.flat.clone())
-        return kept, exchange.tied.unite(shares[w.stage], once)  # as in the next generation
+        return kept, exchange.tied.unite(shares[w.stage], once)  # again, as in the next generation
 
     with ThreadPoolExecutor(len(workers)) as pool:
         for w, (once, again) in zip(workers, pool.map(reduce, workers), strict=True):
@@ -169,7 +170,7 @@ def test_every_worker_of_whole_state_gets_one_parcel_of_every_other_stage_and_ea
 
 
 def wire(me, shares, sent, awaited, order):
-    """What a worker sends and awaits of tied units, without tensors."""
+    """The tied units that a worker sends and awaits, without tensors."""
 
     def send(tensor, to, tag):
         sent.append((me, to))
