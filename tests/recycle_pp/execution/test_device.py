@@ -34,7 +34,7 @@ def gpus(monkeypatch):
     return pretend
 
 
-def test_auto_takes_a_gpu_where_there_is_one(gpus):
+def test_auto_selects_a_gpu_if_there_is_one(gpus):
     current = gpus(2)
     assert choose("auto", 0) == torch.device("cuda", 0)
     assert choose("cuda", 1) == torch.device("cuda", 1)
@@ -49,7 +49,7 @@ def test_workers_share_the_gpus_of_their_node_in_turn(gpus, monkeypatch):
     assert choose("auto", 6).index == 1
 
 
-def test_without_a_gpu_auto_is_the_cpu_and_cuda_is_refused(gpus):
+def test_without_a_gpu_auto_selects_the_cpu_and_cuda_is_rejected(gpus):
     current = gpus(0)
     assert choose("auto", 3) == choose("cpu", 3) == CPU
     with pytest.raises(ValueError, match=r"run\.device=cuda needs a GPU, .*; allowed: auto, cpu"):
@@ -63,7 +63,7 @@ def nccl_is(monkeypatch):
     return lambda version: monkeypatch.setattr(device.nccl, "installed", lambda: version)
 
 
-def test_auto_is_tcp_until_nccl_has_run_and_says_how_to_select_it(gpus, nccl_is):
+def test_auto_selects_tcp_and_explains_how_to_select_nccl(gpus, nccl_is):
     gpus(2)
     nccl_is((2, 29, 7))
     assert [backend_for("auto", each) for each in (CPU, GPU)] == ["tcp", "tcp"]
@@ -81,7 +81,7 @@ def test_the_start_prints_the_version_and_the_environment_of_nccl(gpus, nccl_is,
     assert note.startswith("NCCL 2.30.7: ") and "NCCL_NVLS_ENABLE=0" in note and "NCCL_MAX_CTAS=1" in note
 
 
-def test_the_start_warns_of_a_small_dev_shm_where_nccl_is_used(gpus, nccl_is, monkeypatch):
+def test_the_start_warns_of_a_small_dev_shm_if_nccl_is_used(gpus, nccl_is, monkeypatch):
     nccl_is((2, 30, 7))
     about = os.statvfs("/")
     free = [*about]
@@ -114,7 +114,7 @@ def test_workers_may_share_a_gpu_over_nccl_from_2_30_on_if_the_user_enables_it(
             backend_for("nccl", GPU)
 
 
-def test_nccl_without_a_gpu_or_without_nccl_is_refused(gpus, nccl_is):
+def test_nccl_without_a_gpu_or_without_nccl_is_rejected(gpus, nccl_is):
     gpus(2)
     nccl_is(None)
     with pytest.raises(ValueError, match=r"parallel\.backend=nccl needs a GPU"):
@@ -133,13 +133,13 @@ def test_a_restarted_worker_waits_until_the_driver_has_freed_the_memory_of_the_d
     device.settle_memory(CPU)
 
 
-def test_kernels_follow_the_device_unless_they_are_named():
+def test_the_device_selects_the_kernels_unless_they_are_set():
     fused = operations("auto", GPU)
     assert fused.__name__ == "recycle_pp.numerics.triton_operations"
     assert operations("triton", CPU) is fused and operations("reference", GPU) is reference is operations("auto", CPU)
 
 
-def test_a_platform_names_all_that_the_bits_depend_on(monkeypatch, nccl_is):
+def test_a_platform_names_everything_that_the_bits_depend_on(monkeypatch, nccl_is):
     chip = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: chip)
     monkeypatch.setattr(device, "_driver", lambda: "580.95.05")
@@ -192,7 +192,7 @@ print(kept, after, apart)
 """
 
 
-def test_free_memory_goes_back_to_the_system_when_it_is_told_to():
+def test_free_memory_is_returned_to_the_system_on_request():
     done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
     kept, after, apart = map(int, done.stdout.split())
     assert kept > 60 and after < 20  # MiB, of 100

@@ -28,7 +28,7 @@ def everybody_with_everybody(node):
 
 
 @pytest.mark.parametrize("backend", ["tcp", "gloo"])
-def test_the_first_of_two_stages_measures_and_the_second_answers_in_whatever_order_they_are_named(backend):
+def test_the_first_of_two_stages_measures_in_any_order_of_partners(backend):
     with Rehearsal(MEMBERS, everybody_with_everybody) as play:
         play.send(backend)
         reports = dict(play.reports(len(MEMBERS)))
@@ -51,7 +51,7 @@ def until_it_is_over(node):
         node.report("broken")
 
 
-def test_a_partner_that_dies_does_not_hold_the_other_up():
+def test_the_death_of_a_partner_ends_the_measurement():
     with Rehearsal(grid(1, 2), until_it_is_over) as play:
         play.reports(2)
         play.kill(Worker(0, 1))

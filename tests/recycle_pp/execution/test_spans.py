@@ -12,7 +12,7 @@ from recycle_pp.execution.device import finisher
 from recycle_pp.execution.spans import Spans
 
 
-def test_a_span_lasts_until_the_device_is_done_not_until_the_host_has_asked():
+def test_a_span_lasts_until_the_device_has_finished():
     spans = Spans(finish=lambda: time.sleep(0.02))
     with spans.span(3, "F", (1, 0)):
         pass
@@ -20,7 +20,7 @@ def test_a_span_lasts_until_the_device_is_done_not_until_the_host_has_asked():
     assert (kind, pipeline, index) == ("F", 1, 0) and end - start >= own >= 0.02
 
 
-def test_a_busy_core_lengthens_a_span_and_not_its_own_time():
+def test_a_busy_core_lengthens_a_span_but_not_its_own_time():
     """Two busy processes share one core with this one, so it waits for about two thirds of the time."""
     cores = os.sched_getaffinity(0)
     spin = f"import os\nos.sched_setaffinity(0, {{{min(cores)}}})\nwhile True: pass"
@@ -49,13 +49,13 @@ def test_a_sleep_is_own_time():
     assert spans.take(0)[0][5] >= 0.05
 
 
-def test_what_a_slow_worker_stretches_is_the_work_of_the_device():
+def test_a_slow_worker_stretches_the_work_of_the_device():
     spans = Spans(finish=lambda: time.sleep(0.02))
     with spans.span(0, "F"):
         assert spans.spent() >= 0.02
 
 
-def test_a_gpu_has_finished_when_the_stream_of_this_thread_has(monkeypatch):
+def test_a_gpu_has_finished_when_this_threads_stream_has(monkeypatch):
     asked = []
 
     class Stream:

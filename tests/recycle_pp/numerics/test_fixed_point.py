@@ -39,7 +39,7 @@ def restored(total, e):
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 40), st.floats(0, 60), st.data())
-def test_any_split_of_the_terms_in_any_order_gives_the_same_bits(seed, count, spread, data):
+def test_any_split_of_the_terms_in_any_order_has_the_same_bits(seed, count, spread, data):
     terms = terms_of(seed, count, spread)
     e = exponent(terms.abs().max().item(), count)
     expected, bad = summed(terms, e, count)
@@ -52,7 +52,7 @@ def test_any_split_of_the_terms_in_any_order_gives_the_same_bits(seed, count, sp
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.integers(2, 40))
-def test_it_is_as_precise_as_a_float32_sum_for_small_elements_too(seed, count):
+def test_small_elements_are_as_precise_as_in_a_float32_sum(seed, count):
     """Elements down to 2^-22 of the largest: the error is at most one rounding of the exact sum, and half an ulp of
     each term for smaller elements."""
     terms = terms_of(seed, count, 22)
@@ -66,7 +66,7 @@ def test_it_is_as_precise_as_a_float32_sum_for_small_elements_too(seed, count):
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf, -math.inf, 3e38, -3e38])
-def test_what_does_not_fit_is_noticed_before_it_is_quantised(poison):
+def test_an_addend_that_does_not_fit_is_detected(poison):
     term = torch.ones(ELEMENTS)
     term[123] = poison
     e = exponent(1.0, 8)
@@ -117,7 +117,7 @@ FORMS = [fixed.INT64, fixed.INT32]
 @pytest.mark.parametrize("form", FORMS, ids=["int64", "int32"])
 @settings(max_examples=30, deadline=None)
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 64), scale=st.integers(-60, 60))
-def test_either_format_keeps_the_bits_that_it_promises(form, seed, count, scale):
+def test_both_formats_keep_the_promised_bits(form, seed, count, scale):
     terms = terms_of(seed, count, 8) * 2.0**scale
     largest = terms.abs().max().item()
     e = exponent(largest, count, form)
@@ -130,7 +130,7 @@ def test_either_format_keeps_the_bits_that_it_promises(form, seed, count, scale)
 
 @pytest.mark.parametrize("form", FORMS, ids=["int64", "int32"])
 @given(count=st.integers(1, 64), sign=st.sampled_from([-1, 1]))
-def test_as_many_addends_as_promised_of_the_largest_that_fit_do_not_overflow(form, count, sign):
+def test_the_promised_number_of_largest_addends_does_not_overflow(form, count, sign):
     e, most = torch.zeros(1, dtype=torch.int32), torch.tensor(fixed.limit(count, form))
     below = torch.nextafter(most, torch.tensor(0.0))
     total, bad = summed([torch.full((ELEMENTS,), sign * below.item())] * count, e, count, form)
@@ -138,7 +138,7 @@ def test_as_many_addends_as_promised_of_the_largest_that_fit_do_not_overflow(for
     assert summed([torch.full((ELEMENTS,), sign * most.item())], e, count, form)[1]
 
 
-def test_more_micro_batches_than_int32_takes_are_refused_by_the_configuration():
+def test_the_configuration_rejects_more_micro_batches_than_int32_allows():
     from recycle_pp.config.checks import MOST_INT32_TERMS, int32_bits
 
     assert all(fixed.INT32.kept(terms) == int32_bits(terms) for terms in range(1, 2 * MOST_INT32_TERMS))

@@ -45,7 +45,7 @@ def reduced(workers: list[Gradients]) -> Reduced:
 
 
 @both
-def test_a_worker_adds_what_autograd_would(reproducible):
+def test_a_worker_adds_the_gradients_of_autograd(reproducible):
     worker = gradients(reproducible)
     tokens, dy, x = torch.tensor([3, 3, 8]), torch.randn(3, 9), torch.randn(3, 5)
     table = torch.zeros(9, 5, requires_grad=True)
@@ -62,7 +62,7 @@ def test_a_worker_adds_what_autograd_would(reproducible):
 
 @settings(max_examples=30, deadline=None)
 @given(st.permutations(range(G)), st.integers(0, G), st.integers(0, G))
-def test_reproducible_sums_do_not_depend_on_who_ran_what_in_which_order(order, first, second):
+def test_reproducible_sums_do_not_depend_on_the_split_or_order_of_micro_batches(order, first, second):
     alone = gradients(True)
     for g in range(G):
         micro_batch(alone, g)
@@ -78,7 +78,7 @@ def test_reproducible_sums_do_not_depend_on_who_ran_what_in_which_order(order, f
 
 
 @both
-def test_the_counts_tell_a_micro_batch_that_ran_twice_or_never(reproducible):
+def test_the_counts_show_a_micro_batch_that_ran_twice_or_never(reproducible):
     here, there = gradients(reproducible), gradients(reproducible)
     for worker, part in ((here, [0, 1, 2]), (there, [2, 4, 5])):
         for g in part:
@@ -99,7 +99,7 @@ def test_a_worker_without_micro_batches_adds_nothing(reproducible):
     assert reduced([here, idle]).counts.tolist() == [1] * G
 
 
-def test_parts_of_a_product_leave_room_for_each_other():
+def test_parts_of_a_product_do_not_overflow_together():
     """Two micro-batches of four parts each, all just below a part's limit: the int64 does not overflow."""
     worker, most = Gradients(LAYOUT, 2, CPU, reproducible=True, ops=reference), 2.0 ** (62 - 3 - 20)
     worker.exponents = torch.full_like(worker.exponents, 20)
@@ -116,7 +116,7 @@ def test_parts_of_a_product_leave_room_for_each_other():
 
 
 @both
-def test_an_aborted_all_reduce_leaves_the_accumulators_whole(reproducible):
+def test_an_aborted_all_reduce_does_not_change_the_accumulators(reproducible):
     worker = gradients(reproducible)
     micro_batch(worker, 0)
     expected = worker.payload()
@@ -127,7 +127,7 @@ def test_an_aborted_all_reduce_leaves_the_accumulators_whole(reproducible):
 
 @both
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
-def test_a_gradient_that_is_not_finite_is_known_to_all_peers(reproducible, poison):
+def test_all_peers_detect_a_gradient_that_is_not_finite(reproducible, poison):
     here, there = gradients(reproducible), gradients(reproducible)
     micro_batch(here, 0)
     micro_batch(there, 1, poison=poison)
@@ -140,7 +140,7 @@ def test_a_gradient_that_is_not_finite_is_known_to_all_peers(reproducible, poiso
 
 @both
 @pytest.mark.parametrize("large", [1e30, -3e38])
-def test_a_finite_gradient_that_does_not_fit_is_no_infinity(reproducible, large):
+def test_a_finite_gradient_that_does_not_fit_counts_as_finite(reproducible, large):
     here, there = gradients(reproducible), gradients(reproducible)
     micro_batch(here, 0)
     micro_batch(there, 1, poison=large)
@@ -149,14 +149,14 @@ def test_a_finite_gradient_that_does_not_fit_is_no_infinity(reproducible, large)
     assert result.finite is reproducible, "its square is infinite in float32"
 
 
-def test_a_loss_that_is_not_finite_is_known_too():
+def test_a_loss_that_is_not_finite_is_detected():
     worker = gradients(False)
     worker.close(0, float("inf"))
     assert not reduced([worker]).finite
 
 
 @both
-def test_a_peer_can_take_over_the_reduced_gradient_as_tensors(reproducible):
+def test_a_peer_can_receive_the_reduced_gradient_as_tensors(reproducible):
     worker = gradients(reproducible)
     for g in range(G):
         micro_batch(worker, g)
@@ -183,7 +183,7 @@ def test_exponents_follow_the_gradient():
 
 @pytest.mark.parametrize("form", [fixed.INT64, fixed.INT32], ids=["int64", "int32"])
 @pytest.mark.parametrize("growth", [2.0**k for k in (13, 30, 60, 100)])
-def test_a_step_that_does_not_fit_does_after_a_few_attempts_with_the_same_bits_on_all_peers(form, growth):
+def test_a_step_fits_after_a_few_attempts_with_the_same_bits_on_all_peers(form, growth):
     def attempts(*peers):
         for attempt in range(30):
             for peer in peers:
@@ -209,7 +209,7 @@ def test_a_step_that_does_not_fit_does_after_a_few_attempts_with_the_same_bits_o
     )
 
 
-def test_an_attempt_is_over_with_its_step():
+def test_attempts_start_again_in_the_next_step():
     worker = gradients(True)
     worker.begin_again(1, None)
     assert bool((worker._exponents_now(0) == worker.exponents_of(0) - fixed.INT64.step).all())
@@ -220,7 +220,7 @@ def test_an_attempt_is_over_with_its_step():
 WIDE = Layout({"embedding.weight": (6, 32), "norm.weight": (32,)})
 
 
-def test_int32_sums_have_an_exponent_for_every_row_and_learn_them_in_a_first_attempt():
+def test_int32_sums_learn_an_exponent_for_every_row_in_the_first_attempt():
     worker = Gradients(WIDE, G, CPU, reproducible=True, ops=reference, form=fixed.INT32)
     grad = torch.randn(6, 32) * torch.tensor([1e-1, 1e-2, 1e-3, 1e-9, 0.0, 1e-1]).unsqueeze(1)
 
@@ -251,7 +251,7 @@ def test_int32_sums_have_an_exponent_for_every_row_and_learn_them_in_a_first_att
 
 @settings(max_examples=20, deadline=None)
 @given(st.permutations(range(G)), st.integers(0, G))
-def test_int32_sums_do_not_depend_on_who_ran_what(order, cut):
+def test_int32_sums_do_not_depend_on_the_split_of_micro_batches(order, cut):
     def of(*parts):
         before = None
         workers = [Gradients(LAYOUT, G, CPU, reproducible=True, ops=reference, form=fixed.INT32) for _ in parts]
@@ -273,7 +273,7 @@ def test_the_squared_norm_is_that_of_float64():
     assert reference.squared_norm(grad).item() == pytest.approx(grad.double().square().sum().item(), rel=1e-6)
 
 
-def test_a_peer_that_came_back_after_a_first_step_that_was_skipped_knows_as_little_as_the_others():
+def test_a_returned_peer_agrees_on_unknown_exponents_after_a_skipped_first_step():
     def fresh():
         return Gradients(WIDE, G, CPU, reproducible=True, ops=reference, form=fixed.INT32)
 
@@ -288,7 +288,7 @@ def test_a_peer_that_came_back_after_a_first_step_that_was_skipped_knows_as_litt
     assert not here.known and not back.known
 
 
-def test_gradients_as_large_as_the_first_guess_are_learnt_in_one_attempt_too():
+def test_gradients_as_large_as_the_first_guess_need_one_attempt():
     worker = Gradients(WIDE, G, CPU, reproducible=True, ops=reference, form=fixed.INT32)
 
     def attempt():

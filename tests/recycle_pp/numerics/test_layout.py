@@ -68,7 +68,7 @@ def test_every_tensor_of_a_layout_begins_at_256_bytes_and_the_gaps_stay_empty():
     assert [view.unique().tolist() for view in views] == [[1.0], [2.0], [3.0]]
 
 
-def test_each_layer_has_memory_of_its_own_at_the_places_of_the_vector():
+def test_each_layer_has_its_own_memory_with_the_layout_of_the_vector():
     shapes = {"embedding": (9, 5), "layers.3.norm": (5,), "layers.3.weight": (70, 16), "layers.4.norm": (5,)}
     layout = Layout(shapes, 128, layers=[-1, 3, 3, 4])
     memory, vector = layout.zeros(CPU), layout.vector(CPU)

@@ -32,7 +32,7 @@ def test_rms_norm():
     )
 
 
-def test_rms_norm_adds_the_branch_before_it_and_hands_the_sum_on():
+def test_rms_norm_first_adds_the_branch_and_also_returns_the_sum():
     def formula(x, branch, weight):
         return F.rms_norm(x + branch, (24,), weight, 1e-5), x + branch
 
@@ -49,7 +49,7 @@ def test_swiglu():
     close_in_value_and_gradient(reference.swiglu, formula, torch.randn(6, 14))
 
 
-def test_rope_turns_queries_and_keys_and_passes_values():
+def test_rope_rotates_queries_and_keys_but_not_values():
     cos, sin = rope_tables(5, 8, 10000.0, CPU)
 
     def turned(x):  # the same rotation in complex numbers
@@ -72,7 +72,7 @@ def test_rope_angles_are_position_times_a_falling_frequency():
     torch.testing.assert_close(sin, angle.sin())
 
 
-def test_the_loss_is_in_float32_whatever_the_logits():
+def test_the_loss_is_float32_for_any_logits():
     x, weight, targets = torch.randn(6, 5).bfloat16(), torch.randn(9, 5).bfloat16(), torch.arange(6)
     loss = reference.head_loss(x, weight, targets, None, 0)
     assert loss.dtype == torch.float32
@@ -80,6 +80,6 @@ def test_the_loss_is_in_float32_whatever_the_logits():
     torch.testing.assert_close(loss, expected)
 
 
-def test_an_unknown_choice_of_kernels_is_refused_by_name():
+def test_an_unknown_choice_of_kernels_is_rejected_by_name():
     with pytest.raises(ValueError, match=r"model\.kernels must be auto, triton or reference, not 'cuda'"):
         operations("cuda", CPU)

@@ -40,7 +40,7 @@ def test_a_step_has_the_bits_of_torchs_adamw_after_clipping(scale):
         assert torch.equal(stage.parameters[name], parameter), name
 
 
-def test_a_step_leaves_the_reduced_gradient_for_a_joiner():
+def test_a_step_does_not_change_the_reduced_gradient():
     stage, optimizer = stage_and_optimizer()
     reduced = gradient(stage, 0)
     before = reduced.flat.clone()
@@ -58,7 +58,7 @@ def test_a_confirmed_speculation_is_the_step():
     assert same(everything(optimizer), everything(expected))
 
 
-def test_undo_restores_every_bit_also_after_steps_in_between():
+def test_undo_restores_every_bit_after_further_steps_too():
     stage, optimizer = stage_and_optimizer()
     optimizer.step(gradient(stage, 0), 0)
     before = everything(optimizer)
@@ -75,7 +75,7 @@ def test_undo_restores_every_bit_also_after_steps_in_between():
     assert same(everything(optimizer), everything(expected))
 
 
-def test_the_undo_copy_is_allocated_once_and_only_by_those_who_speculate():
+def test_the_undo_copy_is_allocated_once_and_only_for_speculation():
     stage, optimizer = stage_and_optimizer()
     optimizer.step(gradient(stage, 0), 0)
     held = optimizer.held[0]
@@ -104,7 +104,7 @@ def test_state_moves_between_splits_by_full_model_names():
     assert {name.partition(".")[0] for name in state} == {"model", "exp_avg", "exp_avg_sq", "exponent"}
 
 
-def test_a_state_with_one_exponent_for_each_tensor_can_be_taken_over():
+def test_a_state_with_one_exponent_per_tensor_can_be_loaded():
     """As in old checkpoints. All rows of the tensor get this exponent."""
     stage, optimizer = stage_and_optimizer()
     state = everything(optimizer)
@@ -119,7 +119,7 @@ def test_a_state_with_one_exponent_for_each_tensor_can_be_taken_over():
 
 
 @given(st.integers(0, 20), st.integers(1, 100))
-def test_the_learning_rate_rises_linearly_and_falls_by_a_cosine(warmup, more):
+def test_the_learning_rate_rises_linearly_and_falls_as_a_cosine(warmup, more):
     optimizer, steps = Optimizer(lr=1.0, min_lr=0.1, warmup=warmup), warmup + more
     rates = [learning_rate(optimizer, step, steps) for step in range(steps + 1)]
     assert rates[:warmup] == pytest.approx([(step + 1) / warmup for step in range(warmup)])
@@ -139,7 +139,7 @@ def test_wsd_stays_at_lr_and_falls_linearly_in_its_last_share(warmup, more, deca
 
 
 @given(st.integers(0, 20), st.integers(2, 100))
-def test_linear_falls_by_equal_steps_to_min_lr_and_constant_does_not_fall(warmup, more):
+def test_linear_falls_evenly_to_min_lr_and_constant_does_not_fall(warmup, more):
     steps = warmup + more
     linear = [
         learning_rate(Optimizer(lr=1.0, min_lr=0.1, warmup=warmup, schedule="linear"), k, steps) for k in range(steps)
@@ -189,7 +189,7 @@ def test_groups_have_the_bits_of_torchs_adamw_with_param_groups():
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=60), st.floats(1e-3, 1e3), st.randoms())
-def test_clipping_is_torchs_formula_and_does_not_depend_on_the_order_of_the_stages(squares, clip, random):
+def test_clipping_uses_torchs_formula_and_does_not_depend_on_the_order_of_stages(squares, clip, random):
     norm, scale = clip_scale(squares, clip)
     grads = [torch.nn.Parameter(torch.zeros(1, dtype=torch.float64)) for _ in squares]
     for parameter, square in zip(grads, squares, strict=True):

@@ -59,7 +59,7 @@ def test_every_stage_holds_the_sum_over_the_stages(reproducible, seed):
         assert squares[0] > 0 and not any(squares[1:]), "the norm counts it once"
 
 
-def test_uniting_again_after_a_death_changes_no_bit():
+def test_adding_the_stages_sums_again_after_a_death_changes_no_bit():
     stages = Stages(True)
     for gradients in stages.gradients:
         for name in gradients.names:
@@ -73,7 +73,7 @@ def test_uniting_again_after_a_death_changes_no_bit():
         assert torch.equal(once_more.flat, before) and once_more.squares == first.squares
 
 
-def test_a_gradient_that_is_not_finite_on_one_stage_is_not_on_any():
+def test_a_gradient_that_is_not_finite_in_one_stage_is_so_in_all():
     """Otherwise the stages would derive different exponents for the next step."""
     stages = Stages(True)
     for gradients in stages.gradients:
@@ -85,7 +85,7 @@ def test_a_gradient_that_is_not_finite_on_one_stage_is_not_on_any():
     assert [reduced.finite for reduced in united(stages.ties, stages.reduced())] == [False] * 3
 
 
-def test_a_worker_that_sums_some_tied_units_has_the_bits_of_one_that_sums_all():
+def test_summing_some_or_all_tied_units_gives_the_same_bits():
     stages = Stages(True)
     for gradients in stages.gradients:
         for name in gradients.names:

@@ -21,7 +21,7 @@ SHAPES = st.dictionaries(
 
 
 @given(SHAPES, st.integers(128, 4000))
-def test_units_take_the_vector_one_after_the_other_at_multiples_of_the_alignment(shapes, block):
+def test_units_fill_the_vector_in_order_at_aligned_positions(shapes, block):
     layout = Layout(shapes, block)
     ends = [0]
     for span in layout.spans:
@@ -32,7 +32,7 @@ def test_units_take_the_vector_one_after_the_other_at_multiples_of_the_alignment
 
 @settings(max_examples=30, deadline=None)
 @given(SHAPES, st.integers(128, 2000))
-def test_a_tensor_is_the_boxes_that_its_units_are_cut_into(shapes, block):
+def test_the_boxes_of_its_units_cover_a_tensor(shapes, block):
     layout = Layout(shapes, block)
     flat = torch.arange(layout.size, dtype=torch.float32)
     for index, tensor in enumerate(layout.views(flat)):
@@ -87,7 +87,7 @@ def test_updates_of_single_units_have_the_bits_of_the_whole(precision, block, sc
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 2), st.integers(0, 5000), st.integers(0, 31))
-def test_any_bit_that_flips_changes_the_checksum_of_its_unit_alone(vector, place, bit):
+def test_a_bit_flip_changes_only_the_checksum_of_its_unit(vector, place, bit):
     optimizer, stage = begun("stop", 1024)
     reduced = every(stage, 0)
     before, _ = optimizer.inspected(reduced)
@@ -99,7 +99,7 @@ def test_any_bit_that_flips_changes_the_checksum_of_its_unit_alone(vector, place
 @pytest.mark.parametrize("moment", ["before an update", "after it", "never"])
 @settings(max_examples=10, deadline=None)
 @given(st.integers(0, 2), st.integers(0, 5000), st.integers(0, 31))
-def test_a_worker_says_itself_which_units_something_other_than_an_update_has_changed(moment, vector, place, bit):
+def test_a_worker_reports_its_units_that_changed_without_an_update(moment, vector, place, bit):
     optimizer, stage = begun("third", 1024)
     for step in range(3):
         reduced = every(stage, step)
@@ -113,7 +113,7 @@ def test_a_worker_says_itself_which_units_something_other_than_an_update_has_cha
 
 
 @pytest.mark.parametrize("follows", [False, True])
-def test_a_change_before_a_unit_was_copied_is_known_to_the_worker_with_the_copy(follows):
+def test_a_worker_with_a_copy_detects_a_change_before_the_copy(follows):
     (one, stage), (other, there) = begun("third", 1024), begun("third", 1024)
     flip(one.vectors(3)[1], 5, 7)
     if follows:
@@ -129,7 +129,7 @@ def test_a_change_before_a_unit_was_copied_is_known_to_the_worker_with_the_copy(
     assert other.inspected(every(there, 1))[1] == [3]
 
 
-def test_a_unit_that_has_changed_is_not_saved_and_checksums_of_a_checkpoint_tell_moments_apart():
+def test_a_changed_unit_is_not_saved_and_checksums_at_a_checkpoint_cover_moments():
     (one, stage), (other, _) = begun("third", 1024), begun("stop", 1024)
     assert one.checksums() == other.checksums()
     for optimizer in (one, other):
@@ -162,7 +162,7 @@ def flip(vector, place, bit):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_copy_of_a_unit_comes_while_micro_batches_are_in_flight(precision):
+def test_a_copy_of_a_unit_may_arrive_while_micro_batches_are_in_flight(precision):
     """Its bits are the same as before, so autograd can continue."""
     stage = Stage(small(parallel__pipelines=2, numerics__precision=precision), 0, CPU)
     optimizer = StageOptimizer(stage.settings, stage, whole=False)
@@ -174,7 +174,7 @@ def test_a_copy_of_a_unit_comes_while_micro_batches_are_in_flight(precision):
     product.backward()
 
 
-def test_a_unit_without_an_update_is_out_of_date_and_goes():
+def test_a_unit_without_an_update_is_dropped():
     config = small(parallel__pipelines=2)
     stage = Stage(config, 0, CPU)
     optimizer = StageOptimizer(config, stage, whole=False)
@@ -187,9 +187,7 @@ def test_a_unit_without_an_update_is_out_of_date_and_goes():
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @settings(max_examples=8, deadline=None)
 @given(st.integers(128, 1200), st.sampled_from([None, 0.3, 1.0]))
-def test_a_step_that_was_taken_back_leaves_no_bit_behind_and_one_that_stands_has_those_of_the_commit(
-    precision, block, scale
-):
+def test_an_undone_step_leaves_no_bit_and_a_confirmed_one_has_the_bits_of_the_commit(precision, block, scale):
     config = small(numerics__precision=precision, numerics__reproducible=True, parallel__pipelines=2)
     plain, ahead = (cut(Stage(config, 0, CPU), block) for _ in range(2))
     at_commit, early = (StageOptimizer(config, stage, whole=False) for stage in (plain, ahead))
@@ -221,7 +219,7 @@ def test_a_step_that_was_taken_back_leaves_no_bit_behind_and_one_that_stands_has
     assert all(torch.equal(x, y) for k in units for x, y in zip(at_commit.vectors(k), early.vectors(k), strict=True))
 
 
-def test_a_step_that_was_taken_back_keeps_units_that_it_did_not_update():
+def test_an_undone_step_keeps_units_that_it_did_not_update():
     config = small(parallel__pipelines=2)
     stage = Stage(config, 0, CPU)
     optimizer = StageOptimizer(config, stage, whole=False)
@@ -236,7 +234,7 @@ def test_a_step_that_was_taken_back_keeps_units_that_it_did_not_update():
     assert sorted(optimizer.held) == [0, 2]
 
 
-def test_a_checkpoint_of_units_is_one_of_whole_tensors_and_says_when_some_are_missing(tmp_path):
+def test_a_checkpoint_of_units_has_whole_tensors_and_names_missing_ones(tmp_path):
     config = small(parallel__pipelines=2, numerics__reproducible=True)
     stage = cut(Stage(config, 0, CPU), 128)
     optimizer = StageOptimizer(config, stage, whole=False)

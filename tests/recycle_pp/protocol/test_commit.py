@@ -22,7 +22,7 @@ def ballot(clip=None):
     return Ballot(step=7, stages=2, microbatches=4, clip=clip)
 
 
-def test_a_step_is_agreed_when_all_who_live_have_voted():
+def test_a_step_is_committed_when_all_live_workers_have_voted():
     of = ballot()
     for worker in LIVE:
         assert not of.complete(LIVE)
@@ -32,7 +32,7 @@ def test_a_step_is_agreed_when_all_who_live_have_voted():
     assert (decision.step, decision.norm, decision.scale, decision.loss) == (7, math.sqrt(0.5), 1.0, 1.25)
 
 
-def test_the_vote_of_a_worker_that_has_died_since_is_not_waited_for_nor_missed():
+def test_the_vote_of_a_dead_worker_is_neither_required_nor_harmful():
     of = ballot()
     of.cast(Worker(1, 0), vote(Worker(1, 0)))
     for worker in LIVE:
@@ -50,7 +50,7 @@ def test_the_order_of_the_votes_makes_no_difference(random):
 
 
 @pytest.mark.parametrize("n", [0, 2])
-def test_a_micro_batch_that_is_not_once_in_the_sum_stops_the_job(n):
+def test_a_micro_batch_counted_twice_or_never_stops_the_job(n):
     with pytest.raises(ProtocolViolation, match=f"micro-batch 2 is {n} times in the gradient"):
         ballot().cast(Worker(3, 1), vote(Worker(3, 1), counts=(1, 1, n, 1)))
 
@@ -58,7 +58,7 @@ def test_a_micro_batch_that_is_not_once_in_the_sum_stops_the_job(n):
 @pytest.mark.parametrize(
     "other", [{"squares": (0.26,)}, {"losses": [0.5, 1.0, 1.5, 2.5]}, {"finite": False}, {"fits": False}]
 )
-def test_peers_that_hold_other_sums_stop_the_job(other):
+def test_peers_with_different_sums_stop_the_job(other):
     of = ballot()
     of.cast(Worker(0, 1), vote(Worker(0, 1)))
     of.cast(Worker(0, 0), vote(Worker(0, 0), squares=(9.0,)))  # another stage
@@ -74,11 +74,11 @@ def test_a_gradient_that_is_not_a_number_skips_the_step_and_peers_agree_on_it():
     assert of.decide().scale is None
 
 
-def test_who_does_not_speak_for_its_stage_says_little():
+def test_only_one_worker_of_a_stage_sends_its_values():
     assert len(encode(make_vote(0, 7, [1.0] * 500, True, True, [1] * 8192, LOSSES * 2048, speaks=False))) < 120
 
 
-def test_sums_that_do_not_fit_are_no_decision_unless_something_was_not_finite():
+def test_sums_that_do_not_fit_are_not_committed_unless_a_gradient_is_not_finite():
     def ballot(**said):
         of = Ballot(step=7, stages=2, microbatches=4, clip=1.0)
         of.cast(Worker(0, 0), vote(Worker(0, 0)))

@@ -43,7 +43,7 @@ def test_at_the_start_every_block_has_k_holders_and_all_peers_the_same_load(size
 
 
 @given(PEERS, st.integers(1, 4))
-def test_groups_have_k_members_and_those_left_over_join_one_each(peers, copies):
+def test_groups_have_k_members_and_leftover_peers_join_one_each(peers, copies):
     found = groups(peers, copies)
     assert sorted(peer for group in found for peer in group) == sorted(peers)
     assert len(found) == max(1, len(peers) // copies)
@@ -51,7 +51,7 @@ def test_groups_have_k_members_and_those_left_over_join_one_each(peers, copies):
 
 
 @given(st.integers(2, 4), st.integers(1, 4), st.integers(1, 3))
-def test_a_group_lies_on_different_hosts_where_there_are_as_many_with_as_many_peers(copies, more, each):
+def test_a_group_is_on_different_hosts_if_enough_hosts_have_enough_peers(copies, more, each):
     count = copies * more
     hosts = {peer: f"host-{peer // each}" for peer in range(count * each)}  # neighbours share one
     for group in groups(list(hosts), copies, hosts):
@@ -59,7 +59,7 @@ def test_a_group_lies_on_different_hosts_where_there_are_as_many_with_as_many_pe
 
 
 @given(st.data(), SIZES, PEERS, st.integers(1, 4))
-def test_k_living_holders_whenever_k_live_and_k_less_one_deaths_between_heals_lose_nothing(data, sizes, peers, copies):
+def test_each_block_has_k_holders_and_k_minus_1_deaths_between_heals_lose_nothing(data, sizes, peers, copies):
     live, table = set(peers), placed(sizes, peers, copies)
     for _ in range(data.draw(st.integers(1, 6))):
         deaths = data.draw(st.integers(0, min(copies, len(live)) - 1))
@@ -78,9 +78,7 @@ HOSTS = st.lists(st.sampled_from("abc"), min_size=16, max_size=16).map(lambda na
 
 
 @given(st.data(), SIZES, PEERS, st.integers(1, 4), HOSTS)
-def test_wherever_hosts_are_all_of_that_holds_and_nobody_holds_more_than_its_share_for_them(
-    data, sizes, peers, copies, hosts
-):
+def test_with_any_hosts_the_same_holds_and_no_peer_is_overloaded(data, sizes, peers, copies, hosts):
     live, table = set(peers), placed(sizes, peers, copies, hosts)
     for _ in range(data.draw(st.integers(1, 6))):
         deaths = data.draw(st.integers(0, min(copies, len(live)) - 1))
@@ -95,7 +93,7 @@ def test_wherever_hosts_are_all_of_that_holds_and_nobody_holds_more_than_its_sha
 
 
 @given(st.integers(3, 5), st.integers(1, 3), st.integers(2, 3), st.data())
-def test_copies_that_are_made_again_lie_on_another_host_than_the_others_if_there_is_room(count, each, copies, data):
+def test_repaired_copies_are_on_another_host_if_there_is_room(count, each, copies, data):
     """Equal hosts, at least one more than copies. One peer dies and returns."""
     copies = min(copies, count - 1)
     live = set(range(count * each))
@@ -121,13 +119,13 @@ def test_a_host_that_holds_all_copies_of_a_block_is_named():
 
 
 @given(SIZES, PEERS, st.integers(1, 4))
-def test_nothing_moves_where_nobody_died_or_came_back(sizes, peers, copies):
+def test_nothing_moves_without_a_death_or_a_return(sizes, peers, copies):
     table = placed(sizes, peers, copies)
     assert refilled(table, sizes, peers, copies) == table
 
 
 @pytest.mark.parametrize("copies", [2, 3])
-def test_a_refill_moves_little_more_than_the_least_possible_and_keeps_loads_equal(copies):
+def test_a_refill_moves_little_more_than_the_minimum_and_keeps_loads_equal(copies):
     """Eight peers with 4,096 blocks of a million elements. Two peers die and return."""
     sizes, live = [1 << 20] * 4096, set(range(8))
     table = placed(sizes, live, copies)
@@ -148,7 +146,7 @@ def test_a_refill_moves_little_more_than_the_least_possible_and_keeps_loads_equa
 
 @settings(deadline=None)
 @given(st.integers(0, 1000))
-def test_copies_are_sent_by_all_who_can(seed):
+def test_all_holders_share_the_sending_of_copies(seed):
     rng = random.Random(seed)
     sizes, table = [1] * 300, placed([1] * 300, range(6), 3)
     dead = rng.randrange(6)
@@ -158,7 +156,7 @@ def test_copies_are_sent_by_all_who_can(seed):
     assert sent and max(sent.values()) <= 0.6 * sum(sent.values())
 
 
-def test_what_two_deaths_at_once_lose_is_named():
+def test_blocks_lost_by_two_simultaneous_deaths_are_named():
     table = placed([1] * 8, range(4), 2)  # groups 0, 2 and 1, 3
     first, second = groups(range(4), 2)[0]
     assert lost(living(table, set(range(4)) - {first, second})) == [

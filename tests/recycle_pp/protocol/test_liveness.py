@@ -48,7 +48,7 @@ def jobs(draw, of=works | waits):
 
 
 @given(jobs())
-def test_who_waits_is_never_accused_as_long_as_nothing_has_come_for_it(signs):
+def test_a_waiting_worker_is_not_stuck_before_its_message_has_arrived(signs):
     assert all(signs[w].activity.kind != "waits" for w in judge(signs, PATIENCE).stuck)
 
 
@@ -60,7 +60,7 @@ def test_the_culprit_is_found_wherever_the_others_wait(signs, data):
 
 
 @given(jobs(), st.data())
-def test_on_a_machine_that_is_only_busy_nobody_is_accused(signs, data):
+def test_on_a_busy_machine_no_worker_is_stuck(signs, data):
     """Threads run or are ready to run. An op may take up to ten times the limit of an idle thread."""
     for worker, sign in signs.items():
         limit = max(PATIENCE.suspicion, PROFILED * (sign.expected or 0.0))
@@ -75,7 +75,7 @@ def test_on_a_machine_that_is_only_busy_nobody_is_accused(signs, data):
     assert not judge(signs, PATIENCE).stuck
 
 
-def test_who_waits_for_connections_waits_for_all_who_may_not_have_come_to_them():
+def test_a_worker_that_connects_waits_for_all_workers_that_may_not_have_connected():
     busy = Sign(Activity("works", "F", 3, (0, 0), first=True), 60.0, quiet=60.0)  # it compiles
     assert not judge({A: waiter("links"), B: waiter("links"), C: busy}, PATIENCE).deadlock
     assert judge({A: waiter("links"), B: waiter("links"), C: frozen()}, PATIENCE).stuck.keys() == {C}
@@ -83,7 +83,7 @@ def test_who_waits_for_connections_waits_for_all_who_may_not_have_come_to_them()
 
 
 @given(jobs())
-def test_a_job_is_renewed_only_for_those_from_whom_nobody_who_works_can_be_reached(signs):
+def test_a_deadlock_contains_only_workers_that_reach_no_working_one(signs):
     verdict = judge(signs, PATIENCE)
     for worker in verdict.deadlock:
         reached = {worker, *nx.descendants(verdict.graph, worker)}
@@ -92,7 +92,7 @@ def test_a_job_is_renewed_only_for_those_from_whom_nobody_who_works_can_be_reach
 
 
 @given(jobs(of=waits))
-def test_where_everybody_has_waited_for_too_long_the_job_is_renewed(signs):
+def test_all_workers_waiting_for_too_long_are_a_deadlock(signs):
     signs = {
         w: replace(s, seconds=max(LONG, 1.05 * PROFILED * (s.expected or 0.0)) + s.seconds) for w, s in signs.items()
     }
@@ -100,7 +100,7 @@ def test_where_everybody_has_waited_for_too_long_the_job_is_renewed(signs):
 
 
 @pytest.mark.parametrize(("link", "deadlock"), [(None, True), (0.5, True), (4.0, False)])
-def test_a_message_over_a_slow_link_is_lost_only_after_ten_times_what_the_link_takes(link, deadlock):
+def test_a_message_on_a_slow_link_is_lost_after_ten_times_the_links_time(link, deadlock):
     signs = {A: replace(waiter("tensor", peer=B), expected=link), B: replace(waiter("tensor", peer=A), expected=link)}
     assert judge(signs, PATIENCE).deadlock == ([A, B] if deadlock else [])
     assert not judge(signs, PATIENCE).stuck
@@ -113,13 +113,13 @@ def test_a_chain_of_waits_leads_to_its_root():
     assert set(verdict.graph.edges) == {(A, B), (A, C), (D, B), (D, C), (B, A)}
 
 
-def test_whoever_does_not_take_what_has_come_for_it_is_stuck_and_not_its_giver():
+def test_a_worker_that_ignores_an_arrived_message_is_stuck_and_not_its_sender():
     signs = {A: waiter("commit"), B: replace(waiter("tensor", peer=A, seconds=30.0), delivered=LONG)}
     (found,) = judge(signs, PATIENCE).stuck.items()
     assert found == (B, ("the wait for the tensor in step 3 from 0.0, which has come", LONG))
 
 
-def test_an_all_reduce_that_nobody_ends_is_nobodys_fault():
+def test_an_unfinished_all_reduce_is_a_deadlock_without_a_culprit():
     signs = {A: waiter("sum"), C: waiter("sum"), B: waiter("commit"), D: waiter("commit")}
     verdict = judge(signs, PATIENCE)
     assert not verdict.stuck and set(verdict.deadlock) == {A, B, C, D}
@@ -130,18 +130,18 @@ def test_a_peer_that_has_not_begun_its_sum_is_waited_for():
     assert set(judge(signs, PATIENCE).stuck) == {C}
 
 
-def test_who_does_not_answer_a_new_generation_is_stuck_whatever_it_says_that_it_does():
+def test_a_worker_that_does_not_answer_a_new_generation_is_stuck_in_any_activity():
     silent_line = replace(waiter("tensor", peer=B), unanswered=LONG)
     signs = {A: silent_line, B: replace(frozen(seconds=2.0), quiet=0.0), C: waiter("orders"), D: waiter("orders")}
     assert set(judge(signs, PATIENCE).stuck) == {A}
 
 
-def test_a_process_that_stands_still_as_a_whole_is_found_where_it_only_waits():
+def test_a_stopped_process_is_stuck_even_in_a_wait():
     stopped = replace(waiter("tensor", peer=A), silent=LONG)
     assert set(judge({A: waiter("commit"), B: stopped}, PATIENCE).stuck) == {B}
 
 
-def test_while_the_coordinator_plans_nobody_is_renewed():
+def test_there_is_no_deadlock_while_the_coordinator_plans():
     signs = {w: waiter("plan") for w in (A, B, C, D)}
     assert judge(signs, PATIENCE).deadlock
     verdict = judge(signs, PATIENCE, coordinator_works=True)
@@ -169,7 +169,7 @@ def test_the_limit_is_the_lease_the_suspicion_or_ten_times_the_profile(sign, lim
     assert is_stuck(BUSY * limit + 1, 0.0), "a loop without an end takes processor time, too"
 
 
-def test_a_joiner_that_waits_for_its_turn_holds_nobody_up():
+def test_a_waiting_joiner_delays_no_worker():
     joiner = replace(waiter("orders", seconds=100.0), member=False)
     verdict = judge({A: frozen(seconds=1.0), B: waiter("tensor", peer=A), C: joiner}, PATIENCE)
     assert not verdict.stuck and not verdict.deadlock

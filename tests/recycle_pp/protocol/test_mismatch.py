@@ -34,7 +34,7 @@ def votes_of(table, wrong, seen):
 
 
 @given(stages())
-def test_nobody_is_called_wrong_who_holds_nothing_wrong(stage):
+def test_only_workers_with_a_wrong_copy_are_called_wrong(stage):
     table, wrong, seen = stage
     found = compare(table, votes_of(*stage))
     bad = {peer for _, peer in wrong}
@@ -46,7 +46,7 @@ def test_nobody_is_called_wrong_who_holds_nothing_wrong(stage):
 
 
 @given(stages())
-def test_who_has_seen_it_change_is_wrong_and_so_is_who_stands_alone_against_two(stage):
+def test_a_worker_with_a_changed_seal_or_a_copy_unlike_two_others_is_wrong(stage):
     table, wrong, seen = stage
     found = compare(table, votes_of(*stage))
     for block, peer in wrong:
@@ -56,7 +56,7 @@ def test_who_has_seen_it_change_is_wrong_and_so_is_who_stands_alone_against_two(
 
 
 @given(st.integers(0, 5))
-def test_of_two_that_do_not_agree_and_saw_nothing_nobody_can_tell_but_by_another_block(peer):
+def test_of_two_differing_copies_the_wrong_one_is_unknown_without_evidence_from_another_block(peer):
     other = (peer + 1) % 6
     pair, trio = [[peer, other]], [[peer, other], [peer, (peer + 2) % 6, (peer + 3) % 6]]
     assert compare(pair, votes_of(pair, {(0, peer)}, set())).unclear == [0]
@@ -64,7 +64,7 @@ def test_of_two_that_do_not_agree_and_saw_nothing_nobody_can_tell_but_by_another
     assert not found.unclear and found.wrong == {peer: 1}
 
 
-def test_a_copy_that_was_made_since_the_last_vote_is_no_witness():
+def test_a_copy_made_since_the_last_vote_is_not_a_witness():
     """Worker 2 has its copy from worker 0, so both agree, whether 0 or 1 is right."""
     votes = votes_of([[0, 1, 2]], {(0, 0)}, set())
     votes[2] = votes[0]

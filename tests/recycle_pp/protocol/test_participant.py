@@ -6,7 +6,7 @@ from recycle_pp.protocol.participant import Participant
 from recycle_pp.wire.messages.workers import Commit, Shares
 
 
-def test_a_commit_that_comes_twice_is_applied_once():
+def test_a_commit_received_twice_is_applied_once():
     """After a reset the coordinator repeats the newest commit, which may have arrived by the new connection already."""
     me = Participant(Worker(0, 0), stages=1)
     me.holdings.adopt(Shares([(1, [0])], together=True, copies=[], knows=None))

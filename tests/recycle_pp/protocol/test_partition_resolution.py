@@ -11,13 +11,13 @@ MANY = [Worker(d, s) for d in range(9) for s in range(2)]
 COMPLAINTS = st.dictionaries(st.sampled_from(WORKERS), st.lists(st.sampled_from(WORKERS)))
 
 
-def test_of_two_nodes_that_cannot_reach_each_other_the_higher_goes_whoever_says_so():
+def test_of_two_nodes_that_cannot_reach_each_other_the_higher_one_leaves():
     one, two = ([Worker(d, s) for s in range(2)] for d in (1, 2))
     says_one, says_two = dict.fromkeys(one, two), dict.fromkeys(two, one)
     assert give_up(says_one, MANY) == give_up(says_two, MANY) == give_up(says_one | says_two, MANY) == set(two)
 
 
-def test_who_reaches_nobody_goes_and_nobody_else():
+def test_only_the_worker_that_reaches_no_other_leaves():
     alone = Worker(0, 1)
     others = [worker for worker in WORKERS if worker != alone]
     assert give_up({worker: [alone] for worker in others}, MANY) == {alone}
@@ -26,14 +26,14 @@ def test_who_reaches_nobody_goes_and_nobody_else():
 
 
 @given(COMPLAINTS)
-def test_afterwards_everybody_reaches_everybody(complaints):
+def test_the_remaining_workers_all_reach_each_other(complaints):
     complaints = {worker: [o for o in others if o != worker] for worker, others in complaints.items()}
     lost = give_up(complaints, MANY)
     assert all(worker in lost or other in lost for worker, others in complaints.items() for other in others)
     assert lost <= {w for worker, others in complaints.items() for w in (worker, *others) if others}
 
 
-def test_the_fewest_leave_whatever_their_rank():
+def test_the_fewest_workers_leave_regardless_of_rank():
     one, two = [Worker(1, s) for s in range(2)], [Worker(d, s) for d in (2, 3) for s in range(2)]
     assert give_up(dict.fromkeys(two, one), WORKERS + two) == set(one)
 

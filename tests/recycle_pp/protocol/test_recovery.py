@@ -23,7 +23,7 @@ def test_without_failures_every_step_is_committed_in_any_order_of_events(shape, 
 @pytest.mark.parametrize("each", [5, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stagger", [False, True])
 @pytest.mark.parametrize("shape", [(2, 2, 2), (2, 1, 2), (2, 3, 1)])
-def test_a_death_at_any_event_changes_nothing_but_who_works(shape, stagger, each):
+def test_a_death_at_any_event_changes_only_the_assignment_of_work(shape, stagger, each):
     pipelines, stages, _ = shape
     events = Order(shape, steps=2, stagger=stagger).run().events
     for moment in range(0, events, each):
@@ -36,7 +36,7 @@ def test_a_death_at_any_event_changes_nothing_but_who_works(shape, stagger, each
 @pytest.mark.parametrize("each", [5, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stagger", [False, True])
 @pytest.mark.parametrize("shape", [(2, 2, 2), (2, 1, 2), (2, 3, 1)])
-def test_every_validation_has_all_its_held_out_micro_batches_whoever_dies_when(shape, stagger, each):
+def test_every_validation_has_all_its_micro_batches_after_a_death_at_any_event(shape, stagger, each):
     pipelines, stages, _ = shape
     order = Order(shape, steps=2, stagger=stagger, evaluate_every=1)
     for moment in range(0, order.run().events, each):
@@ -47,7 +47,7 @@ def test_every_validation_has_all_its_held_out_micro_batches_whoever_dies_when(s
 @pytest.mark.parametrize("each", [11, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stagger", [False, True])
 @pytest.mark.parametrize("kind", ["kill", "orphan"])
-def test_a_step_whose_sums_do_not_fit_is_done_again_whoever_dies_when(kind, stagger, each):
+def test_a_step_whose_sums_do_not_fit_is_repeated_despite_a_death_at_any_event(kind, stagger, each):
     order = Order((2, 2, 2), steps=3, stagger=stagger, misfits=frozenset({(0, 0), (1, 0), (1, 1)}))
     quiet = order.run()
     assert (quiet.job.committed, quiet.job.generation) == (2, 3), "three attempts were void"
@@ -62,7 +62,7 @@ def test_a_step_whose_sums_do_not_fit_is_done_again_whoever_dies_when(kind, stag
 @pytest.mark.parametrize("each", [7, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stagger", [False, True])
 @pytest.mark.parametrize("shape", [(2, 2, 2), (2, 1, 2), (2, 3, 1)])
-def test_a_coordinator_that_dies_at_any_event_is_replaced_and_nothing_is_done_twice(shape, stagger, each):
+def test_a_coordinator_that_dies_at_any_event_is_replaced_and_no_step_is_applied_twice(shape, stagger, each):
     order = Order(shape, steps=2, stagger=stagger, evaluate_every=2, save_every=2)
     for moment in range(0, order.run().events, each):
         dies = Fault(moment, "orphan", Worker(0, 0))
@@ -90,7 +90,7 @@ def test_a_hundred_thousand_random_orders_keep_the_contract():
     assert_kept_by_all(Order.drawn)
 
 
-def test_what_is_drawn_reaches_every_kind_of_fault_and_end():
+def test_random_orders_cover_every_fault_and_every_end():
     worlds = [Order.drawn(seed).run() for seed in range(150)]
     assert {f.kind for seed in range(150) for f in Order.drawn(seed).faults} == {
         "kill",
@@ -104,7 +104,7 @@ def test_what_is_drawn_reaches_every_kind_of_fault_and_end():
     assert any(world.restores for world in worlds) and any(world.lost is not None for world in worlds)
 
 
-def test_a_profile_that_changes_the_form_of_backwards_in_mid_step_leaves_a_problem_that_can_be_planned():
+def test_a_profile_that_changes_the_form_of_backwards_within_a_step_leaves_a_valid_problem():
     records = {w: Record(2) for w in map(Worker.parse, ("0.0", "1.0"))}
     for kind in "FIW":
         records[Worker(0, 0)].begin(kind, (0, 0))

@@ -29,7 +29,7 @@ def test_a_fresh_job_given_the_same_events_decides_the_same():
             assert again.handle(event) == outcome, (seed, event)
 
 
-def test_a_job_begins_without_a_checkpoint_under_way():
+def test_a_new_job_has_no_checkpoint_in_progress():
     """So the coordinator must repeat the state of saving to each job that replaces another one."""
     job = Order((2, 2, 2), steps=1).run().fresh_job()
     assert job.saving == SavingChanged(occupied=False, due=False)

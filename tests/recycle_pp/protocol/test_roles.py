@@ -17,13 +17,13 @@ def test_a_worker_of_the_richest_stage_moves_into_the_empty_one():
     assert sorted(roles[r].stage for r in (0, 2)) == [0, 1]
 
 
-def test_too_few_workers_are_refused():
+def test_too_few_workers_are_rejected():
     with pytest.raises(ValueError, match="live workers: 1, fewer than the 2 stages"):
         fill_stages(grid(2, 2), present={0}, stages=2)
 
 
 @given(st.integers(1, 4), st.integers(1, 4), st.data())
-def test_every_stage_is_filled_and_nobody_shares_a_place(pipelines, stages, data):
+def test_every_stage_is_filled_and_every_rank_has_its_own_role(pipelines, stages, data):
     roles = grid(pipelines, stages)
     present = data.draw(st.sets(st.sampled_from(sorted(roles)), min_size=min(stages, len(roles))))
     new = fill_stages(roles, present, stages)

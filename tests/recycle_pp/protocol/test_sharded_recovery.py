@@ -45,7 +45,7 @@ def test_a_death_at_any_event_loses_nothing(shape, stagger, each):
 
 
 @pytest.mark.parametrize("each", [9, pytest.param(1, marks=pytest.mark.slow)])
-def test_an_update_that_clipping_takes_back_is_taken_back_by_all_who_have_its_weights(each):
+def test_an_update_undone_by_clipping_is_undone_by_all_workers_with_its_weights(each):
     order = Order((4, 1, 2), steps=4, copies=2, stagger=True, clipped=frozenset({1}))
     for moment in range(0, order.run().events, each):
         world = replace(order, faults=(Fault(moment, "kill", Worker(1, 0)),), seed=moment).run()
@@ -64,7 +64,7 @@ def test_two_deaths_at_any_two_events_lose_nothing_of_three_copies(each):
 
 
 @pytest.mark.parametrize("each", [9, pytest.param(1, marks=pytest.mark.slow)])
-def test_who_comes_back_at_any_event_takes_its_share(each):
+def test_a_worker_that_returns_at_any_event_takes_its_share(each):
     shape = (3, 1, 2)
     events = Order(shape, steps=4, copies=2).run().events
     dies = Fault(20, "kill", Worker(0, 0))
@@ -75,7 +75,7 @@ def test_who_comes_back_at_any_event_takes_its_share(each):
 
 
 @pytest.mark.parametrize("each", [11, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_coordinator_that_dies_at_any_event_finds_who_holds_what(each):
+def test_the_successor_of_a_coordinator_that_dies_at_any_event_finds_all_holders(each):
     order = Order((3, 1, 2), steps=3, copies=2, save_every=2)
     for moment in range(0, order.run().events, each):
         faults = (Fault(moment, "orphan", Worker(0, 0)), Fault(moment, "kill", Worker(1, 0)))
@@ -86,7 +86,7 @@ def test_a_coordinator_that_dies_at_any_event_finds_who_holds_what(each):
 @pytest.mark.parametrize("each", [7, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shape", [(4, 1, 2), (3, 2, 1)])
 @pytest.mark.parametrize("kind", ["flip", "err"])
-def test_a_block_that_goes_wrong_at_any_event_is_found_in_the_next_vote_and_nothing_comes_of_it(kind, shape, each):
+def test_a_block_that_becomes_wrong_at_any_event_is_detected_in_the_next_vote_and_not_used(kind, shape, each):
     """The world fails if a wrong value is applied or saved, or if a worker without a fault is killed."""
     k = 2 if kind == "flip" else 3  # of two copies, the wrong one of a bad update is unknown
     order = Order(shape, steps=4, copies=k, third=True, save_every=2)
@@ -102,7 +102,7 @@ def test_a_block_that_goes_wrong_at_any_event_is_found_in_the_next_vote_and_noth
 
 @pytest.mark.parametrize("each", [5, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("later", ["kill", "orphan", "cut"])
-def test_what_else_happens_as_a_wrong_block_is_found_changes_nothing(later, each):
+def test_another_fault_during_the_detection_of_a_wrong_block_changes_nothing(later, each):
     order = Order((4, 1, 2), steps=3, copies=2, third=True)
     flip = Fault(order.run().events // 2, "flip", Worker(1, 0))
     for seed in range(5):
@@ -112,7 +112,7 @@ def test_what_else_happens_as_a_wrong_block_is_found_changes_nothing(later, each
             assert world.stopped or (world.lost is None and world.job.committed == 2)
 
 
-def test_a_coordinator_that_dies_as_it_finds_a_wrong_block_leaves_it_to_be_found_again_or_a_void_step():
+def test_a_wrong_block_is_detected_again_or_its_step_void_after_the_coordinator_dies():
     """When it dies, all, some or none of the survivors know that the step is void."""
     order = Order((2, 2, 2), steps=3, copies=2, third=True)
     begins = order.run().events // 3
@@ -125,7 +125,7 @@ def test_a_coordinator_that_dies_as_it_finds_a_wrong_block_leaves_it_to_be_found
             assert world.takeovers == 1 and world.lost is None and world.job.committed == 2
 
 
-def test_all_copies_of_a_block_gone_means_the_checkpoint_or_the_end():
+def test_without_a_copy_of_a_block_the_job_restarts_from_its_checkpoint_or_ends():
     """Peers 0 and 2 of four form one of the two groups."""
     both = (Fault(60, "kill", Worker(0, 0)), Fault(60, "kill", Worker(2, 0)))
     assert Order((4, 1, 2), both, steps=3, copies=2).run().lost == 0
@@ -134,14 +134,14 @@ def test_all_copies_of_a_block_gone_means_the_checkpoint_or_the_end():
     assert world.lost is None and world.restores == 1 and world.job.committed == 5
 
 
-def test_weights_that_nobody_computes_with_any_more_are_not_sent_again():
+def test_weights_without_a_use_are_not_sent_again():
     """A lost connection voids early updates, but not a stage's sums. One worker of the stage updates early again before
     another has the old weights back, and then a worker of another stage dies."""
     faults = (Fault(1012, "lose", Worker(0, 2)), Fault(1061, "kill", Worker(2, 2)))
     Order((3, 3, 1), faults, steps=4, copies=3, stagger=True, evaluate_every=2, save_every=2).run()
 
 
-def test_all_copies_of_a_block_gone_before_the_last_checkpoint_has_it_mean_the_checkpoint_before():
+def test_a_block_lost_before_it_is_in_the_last_checkpoint_means_the_previous_one():
     faults = (Fault(1300, "kill", Worker(2, 2)), Fault(1313, "kill", Worker(1, 2)))
     world = Order((3, 3, 1), faults, steps=4, copies=2, evaluate_every=2, save_every=2, seed=20294).run()
     assert world.restores == 1 and world.saved == 4
@@ -151,7 +151,7 @@ def test_random_deaths_returns_and_delays_keep_the_contract():
     assert_kept(drawn, range(200))
 
 
-def test_so_they_do_where_a_block_goes_wrong():
+def test_random_orders_with_a_wrong_block_keep_the_contract():
     assert_kept(drawn_with_a_wrong_block, range(100))
 
 

@@ -42,14 +42,14 @@ def test_the_same_members_need_no_new_plan():
     assert steady.ready and not steady.wanted
 
 
-def test_a_plan_for_others_than_the_present_members_is_worth_nothing():
+def test_a_plan_for_other_members_is_not_used():
     steady = followed()
     steady.adopted(SLOWER)
     steady.made(steady.plan(PROBLEM), SLOWER)
     assert steady.wanted and not steady.ready
 
 
-def test_new_durations_stop_nobody_until_their_plan_is_made():
+def test_new_durations_delay_no_worker_before_their_plan_is_made():
     steady = followed()
     steady.wanted = True
     assert not steady.fresh and not steady.due

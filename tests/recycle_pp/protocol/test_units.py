@@ -50,14 +50,14 @@ def running(copies, *pipelines, sizes=SIZES):
     return units, found
 
 
-def test_after_a_death_only_what_is_missing_is_copied_and_no_weights_are_sent():
+def test_after_a_death_only_missing_units_are_copied_and_no_weights_are_sent():
     units, found = running(2, 0, 1, 2, 3)
     dead = found.pop(1)
     shares = share(units, found, 0)
     assert len(shares.copies) == len(dead.units) and shares.knows is None
 
 
-def test_a_worker_that_comes_back_with_nothing_is_sent_all_units_and_weights():
+def test_a_worker_that_returns_without_state_is_sent_its_units_and_all_weights():
     units, found = running(2, 0, 1)
     found.pop(1)
     share(units, found, 0)
@@ -72,7 +72,7 @@ def test_a_worker_that_comes_back_with_nothing_is_sent_all_units_and_weights():
     assert shares.knows == 0
 
 
-def test_a_heal_that_was_broken_off_goes_on_with_what_has_arrived():
+def test_an_interrupted_heal_continues_with_the_units_that_have_arrived():
     units, found = running(2, 0, 1, 2)
     found.pop(0)
     first = share(units, found, 0)
@@ -118,7 +118,7 @@ def compared(copies, flips, changed=(), third=False):
         ("aaab", "all copies of some units of the state of stage 0 are on a: if it is lost, the job goes"),
     ],
 )
-def test_a_group_on_one_of_several_hosts_is_told(hosts, says):
+def test_a_group_on_one_of_several_hosts_is_reported(hosts, says):
     units, found = Units(2), workers(0, 1, 2, 3)
     units.hosts = {(pipeline, 0): host for pipeline, host in enumerate(hosts)}
     share(units, found, -1)
@@ -134,7 +134,7 @@ def test_a_group_on_one_of_several_hosts_is_told(hosts, says):
         (3, False, f"worker 1.0 holds another copy of {NAME} than 0.0 on h and 2.0, found in step 4: memory"),
     ],
 )
-def test_if_the_wrong_copy_is_unknown_or_not_asked_for_the_job_ends_and_names_worker_host_and_unit(copies, third, says):
+def test_if_the_wrong_copy_is_unknown_or_must_end_the_job_the_error_names_worker_host_and_unit(copies, third, says):
     with pytest.raises(ProtocolViolation, match=re.escape(says)):
         compared(copies, flips=[1], third=third)
 
@@ -238,7 +238,7 @@ def test_a_joiner_follows_the_units_that_it_holds_when_it_is_a_member(copies):
     assert (shares.knows is None) == (len(wanted) == 6), "a worker without some units lacks their weights"
 
 
-def test_two_joiners_of_which_one_starts_again_hold_what_they_have_followed():
+def test_two_joiners_hold_the_units_that_they_followed_even_if_one_starts_again():
     units, found = running(2, 0, 1, 2, 3, sizes=SIZES * 10)
     for gone in (2, 3):
         found.pop(gone)

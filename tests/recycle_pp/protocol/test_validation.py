@@ -12,7 +12,7 @@ from recycle_pp.wire.messages.workers import Evaluated
 @pytest.mark.parametrize("total", [1, 2, 5, 16, 40])
 @pytest.mark.parametrize("dead", [[], [(0, 1)]])
 @pytest.mark.parametrize("D, P, M", [(2, 2, 3), (3, 4, 6), (5, 3, 1), (1, 1, 4)])
-def test_every_held_out_micro_batch_passes_every_stage_once_whatever_the_shape(D, P, M, dead, total):
+def test_every_held_out_micro_batch_passes_every_stage_once_in_any_shape(D, P, M, dead, total):
     problem = Problem(pipelines=D, stages=P, microbatches=M, failed=[w for w in dead if D > 1 and w[1] < P])
     each = per_pass(total, D, M)
     lists = actions(plan(problem), forwards=each)
@@ -36,7 +36,7 @@ def test_few_samples_are_dealt_to_all_pipelines():
     assert numbers == {Worker(0, 0): [0, 3], Worker(1, 0): [1], Worker(2, 0): [2]}
 
 
-def test_the_mean_does_not_depend_on_who_says_what_first_or_twice():
+def test_the_mean_does_not_depend_on_the_order_or_repetition_of_reports():
     losses = {number: 1 / (number + 3) for number in range(7)}
     found = set()
     for order in ((range(7),), (range(5, 7), range(5)), ([6, 1], [1, 6], [0, 2, 3, 4, 5])):

@@ -168,9 +168,7 @@ def iter_parcels(pipe):
     odd=st.booleans(),
     events=st.lists(st.one_of(st.tuples(st.integers(0, 2), st.integers(1, 9)), st.sampled_from(HOW)), max_size=30),
 )
-def test_a_joiner_that_follows_units_of_several_donors_has_the_bits_of_one_that_held_them_from_the_start(
-    reproducible, odd, events
-):
+def test_a_joiner_with_several_donors_has_the_bits_of_a_holder_since_the_start(reproducible, odd, events):
     """events: a commit of that kind, or a number of messages from a donor. Some units have a second holder."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         count = len(Worker().every)
@@ -232,7 +230,7 @@ class OldStream:
         pass
 
 
-def test_a_new_session_starts_with_nothing_of_the_one_before_whose_parcels_are_void(monkeypatch):
+def test_a_new_session_starts_empty_and_voids_messages_of_the_last_one(monkeypatch):
     here, there = Worker(units=[0, 1, 2, 3]), Worker(units=[0])
     here.commit(0, "stepped")
     following = joiner(there)
@@ -247,7 +245,7 @@ def test_a_new_session_starts_with_nothing_of_the_one_before_whose_parcels_are_v
     assert sorted(there.optimizer.held) == [2, 3]
 
 
-def test_a_slow_joiner_makes_nothing_grow_and_begins_again_with_the_newest_state(pipe, monkeypatch):
+def test_a_slow_joiner_restarts_from_the_newest_state_and_queues_stay_bounded(pipe, monkeypatch):
     worker = Worker()
     donations = donor(worker, monkeypatch, 1 << 20)
     pipe.taking.release(1)  # takes the whole state and no gradient
@@ -264,7 +262,7 @@ def test_a_slow_joiner_makes_nothing_grow_and_begins_again_with_the_newest_state
     assert torch.equal(pipe.parcels[-1][1]["model"], worker.stage.flat.joined())
 
 
-def test_the_donor_s_optimizer_waits_for_the_copy_of_one_part_at_most(pipe, monkeypatch):
+def test_a_donors_optimizer_waits_at_most_for_the_copy_of_one_part(pipe, monkeypatch):
     """It does not wait for the network: the joiner takes nothing."""
     worker = Worker()
     donations = donor(worker, monkeypatch, 128)
@@ -275,7 +273,7 @@ def test_the_donor_s_optimizer_waits_for_the_copy_of_one_part_at_most(pipe, monk
     assert time.monotonic() - begun < 1.0
 
 
-def test_no_part_is_taken_of_a_state_that_may_be_taken_back():
+def test_speculative_state_is_never_copied():
     worker = Worker()
     worker.commit(0, "stepped")
     assert worker.optimizer.copy([0], newest=0) is not None

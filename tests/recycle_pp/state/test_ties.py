@@ -82,7 +82,7 @@ class Network:
 @pytest.mark.parametrize("numerics", [{}, {"numerics__sums": "int32"}, {"numerics__precision": "bf16"}], ids=str)
 @settings(max_examples=5, deadline=None)
 @given(st.integers(128, 1500), st.integers(0, 3), st.integers(0, 9), st.booleans())
-def test_each_holder_of_a_tied_unit_has_the_gradient_of_one_worker_alone(numerics, block, copies, step, ordered):
+def test_each_holder_of_a_tied_unit_has_the_gradient_of_a_single_worker(numerics, block, copies, step, ordered):
     config = small(
         model__tied=True, numerics__reproducible=True, parallel__pipelines=3, parallel__microbatches=2, **numerics
     )
@@ -151,7 +151,7 @@ alive = st.sets(st.builds(Worker, st.integers(0, 4), st.integers(0, 3)), min_siz
 
 
 @given(alive)
-def test_every_worker_of_whole_state_gets_one_parcel_of_every_other_stage_and_each_is_spread_over_the_peers(members):
+def test_with_whole_state_every_worker_receives_one_message_per_stage_from_evenly_loaded_peers(members):
     units = Units(copies=0)
     units.names = NAMES
     sizes = {stage: [128] * len(names) for stage, names in NAMES.items()}
