@@ -288,6 +288,6 @@ class Deaths:
         for rank in self._roster:
             if rank.explained < rank.died:
                 rank.explained = rank.died
-                unknown = Death("unknown", "the job ended before its supervisor could say why")
+                unknown = Death("unknown", "the job ended before the cause was known")
                 self._recorder.explain_death(rank.death, rank.causes.get(rank.died, unknown))
         self._recorder.release()

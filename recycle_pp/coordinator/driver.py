@@ -168,7 +168,7 @@ class Driver:
 
     def _wrong_weights(self) -> str:
         newest = self.saving.newest()
-        kept = f"run.resume=true continues from {newest}, saved before" if newest else "there is no checkpoint before"
+        kept = f"run.resume=true continues from {newest}, saved earlier" if newest else "there is no earlier checkpoint"
         return f"memory or a processor has failed, and the job must not continue with wrong weights; {kept}"
 
     def save_failed(self, message: SaveFailed, worker: Worker | None = None) -> None:

@@ -59,7 +59,7 @@ def difference(digests: Mapping[Worker, Mapping[str, str]]) -> str | None:
         return f"workers {_names([w for group in groups for w in group])} hold different weights ({of})"
     others = sorted(worker for group in groups[:-1] for worker in group)
     verb = "worker {} holds" if len(others) == 1 else "workers {} hold"
-    return f"{verb.format(_names(others))} other weights than {_names(groups[-1])} ({of})"
+    return f"{verb.format(_names(others))} different weights than {_names(groups[-1])} ({of})"
 
 
 def _names(workers: Collection[Worker]) -> str:

@@ -204,10 +204,12 @@ class Workers:
             return True
         where = f"on {rank.host or 'its host'}"
         if self._driver.job.phase == "starting":
-            reason = f"data.path: all workers must read the same tokens, and worker {rank.role} {where} reads others"
+            reason = (
+                f"data.path: all workers must read the same tokens, but worker {rank.role} {where} reads different ones"
+            )
             self._lifecycle.stop(reason, code=2)
         else:
-            detail = f"data.path has changed {where}: its tokens are not those with which the job began"
+            detail = f"data.path has changed {where}: its tokens differ from those at the start of the job"
             self._recorder.event(Refused(worker=str(rank.role), detail=detail))
             self._restarts.earliest(rank.role)  # drops its `+rejoin_at`
             rank.worker.send(Leave())  # type: ignore[union-attr]  # connected: it has just sent this message

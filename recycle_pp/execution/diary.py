@@ -35,15 +35,15 @@ class Diary:
             case Adopt():
                 for step, actions in message.steps.items():
                     if actions:
-                        self.note(f"step {step}: a plan of what is left of it")
+                        self.note(f"step {step}: received a plan for the rest of it")
                 self._recomputes(message.recompute)
             case SteadyPlan():
-                self.note(f"step {self._step}: a plan of the steps to come")
+                self.note(f"step {self._step}: received a plan for the next steps")
                 self._recomputes(message.recompute)
             case Commit():
                 self._step = message.step + 1
             case Donate():
-                self.note(f"step {self._step}: gives its state to worker {message.to}")
+                self.note(f"step {self._step}: sends its state to worker {message.to}")
             case Exit():
                 self.note("the job is over")
             case Leave():
@@ -51,7 +51,8 @@ class Diary:
 
     def _recomputes(self, again: bool) -> None:
         if again != self._again:
-            self.note(f"step {self._step}: layers {'run again in the backward' if again else 'keep what they compute'}")
+            what = "are recomputed in the backward pass" if again else "keep their activations"
+            self.note(f"step {self._step}: layers {what}")
         self._again = again
 
     def _announced(self, message: Announce) -> None:

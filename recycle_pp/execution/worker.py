@@ -168,8 +168,8 @@ class Process:
         participant = Participant(worker, stages)
         participant.committed = participant.applied = welcome.resume - 1
         session = Session(self._client, participant, links, store, self._doing)
-        about = f"rank {self._spec.rank}, process {os.getpid()} on {socket.gethostname()}, {device}, {backend}"
-        session.diary.note(f"starts as {'the first' if not self._spec.incarnation else 'the next'} of {about}")
+        about = f"rank {self._spec.rank}: pid {os.getpid()} on {socket.gethostname()}, {device}, {backend}"
+        session.diary.note(f"starts as {'the first' if not self._spec.incarnation else 'the next'} process of {about}")
         session.start()  # before long calls, because the coordinator may be lost during them
 
         try:
@@ -189,7 +189,7 @@ class Process:
         except Exception as error:
             if is_unfit(error):
                 said = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-                unfit = f"model.kernels: the kernels cannot run on {device} ({said}); the reference needs none"
+                unfit = f"model.kernels: the kernels cannot run on {device} ({said}); set model.kernels=reference"
                 return self._refuse(ValueError(unfit), session)
             if not self._spec.incarnation:  # a restarted worker may fail for other reasons
                 error.recycle_where = f"the start of stage {worker.stage}"  # type: ignore[attr-defined]

@@ -83,7 +83,7 @@ class Ballot:
     def cast(self, worker: Worker, vote: Vote) -> None:
         for g, n in vote.wrong[:1]:
             raise ProtocolViolation(
-                f"step {self.step}, stage {worker.stage}: micro-batch {g} is {n:g} times in the gradient, must be once"
+                f"step {self.step}, stage {worker.stage}: micro-batch {g} is in the gradient {n:g} times, not once"
             )
         peer = self.first.setdefault(worker.stage, worker)
         if peer in self.votes and self.votes[peer].digest != vote.digest:

@@ -184,7 +184,7 @@ def _stuck(sign: Sign, patience: Patience) -> Stuck | None:
     starts = sign.activity.kind == "starts"
     lasting: list[tuple[str, float | None, float]] = [
         (str(sign.activity), sign.seconds if busy or sign.activity.kind == "device" else None, limit),
-        (f"{sign.activity}, which has come", sign.delivered, limit),
+        (f"{sign.activity}, which has arrived", sign.delivered, limit),
         (f"{sign.activity}, without a sign of life", sign.silent, patience.lease if starts else patience.suspicion),
         (f"{sign.activity}, without an answer to a new generation", sign.unanswered, patience.suspicion),
     ]

@@ -95,14 +95,18 @@ class Units:
                 continue
             if found.unclear or not self._third:
                 first = (found.unclear or [*found.disputed])[0]
-                unknown = ", and nobody can tell which of them is right" if self._third else ""
+                unknown = ", and it is unknown which one is right" if self._third else ""
                 raise ProtocolViolation(
                     f"{self._dispute(stage, first, found.disputed[first])}, found in step {step}{unknown}: memory or a "
-                    "processor has failed, and the job must not go on with wrong weights; run.resume=true goes on at "
-                    "the newest checkpoint"
+                    "processor has failed, and the job must not continue with wrong weights; run.resume=true continues "
+                    "from the newest checkpoint"
                 )
             for peer, unit in found.wrong.items():
-                how = "has changed since its update" if peer in found.changed else "is not that of the other holders"
+                how = (
+                    "has changed since its update"
+                    if peer in found.changed
+                    else "differs from the other holders' copies"
+                )
                 wrong[Worker(peer, stage)] = f"its copy of {self._unit(stage, unit)} {how}"
         return wrong
 
@@ -218,7 +222,7 @@ class Units:
             if host := on_one_host(table, hosts):
                 return (
                     f"all copies of some units of the state of stage {stage} are on {host}: "
-                    "if it is lost, the job goes back to its newest checkpoint"
+                    "if this host is lost, the job restarts from its newest checkpoint"
                 )
         return None
 
@@ -263,7 +267,9 @@ class Units:
             return f"workers {self._workers(stage, all_of_them)} hold different copies of {what}"
         wrong, right = [peer for group in groups[:-1] for peer in group], groups[-1]
         verb = "worker {} holds" if len(wrong) == 1 else "workers {} hold"
-        return f"{verb.format(self._workers(stage, wrong))} another copy of {what} than {self._workers(stage, right)}"
+        return (
+            f"{verb.format(self._workers(stage, wrong))} a different copy of {what} than {self._workers(stage, right)}"
+        )
 
     def _unit(self, stage: int, unit: int) -> str:
         names = self.names.get(stage, [])

@@ -124,9 +124,9 @@ class _Donor(threading.Thread):
                 while True:
                     self._send_next(stream)
         except TransferError as error:
-            _log.info("the follower at %s takes no more: %s", address, error)
+            _log.info("stopped sending state to %s: %s", address, error)
         except KeyError as error:
-            _log.info("unit %s is held by other workers now", error)
+            _log.info("stopped sending state: unit %s is now held by other workers", error)
 
     def _send_next(self, stream: Stream) -> None:
         """Sends the next commit or the next part of the state, or waits for one."""
@@ -226,7 +226,7 @@ class Following:
                     if complete:
                         synced(about.step, about.session)
         except TransferError as error:
-            _log.info("the donor is gone: %s", error)  # the coordinator starts another session
+            _log.info("lost the donor: %s", error)  # the coordinator starts another session
 
     def _take(self, about: StatePart | StepGradient, tensors: dict[str, Tensor]) -> bool:
         """Applies a message. True if all units are then in the state after `about.step`."""

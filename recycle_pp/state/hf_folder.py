@@ -153,7 +153,7 @@ def _checkpoint(run: RunFolder, step: int | None) -> Path:
             return found[number]
         damages.append(f"the checkpoint {found[number]} is damaged: {wrong}")
         if step is None and number != min(found):
-            print(f"{damages[-1]}; trying the one before", file=sys.stderr, flush=True)
+            print(f"{damages[-1]}; trying the previous one", file=sys.stderr, flush=True)
     raise ValueError(damages[0])
 
 

@@ -103,7 +103,7 @@ class StageSaving:
     def _save(self, step: int, last: bool, units: Collection[int] | None) -> None:
         """units: to save; None: all units of this worker."""
         if self._saver.busy and not last:  # a second copy in memory is only justified at the end of a job
-            detail = f"worker {self._worker} still writes its part of the one before"
+            detail = f"worker {self._worker} is still writing its part of the previous checkpoint"
             self._send(SaveFailed(step, detail))
             return
         part = f"{self._worker.stage}-{self._worker.pipeline}"

@@ -29,7 +29,7 @@ def checkpoints(outcome):
     return [e["checkpoint"] for e in outcome.all("checkpoint_saved")]
 
 
-TWO_DIFFER, ONE_OF_THREE = "workers 0.1 and 1.1 hold different weights", "holds other weights than"
+TWO_DIFFER, ONE_OF_THREE = "workers 0.1 and 1.1 hold different weights", "holds different weights than"
 
 
 @pytest.mark.parametrize(
@@ -51,14 +51,14 @@ def test_a_bit_that_flips_in_one_workers_weights_ends_the_job_at_the_next_checkp
     assert checkpoints(outcome) == [4], "the checkpoint with wrong weights is not finished"
     skipped = [e["checkpoint"] for e in outcome.all("checkpoint_skipped")]
     assert skipped == [*range(8, compared, 4)], "only if the disk is slow"
-    assert "step-000004, saved before" in last
+    assert "step-000004, saved earlier" in last
 
 
 def test_without_checkpoints_a_flipped_bit_is_found_at_the_end_of_the_job(sabotaged, tmp_path):
     says = "workers 0.1 and 1.1 hold different weights"
     case = Case("a bit flips, and no checkpoint is saved", "2x2", steps=8, deaths=0, ends=says)
     outcome, last = run(sabotaged, case, flip=1, step=5, once=str(tmp_path / "flipped"))
-    assert outcome.code == 1 and says in last and "there is no checkpoint before" in last, explain(outcome)
+    assert outcome.code == 1 and says in last and "there is no earlier checkpoint" in last, explain(outcome)
     assert not outcome.summary and not checkpoints(outcome)
 
 
@@ -66,7 +66,7 @@ def test_without_checkpoints_a_flipped_bit_is_found_at_the_end_of_the_job(sabota
     ("shape", "copies", "says"),
     [
         pytest.param("2x2", 2, "hold different copies of unit 0", marks=slow),
-        ("3x2", 3, "holds another copy of unit 0"),
+        ("3x2", 3, "holds a different copy of unit 0"),
     ],
 )
 def test_a_bit_that_flips_in_sharded_state_ends_the_job_in_the_same_step(shape, copies, says, sabotaged, tmp_path):

@@ -35,7 +35,7 @@ def killed(outcome, tmp_path):
         pytest.param("2x2", (), "flip", "has changed since its update", marks=pytest.mark.slow),
         ("3x2", (), "rot", "has changed since its update"),
         pytest.param("3x2", (K3,), "flip", "has changed since its update", marks=pytest.mark.slow),
-        ("3x2", (K3,), "err", "is not that of the other holders"),
+        ("3x2", (K3,), "err", "differs from the other holders' copies"),
     ],
 )
 def test_a_worker_with_a_wrong_master_is_killed_and_no_bit_of_the_result_changes(
@@ -67,7 +67,7 @@ def test_a_checkpoint_with_a_wrong_block_is_not_finished_and_the_job_continues(s
 
 
 def test_if_two_copies_differ_without_a_detected_error_the_job_stops(sabotaged, tmp_path):
-    says = "and nobody can tell which of them is right"
+    says = "and it is unknown which one is right"
     case = Case("err, and two copies", "2x2", SHARDED, steps=40, deaths=0, ends=says, bound=150)
     outcome = run(sabotaged, case, err=1, step=5, once=str(tmp_path / "flipped"))
     last = outcome.output.splitlines()[-1]

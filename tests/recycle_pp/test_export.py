@@ -170,7 +170,7 @@ def test_a_damaged_newest_checkpoint_is_skipped_with_a_sentence(run, tmp_path, c
     assert export.main([str(run), str(tmp_path / "out")]) == 0
     printed = capsys.readouterr()
     assert "tensors of step-000002" in printed.out
-    assert f"the checkpoint {newest} is damaged: " in printed.err and "trying the one before" in printed.err
+    assert f"the checkpoint {newest} is damaged: " in printed.err and "trying the previous one" in printed.err
     assert export.main([str(run), str(tmp_path / "asked"), "--step", "4"]) == 2
     assert "is damaged: " in capsys.readouterr().err
 

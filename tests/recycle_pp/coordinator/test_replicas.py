@@ -16,7 +16,7 @@ A, B, C, OTHER = Worker(0, 0), Worker(1, 0), Worker(2, 0), Worker(0, 1)
     [
         ({A: {"w": "1"}, B: {"w": "1"}}, None),
         ({A: {"w": "1"}, B: {"w": "2"}}, "workers 0.0 and 1.0 hold different weights (w)"),
-        ({A: {"w": "1"}, B: {"w": "2"}, C: {"w": "1"}}, "worker 1.0 holds other weights than 0.0 and 2.0 (w)"),
+        ({A: {"w": "1"}, B: {"w": "2"}, C: {"w": "1"}}, "worker 1.0 holds different weights than 0.0 and 2.0 (w)"),
         (
             {A: {"v": "1", "w": "1"}, B: {"v": "2", "w": "2"}},
             "workers 0.0 and 1.0 hold different weights (v and 1 more)",
@@ -34,7 +34,7 @@ def test_in_any_order_of_reports_the_one_of_three_that_differs_is_named(order, w
     for number, worker in enumerate(order):
         replicas.add(worker, Digests(8, {"w": "wrong" if worker == wrong else "right"}))
         assert (replicas.verdict() is None) == (number < 2)
-    assert replicas.verdict().startswith(f"worker {wrong} holds other weights than ")
+    assert replicas.verdict().startswith(f"worker {wrong} holds different weights than ")
 
 
 def test_reports_of_dead_workers_count_and_reports_of_other_steps_do_not():

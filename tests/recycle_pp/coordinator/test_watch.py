@@ -140,7 +140,7 @@ def test_a_worker_that_does_not_take_a_delivered_message_is_found(tmp_path):
     job.beat()
     job.watch.worker_beats(job.roster[6], WorkerHeartbeat(0.0, "boot", delivered=1))
     asyncio.run(job.watched(0.5))
-    assert list(job.found) == [6] and job.found[6].where.endswith("from 1.1, which has come")
+    assert list(job.found) == [6] and job.found[6].where.endswith("from 1.1, which has arrived")
 
 
 def test_signs_of_an_earlier_incarnation_do_not_count(tmp_path):

@@ -51,7 +51,7 @@ def test_the_order_of_the_votes_makes_no_difference(random):
 
 @pytest.mark.parametrize("n", [0, 2])
 def test_a_micro_batch_counted_twice_or_never_stops_the_job(n):
-    with pytest.raises(ProtocolViolation, match=f"micro-batch 2 is {n} times in the gradient"):
+    with pytest.raises(ProtocolViolation, match=f"micro-batch 2 is in the gradient {n} times, not once"):
         ballot().cast(Worker(3, 1), vote(Worker(3, 1), counts=(1, 1, n, 1)))
 
 

@@ -115,7 +115,7 @@ def compared(copies, flips, changed=(), third=False):
     [
         ("aabb", None),
         ("aaaa", None),
-        ("aaab", "all copies of some units of the state of stage 0 are on a: if it is lost, the job goes"),
+        ("aaab", "all copies of some units of the state of stage 0 are on a: if this host is lost, the job restarts"),
     ],
 )
 def test_a_group_on_one_of_several_hosts_is_reported(hosts, says):
@@ -130,8 +130,8 @@ def test_a_group_on_one_of_several_hosts_is_reported(hosts, says):
     ("copies", "third", "says"),
     [
         (2, False, f"workers 0.0 on h and 1.0 hold different copies of {NAME}, found in step 4: memory"),
-        (2, True, f"different copies of {NAME}, found in step 4, and nobody can tell which of them is right: memory"),
-        (3, False, f"worker 1.0 holds another copy of {NAME} than 0.0 on h and 2.0, found in step 4: memory"),
+        (2, True, f"different copies of {NAME}, found in step 4, and it is unknown which one is right: memory"),
+        (3, False, f"worker 1.0 holds a different copy of {NAME} than 0.0 on h and 2.0, found in step 4: memory"),
     ],
 )
 def test_if_the_wrong_copy_is_unknown_or_must_end_the_job_the_error_names_worker_host_and_unit(copies, third, says):
@@ -142,7 +142,7 @@ def test_if_the_wrong_copy_is_unknown_or_must_end_the_job_the_error_names_worker
 @pytest.mark.parametrize(
     ("copies", "changed", "detail"),
     [
-        (3, [], f"its copy of {NAME} is not that of the other holders"),
+        (3, [], f"its copy of {NAME} differs from the other holders' copies"),
         (3, [1], f"its copy of {NAME} has changed since its update"),
         (2, [1], f"its copy of {NAME} has changed since its update"),
         (1, [1], f"its copy of {NAME} has changed since its update"),
