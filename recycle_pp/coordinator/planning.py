@@ -81,8 +81,7 @@ class Planning:
         return changed, self._profile.problem(job.problem)
 
     def load(self, measured: Mapping[str, Any] | None, problem: Problem) -> Problem:
-        """Returns the problem with the figures of an earlier coordinator. measured: profile.json, if it is readable
-        here."""
+        """Returns the problem with an earlier coordinator's figures. measured: profile.json, if it is readable here."""
         if measured is not None and self._profile.fits(measured):
             self._profile.load(measured)
         return self._profile.problem(problem)

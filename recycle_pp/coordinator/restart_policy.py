@@ -54,7 +54,7 @@ class RestartPolicy:
         return rank.supervisor is not None and rank.respawns < self._respawns
 
     def comes_back(self, rank: Rank) -> bool:
-        """Whether a worker whose supervisor has reconnected is started again: not if it died for another reason."""
+        """Whether to restart a worker whose supervisor has reconnected. False if the worker died for another reason."""
         death = rank.causes.get(rank.died, NODE_LOSS)
         return death.cause in ("node_loss", "hang") and not death.injected
 

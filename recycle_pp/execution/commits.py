@@ -68,7 +68,7 @@ class Commits:
         self._exchange = Exchange(session.links, stage, optimizer, session.participant.worker, self._wait)
 
     def begin(self, orders: Orders) -> None:
-        """Receives the copies that this worker lacks. If a worker lacks weights, then sends the weights to all."""
+        """Receives the copies that this worker lacks. Then sends the weights to all, if a worker lacks any."""
         session, holdings, shares = self._session, self._session.participant.holdings, orders.shares
         committed = session.participant.committed
         self._waits_for = "copy"
@@ -113,8 +113,7 @@ class Commits:
         return found
 
     def reduce(self, orders: Orders, step: int) -> None:
-        """Reduces from the accumulators and leaves them unchanged, because a death before the commit may require it
-        again."""
+        """Reduces the accumulators without changing them: a death before the commit may require it again."""
         doing = self._session.doing
         doing.works(REDUCTION, step)
         self._waits_for = "sum"
@@ -145,8 +144,7 @@ class Commits:
                 self.reduced[step] = self._exchange.tied.unite(orders.shares, self.reduced[step])
 
     def _wait(self, pending: Pending, giver: Worker | None = None) -> None:
-        """Blocks until the message has arrived, and reports the wait. giver: its sender; None if all peers take
-        part."""
+        """Blocks until the message has arrived, and reports the wait. giver: its sender; None: all peers."""
         doing, step = self._session.doing, self._session.participant.committed + 1
         what = self._waits_for if giver is None else "tensor"
         doing.waits(what, step, peer=giver, arrived=pending.arrived)
@@ -256,8 +254,7 @@ class Commits:
             self._optimizer.step(self.reduced[commit.step], commit.step, commit.scale)
 
     def _hold(self, orders: Orders, step: int, reduced: Reduced) -> None:
-        """Stores the gradient if the orders are still valid. Otherwise the report has stated that this worker has
-        none."""
+        """Stores the gradient if the orders are still valid. Otherwise the report has stated that there is none."""
         with self._session.lock:
             self._session.check(orders)
             self.reduced[step] = reduced
@@ -272,8 +269,7 @@ class Commits:
             return sorted(w.pipeline for w in announced.members if w.stage == self._stage.stage)
 
     def _note(self, orders: Orders, change: Callable[[], None]) -> None:
-        """Calls `change` if the orders are still valid. Otherwise the report has already stated what this worker
-        holds."""
+        """Calls `change` if the orders are still valid. Otherwise the report has already been sent without it."""
         with self._session.lock:
             self._session.check(orders)
             change()

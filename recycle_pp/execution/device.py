@@ -127,8 +127,7 @@ def large_blocks_apart() -> None:
 
 
 def give_back_free_memory() -> None:
-    """Returns free memory of the host to the system (malloc_trim(3)). Takes milliseconds, and later use faults pages
-    in."""
+    """Returns free memory of the host to the system (malloc_trim(3)). Takes milliseconds; reuse costs page faults."""
     ctypes.CDLL(None).malloc_trim(0)
 
 

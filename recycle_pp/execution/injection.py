@@ -67,8 +67,7 @@ class Injector:
             self._strike(fault)
 
     def drag(self, seconds: float) -> None:
-        """Sleeps, to emulate a slow worker. seconds: own time of the op. The sleep counts as own time, too
-        (`spans`)."""
+        """Sleeps, to emulate a slow worker. seconds: own time of the op (see `spans`). The sleep counts as own time."""
         factor = max((f.factor for f in self._slow if f.step <= self._step), default=1.0)
         if factor > 1:
             time.sleep(seconds * (factor - 1))

@@ -56,7 +56,7 @@ class Mailbox:
     def request(
         self, step: int, tensor: Tensor, peer: Worker, validation: int | None = None
     ) -> tuple[Pending, torch.Tensor]:
-        """Posts a receive. Returns (the pending receive, its buffer for `open`). validation: number of the held-out
+        """Posts a receive. Returns (pending receive, buffer for `open`). validation: number of a held-out
         micro-batch."""
         buffer = room(self._comes[tensor[0]], self._device)
         return self._links.receive(buffer, peer, self._tag(step, tensor, validation)), buffer

@@ -1,7 +1,6 @@
 """Forwards of the held-out micro-batches over the live routes; the mean of their losses is val_loss.
 
-A validation keeps no results and changes no parameters, so after a death it is repeated as a whole, on the same
-micro-batches.
+A validation keeps no results and changes no parameters. After a death it is repeated on the same micro-batches.
 """
 
 from __future__ import annotations

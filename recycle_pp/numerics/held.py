@@ -33,8 +33,7 @@ class Held:
     changed: Tensor | None = None
 
     def checksum(self, before: bool = False) -> Tensor:
-        """(1,) int64 checksum of all bits of the state: the sum of its 64-bit words, modulo 2**64. Any single bit flip
-        changes it.
+        """(1,) int64 checksum of the state: the sum of its 64-bit words, modulo 2**64. Any bit flip changes it.
 
         before: of the state before a speculation"""
         state = self.before if before else self.state

@@ -150,8 +150,7 @@ class StageOptimizer:
         return [*self._vectors(range(unit, unit + 1)), *seal]
 
     def settled(self) -> None:
-        """Ends the setup: the worker holds all its units. Frees the initial state; with bf16, also its float32
-        vector."""
+        """Ends the setup: the worker holds all its units. Frees the initial state, and with bf16 its float32 vector."""
         self._load, self._last = None, {}
         if self._rounds and not self._whole:
             self._stage.flat = self._stage.working

@@ -5,8 +5,7 @@
     adoption.plans                                       # step -> plan of its remainder
     adoption.message(worker, generation, evaluate, stagger)      # for each member
 
-Pure: no sockets, no clock, no torch. Depends only on reports of live workers, so a new coordinator gets the same
-    result.
+Pure: no sockets, no clock, no torch. A new coordinator gets the same result, because it depends on reports alone.
 """
 
 from __future__ import annotations

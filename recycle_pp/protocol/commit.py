@@ -97,14 +97,12 @@ class Ballot:
 
     @property
     def misfits(self) -> list[int]:
-        """Stages whose finite sums did not fit the fixed point. Empty if a gradient is not finite: the update is
-        skipped."""
+        """Stages whose finite sums did not fit the fixed point. Empty if any gradient is not finite."""
         finite = all(vote.finite for vote in self.votes.values())
         return sorted({w.stage for w, vote in self.votes.items() if not vote.fits}) if finite else []
 
     def decide(self) -> Decision:
-        """Uses the values of each stage's first worker. The norm does not depend on the split into stages: fsum is
-        exact."""
+        """Uses the values of each stage's first worker. fsum is exact, so the norm does not depend on the stages."""
         by_stage = {w.stage: v for w, v in sorted(self.votes.items(), reverse=True)}
         norm, scale = clip_scale([x for s in range(self.stages) for x in by_stage[s].squares], self.clip)
         losses = by_stage[self.stages - 1].losses

@@ -103,8 +103,7 @@ def lost(held: Sequence[Collection[int]]) -> list[int]:
 
 
 def missing(held: Sequence[Collection[int]], table: Table, sizes: Sequence[int]) -> list[Copy]:
-    """The copies to make, in the order of the units. The source of each is its holder that has sent the least so
-    far."""
+    """The copies to make, in the order of the units. The source is the holder that has sent the least so far."""
     sent: dict[int, int] = {}
     found = []
     for block, holders in enumerate(table):

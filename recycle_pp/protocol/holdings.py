@@ -63,8 +63,7 @@ class Holdings:
         self.mine = [unit for unit, holders in enumerate(shares.holders) if self.me in holders]
 
     def informed(self, committed: int) -> None:
-        """The worker has the exponents after the newest step. Precedes copies, because holders of a unit have
-        exponents."""
+        """The worker has the exponents after the newest step. Call it before `took`: holders have exponents."""
         self.weights = max(self.weights, committed - 1)
 
     def took(self, unit: int) -> None:

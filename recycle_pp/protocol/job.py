@@ -373,8 +373,7 @@ class Job:
         return self._regroup()
 
     def _repeat(self, stages: list[int]) -> list[Send]:
-        """Repeats the step with the same samples and room for larger gradients. After a few attempts any float32
-        fits."""
+        """Repeats the step with the same samples and more room. After a few attempts any float32 fits."""
         self.attempt = self.attempt._replace(coarser=self.attempt.coarser + 1)
         self._note("repeated", step=self.committed + 1, stages=stages, attempt=self.attempt.coarser)
         return self._regroup()

@@ -209,7 +209,7 @@ def _wait(sign: Sign, suspicion: float) -> float:
 
 
 def _deadlock(graph: nx.DiGraph, signs: Mapping[Worker, Sign], suspicion: float) -> list[Worker]:
-    """Members that wait, and reach only workers that have waited for longer than `suspicion`."""
+    """Members that have waited for longer than `suspicion`, as have all workers that they reach."""
     return [
         worker
         for worker, sign in signs.items()

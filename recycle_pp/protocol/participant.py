@@ -119,8 +119,7 @@ class Participant:
         )
 
     def adopt(self, message: Adopt) -> None:
-        """Takes the orders of a generation, unless it is void already. In a revoked stage, drops the reduced
-        gradients."""
+        """Takes the orders of a generation, unless it is void. In a revoked stage, drops the reduced gradients."""
         if is_void(message, self.generation) or message.term < self.agreed[0]:
             return
         assert self.announced is not None

@@ -16,8 +16,7 @@ Links = frozenset[frozenset[Worker]]
 
 
 def give_up(unreachable: Mapping[Worker, Iterable[Worker]], live: Collection[Worker]) -> set[Worker]:
-    """The fewest workers whose removal leaves no broken link and no stage without a worker. Empty if there is no such
-    set.
+    """The fewest workers whose removal leaves no broken link and no empty stage. Empty if there is no such set.
 
     unreachable: worker -> workers that it cannot reach; one direction is enough
     live: all members; entries about other workers are ignored

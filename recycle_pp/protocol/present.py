@@ -16,8 +16,7 @@ class Present:
         self._made: tuple[Problem, frozenset[Worker], Problem] | None = None  # (whole problem, live workers, result)
 
     def problem(self, whole: Problem, live: Collection[Worker]) -> Problem:
-        """whole: the problem without deaths. After a death the backward may be split, because peers need every
-        bubble."""
+        """whole: the problem without deaths. After a death peers need every bubble, so the backward may be split."""
         live = frozenset(live)
         if self._made is None or self._made[0] is not whole or self._made[1] != live:
             dead = sorted(everybody(whole) - live)

@@ -52,8 +52,7 @@ class Units:
             self.names[worker.stage], self._tied = names, None
 
     def void(self, reports: Mapping[Worker, Report], records: Mapping[Worker, Record]) -> set[int]:
-        """The stages whose reduced gradients are void, from the reports of all live workers. Call it before
-        `share_out`.
+        """The stages whose reduced gradients are void, by the reports of all live workers. Call before `share_out`.
 
         If every worker has all reduced gradients of its stage, one survivor is enough, because it can send copies.
         Otherwise each holder has those of its units. If one of them has died or lacks its own, the whole stage sums
@@ -71,7 +70,7 @@ class Units:
         return found
 
     def share_out(self, reports: Mapping[Worker, Report], committed: int, took_back: bool = False) -> dict[int, Shares]:
-        """stage -> new shares. took_back: updates of the uncommitted step are undone, and weights sent after them are
+        """stage -> new shares. took_back: updates of the uncommitted step are undone; weights sent after them are
         void."""
         shares = {}
         for stage, peers in _stages(reports).items():
@@ -121,9 +120,8 @@ class Units:
 
         holds: reports of all live workers of the stage, by pipeline; a worker with a unit has all exponents
         mixed: the weights of these workers are of different steps
-        ahead: a worker has applied the next step to its units, and this update stays; then all workers have its
-            gradients,
-            no micro-batch needs the older weights, and every generation sends the newer ones
+        ahead: a worker has applied the next step to its units, and this update stays. Then all workers have its
+            gradients, no micro-batch needs the older weights, and every generation sends the newer ones
 
         Raises StageLost if a unit has no holder.
         """

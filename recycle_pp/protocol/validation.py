@@ -33,8 +33,7 @@ def numbered(actions: Iterable[Action], pipelines: int, each: int, total: int) -
 
     actions: those of one pass, for the first `each` micro-batches of every pipeline
 
-    Passes run one after another. The last one omits numbers from `total` on. All workers have the same order of
-    messages."""
+    Passes run one after another. The last one omits numbers from `total` on. The order is the same on all workers."""
     one_pass = list(actions)
     for first in range(0, total, pipelines * each):
         for action in one_pass:

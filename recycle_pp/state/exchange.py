@@ -49,7 +49,7 @@ class Exchange:
         self._spans = stage.layout.spans
         self.tied = Ties(links, stage, me, wait, self._forward)
         self._spares: dict[torch.dtype, Tensor] = {}
-        self._cut: tuple[Shares | None, list[Run]] = None, []  # runs of these shares, cached
+        self._cut: tuple[Shares | None, list[Run]] = None, []  # cached: shares, their runs
 
     def exponents(self, source: int) -> None:
         """All peers take the exponents of the peer `source`."""
@@ -121,8 +121,7 @@ class Exchange:
 
         ahead: the update may still be undone. Received weights are then copied into place, because a late message could
             overwrite newer weights. Otherwise they are received in place: a late message has the same bits.
-        known: this worker has these weights already, and autograd has recorded their version for micro-batches in
-            flight
+        known: this worker has these weights already, and micro-batches in flight use their autograd version
         """
         if all(len(run.holders) == len(peers) for run in self._runs(shares)):
             return

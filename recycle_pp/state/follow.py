@@ -57,8 +57,7 @@ class _Step(NamedTuple):
 
 
 class Donations:
-    """The donor's side. `asked` runs in the listening thread, `committed` in the executor. Neither waits for a
-    follower."""
+    """The donor's side. `asked` runs in the listening thread, `committed` in the executor. Neither blocks."""
 
     def __init__(self, optimizer: StageOptimizer, gradients: Gradients, token: str, strike: Strike) -> None:
         self._optimizer, self._gradients, self._token, self._strike = optimizer, gradients, token, strike

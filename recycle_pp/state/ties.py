@@ -38,9 +38,8 @@ Forward = Callable[[int, list[int], Tensor | None, int], list[Pending]]
 
 class Ties:
     """wait(pending, giver): see `state.exchange.Exchange`.
-    forward(unit, holders, grad, tag): sends the unit's gradient from its first holder to the others, and returns what
-    to
-        wait for."""
+    forward(unit, holders, grad, tag): sends the unit's gradient from its first holder to the others. Returns the
+        messages to wait for."""
 
     def __init__(self, links: Links, stage: Stage, me: Worker, wait: Wait, forward: Forward) -> None:
         self._links, self._stage, self._me, self._wait, self._forward = links, stage, me, wait, forward
@@ -48,8 +47,8 @@ class Ties:
         self.units = self._sums.units
 
     def unite(self, shares: Shares, reduced: Reduced) -> Reduced:
-        """Adds the sums of the other stages: gradients for the holders of tied units, norms for all peers. May be
-        called again.
+        """Adds the sums of the other stages: gradients for the holders of tied units, norms for all peers.
+        May be called again.
 
         Blocks until the other stages have their sums. Raises LinkBroken when the generation ends."""
         me, table = self._me.pipeline, shares.holders

@@ -275,8 +275,7 @@ class CannotRun(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR, lasting=True)
 class Leaving(Message, frozen=True):
-    """The worker's machine is about to be reclaimed. The worker leaves at the next commit, if its stage keeps a
-    peer."""
+    """The worker's machine is about to be reclaimed. It leaves at the next commit, if its stage keeps a peer."""
 
 
 @sent(WORKER, COORDINATOR, of_generation=True)
@@ -288,8 +287,7 @@ class Broken(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR)
 class Unreachable(Message, frozen=True):
-    """All connection attempts to these members have failed for `control.suspicion` seconds. Repeated while this
-    lasts."""
+    """Connection attempts to these members have failed for `control.suspicion` seconds. Repeated while this lasts."""
 
     workers: list[Worker]
 
@@ -419,7 +417,7 @@ class Finished(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR, lasting=True)
 class Digests(Message, frozen=True):
-    """SHA-256 of the worker's parameters, by canonical name, after a commit with a checkpoint. step: completed
+    """SHA-256 of the worker's parameters, by canonical name, after the commit of a checkpoint. step: completed
     steps."""
 
     step: int

@@ -31,8 +31,7 @@ from ..numerics.test_units import cut
 
 
 class Network:
-    """Messages and sums between threads. ordered: as with collectives, messages have no tags and stay between
-    stages."""
+    """Messages and sums between threads. ordered: messages have no tags, and are only sent between stages."""
 
     def __init__(self, workers, ordered):
         self.ordered = ordered
