@@ -13,6 +13,8 @@ sys.path.insert(0, str(Path(__file__).parent))  # like the command
 import mutations as tool
 from mutants import COMPARISON, STATEMENT, Mutation, of_text
 
+sys.path.pop(0)  # tests/recycle_pp would be in front of the product, also in processes that get this path
+
 SOURCE = '''
 LIMIT = max(1, 2) if 1 < 2 else 0
 

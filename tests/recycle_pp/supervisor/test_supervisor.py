@@ -1,7 +1,6 @@
 """A real supervisor process with a fake worker process; the test plays the coordinator."""
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -69,7 +68,7 @@ async def joined(tmp_path, play, local_rank=0):
     port = server.sockets[0].getsockname()[1]
     process = subprocess.Popen(
         [sys.executable, HERE / "fake_rank.py", str(port), TOKEN, str(local_rank)],
-        env={"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), "PATH": "/usr/bin:/bin", "PYTHONFAULTHANDLER": "1"},
+        env={"PYTHONPATH": str(HERE), "PATH": "/usr/bin:/bin", "PYTHONFAULTHANDLER": "1"},
         stderr=subprocess.PIPE,
         text=True,
     )
