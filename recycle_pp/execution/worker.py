@@ -152,7 +152,7 @@ class Process:
         except ValueError as error:
             return self._refuse(error)
         pipelines, stages = settings.parallel.pipelines, settings.parallel.stages
-        everybody = [Worker(d, s) for d in range(pipelines) for s in range(stages)]
+        all_workers = [Worker(d, s) for d in range(pipelines) for s in range(stages)]
         keepalive = settings.control.suspicion
         links = Links(
             transport_for(
@@ -160,7 +160,7 @@ class Process:
                 store,
                 device,
                 self._interface,
-                workers=everybody,
+                workers=all_workers,
                 keepalive=keepalive,
                 unreachable=lambda members: self._client.send(Unreachable(members)),
             )

@@ -64,7 +64,7 @@ from .events import (
     WorkerReturned,
 )
 from .joining import Joiners
-from .present import Present, everybody
+from .present import Present, all_workers
 from .speculation import Speculation
 from .stage_lost import StageLost
 from .steady_state_plan import Planner, Steady
@@ -103,7 +103,7 @@ class Job:
 
     def __post_init__(self) -> None:
         self.committed = self.first_step - 1
-        self.waiting = set(self.waiting) or everybody(self.problem)
+        self.waiting = set(self.waiting) or all_workers(self.problem)
         self._reports: dict[Worker, Report] = {}
         self._present = Present()
         self.units = Units(self.copies, self.third)

@@ -19,11 +19,11 @@ class Present:
         """whole: the problem without deaths. After a death peers need every bubble, so the backward may be split."""
         live = frozenset(live)
         if self._made is None or self._made[0] is not whole or self._made[1] != live:
-            dead = sorted(everybody(whole) - live)
+            dead = sorted(all_workers(whole) - live)
             self._made = whole, live, whole.replace(failed=dead, backward="mixed") if dead else whole
         return self._made[2]
 
 
-def everybody(problem: Problem) -> set[Worker]:
+def all_workers(problem: Problem) -> set[Worker]:
     """All workers of the problem, dead or alive."""
     return {Worker(d, s) for d in range(problem.pipelines) for s in range(problem.stages)}

@@ -45,7 +45,7 @@ class Exchange:
     def __init__(self, links: Links, stage: Stage, optimizer: StageOptimizer, me: Worker, wait: Wait) -> None:
         self._links, self._stage, self._optimizer = links, stage, optimizer
         self._worker, self._me, self._wait = me, me.pipeline, wait
-        self._way = passing(links, me, wait)
+        self._passing = passing(links, me, wait)
         self._spans = stage.layout.spans
         self.tied = Ties(links, stage, me, wait, self._forward)
         self._spares: dict[torch.dtype, Tensor] = {}
@@ -63,10 +63,10 @@ class Exchange:
         """Transfers the copies listed in `shares`. took(unit): called after each unit that this worker has received."""
         coming: list[tuple[int, int, list[Tensor], list[Pending]]] = []
         for unit, source, to in shares.copies:
-            if not self._way.everybody and self._me not in (source, to):
+            if not self._passing.collective and self._me not in (source, to):
                 continue
             tensors = self._optimizer.given(unit) if source == self._me else self._optimizer.room(unit)
-            pending = [self._way.give(tensor, source, [to], STATE) for tensor in tensors]
+            pending = [self._passing.give(tensor, source, [to], STATE) for tensor in tensors]
             if source != self._me:
                 coming.append((unit, to, tensors, pending))
             if len(coming) >= AHEAD:
@@ -96,7 +96,7 @@ class Exchange:
         largest = torch.zeros(sum(counts), device=self._stage.device)
         places = largest.split(counts)
         forwarded: list[Pending] = []
-        for run, total in self._way.totals(gradients.sums(), peers, rounds(runs, peers), sent):
+        for run, total in self._passing.totals(gradients.sums(), peers, rounds(runs, peers), sent):
             for unit in run.units:
                 span = self._spans[unit]
                 part = None if total is None else total[span.start - run.span.start : span.stop - run.span.start]
@@ -134,10 +134,10 @@ class Exchange:
                 takers = [peer for peer in peers if peer not in run.holders]
                 if self._me in takers:
                     room = torch.empty_like(place) if ahead else place
-                    coming.append((self._way.give(room, source, takers, WEIGHTS), room, place))
-                elif takers and (self._way.everybody or self._me == source):
+                    coming.append((self._passing.give(room, source, takers, WEIGHTS), room, place))
+                elif takers and (self._passing.collective or self._me == source):
                     given = place if self._me == source else self._spare(len(place), place.dtype)
-                    self._way.give(given, source, takers, WEIGHTS)
+                    self._passing.give(given, source, takers, WEIGHTS)
             for pending, room, place in before:  # at most one round is buffered for a slow worker
                 self._wait(pending)
                 if ahead:
@@ -161,9 +161,9 @@ class Exchange:
                 source, takers = holders[unit][0], [peer for peer in peers if peer not in holders[unit]]
                 if self._me in holders[unit]:
                     place.copy_(self._optimizer.vectors(unit)[0])
-                if takers and (self._way.everybody or self._me in (source, *takers)):
+                if takers and (self._passing.collective or self._me in (source, *takers)):
                     given = place if self._me not in holders[unit] else place.clone()
-                    coming.append(self._way.give(given, source, takers, MASTERS))
+                    coming.append(self._passing.give(given, source, takers, MASTERS))
             for pending in coming:
                 self._wait(pending)
             # Waits for all peers, or a slow peer would have to buffer what the others send, up to the whole stage.
@@ -190,12 +190,12 @@ class Exchange:
 
         grad: this worker's gradient, or memory for it; None if it does not hold the unit"""
         first, *others = holders
-        if not others or not (self._way.everybody or self._me in holders):
+        if not others or not (self._passing.collective or self._me in holders):
             return []
         if grad is not None:
-            return [self._way.give(grad, first, others, tag)]
+            return [self._passing.give(grad, first, others, tag)]
         span = self._spans[unit]
-        self._way.give(self._spare(span.stop - span.start, torch.float32), first, others, tag)
+        self._passing.give(self._spare(span.stop - span.start, torch.float32), first, others, tag)
         return []
 
     def _spare(self, size: int, dtype: torch.dtype) -> Tensor:

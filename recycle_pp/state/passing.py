@@ -5,7 +5,7 @@
     for run, total in way.totals(sums, peers, rounds, sent): # the sum of each run, at its first holder
 
 Point-to-point messages (TCP) send the fewest bytes and involve only sender and receivers. With NCCL, all operations of
-a worker need one order, and each connection needs memory. So all peers take part in every transfer (`everybody`), in
+a worker need one order, and each connection needs memory. So all peers take part in every transfer (`collective`), in
 the group that also sums their gradients. One broadcast per worker sends as many bytes as a ring all-gather.
 
 All calls block only in `wait`, and end with LinkBroken when the generation ends.
@@ -39,7 +39,7 @@ Rounds = Iterable[Sequence[Run | None]]
 class Passing(Protocol):
     """Workers are given by pipeline. All workers of a stage make the same calls in the same order."""
 
-    everybody: bool
+    collective: bool
     """Whether a worker must also call `give` for transfers between others, with a scratch buffer."""
 
     def give(self, tensor: Tensor, source: int, takers: Collection[int], tag: int) -> Pending:
@@ -65,7 +65,7 @@ class ByMessages:
     waits for its own pieces.
     """
 
-    everybody = False
+    collective = False
 
     def __init__(self, links: Links, me: Worker, wait: Callable[[Pending], None]) -> None:
         self._links, self._me, self._stage, self._wait = links, me.pipeline, me.stage, wait
@@ -128,7 +128,7 @@ class ByMessages:
 class Together:
     """Collectives of all peers, several in flight, in the order of the calls."""
 
-    everybody = True
+    collective = True
 
     def __init__(self, links: Links, me: Worker, wait: Callable[[Pending], None]) -> None:
         self._links, self._me, self._wait = links, me, wait

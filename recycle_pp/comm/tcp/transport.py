@@ -1,6 +1,6 @@
 """Links over TCP: one mesh of connections that survives deaths. Every message carries its generation.
 
-    links = Links(TcpTransport(store, "127.0.0.1", workers=everybody, keepalive=10.0))
+    links = Links(TcpTransport(store, "127.0.0.1", workers=all_workers, keepalive=10.0))
 
 Measured against Gloo over loopback (`bench/links.py`, torch 2.13, docs/process-group.md): a message of 4 to 64 KiB
 takes a third of the time and CPU. A sum of 4 KiB takes a quarter to a tenth, one of 16 MiB the same to a third more. A
@@ -66,10 +66,10 @@ class TcpTransport:
         self._routes: dict[int, Routes] = {}  # of the current generation, by its number
 
     def join(self, generation: Generation, members: Sequence[Worker], me: Worker, base: int) -> None:
-        everybody = self._workers or list(members)
-        if unknown := set(members) - set(everybody):
+        all_workers = self._workers or list(members)
+        if unknown := set(members) - set(all_workers):
             raise ValueError(f"members {sorted(unknown)} are not among the workers that Links was made with")
-        rank = {worker: k for k, worker in enumerate(everybody)}
+        rank = {worker: k for k, worker in enumerate(all_workers)}
         number = base if self._workers else generation.number
         mesh = self._mesh_of(generation, number, rank[me], len(rank))
         others = [worker for worker in members if worker != me]

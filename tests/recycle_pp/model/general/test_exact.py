@@ -72,6 +72,22 @@ def test_own_modules_are_exact(build):
     assert all(same(cut(models.of_function(build, stages), batch, split=True), expected) for stages in (1, 2, 3))
 
 
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_each_parameter_belongs_to_a_layer_with_memory_of_its_own(kind, tmp_path):
+    """What is used before the first layer is layer -1, what is used after the last of n layers is layer n."""
+    models.folder(kind, tmp_path)
+    numbers = {}
+    for stage in pipeline(models.of_folder(tmp_path, 2)):
+        layers = [stage.module.layers[name] for name in stage.names]
+        assert layers == sorted(layers) and len(stage.flat.parts) == len(set(layers))
+        numbers |= stage.module.layers
+    depth = max(numbers.values())
+    assert set(numbers.values()) == {*range(-1, depth + 1)}
+    for name, layer in numbers.items():
+        inside = [part for part in name.split(".") if part.isdigit()]
+        assert inside == ([str(layer)] if 0 <= layer < depth else []), (name, layer)
+
+
 def test_a_layer_used_four_times_has_the_same_sums_in_any_layout():
     """Its gradient has four addends. Exact sums do not depend on the stage that adds each; autograd's order does."""
     batch = models.batch()
