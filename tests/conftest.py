@@ -1,11 +1,16 @@
 """Fixtures and options of all tests."""
 
 import random
+import signal
 
 import hypothesis
 import pytest
 
 from recycle_pp.testing.local_cluster import Zygote
+
+# Background jobs of a shell script ignore Ctrl-C, and so would the processes that the tests start and interrupt.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["tests.failures.table", "tests.once", "tests.recorded"]
 
