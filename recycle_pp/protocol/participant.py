@@ -86,9 +86,9 @@ class Participant:
         """Starts a new generation: drops the old orders, keeps completed work. Returns the report."""
         joined = self.generation < 0
         self.generation, self.announced = message.generation, message
-        self.committed = max(self.committed, message.committed)  # greater only for a worker that has just joined
+        # A member that lacks the newest commit, because its connection was reset, receives it again and must apply it.
         if joined:  # it has followed its units up to here; this generation brings the rest
-            self.applied = self.committed
+            self.committed = self.applied = max(self.committed, message.committed)
             self.holdings.join(self.committed)
         self.orders = None
         if message.attempt > self.attempt:
