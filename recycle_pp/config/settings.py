@@ -307,7 +307,7 @@ class Control:
     )
     mismatch: str = setting(
         "stop",
-        "if copies of a block of sharded state differ; third: kill the worker with the wrong copy",
+        "if copies of a unit of sharded state differ; third: kill the worker with the wrong copy",
         choices=("stop", "third"),
     )
     lease: float = setting(

@@ -286,7 +286,7 @@ class Election:
             return required if all(majority(counted, of.roster, dead) for of in required) else []
 
         def hopeless(left: Collection[int]) -> Roster | None:
-            """A roster of which the ranks left are no majority, whatever they still answer; None if there is none."""
+            """A roster of which `left` is not a majority, even if all of `left` answer yes; None if there is none."""
             most = {rank: (-1, -1) for rank in left if rank not in holders} | outdated
             cases = [
                 self.voter.required(possible_holders),

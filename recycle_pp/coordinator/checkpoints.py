@@ -118,7 +118,9 @@ class Saving:
     def restore_point(self, step: int, started: bool, present: int, stages: int) -> int:
         """The number of steps from which all workers restart.
 
-        step: in the newest intact checkpoint. CannotRestore if there is none, or if it was restored before.
+        step: in the newest intact checkpoint; 0 without one, which is enough for a job that has not `started`.
+        Raises CannotRestore without a checkpoint to restart from, if the same one was restored last, or if there are
+        fewer workers than stages.
         """
         if started and not step:
             reason = "and there is no checkpoint to restore it from; set checkpoint.every to lose less"

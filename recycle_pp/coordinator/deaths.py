@@ -98,7 +98,7 @@ class Deaths:
         self._dead(rank, incarnation)
 
     def node_lost(self, rank: Rank) -> None:
-        """The supervisor's connection ended: its node is lost, or its worker is no longer watched."""
+        """The supervisor's connection ended. Its worker counts as dead: on a lost node, or without a supervisor."""
         rank.causes.setdefault(rank.incarnation, NODE_LOSS)
         self._dead(rank, rank.incarnation)
 

@@ -44,8 +44,8 @@ def compare(table: Table, votes: Mapping[int, Vote], made: Collection[tuple[int,
     """votes: of all holders
     made: (unit, holder) of copies made since the last vote
 
-    A fresh copy has the bits of its source, so it is no independent witness. A holder that is wrong in one unit does
-    not count in a unit that would be undecided otherwise.
+    A copy in `made` has the bits of its source, so it does not count towards a majority. In a unit without a majority,
+    holders that are wrong in another unit are left out, and the others are compared again.
     """
     said = {peer: iter(array("q", vote.checksums)) for peer, vote in votes.items()}
     values = [{peer: next(said[peer]) for peer in sorted(holders)} for holders in table]
@@ -55,7 +55,7 @@ def compare(table: Table, votes: Mapping[int, Vote], made: Collection[tuple[int,
         return None
 
     def outvoted_by(block: int, but: Collection[int]) -> list[int]:
-        """Holders that differ from the majority of witnesses, if there is one with at least two witnesses."""
+        """Holders that differ from the most frequent checksum, if it has no rival and two copies not in `made`."""
         asked = {peer: value for peer, value in values[block].items() if peer not in but}
         groups = [[], *_groups({peer: value for peer, value in asked.items() if (block, peer) not in made})]
         if len(groups[-1]) < 2 or len(groups[-1]) == len(groups[-2]):

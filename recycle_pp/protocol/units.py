@@ -212,7 +212,7 @@ class Units:
         return all(len(of) == len(self._peers[k]) for k, table in self._tables.items() for of, _ in groupby(table))
 
     def on_one_host(self) -> str | None:
-        """A sentence about units that the loss of one host would lose; None if there are none, or only one host."""
+        """A warning if one of several hosts has all copies of some units; else None."""
         if len(set(self.hosts.values())) < 2:
             return None
         for stage, table in sorted(self._tables.items()):

@@ -221,7 +221,7 @@ def _rows(shape: tuple[int, ...], rows: slice) -> tuple[int, ...]:
 
 
 def _copy(source: Path, names: Sequence[str], folder: Path) -> bool:
-    """Copies the files that exist. False if there are none."""
+    """Copies those of the named files that `source` has. Returns whether it has any."""
     there = [name for name in names if (source / name).is_file()]
     for name in there:
         shutil.copyfile(source / name, folder / name)

@@ -55,7 +55,7 @@ class Sign(msgspec.Struct, frozen=True):
 
     @classmethod
     def read(cls, run: RunFolder) -> Sign | None:
-        """None if there is no file; UnreadableFile if it is damaged."""
+        """The newest sign; None if there is no file. Raises UnreadableFile if the file is damaged."""
         try:
             return decode(run.heartbeat, read(run.heartbeat), cls)
         except FileNotFoundError:
@@ -77,7 +77,7 @@ class Life(NamedTuple):
 
 
 class Pulse:
-    """Whether a job lives. Remembers earlier signs, so that only the first look may wait."""
+    """Finds out whether the job of a run folder runs. Remembers earlier signs, so only the first look may wait."""
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run
@@ -86,8 +86,8 @@ class Pulse:
         self._looked = -math.inf
 
     def look(self) -> Life:
-        """If the coordinator is on another machine, the first look waits for the next sign: 1 s if the job lives, else
-        `SILENT_SECONDS`. UnreadableFile if the file is damaged."""
+        """Whether the job runs now. If the coordinator is on another machine, the first look waits for the next sign:
+        1 s if the job runs, else `SILENT_SECONDS`. Raises UnreadableFile if the file is damaged."""
         if time.monotonic() > self._looked + SILENT_SECONDS:
             self._sign = None  # a change since then is no proof
         while True:

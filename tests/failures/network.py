@@ -164,7 +164,8 @@ class Network:
 
         delay    seconds one way
         loss     share of dropped packets
-        reorder  share of packets that take up to twice as long, at least 10 ms more, so that later ones overtake them
+        reorder  share of packets with an additional random delay of up to `delay`, or up to 10 ms if that is longer.
+                 Later packets overtake them
         """
         self._delay, self._loss, self._reorder = delay, loss, reorder
 

@@ -20,7 +20,8 @@ class CheckpointSaved(Event):
 
 
 class CheckpointDamaged(Event):
-    """A restore passed over a damaged checkpoint. `checkpoint`: steps that it holds. `detail`: what is wrong."""
+    """A checkpoint is damaged, so the job looks for an older one. `checkpoint`: steps that the damaged one holds.
+    `detail`: what is wrong."""
 
     checkpoint: Count
     detail: str

@@ -23,7 +23,7 @@ def test_the_default_is_allowed(key):
 
 
 def _refused(rule: Rule):
-    """Values just outside of what the rule allows."""
+    """Values just outside the allowed ones."""
     if rule.at_least is not None:
         yield rule.at_least - 1
     if rule.above is not None:
@@ -41,7 +41,7 @@ def _refused(rule: Rule):
 @pytest.mark.parametrize(
     "key, value", [(key, value) for key, rule in RULES.items() for value in _refused(rule)], ids=str
 )
-def test_other_values_are_refused_with_what_is_allowed(key, value):
+def test_the_error_for_another_value_names_the_allowed_ones(key, value):
     with pytest.raises(ValueError) as error:
         RULES[key].check(key, value)
     assert str(error.value).startswith(f"{key} must be ")
@@ -59,13 +59,13 @@ def test_other_values_are_refused_with_what_is_allowed(key, value):
         ("run.dir", "", "run.dir must be the path of a folder, not ''"),
     ],
 )
-def test_lists_and_texts_are_checked_one_by_one(key, value, sentence):
+def test_the_error_names_the_wrong_element_of_a_list_or_the_format_of_a_text(key, value, sentence):
     with pytest.raises(ValueError) as error:
         RULES[key].check(key, value)
     assert str(error.value) == sentence
 
 
-def test_settings_are_not_changed_but_copied():
+def test_settings_are_immutable_and_with_values_returns_a_changed_copy():
     settings = Settings()
     with pytest.raises(FrozenInstanceError):
         settings.run.steps = 5
@@ -76,11 +76,11 @@ def test_settings_are_not_changed_but_copied():
     assert settings == Settings() and changed.model is settings.model
 
 
-def test_what_defines_the_computation_never_changes():
-    """A resumed run would not have the same bits."""
+def test_settings_that_define_the_computation_never_change():
+    """A resumed run with other values would have other bits."""
     never = {key for key, rule in RULES.items() if rule.change is Change.NEVER}
     assert {"model.width", "data.path", "numerics.precision", "run.seed", "parallel.microbatch_size"} <= never
     assert not {"optimizer.lr", "run.steps", "model.split", "model.recompute", "parallel.stages"} & never
-    of_a_start = {key for key, rule in rules(Settings).items() if rule.change is Change.START}
-    assert of_a_start == {"run.resume", "run.dir", "control.address", *FAULTS}
+    per_start = {key for key, rule in rules(Settings).items() if rule.change is Change.START}
+    assert per_start == {"run.resume", "run.dir", "control.address", *FAULTS}
     assert {key for key, rule in RULES.items() if rule.per_node} == {"control.address", "control.interface"}

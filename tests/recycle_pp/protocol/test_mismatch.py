@@ -64,7 +64,7 @@ def test_of_two_differing_copies_the_wrong_one_is_unknown_without_evidence_from_
     assert not found.unclear and found.wrong == {peer: 1}
 
 
-def test_a_copy_made_since_the_last_vote_is_not_a_witness():
+def test_a_copy_made_since_the_last_vote_does_not_count_towards_a_majority():
     """Worker 2 has its copy from worker 0, so both agree, whether 0 or 1 is right."""
     votes = votes_of([[0, 1, 2]], {(0, 0)}, set())
     votes[2] = votes[0]
