@@ -117,7 +117,7 @@ SUMS: dict[str, Sum] = {
     "float32, in order": in_order(torch.float32, torch.float32),
     "bf16, in order": in_order(torch.bfloat16, torch.bfloat16),
     "rounded to bf16, summed in float32": in_order(torch.float32, torch.bfloat16),
-    "int64, exponent of a block": fixed_point(fixed.INT64),
+    "int64, exponent of a unit": fixed_point(fixed.INT64),
     "int32, exponent of a row": fixed_point(fixed.INT32),
 }
 

@@ -93,7 +93,7 @@ def test_i_then_w_gives_the_same_bits_as_b(recompute):
 def test_recomputation_changes_no_bit(precision):
     """With recomputation, the residual is added before the layer instead of in its first norm."""
     if precision == "bf16" and DEVICE == "cpu":
-        pytest.skip("Triton's interpreter cuts what becomes bfloat16 off, where a GPU and torch round it")
+        pytest.skip("Triton's interpreter truncates to bfloat16; a GPU and torch round to nearest")
     sums = []
     for recompute in (False, True):
         stage, _ = build(recompute=recompute, precision=precision, layers=3)
