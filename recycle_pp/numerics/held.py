@@ -15,6 +15,8 @@ from recycle_pp.comm.tensor_bytes import aligned_bytes
 
 from .operations import State
 
+VECTORS = ("model", "exp_avg", "exp_avg_sq")  # names of a unit's vectors in a checkpoint
+
 
 @dataclass
 class Held:

@@ -27,7 +27,7 @@ waits at most for one such copy.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Protocol
@@ -38,14 +38,12 @@ from torch import Tensor
 from recycle_pp.config.settings import Settings
 
 from .gradients import Gradients, Reduced
-from .held import Held, empty, parts
+from .held import VECTORS, Held, empty, parts
 from .hyperparameters import learning_rate
+from .initial_moments import InitialMoments, Load
 from .launches import Run, runs_of
 from .layout import LayerMemory, Layout
 from .operations import Operations, State
-
-Load = Callable[[list[str]], Mapping[str, Tensor]]  # tensors of a checkpoint, by name
-VECTORS = ("model", "exp_avg", "exp_avg_sq")  # names of a unit's vectors in a checkpoint
 
 
 class Updated(Protocol):
@@ -76,8 +74,7 @@ class StageOptimizer:
         self._seals = settings.control.mismatch == "third"
         self._rounds = stage.working is not stage.flat
         self._runs: dict[range, list[Run]] = {}
-        self._load: Load | None = None
-        self._last: dict[str, Tensor] = {}  # the checkpoint tensors read last
+        self._initial = InitialMoments(stage.layout, stage.device)
         self._lock = threading.Lock()  # held while the state changes or a part of it is copied
         self._committed = -1  # newest step in the state
         self._ahead: tuple[Reduced, int, Tensor] | None = None  # open speculation: its step, the exponents before
@@ -106,17 +103,14 @@ class StageOptimizer:
         self._take_exponents(load([f"exponent.{name}" for name in stage.names] if stage.gradients.reproducible else []))
         self._round_all()
         stage.changed()
-        self._load = load
+        self._initial = InitialMoments(stage.layout, stage.device, load)
 
     @torch.no_grad()
     def begin(self, unit: int) -> None:
         """Holds a unit in its initial state."""
         master = self._stage.flat[self._stage.layout.spans[unit]]
-        mean, square = (self._moment(prefix, unit) for prefix in VECTORS[1:])
-        held = Held(
-            range(unit, unit + 1),
-            (empty(len(master), master.device).copy_(master) if self._rounds else master, mean, square),
-        )
+        own = empty(len(master), master.device).copy_(master) if self._rounds else master
+        held = Held(range(unit, unit + 1), (own, *self._initial.of(unit)))
         self.held[unit] = held
         self._seal(held)
 
@@ -151,7 +145,7 @@ class StageOptimizer:
 
     def settled(self) -> None:
         """Ends the setup: the worker holds all its units. Frees the initial state, and with bf16 its float32 vector."""
-        self._load, self._last = None, {}
+        self._initial = InitialMoments(self._stage.layout, self._stage.device)
         if self._rounds and not self._whole:
             self._stage.flat = self._stage.working
 
@@ -402,15 +396,3 @@ class StageOptimizer:
         found = [state[key].to(own).expand_as(own) for key, own in self.exponents().items()]
         if found:  # older checkpoints have one exponent for each tensor
             self._stage.gradients.take_exponents(torch.cat(found))
-
-    def _moment(self, prefix: str, unit: int) -> Tensor:
-        layout = self._stage.layout
-        span, of = layout.spans[unit], layout.units[unit]
-        flat = empty(span.stop - span.start, self._stage.device).zero_()
-        if self._load is not None:
-            key = f"{prefix}.{layout.names[of.tensor]}"
-            if key not in self._last:
-                self._last = {k: v for k, v in self._last.items() if not k.startswith(f"{prefix}.")}
-                self._last[key] = self._load([key])[key]
-            layout.matrix(unit, flat).copy_(self._last[key].view(layout.rows[of.tensor], -1)[of.rows])
-        return flat

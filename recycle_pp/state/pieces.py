@@ -18,7 +18,8 @@ from torch import Tensor
 
 from recycle_pp.model.stage import Stage
 from recycle_pp.numerics.layout import depth_of
-from recycle_pp.numerics.optimizer import VECTORS, StageOptimizer
+from recycle_pp.numerics.held import VECTORS
+from recycle_pp.numerics.optimizer import StageOptimizer
 
 
 def pieces(optimizer: StageOptimizer, stage: Stage, units: Collection[int]) -> dict[str, Tensor]:
