@@ -17,8 +17,8 @@ from math import prod
 from torch import Tensor
 
 from recycle_pp.model.stage import Stage
-from recycle_pp.numerics.layout import depth_of
 from recycle_pp.numerics.held import VECTORS
+from recycle_pp.numerics.layout import depth_of
 from recycle_pp.numerics.optimizer import StageOptimizer
 
 
