@@ -26,8 +26,8 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from recycle_pp.config.settings import Control, Settings
-from recycle_pp.consensus.agreement import PLANNING, LostMajority
+from recycle_pp.config.settings import Settings
+from recycle_pp.consensus.agreement import LostMajority
 from recycle_pp.consensus.choice import make_agreement
 from recycle_pp.consensus.process_identity import identity
 from recycle_pp.consensus.refusal import REFUSED
@@ -54,20 +54,18 @@ from recycle_pp.wire.messages.supervisors import (
     Probe,
     Redirect,
     Spawn,
-    SupervisorHeartbeat,
     SupervisorWelcome,
 )
 from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.worker_spec import WorkerSpec
 
 from .exit_barrier import limit_wait, release
+from .heartbeats import Heartbeats
 from .joining import JOIN_SECONDS, explain, find_coordinator
 from .leadership import Leadership
 from .probing import Prober
 from .process_monitor import END_SECONDS, ProcessMonitor
 from .shutdown import LEAVE_SECONDS, Shutdown
-from .standby import Standby
-from .watchdog import Watchdog
 
 if TYPE_CHECKING:
     from recycle_pp.config.node_settings import NodeSettings
@@ -135,10 +133,8 @@ class Supervisor:
         self._place = Place("", 0)  # address at which it listens
         self._sent_address: tuple[str, int] | None = None  # the coordinator's, last sent to the worker
         self._leadership = Leadership(self._start_host, self._disconnect)
-        self._watched: asyncio.Task[None] | None = None  # beats the watchdog
-        self._standby: Standby | None = None
+        self._heartbeats = Heartbeats(launch, self._monitor)
         self._prober = Prober(self._send, prints=launch.local_rank == 0)
-        self._unanswered_beats = 0  # own heartbeats since the coordinator's last message
         self._finished = False  # the coordinator has sent `Finish`
         self._evicted = False  # this node's machine is taken, and the job continues without it
         self._shutdown = Shutdown(self._send)
@@ -172,6 +168,7 @@ class Supervisor:
         except LostMajority as lost:
             raise ValueError(str(lost)) from lost
         startup.end()
+        self._heartbeats.begin(self._own_settings)
         bound = Address(self._place.host, self._place.port, wanted.token)
         if self._launch.one_node and self._launch.world > 1:
             publish(self._launch, bound)
@@ -206,8 +203,7 @@ class Supervisor:
 
     def close(self) -> None:
         """Ends all processes, tasks and connections, in any state."""
-        if self._watched is not None:
-            self._watched.cancel()
+        self._heartbeats.close()
         if self._leadership.host is not None:
             withdraw(self._launch)
         self._leadership.close()
@@ -256,10 +252,10 @@ class Supervisor:
 
     async def _follow_orders(self, peer: Peer) -> int | None:
         """Follows one coordinator's orders; the job's exit code, or None if the coordinator is lost."""
-        beat = asyncio.create_task(self._beat(peer))
+        beats = asyncio.create_task(self._heartbeats.send(peer))
         try:
             async for message in peer.listen(TO_SUPERVISOR):
-                self._unanswered_beats = 0
+                self._heartbeats.answered()
                 if isinstance(message, Finish):
                     self._finished = True
                     if message.code == 0 and message.reason and self._launch.local_rank == 0:
@@ -277,7 +273,7 @@ class Supervisor:
                     self._handlers[type(message)](message)
             return None
         finally:
-            beat.cancel()
+            beats.cancel()
 
     def _report_failure(self, reason: str) -> None:
         """Prints or records why the job failed. The coordinator has printed it on its own node."""
@@ -290,42 +286,17 @@ class Supervisor:
         if self._settings is None:
             self._settings = message.settings
             self._run = RunFolder(message.run_dir)
-        self._standby = self._standby or Standby(self._launch, self._settings)
-        if self._watched is None:
-            self._watched = asyncio.create_task(self._beat_watchdog(self._settings.control))
+            self._heartbeats.begin(self._own_settings)
         peer.set_keepalive(self._settings.control.suspicion)
         if self._leadership.leader is None:
             self._sent_address = message.leader.host, message.leader.port
-            await self._listen(self._interface or peer.local_host, 0, self._token)
+            await self._listen(self._own_settings.control.interface or peer.local_host, 0, self._token)
             agreement = make_agreement(self._settings, self._launch.rank, self._place, self._token, message.leader)
             self._leadership.join(self._launch.rank, agreement, message.leader)
         monitor = self._monitor
         asked = dict(self._node.shared) if self._node is not None and monitor.order is None else None
         self._send(Present(self._place, monitor.order, monitor.alive, monitor.deaths, asked))
         self._shutdown.repeat_report()
-
-    async def _beat(self, peer: Peer) -> None:
-        """Sends heartbeats. Counts unanswered ones, so that a pause of this process is not taken for silence."""
-        while True:
-            control = self._settings.control if self._settings else None
-            beat = control.heartbeat if control else 1.0
-            await asyncio.sleep(beat)
-            signs = self._monitor.signs(2 * beat)
-            self._send(SupervisorHeartbeat(signs))
-            if self._standby is not None and self._settings is not None and self._standby.due(signs):
-                self._monitor.start_standby(self._own_settings)
-            self._unanswered_beats += 1
-            if control and self._unanswered_beats * control.heartbeat > control.suspicion + PLANNING:
-                peer.abort()
-
-    async def _beat_watchdog(self, control: Control) -> None:
-        watchdog = Watchdog(control.suspicion, f"rank {self._launch.rank}")
-        try:
-            while True:
-                watchdog.beat()
-                await asyncio.sleep(min(control.heartbeat, control.suspicion / 4))
-        finally:
-            watchdog.close()
 
     async def _connect(self, leader: Leader, seconds: float) -> Peer:
         """Connects to the leader and sends the worker its address if that is new."""
@@ -359,25 +330,16 @@ class Supervisor:
     def _spec(self, incarnation: int) -> WorkerSpec:
         leader = self._leadership.leader
         assert leader is not None
-        host = leader.host
-        port = leader.port
         rank = self._launch.rank
-        settings = self._own_settings
-        return WorkerSpec(host, port, self._token, rank, incarnation, str(self._run.path), settings)
+        settings = asdict(self._own_settings)
+        return WorkerSpec(leader.host, leader.port, self._token, rank, incarnation, str(self._run.path), settings)
 
     @property
-    def _own_settings(self) -> dict[str, Any]:
-        """The job's settings, with this node's control.interface."""
+    def _own_settings(self) -> Settings:
+        """The job's settings, with this node's control.interface if it has one."""
         assert self._settings is not None
-        settings = asdict(self._settings)
-        settings["control"]["interface"] = self._interface
-        return settings
-
-    @property
-    def _interface(self) -> str | None:
-        """This node's control.interface, or else the job's."""
-        assert self._settings is not None
-        return (self._node.interface if self._node is not None else None) or self._settings.control.interface
+        interface = self._node.interface if self._node is not None else None
+        return self._settings.with_values({"control.interface": interface}) if interface else self._settings
 
     def _send(self, message: Message) -> None:
         if self._peer is not None:

@@ -1,0 +1,75 @@
+"""Heartbeats of a supervisor: to the coordinator, and to the watchdog of its own event loop.
+
+heartbeats = Heartbeats(launch, monitor)
+heartbeats.begin(settings)                            # once the job's settings are known
+sending = asyncio.create_task(heartbeats.send(peer))  # to one coordinator; to be cancelled
+heartbeats.answered()                                 # at every message of the coordinator
+heartbeats.close()
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+
+from recycle_pp.config.settings import Control, Settings
+from recycle_pp.consensus.agreement import PLANNING
+from recycle_pp.wire.connection import Peer
+from recycle_pp.wire.launch import Launch
+from recycle_pp.wire.messages.supervisors import SupervisorHeartbeat
+
+from .process_monitor import ProcessMonitor
+from .standby import Standby
+from .watchdog import Watchdog
+
+FIRST_SECONDS = 1.0  # between two heartbeats before the settings are known
+
+
+class Heartbeats:
+    def __init__(self, launch: Launch, monitor: ProcessMonitor) -> None:
+        self._launch = launch
+        self._monitor = monitor
+        self._settings: Settings | None = None
+        self._standby: Standby | None = None
+        self._watched: asyncio.Task[None] | None = None  # beats the watchdog
+        self._unanswered = 0  # heartbeats since the coordinator's last message
+
+    def begin(self, settings: Settings) -> None:
+        """Uses the job's period from now on, starts standby processes, and starts the watchdog. settings: of this
+        node's workers."""
+        self._settings = settings
+        self._standby = Standby(self._launch, settings)
+        self._watched = asyncio.create_task(self._beat_watchdog(settings.control))
+
+    async def send(self, peer: Peer) -> None:
+        """Sends heartbeats until it is cancelled. Aborts the connection if the coordinator does not answer.
+
+        Counts unanswered heartbeats instead of seconds, so that a pause of this process is not taken for silence."""
+        while True:
+            control = self._settings.control if self._settings else None
+            seconds = control.heartbeat if control else FIRST_SECONDS
+            await asyncio.sleep(seconds)
+            signs = self._monitor.signs(2 * seconds)
+            peer.send(SupervisorHeartbeat(signs))
+            if self._standby is not None and self._settings is not None and self._standby.due(signs):
+                self._monitor.start_standby(asdict(self._settings))
+            self._unanswered += 1
+            if control and self._unanswered * control.heartbeat > control.suspicion + PLANNING:
+                peer.abort()
+
+    def answered(self) -> None:
+        """Counts from 0 again."""
+        self._unanswered = 0
+
+    def close(self) -> None:
+        if self._watched is not None:
+            self._watched.cancel()
+
+    async def _beat_watchdog(self, control: Control) -> None:
+        watchdog = Watchdog(control.suspicion, f"rank {self._launch.rank}")
+        try:
+            while True:
+                watchdog.beat()
+                await asyncio.sleep(min(control.heartbeat, control.suspicion / 4))
+        finally:
+            watchdog.close()
