@@ -256,13 +256,13 @@ class Election:
         among: Collection[int] | None = None,
         others: Sequence[tuple[int, Place]] | None = None,
     ) -> list[Membership]:
-        """Sends a request to the members and collects their answers; the memberships needed, each with a majority of
-        yes. Returns [] if too many say no.
+        """Sends a request to the members until their answers decide. Returns the memberships that the decision needs,
+        each with a majority that answered yes; [] if too many answered no.
 
         question   makes the request
         gone       ranks known to be dead; dead ranks are added
-        repeat     send the request again to members that say no
-        candidate  do not need a proposal that can no longer be agreed, because voters that say yes do not have it
+        repeat     send the request again to members that answer no
+        candidate  do not need a proposal that can no longer be agreed, because voters that answer yes do not have it
         among      ranks whose answers count; default: all
         others     ranks and addresses to ask; default: all other members
 
@@ -278,7 +278,7 @@ class Election:
         gone |= dead
         holders = {self._rank, newest.leader}  # ranks that have acknowledged the newest membership
         possible_holders = holders | self.voter.members().keys()
-        outdated: dict[int, Position] = {}  # newest membership of voters that say yes and do not have `newest`, by rank
+        outdated: dict[int, Position] = {}  # newest membership of voters that answer yes without having `newest`
 
         def complete() -> list[Membership]:
             required = self.voter.required(holders, outdated if candidate else {}, dead)

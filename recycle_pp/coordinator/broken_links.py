@@ -33,7 +33,7 @@ class BrokenLinks:
         self._deaths = deaths
         self._returns = returns
         self._unreachable: dict[Worker, list[Worker]] = {}  # by reporting worker, since the last decision
-        self._announced: dict[Worker, list[Worker]] = {}  # the cut links that the user was told about
+        self._announced: dict[Worker, list[Worker]] = {}  # the cut links that have been reported to the user
 
     def broken(self, rank: Rank, message: Broken) -> None:
         self._timers.after(_BROKEN_SECONDS, self._renew, message.generation)

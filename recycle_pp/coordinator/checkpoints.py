@@ -75,7 +75,7 @@ class Saving:
         self._missing: dict[object, Worker] = {}  # stage, or worker if all of a stage save -> writer
         self._parts: dict[Worker, str] = {}  # finished parts, by writer
         self._writing: set[Worker] = set()  # workers whose part of any checkpoint is not finished
-        self._whole: set[Worker] = set()  # workers asked to save every block they hold, because a peer died
+        self._whole: set[Worker] = set()  # workers asked to save every unit they hold, because a peer died
         self._last: Worker | None = None  # writer of the last part; assembles after the comparison
         self.replicas = Replicas()
         self._assembler: Worker | None = None

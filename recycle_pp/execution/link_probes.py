@@ -38,7 +38,8 @@ def measure(
     device: torch.device,
     waits: Callable[[Worker], None] = lambda partner: None,
 ) -> dict[str, tuple[float, float]]:
-    """(seconds one way, bytes a second) to partners of the next stage, by key. Partners of the previous stage measure.
+    """(seconds one way, bytes a second) to partners of the next stage, by key. Partners of the previous stage measure
+    their links to this worker.
 
     partners  key -> worker of a neighbouring stage
     waits     called before each exchange, for the watch

@@ -25,7 +25,7 @@ from .stage_module import Batch
 
 
 def measured_memory(stage: Stage) -> list[StageMemory]:
-    """The memory of a worker of the stage, for each way in which it may run. Blocks for four micro-batches per way."""
+    """The memory of a worker of the stage, for each way in which it may run. Runs four micro-batches for each."""
     module, before = stage.module, stage.module.recompute
     ways = [False, True] if stage.settings.model.recompute == "auto" else [before]
     found = []

@@ -99,7 +99,7 @@ def _fused(model: Model, device: str) -> bool:
 
 
 def _together(settings: Settings, device: str) -> bool:
-    """Whether a stage's workers exchange blocks by sums and broadcasts. auto counts as NCCL if there is a GPU."""
+    """Whether a stage's workers exchange units by sums and broadcasts. auto counts as NCCL if there is a GPU."""
     backend = settings.parallel.backend
     return backend in ("gloo", "nccl") or (backend == "auto" and device == "cuda")
 
@@ -107,7 +107,7 @@ def _together(settings: Settings, device: str) -> bool:
 def sent_bytes(settings: Settings, stage: int, device: str = "cpu") -> float:
     """Bytes that a worker of that stage sends in a step without deaths: boundary tensors and its part of the reduction.
 
-    Unsharded: 2 (D-1)/D of the sums (collectives). With k copies of each block, over TCP: (D-1)/D of the sums to the
+    Unsharded: 2 (D-1)/D of the sums (collectives). With k copies of each unit, over TCP: (D-1)/D of the sums to the
     first holders, the float32 gradient from them to k - 1 others, and the new weights to the D - k workers without a
     copy. Over NCCL or Gloo gradients and weights are broadcast to all workers: (D-1)/D of them on average."""
     p, memory = settings.parallel, stage_memory(settings, stage)

@@ -11,7 +11,7 @@ exponent leaves room for the largest number of terms and for `growth` bits above
 2^-22 of the unit's largest still keeps the 24 bits of a float32, and rounding a term moves no element by more than
 2^-46 of the largest. This file defines the format. `numerics.operations` computes in it with the same bits, on a CPU
 and in kernels.
-with the same bits.
+
 INT32 takes half of the memory. Each row then has its own exponent, for at least `FLOOR` of the tensor's largest
 element: a row that was idle (a token that was rare for a while) must fit when it becomes active. With 16 terms an
 element of a row's largest keeps 18 bits. The magnitude of the first gradient is unknown, so the first step is computed

@@ -5,7 +5,7 @@ joiners.find_donors(live, committed, generation, sources)   # messages to the do
 joiners.synced(worker, step, session)      # all its units are in the state after `step`
 joiners.about_to_join(committed)           # some lack only the newest step: wait for them
 joiners.take_ready(committed)              # those that lack nothing; they become members
-joiners.drop_late(committed)               # those that were waited for in vain start again with other donors
+joiners.drop_late(committed)               # those that are still not ready start again with other donors
 joiners.check(give)                        # those whose donors no longer hold their units start again
 """
 

@@ -32,7 +32,7 @@ class Orders:
 
     steps      step -> actions of its remainder, for unfinished steps, oldest first
     steady     actions of every later step; None until the coordinator's `plan` arrives
-    forward    actions of a validation; None likewise
+    forward    actions of a validation; None until it arrives
     copy       receive the stage's reduced gradients from this peer (a broadcast) instead of reducing again
     evaluate   validation to run or repeat first, or None
     probes     host -> worker, links to measure before anything else

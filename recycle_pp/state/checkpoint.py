@@ -189,7 +189,7 @@ def _boxed(index: Any, of: Any) -> tuple[str, Any, Any]:
 
 
 def _check_whole(tensors: Mapping[str, Any], together: Collection[str]) -> None:
-    """ValueError unless all elements of all tensors were saved. Boxes never overlap: they are blocks of a layout."""
+    """ValueError unless all elements of all tensors were saved. Boxes never overlap: they are parts of units."""
     if gone := sorted(together - tensors.keys()):
         raise ValueError(f"no part of {gone[0]} was saved, because its holders have died")
     for tensor, of in tensors.items():

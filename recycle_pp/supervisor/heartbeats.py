@@ -58,7 +58,7 @@ class Heartbeats:
                 peer.abort()
 
     def answered(self) -> None:
-        """Counts from 0 again."""
+        """Restarts the count of unanswered heartbeats."""
         self._unanswered = 0
 
     def close(self) -> None:

@@ -2,7 +2,7 @@
 
     sys.exit(run_torchrun(["--nproc-per-node=4", "-m", "recycle_pp.train", "run.steps=60"]))
 
-If a rank fails, the `torchrun` command prints a traceback of thirty lines after the sentence that says why. Here that
+If a rank fails, the `torchrun` command prints a traceback of thirty lines after the sentence with the reason. Here that
 sentence is the last line, and the exit code is the rank's.
 """
 

@@ -2,7 +2,7 @@
 
     prove(token, hello, send, receive)      # the client, blocking; Refused if the other end does not know the token
     verifier = Verifier(token, HELLOS)      # the server: sends verifier.challenge
-    accepted = verifier.judge(response)     # to be sent; Refused likewise
+    accepted = verifier.judge(response)     # the answer to send; Refused for a wrong token
     verifier.hello                          # the client's hello
 
     server -> client   Challenge(nonce)

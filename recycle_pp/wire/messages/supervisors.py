@@ -149,7 +149,7 @@ class Present(Message, frozen=True):
     spawn     newest order to start a worker
     alive     whether that worker is alive
     deaths    newest deaths of its workers
-    settings  shared settings with which its node was started (`config.shared_settings`); only at the start of the job
+    settings  shared settings with which its node was started (`config.node_settings`); only at the start of the job
     """
 
     place: Place

@@ -10,7 +10,7 @@
     message = from_worker.decode(body)          # Malformed, one sentence: unknown kind, field or type for this pair
     if is_void(message, generation): ...
 
-A receiver dispatches through its own dict from class to function (`handlers`). The classes are in the other files of
+A receiver dispatches through its own dict from class to function (`_handlers`). The classes are in the other files of
 this folder, by conversation: `handshake`, `supervisors`, `workers`, `agreement`, `states`.
 """
 
