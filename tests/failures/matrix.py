@@ -86,8 +86,8 @@ def tour(claim: str, deaths: Sequence[Death], stagger: bool) -> Case:
 
 # ------------------------------------------------------------------------------------------------- more than one
 
-# The first cases of a table run in `make test`, the others with --full. They only differ in the order of events. The
-# simulated worlds of tests/recycle_pp/protocol try all orders.
+# The first case of BEFORE_AND_AFTER and of SEVERAL runs in `make test`, the others with --full. They only differ in the
+# order of events. The simulated worlds of tests/recycle_pp/protocol try all orders.
 BEFORE_AND_AFTER = [
     Case("before the first step", "2x2", fails("0:1.0@forward")),
     Case("after the last step", "2x2", fails("7:0.1@commit"), stagger=True),

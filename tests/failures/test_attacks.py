@@ -81,6 +81,7 @@ def test_garbage_at_every_port_changes_nothing(runs):
     assert not outcome.all("plan_adopted")[1:], "there was no new generation"
 
 
+@pytest.mark.slow  # tests/recycle_pp/wire/test_authentication.py rejects wrong tokens
 def test_a_wrong_token_and_a_flood_are_rejected(runs):
     def flood(job):
         job.wait_for_event("started", 60)

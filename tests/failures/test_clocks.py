@@ -21,7 +21,8 @@ def clocks():
         yield zygote
 
 
-@pytest.mark.parametrize("hours", [-1, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("hours", [-1, 1])
 def test_a_node_joins_by_the_run_folder_even_if_the_coordinators_clock_jumps_by_an_hour(hours, clocks, runs, tmp_path):
     jump = {"RECYCLE_SABOTAGE": json.dumps({"jump": hours * HOUR, "when": str(tmp_path / "now")})}
     case = Case("the coordinator's clock jumps", "3x2", steps=80, deaths=2)
@@ -41,6 +42,7 @@ def test_a_node_joins_by_the_run_folder_even_if_the_coordinators_clock_jumps_by_
     assert abs(times[-1] - times[0] - hours * HOUR) < 300, "the clock has jumped"
 
 
+@pytest.mark.slow
 def test_the_next_coordinator_continues_even_if_its_clock_is_an_hour_behind(clocks, runs, tmp_path):
     (tmp_path / "now").touch()
     jump = {"RECYCLE_SABOTAGE": json.dumps({"jump": -HOUR, "when": str(tmp_path / "now")})}

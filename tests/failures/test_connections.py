@@ -43,6 +43,7 @@ def test_a_worker_whose_control_connection_breaks_is_restarted(runs):
     assert [e["worker"] for e in outcome.all("rejoined")] == ["1.1"], explain(outcome)
 
 
+@pytest.mark.slow
 def test_a_supervisor_whose_connection_breaks_returns_with_its_worker(runs):
     case = Case("a supervisor's connection breaks", "2x2", steps=60, bound=120.0)
 

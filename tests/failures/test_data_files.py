@@ -54,8 +54,9 @@ def launched(folder, path, steps, *arguments):
     return Launched(folder, nodes=1, workers=2, arguments=arguments)
 
 
+@pytest.mark.slow  # test_hangs.py has a disk that is silent for one worker
 @needs_server
-@pytest.mark.parametrize("seconds", [13, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [13, 40])
 def test_a_job_waits_for_training_data_until_their_disk_answers(seconds, server, tmp_path, expected):
     with launched(tmp_path, server.path / "train.bin", STEPS) as job:
         job.wait_for_step(20)
@@ -73,6 +74,7 @@ def test_a_job_waits_for_training_data_until_their_disk_answers(seconds, server,
         assert "train.bin has not answered for 10 s; worker" in job.output(0)
 
 
+@pytest.mark.slow
 @needs_server
 def test_sigterm_ends_a_job_that_waits_for_its_training_data(server, tmp_path):
     with launched(tmp_path, server.path / "train.bin", 100_000) as job:
@@ -136,6 +138,7 @@ def test_a_replaced_data_file_changes_nothing_and_no_worker_returns_with_other_d
     assert refused["worker"] == "1.0" and refused["detail"].startswith("data.path has changed on"), refused
 
 
+@pytest.mark.slow
 @needs_server
 def test_a_worker_is_reported_as_hung_if_only_its_disk_is_silent(server, tmp_path, expected):
     with launched(tmp_path, server.path / "train.bin", STEPS) as job:

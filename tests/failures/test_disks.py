@@ -58,8 +58,9 @@ def check_exact(job, expected):
     assert (losses(job.run), json.loads(job.run.summary.read_text())["weights_sha256"]) == expected, job.explain()
 
 
+@pytest.mark.slow
 @needs_disk
-@pytest.mark.parametrize("seconds", [5, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [5, 40])
 def test_a_run_folder_that_does_not_answer_delays_no_worker_and_no_recovery(seconds, disk, tmp_path, expected):
     """A worker dies meanwhile. All others write to their logs, and a replacement is started."""
     steps = 60 * seconds
@@ -92,6 +93,7 @@ def test_a_read_only_run_folder_gives_one_sentence_and_no_worker_starts(disk, tm
         assert "exitcode  : 2" in job.output(0), job.output(0)
 
 
+@pytest.mark.slow
 @needs_disk
 def test_a_run_folder_that_becomes_read_only_costs_no_step(disk, tmp_path):
     """The disk fails during the job. Training continues, a dead worker returns, and the exit code is 1."""
@@ -107,6 +109,7 @@ def test_a_run_folder_that_becomes_read_only_costs_no_step(disk, tmp_path):
         assert "; the newest is step-000040, saved" in job.output(0), job.output(0)
 
 
+@pytest.mark.slow
 @needs_disk
 def test_a_full_dev_shm_does_not_affect_a_job(tmp_path, expected):
     """It becomes full in the middle of the job, and is full when a worker starts."""

@@ -23,22 +23,24 @@ def test_a_death_at_any_moment_changes_no_bit(case, runs):
     assert outcome.deaths >= len(matrix.MOMENTS) - 2, explain(outcome)
 
 
-@pytest.mark.parametrize("case", some(matrix.BEFORE_AND_AFTER, quick=2))
+@pytest.mark.parametrize("case", some(matrix.BEFORE_AND_AFTER, quick=1))
 def test_a_death_at_the_start_or_the_end_changes_no_bit(case, runs):
     runs.check_exact(runs.of(case, "at either end"))
 
 
-@pytest.mark.parametrize("case", some(matrix.SEVERAL, quick=3))
+@pytest.mark.parametrize("case", some(matrix.SEVERAL, quick=1))
 def test_several_deaths_change_no_bit(case, runs):
     runs.check_exact(runs.of(case, "several"))
 
 
-@pytest.mark.parametrize("case", some(matrix.IN_A_RECOVERY, quick=1))
+@pytest.mark.slow  # the tours have such deaths, too
+@pytest.mark.parametrize("case", matrix.IN_A_RECOVERY, ids=str)
 def test_a_death_in_a_recovery_changes_no_bit(case, runs):
     runs.check_exact(runs.of(case, "in a recovery"))
 
 
-@pytest.mark.parametrize("case", some(matrix.IN_A_RETURN, quick=1))
+@pytest.mark.slow  # the tours have such deaths, too
+@pytest.mark.parametrize("case", matrix.IN_A_RETURN, ids=str)
 def test_a_death_in_a_return_changes_no_bit(case, runs):
     runs.check_exact(runs.of(case, "in a return"))
 
@@ -49,6 +51,7 @@ def test_a_death_among_workers_connected_by_gloo_groups_changes_no_bit(runs):
     runs.check_exact(runs.of(case, "over Gloo"))
 
 
+@pytest.mark.slow
 def test_without_reproducible_sums_the_losses_agree_to_one_in_a_hundred_thousand(runs):
     quiet = runs.of(Case("no worker dies", "2x2", ("numerics=fp32",), steps=20, deaths=0), "float sums")
     faults = fails("4:0.1@backward", "9:1.0@allreduce") + rejoins("7:0.1")

@@ -100,9 +100,8 @@ def test_a_stopped_job_exits_with_1_and_the_reason_is_in_torchruns_summary(tmp_p
     assert job.codes() == {0: 1, 1: 0}
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
-)
+@pytest.mark.slow  # tests/recycle_pp/test_cli.py has the same signals for `recycle train`
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_after_a_signal_to_torchrun_the_exit_code_is_128_plus_its_number(number, code, tmp_path):
     job = Launch(tmp_path, 2, [*TWO, "run.steps=100000"])
     job.wait_for_step(1)

@@ -120,6 +120,7 @@ def test_a_main_thread_that_stops_anywhere_is_found_located_and_survived(seed, r
     assert set(found["report"][0]["workers"]) == {"0.0", "0.1", "1.0", "1.1"}
 
 
+@pytest.mark.slow
 def test_a_killed_worker_that_cannot_be_reaped_does_not_delay_the_recovery(runs):
     """For example if the kernel still has to free its memory. Here a tracer holds the process."""
     case = Case("it cannot be reaped for 4 s", "2x2", QUICK, steps=30, bound=120)
@@ -131,7 +132,7 @@ def test_a_killed_worker_that_cannot_be_reaped_does_not_delay_the_recovery(runs)
 
 INSIDE = [
     pytest.param("sleep", "F of micro-batch 1.1 in step 5", 1, marks=pytest.mark.slow),
-    ("lock", "F of micro-batch 1.1 in step 5", 1),
+    pytest.param("lock", "F of micro-batch 1.1 in step 5", 1, marks=pytest.mark.slow),
     pytest.param("spin", "F of micro-batch 1.1 in step 5", 10, marks=pytest.mark.slow),
     ("read", "reading the data of micro-batch 1.1 in step 5", 1),
 ]
@@ -148,6 +149,7 @@ def test_a_hanging_op_is_found_with_and_without_the_interpreters_lock(kind, wher
     assert times * SUSPICION < found["seconds"] < times * SUSPICION + 2
 
 
+@pytest.mark.slow  # tests/recycle_pp/coordinator/test_watch.py has such ops
 def test_an_op_that_computes_five_hundred_times_as_long_is_not_a_hang(sabotaged, tmp_path):
     """It exceeds the suspicion and ten times its profile, but its thread runs or waits for a processor."""
     seconds = SUSPICION + 0.5
@@ -159,6 +161,7 @@ def test_an_op_that_computes_five_hundred_times_as_long_is_not_a_hang(sabotaged,
     assert not outcome.all("hang_suspected") and not outcome.all("renewed"), explain(outcome)
 
 
+@pytest.mark.slow
 def test_a_main_thread_that_hangs_in_a_checkpoint_is_found(sabotaged, tmp_path):
     plan = {"hang": "copy", "step": 6, "once": str(tmp_path / "hung")}
     case = Case("hangs while it copies its state", "2x2", (*QUICK, "checkpoint.every=6"), steps=12)
@@ -200,6 +203,7 @@ def test_after_the_death_of_a_saver_the_next_checkpoint_waits_for_workers_that_s
     assert [step for step in saved if 16 <= step < 100] and not outcome.all("checkpoint_failed"), explain(outcome)
 
 
+@pytest.mark.slow
 def test_a_file_system_that_never_answers_does_not_delay_the_end_of_the_job(sabotaged, tmp_path):
     plan = {"hang": "save", "once": str(tmp_path / "hung")}
     case = Case("a checkpoint never ends", "2x2", ("checkpoint.every=4", "control.lease=15"), steps=12, deaths=0,
@@ -209,7 +213,8 @@ def test_a_file_system_that_never_answers_does_not_delay_the_end_of_the_job(sabo
     assert outcome.summary["steps"] == 12, "training itself is complete"
 
 
-@pytest.mark.parametrize("rank", [pytest.param(2, marks=pytest.mark.slow), 0])
+@pytest.mark.slow  # tests/recycle_pp/supervisor/test_watchdog.py blocks the loop of a supervisor alone
+@pytest.mark.parametrize("rank", [2, 0])
 def test_a_supervisor_with_a_blocked_loop_exits_and_the_others_continue(rank, runs):
     """Also if it hosts the coordinator. All ranks are on one node with one launcher."""
 
@@ -226,6 +231,7 @@ def test_a_supervisor_with_a_blocked_loop_exits_and_the_others_continue(rank, ru
     assert len(outcome.all("coordinator_elected")) == (rank == 0)
 
 
+@pytest.mark.slow
 def test_a_stopped_supervisor_is_given_up_and_its_worker_ends(runs):
     """When the supervisor continues, its worker returns."""
     stopped = SignalAt("started", "1.1", number=signal.SIGSTOP, resume=4.0, above=True)

@@ -17,7 +17,8 @@ from .test_surroundings import check_same_weights, interrupted, resumed
 STEPS = 200
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 6))])
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
 @pytest.mark.timeout(600)
 def test_a_resume_killed_repeatedly_at_any_instant_ends_with_the_same_weights(seed, zygote, runs, tmp_path):
     chance, folder = random.Random(f"resume {seed}"), tmp_path / "run"

@@ -18,7 +18,7 @@ EXIT_SECONDS = 150.0  # for the agents to end after the job on a busy machine; t
 GAP_SECONDS = 5.0  # longest time between two commits
 pytestmark = [pytest.mark.timeout(900), pytest.mark.torchrun, pytest.mark.xdist_group("launched")]
 slow = pytest.mark.slow
-twenty = pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=slow) for n in range(1, 20))])
+twenty = pytest.mark.parametrize("seed", range(20))
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +72,7 @@ def test_a_node_may_be_lost_at_any_moment(node, seed, expected, tmp_path):
         survives(job, [n for n in NODES if n != node], expected)
 
 
+@slow  # test_exit_barrier.py cuts a node off
 @twenty
 def test_two_nodes_are_lost_one_after_the_other_and_the_last_one_continues(seed, expected, tmp_path):
     """All nodes are on one machine, so the last one can prove that the others are dead."""
@@ -86,7 +87,8 @@ def test_two_nodes_are_lost_one_after_the_other_and_the_last_one_continues(seed,
         survives(job, [last], expected)
 
 
-@pytest.mark.parametrize("seed", [pytest.param(n, marks=slow) for n in range(20)])
+@slow
+@twenty
 def test_the_elected_leader_may_be_lost_during_its_election(seed, expected, tmp_path):
     chance = random.Random(f"election {seed}")
     with Launched(tmp_path, arguments=ARGUMENTS) as job:
@@ -117,7 +119,8 @@ def test_the_first_node_may_be_lost_with_sharded_optimizer_state(expected, tmp_p
         survives(job, [1, 2], expected)
 
 
-@pytest.mark.parametrize("node", [0, pytest.param(1, marks=slow)])
+@slow
+@pytest.mark.parametrize("node", [0, 1])
 def test_a_stopped_agent_delays_no_step_and_ends_with_0_when_it_continues(node, expected, tmp_path):
     with Launched(tmp_path, arguments=ARGUMENTS) as job:
         job.wait_for_step(10)
@@ -162,6 +165,7 @@ def test_with_resume_auto_a_complete_run_ends_every_rank_with_0(nodes, workers, 
     assert outcomes[0][1] == outcomes[1][1], "no file has changed"
 
 
+@slow
 def test_no_agent_waits_for_an_agent_that_lost_a_supervisor_at_the_end(tmp_path):
     """Such an agent fails without passing torch's exit barrier. It is stopped here until the job has ended."""
     with Launched(tmp_path, arguments=["run.steps=12"]) as job:

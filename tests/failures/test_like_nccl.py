@@ -42,18 +42,22 @@ def like_nccl(runs):
         yield runs.forked_from(zygote)
 
 
-@pytest.mark.parametrize("case", some(CASES, quick=3))
+@pytest.mark.parametrize("case", some(CASES, quick=1))
 def test_a_death_among_workers_with_one_ordered_stream_changes_no_bit(case, like_nccl):
     like_nccl.check_exact(like_nccl.of(case, "like NCCL"))
 
 
-@pytest.mark.parametrize("case", some(SHARDED, quick=2))
+@pytest.mark.parametrize("case", some(SHARDED, quick=1))
 def test_sharded_state_uses_only_sums_and_broadcasts(case, like_nccl):
     like_nccl.check_exact(like_nccl.of(case, "like NCCL, sharded"))
 
 
 @pytest.mark.parametrize(
-    ("during", "more", "deaths"), [("receive", (), 1), ("connect", fails("6:0.0@backward") + rejoins("9:0.0"), 2)]
+    ("during", "more", "deaths"),
+    [
+        ("receive", (), 1),
+        pytest.param("connect", fails("6:0.0@backward") + rejoins("9:0.0"), 2, marks=pytest.mark.slow),
+    ],
 )
 def test_a_failed_gpu_kills_only_its_own_worker(during, more, deaths, like_nccl, tmp_path):
     case = Case(f"a GPU fails during {during}", "3x2", more, deaths=deaths, steps=16)

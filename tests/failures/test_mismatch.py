@@ -33,7 +33,7 @@ def killed(outcome, tmp_path):
     ("shape", "copies", "kind", "detail"),
     [
         pytest.param("2x2", (), "flip", "has changed since its update", marks=pytest.mark.slow),
-        ("3x2", (), "rot", "has changed since its update"),
+        pytest.param("3x2", (), "rot", "has changed since its update", marks=pytest.mark.slow),
         pytest.param("3x2", (K3,), "flip", "has changed since its update", marks=pytest.mark.slow),
         ("3x2", (K3,), "err", "differs from the other holders' copies"),
     ],
@@ -55,6 +55,7 @@ def test_a_worker_with_a_wrong_master_is_killed_and_no_bit_of_the_result_changes
     sabotaged.check_exact(outcome)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_with_a_wrong_block_is_not_finished_and_the_job_continues(sabotaged, tmp_path):
     """The update after step 7 is wrong, which enters the checkpoint of 8 steps."""
     case = Case("err before a checkpoint", "3x2", (*SHARDED, K3, "checkpoint.every=8"), steps=18, bound=150)
@@ -75,6 +76,7 @@ def test_if_two_copies_differ_without_a_detected_error_the_job_stops(sabotaged, 
     assert f"found in step 6, {says}" in last, explain(outcome)
 
 
+@pytest.mark.slow
 def test_another_worker_may_die_when_a_mismatch_is_found(sabotaged, tmp_path):
     dies = fails("6:0.0@regroup")  # in the other stage, because any worker of stage 1 may be the wrong one
     case = Case("flip, and another death", "3x2", (*SHARDED, K3, *dies), steps=16, deaths=2, bound=150)

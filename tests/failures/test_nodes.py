@@ -74,10 +74,8 @@ def test_the_ops_of_a_dead_worker_go_to_the_nearest_peer(far, zygote, tmp_path):
     assert not far or (hosts["2.0"], network.edges[Worker(0, 0), Worker(2, 1)]["leaves"]) == ("node2", "zone")
 
 
-@pytest.mark.parametrize(
-    "cut",
-    ["in both directions", *(pytest.param(way, marks=pytest.mark.slow) for way in ("what it sends", "what it gets"))],
-)
+@pytest.mark.slow  # test_exit_barrier.py cuts a node off
+@pytest.mark.parametrize("cut", ["in both directions", "what it sends", "what it gets"])
 def test_a_node_that_is_cut_off_is_given_up_and_does_no_harm_when_it_returns(cut, zygote, runs, tmp_path):
     case = Case(f"a link is cut, {cut}", "3x2", steps=20, deaths=2)
     with nodes.start(case, tmp_path, zygote) as job:

@@ -68,6 +68,7 @@ def test_a_signal_ends_the_job_quickly_and_quietly_and_leaves_nothing(number, co
         assert "died" not in job.output
 
 
+@pytest.mark.slow
 def test_many_signals_end_the_job_quietly_and_leave_nothing(zygote, nothing_stays):
     """A launcher repeats the terminal's signals and sends more as soon as one rank has ended."""
     with zygote.run(ENDLESS) as job:
@@ -110,6 +111,7 @@ def test_nothing_is_left_after_a_kill_of_the_launcher(zygote, nothing_stays):
         os.kill(job.pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_after_a_kill_of_the_launchers_parent(nothing_stays, tmp_path):
     script = f"""
 import sys, time

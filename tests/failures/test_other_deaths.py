@@ -22,7 +22,7 @@ ABORT = SignalAt("started", "1.0", after=0.3, number=signal.SIGABRT)
 
 SURVIVED = [
     Case("hangs and returns", "2x2", ("+hang_at=2:1.0@send", *rejoins("5:1.0"), *NERVOUS), stagger=True),
-    Case("is paused briefly", "2x2", PATIENT, (PAUSED,), deaths=0),
+    pytest.param(Case("is paused briefly", "2x2", PATIENT, (PAUSED,), deaths=0), marks=slow),
     Case("dies by itself and is restarted", "2x2", (), (SEGMENTATION_FAULT,), steps=25),
     pytest.param(Case("aborts in native code", "2x2", (), (ABORT,), steps=25), marks=slow),
 ]
@@ -43,6 +43,7 @@ def test_a_hung_worker_is_found_within_the_suspicion_and_reported_as_a_hang(runs
     assert 1 < found["seconds"] < outcome.stalls[0] < 3, "the stall is counted from the last progress"
 
 
+@slow
 def test_a_worker_that_wakes_after_it_was_given_up_does_no_harm(runs):
     """Its supervisor is paused too, as on a paused machine, so it cannot be killed before it wakes."""
     paused = [SignalAt("started", "0.1", number=signal.SIGSTOP, resume=2.5, supervisor=True)]
@@ -71,7 +72,8 @@ def test_an_evicted_worker_hands_over_before_it_leaves(stagger, runs):
     assert not outcome.all("respawned")
 
 
-@pytest.mark.parametrize("worker", [pytest.param("1.1", marks=slow), "0.0"])  # 0.0's supervisor hosts the coordinator
+@slow
+@pytest.mark.parametrize("worker", ["1.1", "0.0"])  # 0.0's supervisor hosts the coordinator
 def test_sigterm_to_one_supervisor_evicts_its_rank_and_the_job_continues(worker, runs):
     """For example with one rank per container, and a notice that the machine will be taken."""
     told = SignalAt("started", worker, after=0.3, number=signal.SIGTERM, above=True)
@@ -91,6 +93,7 @@ def test_an_eviction_that_comes_too_soon_is_a_death(runs):
     runs.check_exact(runs.of(case, "evictions"))
 
 
+@slow
 def test_the_last_worker_of_a_stage_stays_as_long_as_possible(runs):
     told = [
         SignalAt("started", "0.1", after=0.3, number=signal.SIGTERM),
@@ -102,7 +105,8 @@ def test_the_last_worker_of_a_stage_stays_as_long_as_possible(runs):
     assert [e["worker"] for e in outcome.all("evicted")] == ["0.1", "1.1"]
 
 
-@pytest.mark.parametrize("steps", [120, pytest.param(4000, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])])
+@slow
+@pytest.mark.parametrize("steps", [120, pytest.param(4000, marks=pytest.mark.timeout(3000))])
 def test_with_every_core_busy_no_worker_is_given_up(steps, runs):
     """Other processes use every core during the whole job. The longer run takes about ten minutes on two cores."""
     bound = 60 + 0.5 * steps
@@ -122,6 +126,7 @@ def test_with_every_core_busy_no_worker_is_given_up(steps, runs):
     runs.check_exact(runs.of(case, "false alarms", meanwhile=burn))
 
 
+@slow
 def test_a_paused_machine_costs_no_worker(runs):
     """Like a closed laptop: all processes stop for longer than the suspicion, then continue."""
 
@@ -139,6 +144,7 @@ def test_a_paused_machine_costs_no_worker(runs):
     assert not outcome.all("hang_suspected")
 
 
+@slow
 def test_a_long_compile_is_not_a_hang(sabotaged):
     case = Case("compiles for long", "2x2", NERVOUS, deaths=0)
     compile = {"RECYCLE_SABOTAGE": json.dumps({"compile": 2.5})}
@@ -147,6 +153,7 @@ def test_a_long_compile_is_not_a_hang(sabotaged):
     assert outcome.seconds > 2.5
 
 
+@slow
 def test_a_clock_that_jumps_makes_no_difference(sabotaged):
     case = Case("the clock jumps", "2x2", (*fails("3:0.1@backward"), *NERVOUS))
     outcome = sabotaged.of(case, "false alarms", environment={"RECYCLE_SABOTAGE": json.dumps({"clock": 3600})})
@@ -156,7 +163,8 @@ def test_a_clock_that_jumps_makes_no_difference(sabotaged):
     assert max(outcome.stalls) < 60
 
 
-@pytest.mark.parametrize("error", [pytest.param("ValueError", marks=slow), "OutOfMemoryError"])
+@slow
+@pytest.mark.parametrize("error", ["ValueError", "OutOfMemoryError"])
 def test_an_exception_that_is_not_repeated_costs_one_worker_for_a_while(error, sabotaged, tmp_path):
     plan = {"raise": error, "stage": 1, "step": 3, "g": 5, "once": str(tmp_path / "raised")}
     case = Case(f"raises {error} once", "2x2", steps=25)

@@ -7,6 +7,7 @@ import pytest
 from tests.recycle_pp.model.general import broken
 
 pytestmark = pytest.mark.timeout(200)
+slow = pytest.mark.slow
 FILE = re.escape(broken.__file__)
 COMMON = (
     "model=custom", f"model.build={broken.__name__}:Broken", f"model.loss={broken.__name__}:loss",
@@ -17,10 +18,14 @@ COMMON = (
 @pytest.mark.parametrize(
     ("mode", "sentence"),
     [
-        ("build", rf"raised KeyError: 'no such size' \({FILE}, line \d+, in __init__\)"),
+        pytest.param("build", rf"raised KeyError: 'no such size' \({FILE}, line \d+, in __init__\)", marks=slow),
         ("forward", rf"its forward or loss raised RuntimeError: .*3, 3.* \({FILE}, line \d+, in forward\)"),
-        ("loss", rf"its forward or loss raised AttributeError: .*targets.* \({FILE}, line \d+, in loss\)"),
-        ("values", rf"its Python must depend on values: .* \({FILE}, line \d+, in forward\)"),
+        pytest.param(
+            "loss",
+            rf"its forward or loss raised AttributeError: .*targets.* \({FILE}, line \d+, in loss\)",
+            marks=slow,
+        ),
+        pytest.param("values", rf"its Python must depend on values: .* \({FILE}, line \d+, in forward\)", marks=slow),
         (
             "step",
             rf"failed in F of micro-batch .*: ArithmeticError: such logits cannot be \({FILE}, line \d+, in refuse",
@@ -34,6 +39,7 @@ def test_an_exception_of_the_model_is_shown_with_file_and_line_and_exits_with_2(
         assert "run.resume" not in job.output and "no live worker" not in job.output.splitlines()[-1]
 
 
+@slow
 def test_with_one_worker_per_stage_the_same_exception_is_not_reported_as_a_lost_stage(zygote):
     with zygote.run([*COMMON, "parallel.pipelines=1"], environment={"MODE": "step"}) as job:
         assert job.wait(100) == 2, job.output
@@ -50,7 +56,7 @@ def test_a_group_that_matches_no_parameter_is_rejected_with_names_that_do(zygote
 
 
 @pytest.mark.parametrize(
-    "shape", [("parallel=2x2",), pytest.param(("parallel=1x1", "parallel.microbatches=2"), marks=pytest.mark.slow)]
+    "shape", [("parallel=2x2",), pytest.param(("parallel=1x1", "parallel.microbatches=2"), marks=slow)]
 )
 def test_a_model_that_shifts_its_labels_itself_is_rejected_in_the_first_step(zygote, shape):
     with zygote.run([*COMMON, *shape, f"model.loss={broken.__name__}:shifted"]) as job:
@@ -59,6 +65,7 @@ def test_a_model_that_shifts_its_labels_itself_is_rejected_in_the_first_step(zyg
         assert not job.run.lines(job.run.metrics), "no step was committed"
 
 
+@slow
 def test_a_loss_without_the_last_position_can_be_trained(zygote):
     with zygote.run([*COMMON, f"model.loss={broken.__name__}:without_the_last"]) as job:
         assert job.wait(100) == 0, job.output

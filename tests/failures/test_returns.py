@@ -26,7 +26,8 @@ def check_full_strength(job, newcomer, runs):
         assert sorted(e["worker"] for e in outcome.all(event)) == ["2.0", "2.1"], explain(outcome)
 
 
-@pytest.mark.parametrize("seconds", [8, pytest.param(60, marks=slow)])
+@slow
+@pytest.mark.parametrize("seconds", [8, 60])
 def test_a_node_that_left_because_of_a_cut_link_returns_when_the_link_works_again(seconds, zygote, runs, tmp_path):
     case = Case(f"a link is cut for {seconds} s", "3x2", QUICK, steps=60 + 6 * seconds, deaths=2)
     with nodes.start(case, tmp_path, zygote) as job:
@@ -88,6 +89,7 @@ def test_a_node_that_was_cut_off_for_a_minute_can_join_again(zygote, runs, tmp_p
         check_full_strength(job, job.join(job.nodes[2].machine), runs)
 
 
+@slow
 def test_a_cut_that_is_healed_within_suspicion_costs_no_worker(zygote, runs, tmp_path):
     case = Case("a link is cut for 3 s", "3x2", ("control.suspicion=6",), steps=60, deaths=0)
     with nodes.start(case, tmp_path, zygote) as job:

@@ -52,7 +52,7 @@ TOURS = [
 SHAPE = ("parallel.pipelines=4", "parallel.stages=1", "parallel.microbatches=1")
 
 
-@pytest.mark.parametrize("case", some(TOURS, quick=2))
+@pytest.mark.parametrize("case", some(TOURS, quick=1))
 def test_a_death_at_any_moment_changes_no_bit(case, runs):
     outcome = runs.of(case, "sharded, at every moment")
     runs.check_exact(outcome)
@@ -126,7 +126,8 @@ def test_several_deaths_change_no_bit(case, runs):
     runs.check_exact(runs.of(case, "sharded, several"))
 
 
-@pytest.mark.parametrize("stagger", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("stagger", [True, False])
 def test_a_stage_may_update_its_blocks_before_another_has_finished_its_backwards(stagger, runs):
     """The traces of the steps around deaths show it in some of them, also on a busy machine."""
     faults = fails("5:1.0@forward", "10:0.0@forward")
@@ -140,7 +141,8 @@ def test_a_stage_may_update_its_blocks_before_another_has_finished_its_backwards
     assert (early > 0) == stagger, f"{early} of {len(outcome.traces)} steps"
 
 
-@pytest.mark.parametrize("precision", [pytest.param("fp32", marks=pytest.mark.slow), "bf16"])
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_clipping_and_groups_and_narrow_sums_change_no_bit(precision, runs):
     numerics = (f"numerics.precision={precision}", "numerics.sums=int32", "optimizer.clip=0.02")
     faults = (*fails("2:0.1@backward", "4:1.0@spread"), *rejoins("5:0.1"))
@@ -152,6 +154,7 @@ def test_clipping_and_groups_and_narrow_sums_change_no_bit(precision, runs):
     runs.check_exact(runs.of(case, "sharded, numerics"))
 
 
+@pytest.mark.slow
 def test_the_loss_of_all_copies_of_a_block_restarts_the_job_from_its_checkpoint(runs):
     """Two of the three workers of a group hold a block. The second dies before the block is copied."""
     both = fails("17:1.1@backward", "17:2.1@heal")

@@ -24,6 +24,7 @@ def soak(folder, *options, seconds):
     return done
 
 
+@pytest.mark.slow
 @in_namespaces
 @pytest.mark.torchrun
 @pytest.mark.timeout(400)

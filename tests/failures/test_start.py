@@ -31,6 +31,7 @@ class Unequal(Launched):
             self.arguments = common
 
 
+@pytest.mark.slow
 def test_all_ranks_of_one_node_use_control_address(tmp_path):
     arguments = [f"control.address=127.0.0.1:{free_ports()}", "run.steps=2", "run.validate_every=0", "run.standby=off"]
     with Launched(tmp_path, nodes=1, workers=2, arguments=arguments) as job:
@@ -54,6 +55,7 @@ def test_nodes_with_different_settings_are_rejected_at_once_with_one_sentence_an
         assert job.committed() == -1
 
 
+@pytest.mark.slow
 def test_nodes_may_have_different_addresses_and_interfaces(tmp_path):
     port = free_ports()
 
@@ -120,6 +122,7 @@ if os.environ.get("RANK"):
 """
 
 
+@pytest.mark.slow
 def test_no_start_is_silent_for_more_than_five_seconds(tmp_path):
     """Rank 0 imports hydra for 9 s, and worker 0.1 torch for 14 s."""
     (tmp_path / "sitecustomize.py").write_text(SLOW)

@@ -82,6 +82,7 @@ def test_a_resume_with_only_damaged_checkpoints_stops(runs, tmp_path):
     runs.of(replace(resumed("2x2", tmp_path / "run"), ends="are damaged"), "resumes")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_written_costs_no_step(runs, tmp_path):
     """As on a full disk, every write below checkpoints/ fails; in /proc also for root."""
     run = tmp_path / "run"
@@ -135,12 +136,14 @@ def test_a_stage_that_loses_its_last_worker_restarts_from_the_checkpoint(runs):
     assert [line["step"] for line in outcome.metrics] == [*range(40)] == [*outcome.samples], explain(outcome)
 
 
+@pytest.mark.slow
 def test_the_loss_of_a_stage_without_a_checkpoint_ends_the_job_with_advice(runs):
     said = "stage 1 has no live worker left, and there is no checkpoint to restore it from; set checkpoint.every"
     case = Case("loses a stage", "2x2", LAST_PEER, steps=10, deaths=2, ends=said)
     runs.of(case, "a stage lost")
 
 
+@pytest.mark.slow
 def test_fewer_workers_than_stages_stop_the_job_with_the_reason(runs):
     signals = tuple(SignalAt("checkpoint_saved", worker) for worker in ("0.1", "1.1", "1.0"))
     said = "1 worker cannot fill 2 stages"

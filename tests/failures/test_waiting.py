@@ -77,6 +77,7 @@ def test_different_tokens_are_reported_on_both_nodes(hasty, tmp_path, port):
                 pass
 
 
+@pytest.mark.slow
 def test_a_foreign_program_on_the_port_is_distinguished_from_a_job(hasty, tmp_path):
     class Greets(socketserver.BaseRequestHandler):
         def handle(self):
@@ -90,6 +91,7 @@ def test_a_foreign_program_on_the_port_is_distinguished_from_a_job(hasty, tmp_pa
         server.shutdown()
 
 
+@pytest.mark.slow
 def test_a_wrong_address_is_named(hasty, tmp_path):
     with node(hasty, tmp_path, 1, "no-such-host.invalid:29501", OURS) as waits:
         with said(waits, "s for rank 0's node at no-such-host.invalid:29501: this host name cannot be resolved"):

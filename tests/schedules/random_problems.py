@@ -1,7 +1,12 @@
-"""Hypothesis strategies: problems, and remainders of their plans."""
+"""Hypothesis strategies: problems, and remainders of their plans. `relaxed`: the settings of tests that make plans."""
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from recycle_schedules import Plan, Problem, Worker
+
+# A plan takes some hundredths of a second. `make test`, which draws the same examples each time, draws fewer.
+EXAMPLES = 20 if settings.default.derandomize else 60
+relaxed = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 
 TIMES = st.sampled_from([0.5, 1.0, 1.5, 2.0, 3.0, 0.0137, 7.3])
 

@@ -3,12 +3,10 @@
 from collections import defaultdict, deque
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from random_problems import problems, remainders
+from random_problems import problems, relaxed, remainders
 from recycle_schedules import Action, OpKind, Problem, Worker, actions, plan, unpack
-
-relaxed = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def run(lists, holders, stages, done=()):

@@ -3,13 +3,11 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_problems import problems, remainders
+from random_problems import problems, relaxed, remainders
 from recycle_schedules import Problem, plan
 from recycle_schedules.validate import validate
-
-relaxed = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def verdict(judge, schedule):

@@ -13,9 +13,9 @@ import pytest
 
 from .simulation import Fault, Order, Simulation
 
-CHUNK = 1_000
-QUICK, FULL = 1, 100
-CUT_CHUNK = 100
+CHUNK = 400
+QUICK, FULL = 1, 250
+CUT_CHUNK = 40
 # A killed process runs nothing any more, not even coroutines that it has just created.
 pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
 

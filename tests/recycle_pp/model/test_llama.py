@@ -29,7 +29,10 @@ FAMILY = {
     "Qwen3": ("qwen3", {"tie_word_embeddings": True, "head_dim": 16}),
     "Qwen3, untied": ("qwen3", {"tie_word_embeddings": False}),
 }
-family = pytest.mark.parametrize("kind", FAMILY)
+QUICK = ("Llama 3.1", "SmolLM", "Qwen3")  # scaled RoPE, tied, normalised heads; the others run with --full
+family = pytest.mark.parametrize(
+    "kind", [kind if kind in QUICK else pytest.param(kind, marks=pytest.mark.slow) for kind in FAMILY]
+)
 
 
 def folder(kind, at):

@@ -4,13 +4,11 @@ from itertools import combinations, product
 
 import pytest
 from golden import golden
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_problems import problems
+from random_problems import problems, relaxed
 from recycle_schedules import Problem, plan
 from recycle_schedules.bounds import lower_bound
-
-relaxed = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @relaxed

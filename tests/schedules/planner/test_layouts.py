@@ -4,13 +4,12 @@ import time
 from itertools import combinations, pairwise
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
-from random_problems import layered, problems
+from hypothesis import assume, given
+from random_problems import layered, problems, relaxed
 from recycle_schedules import Plan, Problem, Worker, plan, plan_layout
 from recycle_schedules.bounds import LayoutBounds, lower_bound
 from recycle_schedules.validate import validate
 
-relaxed = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 ONE_MORE = {"base": "1f1b", "extra": 2}
 
 

@@ -2,15 +2,13 @@
 
 import networkx as nx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from random_problems import linked, problems, remainders
+from random_problems import linked, problems, relaxed, remainders
 from recycle_schedules import Problem, Worker, plan
 from recycle_schedules.analysis.simulate import simulate
 from recycle_schedules.compiled import load
 from recycle_schedules.validate import validate
-
-relaxed = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module", autouse=True)

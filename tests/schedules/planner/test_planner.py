@@ -4,14 +4,12 @@ import time
 
 import pytest
 from golden import golden
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_problems import problems, remainders
+from random_problems import EXAMPLES, problems, relaxed, remainders
 from recycle_schedules import Problem, Worker, plan
 from recycle_schedules.compiled import load
 from recycle_schedules.validate import validate
-
-relaxed = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -143,7 +141,7 @@ def test_more_memory_is_never_worse_than_a_number_or_1f1b(data):
     assert better.value <= plan(tight).value * (1 + 1e-6)
 
 
-@settings(relaxed, max_examples=25)
+@settings(relaxed, max_examples=EXAMPLES // 2)
 @given(st.data())
 def test_more_memory_is_never_worse_in_larger_problems(data):
     """Up to a thousand ops."""

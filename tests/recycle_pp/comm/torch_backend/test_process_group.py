@@ -124,6 +124,7 @@ def data_parallel(node: Node) -> None:
     node.report("right")
 
 
+@pytest.mark.slow
 def test_ddp_and_fsdp_compute_correct_gradients():
     assert everybody_reports(data_parallel, 2, 1) == ["right"] * 2
 
@@ -147,6 +148,7 @@ def checkpoints(node: Node) -> None:
     node.report("right")
 
 
+@pytest.mark.slow
 def test_distributed_checkpoints_are_saved_and_loaded_with_another_sharding(tmp_path):
     with Rehearsal(grid(3, 1), checkpoints) as play:
         play.send("path", str(tmp_path / "checkpoint"))
@@ -179,6 +181,7 @@ def torch_pipelining(node: Node) -> None:
     node.report("right")
 
 
+@pytest.mark.slow
 def test_torchs_own_pipelining_runs_on_it():
     assert everybody_reports(torch_pipelining, 1, 3) == ["right"] * 3
 
