@@ -37,7 +37,7 @@ class Network:
         self.ordered = ordered
         self.boxes = defaultdict(queue.Queue)
         self.stages = {w.stage: sorted(v for v in workers if v.stage == w.stage) for w in workers}
-        self.barriers = {stage: threading.Barrier(len(of), timeout=20) for stage, of in self.stages.items()}
+        self.barriers = {stage: threading.Barrier(len(of), timeout=120) for stage, of in self.stages.items()}
         self.parts = {}
         self.sent = []
 
