@@ -92,10 +92,13 @@ def one_step(pipelines: int, stages: int, microbatches: int) -> dict[str, float]
                 spans: Any = FROM_WORKER.decode(first[4:])
                 tables.add(worker, spans)
                 recorder.measured(worker, spans)
-                notes = job.handle(MessageReceived(worker, FROM_WORKER.decode(second[4:]))).notes
+                last: Any = FROM_WORKER.decode(second[4:])
+                event = MessageReceived(worker, last)
+                outcome = job.handle(event)
+                recorder.handled(event, outcome)
             agreed = time.perf_counter()
             assert job.committed == step
-            for note in notes:
+            for note in outcome.notes:
                 recorder.follow(note)
             end = time.perf_counter()
         recorder.close()
@@ -146,7 +149,7 @@ def one_death(pipelines: int, stages: int, microbatches: int, at: float) -> dict
     told = time.perf_counter()
     frames = [(to, encode(announced_to(members[to], message, busy[to]))) for to, message in announced]
     ready = time.perf_counter()
-    heard = [(worker, FROM_WORKER.decode(frame[4:])) for worker, frame in frames]
+    heard: list[tuple[Worker, Any]] = [(worker, FROM_WORKER.decode(frame[4:])) for worker, frame in frames]
     known = time.perf_counter()
     for worker, report in heard:
         adopted = job.handle(MessageReceived(worker, report)).sends

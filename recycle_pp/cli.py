@@ -21,6 +21,7 @@ COMMANDS = {
     "train": "train a model; starts torchrun for the workers of this machine",
     "status": "show whether a run is alive, its speed, its loss and its dead workers",
     "report": "summarize a run: deaths, their causes and their cost",
+    "replay": "repeat the decisions of a run's coordinator, and print why each was made",
     "plan": "compute the step time and memory with some workers dead",
     "visualize": "draw a schedule, or a step of a run",
     "simulate": "estimate what weeks on unreliable machines deliver and cost",

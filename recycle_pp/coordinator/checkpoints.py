@@ -5,6 +5,7 @@
     out = saving.compared(worker, message)  # once the digests of all live workers have arrived and agree
     out = saving.died(worker, live)         # a saver died: at the end of the run a peer replaces it, else abandoned
     out = saving.only(live)                 # all other awaited workers have died
+    out = saving.returned(worker)           # its connection was reset: requests may be lost
 
 The name of a checkpoint is its number of steps: `step-000020` has the state after steps 0 to 19.
 """
@@ -79,6 +80,7 @@ class Saving:
         self._last: Worker | None = None  # writer of the last part; assembles after the comparison
         self.replicas = Replicas()
         self._assembler: Worker | None = None
+        self._assembles = False  # the assembler has received its request
         self.final = self._sharded = False
         self._restored = -1  # steps in the checkpoint restored last
         self.failed = False  # the last checkpoint of the run could not be written
@@ -185,6 +187,7 @@ class Saving:
         if message.step == self.step:
             self._missing = {}
             self._assembler = worker
+            self._assembles = True
             self._last = None
 
     def assembled(self, message: Assembled) -> None:
@@ -208,6 +211,7 @@ class Saving:
             return self._assemble(min(live))
         if not self._sharded:
             self._missing[worker.stage] = peers[0]
+            self._whole.add(peers[0])
             return [Send(peers[0], Save(self.step))]
         del self._missing[worker]
         asked = [peer for peer in peers if peer not in self._whole]
@@ -220,6 +224,13 @@ class Saving:
         awaited = {w for w in (*self._missing.values(), *self.replicas.silent, self._assembler) if w is not None}
         return [send for worker in sorted(awaited - set(live)) for send in self.died(worker, live)]
 
+    def returned(self, worker: Worker) -> list[Send]:
+        """Repeats the request to a worker that this save waits for. Its own messages have been repeated before."""
+        if worker == self._assembler and not self._assembles:
+            return self._assemble(worker)
+        asked = worker in self._whole and worker in self._missing.values()
+        return [Send(worker, Save(self.step))] if asked else []
+
     def _assemble_if_complete(self) -> list[Send]:
         if self._missing or self.replicas.silent or self.replicas.verdict() or self._last is None:
             return []
@@ -227,6 +238,7 @@ class Saving:
 
     def _assemble(self, worker: Worker) -> list[Send]:
         self._assembler = worker
+        self._assembles = False
         self._last = None
         return [Send(worker, Assemble(self.step, list(self._parts.values())))]
 

@@ -215,9 +215,10 @@ class Deaths:
         for number, role in roles.items():
             self._roster[number].role = role
         driver.saving.abandon()
-        driver.job = new_job(self._settings, step, driver.job.generation, [rank.role for rank in present])
+        committed = driver.job.committed
+        driver.begin(new_job(self._settings, step, driver.job.generation, waiting=[rank.role for rank in present]))
         self._spans.clear()
-        self._recorder.restored(driver.job)
+        self._recorder.restored(committed)
         for rank in present:
             rank.spawn()
 

@@ -3,6 +3,7 @@
 driver = Driver(context, agreement, saving, job, deposed)
 driver.subscribers.append(follow)          # follow(note) for each note of the job, in the order of the subscribers
 driver.drive(WorkerDied(worker))
+driver.begin(job)                          # replaces the job
 driver.send(out)                           # messages that are not caused by an event of the job
 driver.finish_if_done()                    # after everything that may delay the end of the job
 """
@@ -21,6 +22,7 @@ from recycle_pp.protocol.events import (
     Event,
     HoldExpired,
     Json,
+    Outcome,
     PlanMade,
     ProblemChanged,
     SavingChanged,
@@ -51,7 +53,6 @@ class Driver:
     def __init__(
         self, context: Context, agreement: Agreement, saving: Saving, job: Job, deposed: Callable[[], None]
     ) -> None:
-        self.job = job
         self.saving = saving
         self.subscribers: list[Callable[[Json], None]] = [context.recorder.follow, self._follow]
         self._settings = context.settings
@@ -66,6 +67,12 @@ class Driver:
         self._placed = False  # whether holders of sharded state were checked
         self._sessions: dict[Worker, int] = {}  # newest session of each joiner
         self.digests: dict[Worker, dict[str, str]] = {}  # digests of parameters, by finished worker
+        self.begin(job)
+
+    def begin(self, job: Job) -> None:
+        """Continues with another job, for instance one from a checkpoint. Its workers report again."""
+        self.job = job
+        self._recorder.began(job)
 
     def drive(self, event: Event) -> None:
         """Handles an event: sends the messages of the job and passes its notes to the subscribers."""
@@ -73,8 +80,8 @@ class Driver:
             return
         saving = SavingChanged(self.saving.occupied, self.ending.save_due)
         if saving != self.job.saving:
-            self.send(self.job.handle(saving).sends)
-        outcome = self.job.handle(event)
+            self.send(self._handle(saving).sends)
+        outcome = self._handle(event)
         self.send(self._with_probes(outcome.sends))
         if outcome.expiry is not None:
             self._timers.after(self._settings.control.suspicion, self._expired, self.job, outcome.expiry)
@@ -83,6 +90,11 @@ class Driver:
             for note in outcome.notes:
                 follow(note)
         self.finish_if_done()
+
+    def _handle(self, event: Event) -> Outcome:
+        outcome = self.job.handle(event)
+        self._recorder.handled(event, outcome)
+        return outcome
 
     def send(self, out: list[Send]) -> None:
         if not out:  # after most votes; must not iterate over all workers

@@ -15,9 +15,12 @@ from recycle_pp.protocol.job import Job
 from recycle_pp.protocol.validation import per_pass
 
 
-def new_job(settings: Settings, first_step: int, generation: int = -1, waiting: Iterable[Worker] = ()) -> Job:
+def new_job(
+    settings: Settings, first_step: int, generation: int = -1, committed: int = -1, waiting: Iterable[Worker] = ()
+) -> Job:
     """A job before its first generation.
 
+    committed: newest committed step, if it is not the one before `first_step`
     waiting: the workers of that generation, for instance after a restore; empty for all workers
     """
     s = settings
@@ -35,5 +38,6 @@ def new_job(settings: Settings, first_step: int, generation: int = -1, waiting: 
         evaluate_microbatches=per_pass(s.validation_microbatches, s.parallel.pipelines, s.parallel.microbatches),
         save_every=s.checkpoint.every,
         generation=generation,
+        committed=committed,
         waiting=set(waiting),
     )

@@ -95,10 +95,10 @@ class Successor(Coordinator):
         await self.lease.wait()
         self._driver.saving.known(history.checkpoint)
         # Before the first generation all workers start from the same checkpoint. Later ones get the state from a peer.
-        job = self._driver.job = new_job(self._settings, 0 if begun else committed + 1, found.generation)
-        job.committed = committed
+        job = new_job(self._settings, 0 if begun else committed + 1, found.generation, committed)
+        self._driver.begin(job)
         self._roster.update(self._discovery.ranks(parallel.pipelines, parallel.stages))
-        self._recorder.took_over(job, self._takeover, history, found.members - found.live)
+        self._recorder.took_over(self._takeover, history, found.members - found.live)
         self._driver.change(self._driver.planning.load(history.profile, job.problem))
         if not states and history.step > committed:
             self.stop(_lost(history))

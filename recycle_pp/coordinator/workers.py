@@ -12,7 +12,14 @@ from collections.abc import Callable
 from typing import Any
 
 from recycle_pp.consensus.refusal import REFUSED
-from recycle_pp.protocol.events import MessageReceived, WorkerDescribed, WorkerEvicted, WorkerReady, WorkerReturned
+from recycle_pp.protocol.events import (
+    FromWorker,
+    MessageReceived,
+    WorkerDescribed,
+    WorkerEvicted,
+    WorkerReady,
+    WorkerReturned,
+)
 from recycle_pp.telemetry.events.checkpoints import CheckpointSaved
 from recycle_pp.telemetry.events.workers import Evicted, Refused
 from recycle_pp.wire.connection import Peer
@@ -146,8 +153,9 @@ class Workers:
             if self._heard.get(_kind(rank, repeated)) != repeated:
                 self.handle(rank, repeated)
         self._driver.drive(WorkerReturned(rank.role, message.committed))
+        self._driver.send(self._saving.returned(rank.role))
 
-    def _drive(self, rank: Rank, message: Message) -> None:
+    def _drive(self, rank: Rank, message: FromWorker) -> None:
         self._driver.drive(MessageReceived(rank.role, message))
 
     def _beats(self, rank: Rank, message: WorkerHeartbeat) -> None:

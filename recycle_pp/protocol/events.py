@@ -18,13 +18,15 @@ import msgspec
 from recycle_schedules import Problem, Worker
 
 from recycle_pp.wire.messages.table import Message
+from recycle_pp.wire.messages.workers import Evaluated, Finished, Report, Synced, Vote
 
 from .takeover import Found
 
 Json = dict[str, Any]
+FromWorker = Report | Vote | Evaluated | Finished | Synced  # the messages of workers that a job handles
 
 
-class Event(msgspec.Struct, frozen=True):
+class Event(msgspec.Struct, frozen=True, tag=True):
     """One fact that a job reacts to."""
 
 
@@ -55,10 +57,10 @@ class WorkerDied(Event, frozen=True):
 
 
 class MessageReceived(Event, frozen=True):
-    """A live worker sent a Report, Vote, Evaluated, Finished or Synced."""
+    """A live worker sent a message."""
 
     worker: Worker
-    message: Message
+    message: FromWorker
 
 
 class WorkerEvicted(Event, frozen=True):
@@ -129,7 +131,7 @@ class Outcome:
     """The results of one event.
 
     sends: messages, in order
-    notes: dicts with a name under "event", to act on or to record
+    notes: dicts with a name under "event", to act on or to record; without sets, whose order differs between processes
     expiry: an event to pass to the job after control.suspicion seconds, or None
     """
 

@@ -102,7 +102,7 @@ class Job:
     phase: str = "starting"  # starting | reporting | running | holding (waits for a joiner) | ended | finished | lost
 
     def __post_init__(self) -> None:
-        self.committed = self.first_step - 1
+        self.committed = max(self.committed, self.first_step - 1)
         self.waiting = set(self.waiting) or all_workers(self.problem)
         self._reports: dict[Worker, Report] = {}
         self._present = Present()
@@ -117,28 +117,6 @@ class Job:
         self._ending = False  # the next commit is the last one
         self._notes: list[Json] = []  # notes of the current event
         self._expiry: HoldExpired | None = None  # expiry of the current event
-        self._events: dict[type[Event], Callable[[Any], list[Send]]] = {
-            WorkerDescribed: self._described,
-            WorkerReady: self._ready,
-            WorkerDied: self._died,
-            MessageReceived: self._received,
-            WorkerEvicted: self._evicted,
-            WorkerReturned: self._returned,
-            CoordinatorReplaced: self._take_over,
-            LinksBroken: self._rebuild_links,
-            ProblemChanged: self._change_problem,
-            PlanMade: self._plan_made,
-            SavingChanged: self._change_saving,
-            EndRequested: self._end_early,
-            HoldExpired: self._wait_no_longer,
-        }
-        self._handlers: dict[type[Message], Callable[[Worker, Any], list[Send]]] = {
-            Report: self._reported,
-            Vote: self._voted,
-            Evaluated: self._evaluated,
-            Finished: self._has_finished,
-            Synced: self._synced,
-        }
         self._new_ballot()
 
     @property
@@ -156,7 +134,7 @@ class Job:
         part of its state, and "violation" (detail) if training would continue with wrong numbers."""
         self._notes, self._expiry = [], None
         try:
-            sends = self._events[type(event)](event)
+            sends = _EVENTS[type(event)](self, event)
         except StageLost as lost:
             sends = []
             self._note("stage_lost", stage=lost.stage, what=lost.what, detail=str(lost))
@@ -226,7 +204,7 @@ class Job:
         which the last report of a generation shows."""
         if self.phase == "lost" or is_void(event.message, self.generation):
             return []
-        return self._handlers[type(event.message)](event.worker, event.message)
+        return _MESSAGES[type(event.message)](self, event.worker, event.message)
 
     def _evicted(self, event: WorkerEvicted) -> list[Send]:
         if event.worker in self.joiners:
@@ -335,7 +313,7 @@ class Job:
         if adoption.ahead:
             self._validation.begin(None)  # the parameters have changed; an incomplete validation is dropped
         left, about = adoption.left, (self.generation, self._validation.step, self._speculation.allowed)
-        self._note("plan_adopted", step=self.committed + 1, lost=left.lost, revoked=sorted(left.revoked))
+        self._note("plan_adopted", step=self.committed + 1, lost=sorted(left.lost), revoked=sorted(left.revoked))
         for (
             worker,
             detail,
@@ -491,3 +469,27 @@ class Job:
 
     def _note(self, name: str, **fields: Any) -> None:
         self._notes.append({"event": name, "generation": self.generation, **fields})
+
+
+_EVENTS: dict[type[Event], Callable[[Job, Any], list[Send]]] = {
+    WorkerDescribed: Job._described,
+    WorkerReady: Job._ready,
+    WorkerDied: Job._died,
+    MessageReceived: Job._received,
+    WorkerEvicted: Job._evicted,
+    WorkerReturned: Job._returned,
+    CoordinatorReplaced: Job._take_over,
+    LinksBroken: Job._rebuild_links,
+    ProblemChanged: Job._change_problem,
+    PlanMade: Job._plan_made,
+    SavingChanged: Job._change_saving,
+    EndRequested: Job._end_early,
+    HoldExpired: Job._wait_no_longer,
+}
+_MESSAGES: dict[type[Message], Callable[[Job, Worker, Any], list[Send]]] = {
+    Report: Job._reported,
+    Vote: Job._voted,
+    Evaluated: Job._evaluated,
+    Finished: Job._has_finished,
+    Synced: Job._synced,
+}

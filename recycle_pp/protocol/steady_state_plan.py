@@ -4,6 +4,7 @@
     steady.adopted(problem)                       # a new generation: the workers wait for a plan
     steps = steady.plan(problem)                  # may take long; runs in a thread; the result is cached
     for problem in steady.ahead(): steady.plan(problem)     # plans for possible next deaths
+    steady.restore(state)                         # the `state` of another Steady; plans again
     steady.made(steps, problem)                   # problem: the current one, which may have changed
     if steady.ready: for worker, message in steady.send(live, generation): ...
 
@@ -14,6 +15,7 @@ applies from the first commit after it is made.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
 from recycle_schedules import Plan, Problem, Worker
 from recycle_schedules.planner.store import PlanStore, Prepared
@@ -22,6 +24,19 @@ from recycle_pp.wire.messages.workers import SteadyPlan
 
 Planner = Callable[[Problem], Plan]
 Steps = Prepared  # plans of a step and of a validation
+
+
+class SteadyState(NamedTuple):
+    """wanted, due: as in `Steady`
+
+    planned  problem of the newest plan; None before the first
+    unsent   the workers do not have the newest plan
+    """
+
+    wanted: bool
+    due: bool
+    planned: Problem | None
+    unsent: bool
 
 
 class Steady:
@@ -34,6 +49,16 @@ class Steady:
         self._last: tuple[Problem, Steps] | None = None  # the last problem and its plan
         self._newest: Steps | None = None
         self._sent: Steps | None = None
+
+    @property
+    def state(self) -> SteadyState:
+        planned = None if self._newest is None else self._newest.plan.problem
+        return SteadyState(self.wanted, self.due, planned, self._newest is not self._sent)
+
+    def restore(self, state: SteadyState) -> None:
+        self.wanted, self.due = state.wanted, state.due
+        self._newest = None if state.planned is None else self.plan(state.planned)
+        self._sent = None if state.unsent else self._newest
 
     def plan(self, problem: Problem) -> Steps:
         """Returns a cached plan if an equal problem was planned before. Must be called by one thread at a time."""

@@ -83,6 +83,8 @@ class StageSaving:
         """Saves all units of this worker, because a saver died at the end of the job. The state is final, but the
         executor may still have to apply the last step."""
         with self._lock:
+            if message.step == self._wanted:
+                return  # repeated after a reset
             self._wanted = message.step
             if self._done < self._wanted:
                 return

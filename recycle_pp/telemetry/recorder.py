@@ -3,7 +3,9 @@
     recorder = Recorder(settings, run, events, progress, job, spans)
     recorder.measured(worker, message)    # also `progress` and `resumed`: messages of workers
     recorder.event(Respawned(worker="1.2", respawns=1))
-    recorder.follow(note)                 # each note of the job
+    recorder.began(job)                   # a job has replaced the current one
+    recorder.handled(event, outcome)      # each event of the job, before the next one
+    recorder.follow(note)                 # each note of an outcome
     recorder.finished(digests)
 
 It only records: no other part of the job reads a value from it. Its methods do not raise (`guarded`).
@@ -21,6 +23,8 @@ import msgspec
 from recycle_schedules import OpKind, TensorKind, Worker
 
 from recycle_pp.config.settings import Settings
+from recycle_pp.protocol.events import Event as JobEvent
+from recycle_pp.protocol.events import Outcome
 from recycle_pp.protocol.job import Job
 from recycle_pp.wire.messages.supervisors import Death
 from recycle_pp.wire.messages.workers import (
@@ -42,6 +46,7 @@ from .events.workers import Left, Mismatch, Rejoined, Slow, SlowNoMore
 from .guard import guarded, guarded_returning
 from .history import History
 from .progress import Progress
+from .protocol_log import ProtocolLog
 from .recovery import Part, Recovery
 from .run_folder import RunFolder, Summary
 from .span_tables import SpanTables
@@ -68,6 +73,7 @@ class Recorder:
         self._progress = progress
         self._job = job
         self._spans = spans
+        self._log = ProtocolLog(run.protocol, events.term, lambda: run.later.permitted())
         self._steps = StepRecords(settings, run, events.term, partial(events.then, progress.step))
         self._started_at = time.monotonic()
         self._later = Background("traces")
@@ -168,6 +174,20 @@ class Recorder:
         """Writes the events that still wait for the cause of a death."""
         self._events.release()
 
+    def began(self, job: Job) -> None:
+        """Records the job from now on."""
+        self._job = job
+        self._log_start(job)
+
+    @guarded
+    def _log_start(self, job: Job) -> None:
+        self._log.began(job)
+
+    @guarded
+    def handled(self, event: JobEvent, outcome: Outcome) -> None:
+        """Logs an event of the job."""
+        self._log.handled(self._job, event, outcome)
+
     @guarded
     def follow(self, note: Json) -> None:
         """Records a note of the job."""
@@ -213,16 +233,10 @@ class Recorder:
         event = Slow if factor > 1.0 else SlowNoMore
         self.event(event(worker=str(worker), factor=round(factor, 2)))
 
-    def restored(self, job: Job) -> None:
-        """All workers restart from a checkpoint; `job` replaces the job that lost a stage."""
-        committed = self._job.committed
-        self._job = job
-        self._recovery = None
-        self._record_restore(committed)
-
     @guarded
-    def _record_restore(self, committed: int) -> None:
-        """committed: newest step committed before the restore."""
+    def restored(self, committed: int) -> None:
+        """All workers restart from a checkpoint. committed: newest step committed before."""
+        self._recovery = None
         first = self._job.first_step
         self._steps.restored(first)
         bubbles = self._traces.bubbles
@@ -233,14 +247,10 @@ class Recorder:
         undone = (first, committed) if committed >= first else (None, None)
         self.event(Restored(checkpoint=first, undone_from=undone[0], undone_to=undone[1]))
 
-    def took_over(self, job: Job, takeover: Takeover, history: History, dead: Collection[Worker]) -> None:
-        """Continues the files of the lost coordinator, as far as they are on this machine."""
-        self._job = job
-        self._started = True
-        self._record_takeover(job, takeover, history, dead)
-
     @guarded
-    def _record_takeover(self, job: Job, takeover: Takeover, history: History, dead: Collection[Worker]) -> None:
+    def took_over(self, takeover: Takeover, history: History, dead: Collection[Worker]) -> None:
+        """Continues the files of the lost coordinator, as far as they are on this machine."""
+        self._started = True
         self._deaths = history.deaths
         self._stalls = history.stalls
         self._steps.took_over(history)
@@ -252,7 +262,7 @@ class Recorder:
         self.event(CoordinatorLost(rank=lost))
         seconds = takeover.elected_at - takeover.lost_at
         self.event(CoordinatorElected(rank=rank, seconds=seconds))  # its line has the term
-        self._recovery = Recovery(job.committed + 1)
+        self._recovery = Recovery(self._job.committed + 1)
         self._recovery.coordinator_lost(takeover.lost_at, takeover.elected_at)
         for worker in sorted(dead):
             self._recovery.death(worker, takeover.lost_at)
@@ -299,6 +309,7 @@ class Recorder:
     async def flushed(self, seconds: float) -> None:
         """Waits until all records are on the disk, or for this time."""
         await self._later.flushed(seconds)
+        await self._log.flushed(seconds)
         await self._run.later.flushed(seconds)
 
     def _committed(self, commit: Commit) -> None:

@@ -9,6 +9,7 @@ config.yaml      the resolved configuration          profile.json     measured d
 metrics.jsonl    one line a step                     summary.json     the run in a dozen numbers (see Summary)
 events.jsonl     deaths, plans, rejoins, ...         traces/          step-000020.json around every event
 samples.jsonl    with run.sample_log=true: the samples that each step was trained on
+protocol.jsonl   every event of the protocol since the newest checkpoint, for python -m recycle_pp.replay
 logs/            worker-1.2.log                      checkpoints/     step-000020/
 heartbeat.json   the coordinator's sign of life      hangs/           the op of every worker during a hang
 
@@ -77,6 +78,7 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.events = self.path / "events.jsonl"
         self.samples = self.path / "samples.jsonl"
+        self.protocol = self.path / "protocol.jsonl"
         self.profile = self.path / "profile.json"
         self.summary = self.path / "summary.json"
         self.heartbeat = self.path / "heartbeat.json"

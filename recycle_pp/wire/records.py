@@ -8,7 +8,7 @@ cannot make a command print, sum or allocate without limit.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict
 
 from msgspec import Meta, Struct
 
@@ -43,6 +43,16 @@ class Samples(Struct, frozen=True, kw_only=True):
     step: Count
     samples: list[Count] | None = None
     term: Term = EARLIER
+
+
+class ProtocolLine(Struct, frozen=True, kw_only=True):
+    """A line of protocol.jsonl: an event and the fingerprint of its outcome, or a snapshot of the job, in base64."""
+
+    time: Seconds
+    term: Term
+    event: dict[str, Any] | None = None
+    outcome: str = ""
+    snapshot: str | None = None
 
 
 class Summary(TypedDict, total=False):

@@ -119,6 +119,10 @@ class Problem(ProblemKeys):
     def __hash__(self) -> int:
         return hash(repr(self))
 
+    def __getstate__(self) -> Json:
+        """The keys, for `pickle`, without values derived from them."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
 
 def _limit(n: float) -> float | None:
     """A limit as in problem files."""

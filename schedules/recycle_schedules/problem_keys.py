@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, NamedTuple, Self
@@ -17,7 +17,7 @@ import numpy as np
 
 from .memory import Memory, Mode
 from .op_kinds import KINDS, SPLIT, WHOLE, OpKind
-from .ops import Done, MicroBatch, Worker
+from .ops import MicroBatch, Worker
 from .progress import BIT, WEIGHTS, Progress
 
 CHOICES = {
@@ -76,10 +76,10 @@ class ProblemKeys:
     pipelines: int
     stages: int
     microbatches: int | tuple[int, ...]
-    failed: Iterable[tuple[int, int]] = ()
+    failed: Sequence[tuple[int, int]] = ()
     durations: Mapping[str, Any] = field(default_factory=dict)
     backward: str = "mixed"
-    whole: Iterable[int] = ()
+    whole: Sequence[int] = ()
     optimizer: str = "staggered"
     memory_limit: Any = None
     i_release: float = 0.0
@@ -89,9 +89,9 @@ class ProblemKeys:
     allreduce: Any = 0.0
     reroute: str = "failed_only"
     speed: Mapping[str, float] = field(default_factory=dict)
-    done: Iterable[Done] | Progress | None = None
+    done: Any = None
     busy_until: Mapping[str, float] | None = None
-    committed: Iterable[int] | None = None
+    committed: Sequence[int] | None = None
     layers: Mapping[str, Any] | None = None
     capacity_bytes: float | None = None
     memory: Mapping[str, Any] | None = None

@@ -35,8 +35,12 @@ CANDIDATE, VOTER = "candidate", "voter"
 DONOR, JOINER = "donor", "joiner"  # of a state
 
 
+def kind(message: object) -> str:
+    """The name of a message's class: SaveFailed -> save_failed"""
+    return _kind(type(message).__name__)
+
+
 def _kind(name: str) -> str:
-    """SaveFailed -> save_failed"""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 

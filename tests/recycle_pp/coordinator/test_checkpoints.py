@@ -23,9 +23,22 @@ def test_at_the_end_of_the_run_a_peer_saves_for_a_dead_worker(tmp_path):
     last = saving(tmp_path, final=True)
     assert asked(last.only(LIVE)) == [(Worker(1, 1), Save)]
     assert asked(last.saved(Worker(0, 0), Saved(8))) == []
-    assert asked(last.saved(Worker(1, 1), Saved(8))) == [(Worker(1, 1), Assemble)]
+    assert asked(last.saved(Worker(1, 1), Saved(8, whole=True))) == [(Worker(1, 1), Assemble)]
     last.assembled(Assembled(8))
     assert not last.busy
+
+
+def test_a_request_that_was_lost_in_a_reset_is_repeated_once_the_worker_has_returned(tmp_path):
+    last = saving(tmp_path, final=True)
+    assert last.returned(Worker(0, 1)) == []  # the job repeats the commit, which is its request
+    last.died(Worker(0, 1), LIVE)
+    assert asked(last.returned(Worker(1, 1))) == [(Worker(1, 1), Save)]
+    assert last.returned(Worker(0, 0)) == []
+    last.saved(Worker(1, 1), Saved(8, whole=True))
+    last.saved(Worker(0, 0), Saved(8))
+    assert asked(last.returned(Worker(0, 0))) == [(Worker(0, 0), Assemble)]
+    last.assembling(Worker(0, 0), Assembling(8))
+    assert last.returned(Worker(0, 0)) == []
 
 
 def test_a_part_already_saved_by_a_peer_of_the_dead_worker_counts(tmp_path):

@@ -37,8 +37,8 @@ class Recorder:
     def __init__(self):
         self.causes, self.events = [], []
 
-    def restored(self, job):
-        self.restored_to = job
+    def restored(self, committed):
+        self.restored_after = committed
 
     def death(self, worker, now, stood=None):
         return None
@@ -157,6 +157,9 @@ class LosesStage1(Driver):
         for follow in self.subscribers:
             follow({"event": "stage_lost", "stage": lost.stage, "what": lost.what, "detail": str(lost)})
 
+    def begin(self, job):
+        self.job = job
+
     def report_damage(self, damaged):
         pass
 
@@ -185,7 +188,7 @@ def test_after_the_last_death_of_a_stage_the_others_restart_from_the_checkpoint_
     assert ranks[0].supervisor.told == ranks[2].supervisor.told == [Spawn]
     assert driver.job.first_step == 5 and driver.job.generation == 3
     assert driver.job.waiting == {ranks[0].role, ranks[2].role}
-    assert recorder.events == ["stage_lost"] and recorder.restored_to is driver.job and not lifecycle.over
+    assert recorder.events == ["stage_lost"] and recorder.restored_after == 7 and not lifecycle.over
 
 
 class Replans(Driver):

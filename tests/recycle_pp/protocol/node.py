@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from msgspec import structs
 from recycle_schedules import Action, OpKind, Tensor, Worker
 from recycle_schedules.ops import input_of, output_of
 
@@ -21,12 +22,13 @@ from recycle_pp.protocol.commit import make_vote
 from recycle_pp.protocol.holdings import Holdings
 from recycle_pp.protocol.participant import Orders, Participant
 from recycle_pp.protocol.validation import numbered
-from recycle_pp.wire.messages.table import Message
+from recycle_pp.wire.messages.table import Message, is_lasting
 from recycle_pp.wire.messages.workers import (
     Adopt,
     Announce,
     Assemble,
     Assembled,
+    Assembling,
     Broken,
     Commit,
     Digests,
@@ -76,6 +78,8 @@ class Node:
             self.shards = Shards(self, first_step - 1)
         self.inbox: deque[Message] = deque()
         self.outbox: deque[Message] = deque([Ready(("node", number), "simulated")])
+        self.cut_off = False  # its connection to the coordinator was reset
+        self.unheard: dict[type[Message], Message] = {}  # lasting messages that the reset has lost
         self.network = world.network
         self.mesh = -1  # generation that made its connections
         self.said: dict[type[Message], Message] = {}  # lasting messages, repeated to a new coordinator
@@ -106,9 +110,11 @@ class Node:
 
     def can(self) -> Iterator[str]:
         """Messages of a dead worker still arrive."""
-        if self.outbox:
+        if self.outbox and not self.cut_off:
             yield "is heard"
         if self.alive:
+            if self.cut_off:
+                yield "reconnects"
             if self.inbox:
                 yield "hears"
             if self._blocked is None or self._blocked():
@@ -133,11 +139,27 @@ class Node:
         elif what == "links":
             assert self._linking is not None
             self._linked, self._linking = self._linking.generation, None
+        elif what == "reconnects":
+            self.cut_off = False
+            self._lose()
+            said = list(self.unheard.values())
+            self.outbox.append(structs.replace(self.me.state(self.linked), said=said))
+            self.unheard.clear()
         elif what == "saves":
             self.outbox.append(self.saves.popleft())
         else:
             stream = self._streams[int(what.removeprefix("takes "))]
             self._take(stream.message, *stream.parcels.popleft())
+
+    def reset(self) -> None:
+        """The connection to the coordinator breaks. All messages on the way are lost, in both directions."""
+        self.cut_off = self.stale = True
+        self.inbox.clear()
+        self._lose()
+
+    def _lose(self) -> None:
+        self.unheard |= {type(message): message for message in self.outbox if is_lasting(message)}
+        self.outbox.clear()
 
     def _hear(self, message: Message) -> None:
         me = self.me
@@ -159,6 +181,8 @@ class Node:
             case Donate():
                 if message.address is not None:  # otherwise the joiner has died in the meantime
                     self._asked.append(message)
+            case Save() if message.step == self._wanted:
+                pass  # repeated after a reset
             case Save():
                 self._wanted = message.step
                 if self._done >= self._wanted and self.shards is not None and self.shards.seen:
@@ -166,6 +190,7 @@ class Node:
                 elif self._done >= self._wanted:
                     self._save(self._wanted, whole=True)
             case Assemble():
+                self.outbox.append(Assembling(message.step))
                 whole = self.world.check_parts(message)
                 self.saves.append(Assembled(message.step) if whole else SaveFailed(message.step, LACKING))
             case Leave():

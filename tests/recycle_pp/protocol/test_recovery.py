@@ -46,6 +46,18 @@ def test_every_validation_has_all_its_micro_batches_after_a_death_at_any_event(s
 
 @pytest.mark.parametrize("each", [11, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stagger", [False, True])
+@pytest.mark.parametrize("copies", [0, 1])
+def test_every_commit_is_applied_if_all_connections_to_the_coordinator_are_reset_at_any_event(copies, stagger, each):
+    """A worker that has reconnected starts a generation while the commit is still on its way to another one."""
+    order = Order((3, 1, 2), steps=3, stagger=stagger, copies=copies, evaluate_every=2, save_every=2)
+    for moment in range(20, order.run().events, each):  # by then all are members
+        resets = tuple(Fault(moment, "reset", Worker(d, 0)) for d in range(3))
+        world = replace(order, faults=resets, seed=moment).run()
+        assert world.job.committed == 2 and world.saved == 3
+
+
+@pytest.mark.parametrize("each", [11, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stagger", [False, True])
 @pytest.mark.parametrize("kind", ["kill", "orphan"])
 def test_a_step_whose_sums_do_not_fit_is_repeated_despite_a_death_at_any_event(kind, stagger, each):
     order = Order((2, 2, 2), steps=3, stagger=stagger, misfits=frozenset({(0, 0), (1, 0), (1, 1)}))
@@ -98,6 +110,7 @@ def test_random_orders_cover_every_fault_and_every_end():
         "revive",
         "leave",
         "cut",
+        "reset",
         "orphan",
     }
     assert {Order.drawn(seed).shape for seed in range(150)} == set(SHAPES)

@@ -1,20 +1,33 @@
 """The events of a job are a complete record of its decisions."""
 
-from recycle_schedules import Worker
+import json
+import math
 
-from recycle_pp.protocol.events import SavingChanged
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from recycle_schedules import Problem, Worker, actions
+
+from recycle_pp.protocol.commit import make_vote
+from recycle_pp.protocol.event_json import decode, encode, fingerprint
+from recycle_pp.protocol.events import MessageReceived, ProblemChanged, SavingChanged
+from recycle_pp.protocol.snapshot import NotASnapshot, restored, snapshot
 
 from .orders import Order
+from .planning import plan_simply
 from .world import Fault
 
-KINDS = ("kill", "lose", "leave", "cut", "orphan")
+KINDS = ("kill", "lose", "leave", "cut", "reset", "orphan")
 
 
-def test_a_fresh_job_given_the_same_events_decides_the_same():
-    for seed in range(20):
+@pytest.fixture(scope="module")
+def worlds():
+    """Jobs with every kind of fault."""
+    found = []
+    for seed in range(24):
         kind, victim = KINDS[seed % len(KINDS)], Worker(seed % 2, seed // 2 % 2)
         faults = (Fault(20 + 7 * seed, kind, victim), Fault(60 + 7 * seed, "revive", victim))
-        world = Order(
+        order = Order(
             (2, 2, 2),
             faults,
             steps=3,
@@ -23,10 +36,61 @@ def test_a_fresh_job_given_the_same_events_decides_the_same():
             evaluate_every=2,
             save_every=2,
             seed=seed,
-        ).run()
+        )
+        found.append(order.run())
+    return found
+
+
+def test_a_fresh_job_given_the_same_events_decides_the_same(worlds):
+    for world in worlds:
         again = world.fresh_job()
         for event, outcome in world.log:
-            assert again.handle(event) == outcome, (seed, event)
+            assert again.handle(event) == outcome, event
+
+
+def test_a_job_restored_before_any_event_from_its_snapshot_and_the_lines_of_the_log_decides_the_same(worlds):
+    for world in worlds:
+        again = world.fresh_job()
+        for event, outcome in world.log:
+            again = restored(snapshot(again), plan_simply, actions)
+            repeated = again.handle(decode(json.loads(encode(event))))
+            assert fingerprint(repeated) == fingerprint(outcome), event
+
+
+def test_outcomes_that_differ_have_different_fingerprints(worlds):
+    outcomes = [outcome for world in worlds for _, outcome in world.log]
+    different = {str(outcome) for outcome in outcomes}
+    assert len({fingerprint(outcome) for outcome in outcomes}) == len(different) > 70
+
+
+@settings(max_examples=30)
+@given(st.lists(st.floats(), max_size=4), st.booleans(), st.binary(max_size=20))
+def test_a_vote_with_any_floats_and_bytes_survives_the_log(losses, finite, checksums):
+    vote = make_vote(3, 7, losses, finite, True, [1.0, 2.0], losses, True, checksums, [5])
+    back = decode(json.loads(encode(MessageReceived(Worker(1, 2), vote))))
+    assert back.message.digest == vote.digest and back.message.checksums == checksums
+    pairs = zip(back.message.losses, losses, strict=True)
+    assert all(a == b or (math.isnan(a) and math.isnan(b)) for a, b in pairs)
+
+
+def test_a_problem_survives_the_log():
+    problem = Problem(
+        pipelines=3,
+        stages=4,
+        microbatches=6,
+        failed=[(1, 2)],
+        backward="mixed",
+        durations={"F": 1.5, "I": [1, 2, 3, 4]},
+        speed={"0,1": 0.5},
+        memory_limit={"base": "1f1b", "extra": 2},
+    )
+    assert decode(json.loads(encode(ProblemChanged(problem)))).problem == problem
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80\x05.", b"cposix\nsystem\n(S'true'\ntR.", b"crecycle_schedules\nplan\n."])
+def test_other_bytes_are_no_snapshot_and_run_no_code(data):
+    with pytest.raises(NotASnapshot):
+        restored(data, plan_simply, actions)
 
 
 def test_a_new_job_has_no_checkpoint_in_progress():

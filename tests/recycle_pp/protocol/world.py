@@ -42,6 +42,7 @@ from recycle_pp.protocol.events import (
     WorkerDied,
     WorkerEvicted,
     WorkerReady,
+    WorkerReturned,
 )
 from recycle_pp.protocol.job import Job
 from recycle_pp.protocol.roles import fill_stages
@@ -58,6 +59,7 @@ from recycle_pp.wire.messages.workers import (
     Ready,
     Saved,
     SaveFailed,
+    State,
 )
 
 from .node import Node
@@ -83,6 +85,7 @@ class Fault(NamedTuple):
     revive  if it is dead, a new process replaces it
     leave   it gets SIGTERM
     cut     its connection to another worker breaks
+    reset   its connection to the coordinator breaks; it reconnects later
     flip    a bit of its sharded state flips
     err     its next update of sharded state is wrong
     orphan  the coordinator dies, whatever `worker` is; later a new one takes over from the workers' reports
@@ -328,9 +331,16 @@ class World:
             case Digests():
                 self._send(self.saving.compared(worker, message))
                 self._judge()
+            case Assembling():
+                self.saving.assembling(worker, message)
             case Assembled():
                 self.saving.assembled(message)
                 self.saved = max(self.saved, message.step)
+            case State():
+                for repeated in message.said:
+                    self._hear(node, repeated)
+                self._drive(WorkerReturned(worker, message.committed))
+                self._send(self.saving.returned(worker))
             case _:
                 self._drive(MessageReceived(worker, message))
 
@@ -378,7 +388,7 @@ class World:
     def _send(self, out: list[Send]) -> None:
         nodes = {node.me.worker: node for node in self._alive.values()}
         for to, message in out:
-            if to in nodes:
+            if to in nodes and not nodes[to].cut_off:
                 if isinstance(message, Donate):
                     joiner = nodes.get(message.to)
                     message = msgspec.structs.replace(message, address=joiner and ("node", joiner.number))
@@ -425,8 +435,10 @@ class World:
         for node in self._alive.values():
             while node.inbox:
                 node.act("hears")
-            node.said |= {type(message): message for message in node.outbox if is_lasting(message)}
+            node.said |= node.unheard | {type(message): message for message in node.outbox if is_lasting(message)}
             node.outbox.clear()
+            node.unheard.clear()
+            node.cut_off = False
         found = find({node.me.worker: node.me.state(node.linked) for node in self._alive.values()})
         first_step = max((node.me.committed for node in self._alive.values()), default=self.job.committed) + 1
         self._new_job(first_step, list(self._roles), found.generation)
@@ -480,6 +492,9 @@ class World:
             if not self.headless:
                 self.excused = self.excused or bool(node.shards and node.shards.tainted)
                 self._dead(node)
+        elif fault.kind == "reset":
+            if not self.headless:
+                self._reset(node)
         elif fault.kind == "leave":
             node.outbox.append(Leaving())
             node.stale = True
@@ -487,6 +502,13 @@ class World:
             others = [n.me.worker for n in self._alive.values() if n is not node]
             if others:
                 self._cut(node, self._rng.choice(others))
+
+    def _reset(self, node: Node) -> None:
+        """Only a member may reconnect; another worker is replaced."""
+        if node.me.worker in self.job.live:
+            node.reset()
+        else:
+            self._dead(node)
 
     def _kill(self, node: Node) -> None:
         """Kills a process. A part of its messages arrives, a different one on each connection."""

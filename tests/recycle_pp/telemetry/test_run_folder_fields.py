@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from recycle_pp import replay
 from recycle_pp.telemetry.events.catalog import EVENTS
 
 DOCS = Path(__file__).parents[3] / "docs" / "run-folder.md"
@@ -42,6 +43,16 @@ def test_events(run):
     assert {"death_detected", "resumed", "rejoined", "joining", "finished"} <= {e["event"] for e in events}
     for event in events:
         assert event.keys() == {"event", "term", *EVENTS[event["event"]].__struct_fields__}, event
+
+
+def test_the_protocol_log_repeats_every_decision(run, capsys):
+    lines = [json.loads(line) for line in run.protocol.read_text().splitlines()]
+    documented = {name for names, _ in table("Replay") for name in names}
+    assert set().union(*lines) == documented
+    assert replay.main([str(run.path), "--all"]) == 0
+    printed = capsys.readouterr().out
+    assert f"{len(lines) - 1} events repeated, every decision is the same" in printed
+    assert "vote from" in printed and "commit of step" in printed
 
 
 @pytest.mark.parametrize("section", ["summary.json", "profile.json", "heartbeat.json"])

@@ -1,0 +1,37 @@
+"""Events of a job as JSON, and a fingerprint of what a job decided.
+
+text = encode(WorkerDied(Worker(1, 2)))      # b'{"type":"WorkerDied","worker":[1,2]}'
+event = decode(json.loads(text))
+fingerprint(job.handle(event))               # equal for equal outcomes, also in another process
+"""
+
+from __future__ import annotations
+
+import json
+from hashlib import blake2b
+from typing import Any, Union
+
+import msgspec
+
+from .events import Event, Outcome
+
+_EVENTS: Any = Union[tuple(Event.__subclasses__())]  # noqa: UP007  # a variable number of types
+
+
+def encode(event: Event) -> bytes:
+    """Any thread. Bytes become base64."""
+    text = msgspec.json.encode(event)
+    # msgspec writes NaN and infinity as null. Python's encoder is slower, but keeps them.
+    return json.dumps(msgspec.to_builtins(event), separators=(",", ":")).encode() if b"null" in text else text
+
+
+def decode(data: Any) -> Event:
+    """data: the parsed JSON. ValueError, one sentence, if it is no event."""
+    event: Event = msgspec.convert(data, _EVENTS, str_keys=True)  # msgspec's errors are ValueErrors
+    return event
+
+
+def fingerprint(outcome: Outcome) -> str:
+    """16 hexadecimal digits. Any thread."""
+    everything = [outcome.sends, outcome.notes, outcome.expiry]
+    return blake2b(msgspec.msgpack.encode(everything), digest_size=8).hexdigest()

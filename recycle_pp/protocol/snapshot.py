@@ -1,0 +1,56 @@
+"""The state of a job as bytes, from which the same job can be made again, for instance to repeat its decisions.
+
+    data = snapshot(job)
+    job = restored(data, planner, derive)      # the same event has the same outcome on both
+
+It is a pickle, so a new attribute of the protocol's classes needs no change here. Plans are made again, because they
+are large and follow from their problems. `restored` accepts only values of the protocol's classes: a file cannot make
+it run other code.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from typing import Any
+
+from .adoption import Derive
+from .job import Job
+from .present import Present
+from .steady_state_plan import Planner, Steady
+
+LEFT_OUT = ("planner", "derive", "steady", "_present", "remainder_plans")  # functions, plans and caches
+ROOMS = ("recycle_pp.protocol.", "recycle_pp.wire.messages.", "recycle_schedules.")
+OTHERS = {("builtins", "set"), ("builtins", "frozenset")}
+
+
+class NotASnapshot(ValueError):
+    """One sentence about bytes that are no snapshot."""
+
+
+def snapshot(job: Job) -> bytes:
+    state = {name: value for name, value in vars(job).items() if name not in LEFT_OUT}
+    return pickle.dumps((state, job.steady.state), protocol=5)
+
+
+def restored(data: bytes, planner: Planner, derive: Derive) -> Job:
+    """planner, derive: see `Job`. Raises NotASnapshot."""
+    try:
+        state, steady = _Unpickler(io.BytesIO(data)).load()
+        job = Job.__new__(Job)
+        vars(job).update(state, planner=planner, derive=derive, _present=Present(), remainder_plans={})
+        job.steady = Steady(planner, job.evaluate_microbatches)
+        job.steady.restore(steady)
+    except Exception as error:  # damaged bytes can raise anything
+        raise NotASnapshot(f"not a snapshot of a job: {error}") from error
+    return job
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in OTHERS and not module.startswith(ROOMS):
+            raise pickle.UnpicklingError(f"{module}.{name} is no part of a job")
+        found = super().find_class(module, name)
+        if not isinstance(found, type):
+            raise pickle.UnpicklingError(f"{module}.{name} is not a class")
+        return found

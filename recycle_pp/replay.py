@@ -1,0 +1,94 @@
+"""Repeats the decisions of a run's coordinator, and prints each event with what followed from it.
+
+python -m recycle_pp.replay runs/mine               # without an argument: the newest under runs/
+python -m recycle_pp.replay --step 20 runs/mine     # only the events of one step
+python -m recycle_pp.replay --all runs/mine         # also events without consequences, such as all votes but the last
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from itertools import groupby
+from typing import Any
+
+from recycle_pp.command import exit_code
+from recycle_pp.protocol.events import Event, MessageReceived, Outcome
+from recycle_pp.telemetry.replay import Decision, replay
+from recycle_pp.telemetry.run_folder import newest_run
+from recycle_pp.telemetry.words import plural
+from recycle_pp.wire.messages.table import kind
+from recycle_pp.wire.messages.workers import Commit
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code: 0; 1 if a decision differs from the recorded one; 2 after one sentence about a mistake."""
+    return exit_code(lambda: _run(arguments), "recycle_pp")
+
+
+def _run(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser("python -m recycle_pp.replay", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("run", nargs="?", help="folder of the run (default: the newest under runs/)")
+    parser.add_argument("--step", type=int, help="print the events of this step only")
+    parser.add_argument("--all", action="store_true", help="also print events without consequences")
+    given = parser.parse_args(arguments)
+    run = newest_run(given.run)
+    run.require()
+    events = missing = 0
+    try:
+        for decision in replay(run.protocol):
+            events, missing = events + 1, missing + decision.missing
+            if not decision.same:
+                print("\n".join(_lines(decision)))
+                print("recycle_pp: the recorded decision differs: another version of recycle_pp wrote it")
+                return 1
+            follows = decision.outcome.sends or decision.outcome.notes
+            if given.step in (None, decision.step) and (follows or given.all):
+                print("\n".join(_lines(decision)))
+    except FileNotFoundError:
+        raise ValueError(f"{run.path} has no {run.protocol.name}: no coordinator has run there") from None
+    left_out = f"; {plural(missing, 'line')} left out, since the disk was slow or full" if missing else ""
+    print(f"{plural(events, 'event')} repeated, every decision is the same{left_out}")
+    return 0
+
+
+def _lines(decision: Decision) -> list[str]:
+    at = datetime.fromtimestamp(decision.time).isoformat(" ", "milliseconds")
+    first = f"{at}  step {decision.step}, generation {decision.generation}: {_in_words(decision.event)}"
+    return [first, *(f"    {line}" for line in _consequences(decision.outcome))]
+
+
+def _in_words(event: Event) -> str:
+    if isinstance(event, MessageReceived):
+        return f"{kind(event.message)} from {event.worker}"
+    fields = [f"{name} {_short(getattr(event, name))}" for name in event.__struct_fields__]
+    return ", ".join([kind(event).replace("_", " "), *fields])
+
+
+def _consequences(outcome: Outcome) -> list[str]:
+    """The notes, and how many messages of each kind were sent, in order."""
+    notes = [note for note in outcome.notes if note["event"] != "committed"]  # the commit is sent
+    found = [
+        ", ".join([note["event"], *(f"{k} {_short(v)}" for k, v in note.items() if k != "event")]) for note in notes
+    ]
+    for _, run in groupby(outcome.sends, lambda send: type(send.message)):
+        sends = list(run)
+        message = sends[0].message
+        what = f"commit of step {message.step}" if isinstance(message, Commit) else kind(message)
+        found.append(f"{what} to {_short([send.to for send in sends])}")
+    return found
+
+
+def _short(value: Any) -> str:
+    """A field in at most about 60 characters."""
+    if isinstance(value, list | set | frozenset | tuple) and not hasattr(value, "_fields"):
+        items = sorted(map(str, value)) if not isinstance(value, list | tuple) else [str(item) for item in value]
+        return " ".join(items) if len(items) <= 8 else f"{' '.join(items[:8])} and {len(items) - 8} more"
+    text = str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,82 @@
+"""Repeats the decisions of a run's coordinators from its protocol.jsonl.
+
+    for decision in replay(run.protocol):
+        decision.event, decision.outcome, decision.same
+
+Each event is given to a job that is restored from the snapshot before it, and the outcome is compared with the recorded
+one. So the file proves what was decided and why, and a fault of the protocol can be repeated in a debugger.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from recycle_schedules import actions, plan
+
+from recycle_pp.protocol.event_json import decode, fingerprint
+from recycle_pp.protocol.events import Event, Outcome
+from recycle_pp.protocol.job import Job
+from recycle_pp.protocol.snapshot import restored
+from recycle_pp.wire.files import open_regular
+from recycle_pp.wire.records import ProtocolLine
+from recycle_pp.wire.terms import Terms
+
+
+@dataclass(frozen=True)
+class Decision:
+    """
+    time     when the event was handled, seconds since 1970
+    step     that ran or came next
+    missing  lines before this event that were damaged, or left out because no snapshot precedes them
+    same     whether the outcome has the recorded fingerprint
+    """
+
+    time: float
+    step: int
+    generation: int
+    event: Event
+    outcome: Outcome
+    missing: int
+    same: bool
+
+
+def replay(path: Path) -> Iterator[Decision]:
+    """The decisions in this protocol.jsonl, oldest first. Lines of coordinators that had been replaced do not count.
+
+    Raises:
+        FileNotFoundError, UnreadableFile: there is no such file, or it cannot be read.
+        NotASnapshot: another version of recycle_pp wrote it.
+    """
+    job: Job | None = None
+    missing, terms = 0, Terms()
+    with open_regular(path) as file:
+        for text in file:
+            line = _parsed(text)
+            if line is None:
+                job = None  # what follows depends on it
+            elif not terms.counts(line.term):
+                continue
+            elif line.snapshot is not None:
+                job = restored(b64decode(line.snapshot), plan, actions)
+                continue
+            if line is None or job is None:
+                missing += 1
+                continue
+            event, step = decode(line.event), job.committed + 1
+            outcome = job.handle(event)
+            same = fingerprint(outcome) == line.outcome
+            yield Decision(line.time, step, job.generation, event, outcome, missing, same)
+            missing = 0
+
+
+def _parsed(text: bytes) -> ProtocolLine | None:
+    """None if the line is damaged: its writer was killed, or the disk was full."""
+    try:
+        return msgspec.convert(json.loads(text), ProtocolLine)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,97 @@
+"""protocol.jsonl: what is in it, and what is left out while the disk is slow or full."""
+
+import asyncio
+
+import pytest
+from recycle_schedules import Problem, Worker, actions, plan
+
+from recycle_pp.protocol.events import LinksBroken, WorkerDied, WorkerReady
+from recycle_pp.protocol.job import Job
+from recycle_pp.telemetry import protocol_log
+from recycle_pp.telemetry.protocol_log import ProtocolLog
+from recycle_pp.telemetry.replay import replay
+
+WORKERS = [Worker(0, 0), Worker(1, 0)]
+
+
+class Logged:
+    """A job whose events are logged."""
+
+    def __init__(self, path, term=0):
+        self.path, self.job = path, Job(Problem(pipelines=2, stages=1, microbatches=1), 3, plan, actions)
+        self.log = ProtocolLog(path, lambda: term, lambda: True)
+        self.log.began(self.job)
+
+    def handle(self, *events):
+        for event in events:
+            self.log.handled(self.job, event, self.job.handle(event))
+        asyncio.run(self.log.flushed(10.0))
+
+    def decisions(self):
+        return [(type(decision.event), decision.same) for decision in replay(self.path)]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "protocol.jsonl"
+
+
+def test_every_event_is_repeated_with_the_recorded_outcome(path):
+    logged = Logged(path)
+    logged.handle(*map(WorkerReady, WORKERS), WorkerDied(WORKERS[1]))
+    assert logged.decisions() == [(WorkerReady, True), (WorkerReady, True), (WorkerDied, True)]
+
+
+def test_an_event_that_is_lost_is_noticed_by_the_decisions_after_it(path):
+    logged = Logged(path)
+    logged.handle(*map(WorkerReady, WORKERS), WorkerDied(WORKERS[1]))
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([lines[0], *lines[2:]]))
+    assert (WorkerReady, False) in logged.decisions()
+
+
+def test_after_a_damaged_line_the_events_up_to_the_next_snapshot_are_missing(path):
+    logged = Logged(path)
+    logged.handle(*map(WorkerReady, WORKERS))
+    logged.log.began(logged.job)
+    logged.handle(WorkerDied(WORKERS[1]))
+    first, damaged, *rest = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([first, damaged[:20] + b"\n", *rest]))
+    assert [(type(d.event), d.missing, d.same) for d in replay(path)] == [(WorkerDied, 2, True)]
+
+
+def test_lines_of_a_replaced_coordinator_do_not_count(path):
+    old, new = Logged(path, term=3), Logged(path, term=4)
+    new.handle(WorkerReady(WORKERS[0]))
+    old.handle(WorkerReady(WORKERS[1]))
+    new.handle(WorkerReady(WORKERS[1]))
+    assert [d.event.worker for d in replay(path)] == WORKERS
+
+
+def test_a_full_file_is_replaced_by_a_snapshot_and_the_next_events(path, monkeypatch):
+    monkeypatch.setattr(protocol_log, "MOST_BYTES", 10_000)
+    logged = Logged(path)
+    logged.handle(*map(WorkerReady, WORKERS))
+    for _ in range(100):
+        logged.handle(LinksBroken())
+        assert path.stat().st_size < 15_000
+    decisions = logged.decisions()
+    assert 0 < len(decisions) < 100 and all(same for _, same in decisions)
+
+
+def test_while_the_disk_is_full_events_are_left_out_and_a_snapshot_follows_when_it_works_again(path, monkeypatch):
+    monkeypatch.setattr(protocol_log, "AGAIN_SECONDS", 0.0)
+    logged = Logged(path)
+    path.mkdir()  # cannot be opened for writing
+    logged.handle(WorkerReady(WORKERS[0]))
+    path.rmdir()
+    logged.handle(WorkerReady(WORKERS[1]))  # leaves a snapshot
+    logged.handle(WorkerDied(WORKERS[1]))
+    assert logged.decisions() == [(WorkerDied, True)]
+
+
+def test_no_event_waits_for_a_disk_that_does_not_answer(path):
+    logged = Logged(path)
+    logged.log._later.permitted = lambda: asyncio.run(asyncio.sleep(60))
+    for _ in range(20_000):  # more than the queue holds
+        logged.log.handled(logged.job, LinksBroken(), logged.job.handle(LinksBroken()))
