@@ -2,7 +2,7 @@
 
 import pytest
 
-from recycle_pp.supervisor import supervisor
+from recycle_pp.supervisor import heartbeats
 
 
 class NoWatchdog:
@@ -18,4 +18,4 @@ class NoWatchdog:
 
 @pytest.fixture(autouse=True)
 def no_watchdog(monkeypatch):
-    monkeypatch.setattr(supervisor, "Watchdog", NoWatchdog)
+    monkeypatch.setattr(heartbeats, "Watchdog", NoWatchdog)
