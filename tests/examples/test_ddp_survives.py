@@ -20,6 +20,7 @@ def losses_and_workers(*arguments: str) -> tuple[list[float], list[int]]:
     return [loss for loss, _ in told.values()], [workers for _, workers in told.values()]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_ddp_continues_after_a_sigkill_with_the_losses_of_a_fault_free_run():
     quiet, everybody = losses_and_workers()

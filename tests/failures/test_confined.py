@@ -72,6 +72,7 @@ def run(zygote: Zygote, environment: dict[str, str], *words: str):
         return code, summary.get("weights_sha256"), deaths
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_sharded_state_of_three_times_a_workers_memory_trains_through_deaths_to_the_same_bits(zygote, confined):
     code, _, deaths = run(zygote, confined, *ALONE)

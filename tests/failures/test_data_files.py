@@ -54,7 +54,7 @@ def launched(folder, path, steps, *arguments):
     return Launched(folder, nodes=1, workers=2, arguments=arguments)
 
 
-@pytest.mark.slow  # test_hangs.py has a disk that is silent for one worker
+@pytest.mark.slow  # tests/recycle_pp/coordinator/test_watch.py has silent disks
 @needs_server
 @pytest.mark.parametrize("seconds", [13, 40])
 def test_a_job_waits_for_training_data_until_their_disk_answers(seconds, server, tmp_path, expected):
@@ -102,7 +102,11 @@ def overwritten(path, tokens):
     ("change", "sentence"),
     [
         (lambda path, tokens: os.truncate(path, 1000), "was truncated from 400000 to 1000 bytes while the job read it"),
-        (lambda path, tokens: overwritten(path, tokens[::-1]), "was overwritten while the job read it"),
+        pytest.param(
+            lambda path, tokens: overwritten(path, tokens[::-1]),
+            "was overwritten while the job read it",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_data_file_that_changes_ends_the_job_with_one_sentence(change, sentence, zygote, tokens, tmp_path):
@@ -117,6 +121,7 @@ def test_a_data_file_that_changes_ends_the_job_with_one_sentence(change, sentenc
         assert not [e for e in job.run.lines(job.run.events) if e["event"] == "death_detected"], job.output
 
 
+@pytest.mark.slow
 def test_a_replaced_data_file_changes_nothing_and_no_worker_returns_with_other_data(zygote, tokens, tmp_path):
     path = tmp_path / "train.bin"
     tokens[:200_000].tofile(path)

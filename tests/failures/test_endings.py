@@ -122,7 +122,8 @@ def test_a_token_outside_the_vocabulary_ends_the_job_with_a_sentence_and_no_deat
     assert outcome.code == 2 and last.endswith(says), explain(outcome)
 
 
-@pytest.mark.parametrize("shape", ["2x2", pytest.param("3x2", marks=slow)])
+@slow
+@pytest.mark.parametrize("shape", ["2x2", "3x2"])
 def test_a_file_with_half_a_token_ends_the_job_with_a_sentence(shape, runs, tmp_path):
     path = tmp_path / "odd.bin"
     path.write_bytes(bytes(40001))
@@ -163,6 +164,7 @@ def test_the_same_exception_at_the_start_of_two_peers_ends_the_job_with_its_trac
     assert outcome.code == 1 and last == "RuntimeError: sabotaged", explain(outcome)
 
 
+@slow
 def test_the_loss_of_a_stage_by_an_exception_names_the_exception(sabotaged):
     """With one pipeline there is no peer to confirm it, so the op is retried once from the start."""
     says = "stage 1 has no live worker left"

@@ -91,6 +91,7 @@ def test_a_mistake_exits_with_2_and_its_sentence_is_the_last_line_and_in_torchru
     assert not job.run.path.exists()
 
 
+@pytest.mark.slow  # test_endings.py has the exit codes of stopped jobs
 def test_a_stopped_job_exits_with_1_and_the_reason_is_in_torchruns_summary(tmp_path):
     job = Launch(tmp_path, 2, [*TWO, "run.steps=50", "+fail_at=1:0.1"])
     ((rank, code, sentence),) = summary(job.end())

@@ -149,7 +149,7 @@ def test_a_hanging_op_is_found_with_and_without_the_interpreters_lock(kind, wher
     assert times * SUSPICION < found["seconds"] < times * SUSPICION + 2
 
 
-@pytest.mark.slow  # tests/recycle_pp/coordinator/test_watch.py has such ops
+@pytest.mark.slow  # tests/recycle_pp/protocol/test_liveness.py has busy workers
 def test_an_op_that_computes_five_hundred_times_as_long_is_not_a_hang(sabotaged, tmp_path):
     """It exceeds the suspicion and ten times its profile, but its thread runs or waits for a processor."""
     seconds = SUSPICION + 0.5
@@ -179,6 +179,7 @@ def test_a_hanging_all_reduce_costs_a_generation_and_no_worker(sabotaged, tmp_pa
     assert renewed["step"] == 5 and not outcome.all("hang_suspected"), explain(outcome)
 
 
+@pytest.mark.slow
 def test_a_slow_disk_costs_a_checkpoint_and_no_step(sabotaged, tmp_path):
     plan = {"hang": "save", "seconds": 4, "once": str(tmp_path / "hung")}
     case = Case("a checkpoint takes 4 s", "2x2", ("checkpoint.every=2",), steps=12, deaths=0)

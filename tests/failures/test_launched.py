@@ -144,7 +144,8 @@ def test_a_worker_dies_under_one_agent_and_returns(expected, tmp_path):
         assert [e["worker"] for e in job.events("respawned")] == ["1.1"], job.explain()
 
 
-@pytest.mark.parametrize(("nodes", "workers"), [pytest.param(3, 2, marks=slow), (1, 4)])
+@slow  # tests/recycle_pp/test_cli.py resumes a job of a real launcher
+@pytest.mark.parametrize(("nodes", "workers"), [(3, 2), (1, 4)])
 def test_with_resume_auto_a_complete_run_ends_every_rank_with_0(nodes, workers, tmp_path):
     """A scheduler may requeue the same command line."""
     arguments = ["run.steps=6", "run.validate_every=0", "run.resume=auto"]

@@ -42,7 +42,8 @@ def like_nccl(runs):
         yield runs.forked_from(zygote)
 
 
-@pytest.mark.parametrize("case", some(CASES, quick=1))
+@pytest.mark.slow  # the next tests have deaths, too
+@pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_death_among_workers_with_one_ordered_stream_changes_no_bit(case, like_nccl):
     like_nccl.check_exact(like_nccl.of(case, "like NCCL"))
 

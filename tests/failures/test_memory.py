@@ -46,12 +46,14 @@ def outcome(zygote: Zygote, environment: dict[str, str], *words: str):
         return json.loads(job.run.summary.read_text())["weights_sha256"], deaths
 
 
+@pytest.mark.slow
 def test_a_worker_that_ran_out_of_memory_returns_with_fewer_micro_batches_in_flight(zygote, plenty):
     found, deaths = outcome(zygote, {"SCARCE": str(scarce()), "SCARCE_WORKERS": "1.0"})
     assert deaths and {(death["worker"], death["cause"]) for death in deaths} == {("1.0", "out_of_memory")}
     assert found == plenty
 
 
+@pytest.mark.slow
 def test_a_worker_short_of_memory_after_a_death_recomputes_and_no_bit_changes(zygote, plenty):
     memory = stage_memory(settings := compose(LONG), 0)
     held = sum(memory.always(settings.parallel.pipelines, 6).values()) + memory.whole_op
@@ -64,6 +66,7 @@ def test_a_worker_short_of_memory_after_a_death_recomputes_and_no_bit_changes(zy
         assert json.loads(job.run.summary.read_text())["weights_sha256"] == plenty
 
 
+@pytest.mark.slow
 def test_no_worker_runs_out_of_memory_if_its_size_is_known(zygote, plenty):
     memory = stage_memory(settings := compose(LONG), 0)
     held = sum(memory.always(settings.parallel.pipelines, 6).values()) + memory.op

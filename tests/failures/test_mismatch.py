@@ -67,6 +67,7 @@ def test_a_checkpoint_with_a_wrong_block_is_not_finished_and_the_job_continues(s
     sabotaged.check_exact(outcome)
 
 
+@pytest.mark.slow
 def test_if_two_copies_differ_without_a_detected_error_the_job_stops(sabotaged, tmp_path):
     says = "and it is unknown which one is right"
     case = Case("err, and two copies", "2x2", SHARDED, steps=40, deaths=0, ends=says, bound=150)

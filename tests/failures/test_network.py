@@ -56,6 +56,7 @@ def test_machines_cannot_reach_each_other_while_their_link_is_cut():
         assert not reaches(c, a) and reaches(b, a)
 
 
+@pytest.mark.slow
 def test_packets_are_delayed_as_configured():
     with network.Network() as net:
         a, b = net.machine("a"), net.machine("b")
@@ -68,6 +69,7 @@ def test_packets_are_delayed_as_configured():
         assert time.monotonic() - begun > 4 * 0.2, "two round trips: connection and answer"
 
 
+@pytest.mark.slow
 def test_a_rejecting_link_refuses_new_connections_and_resets_active_ones():
     talk = """
 import socket, sys, time
@@ -102,6 +104,7 @@ with socket.create_connection((sys.argv[1], 5000), 5) as connection:
         assert b.run(asked, **how).stdout.readline() == "connected\n"
 
 
+@pytest.mark.slow
 def test_packets_are_reordered_and_lost_as_configured():
     count = """
 import socket
@@ -134,7 +137,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
     assert 15 < late < 100, late
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
 def test_the_machines_of_a_killed_test_leave_nothing_behind(number):
     script = """
 import os, sys, time

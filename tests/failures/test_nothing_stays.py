@@ -93,6 +93,7 @@ def test_many_signals_end_the_job_quietly_and_leave_nothing(zygote, nothing_stay
         assert "Traceback" not in job.output
 
 
+@pytest.mark.slow
 def test_nothing_is_left_after_a_kill_of_the_coordinators_supervisor(zygote, nothing_stays):
     """On one node the launcher, like torchrun, also ends the others, with or without a new coordinator."""
     with zygote.run(ENDLESS) as job:
@@ -135,6 +136,7 @@ with Zygote() as zygote, zygote.run({ENDLESS!r}) as job:
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
+@pytest.mark.slow  # tests/recycle_pp/test_cli.py has it for `recycle train`
 @pytest.mark.torchrun
 def test_nothing_is_left_after_ctrl_c_at_torchrun(nothing_stays, tmp_path):
     torchrun = [Path(sys.executable).with_name("torchrun"), "--nproc-per-node=4", "-m", "recycle_pp.train"]

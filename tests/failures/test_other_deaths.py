@@ -21,7 +21,9 @@ SEGMENTATION_FAULT = SignalAt("started", "0.1", after=0.3, number=signal.SIGSEGV
 ABORT = SignalAt("started", "1.0", after=0.3, number=signal.SIGABRT)
 
 SURVIVED = [
-    Case("hangs and returns", "2x2", ("+hang_at=2:1.0@send", *rejoins("5:1.0"), *NERVOUS), stagger=True),
+    pytest.param(
+        Case("hangs and returns", "2x2", ("+hang_at=2:1.0@send", *rejoins("5:1.0"), *NERVOUS), stagger=True), marks=slow
+    ),
     pytest.param(Case("is paused briefly", "2x2", PATIENT, (PAUSED,), deaths=0), marks=slow),
     Case("dies by itself and is restarted", "2x2", (), (SEGMENTATION_FAULT,), steps=25),
     pytest.param(Case("aborts in native code", "2x2", (), (ABORT,), steps=25), marks=slow),
@@ -51,6 +53,7 @@ def test_a_worker_that_wakes_after_it_was_given_up_does_no_harm(runs):
     runs.check_exact(runs.of(case, "not SIGKILL"))
 
 
+@slow
 def test_a_slow_worker_gets_a_smaller_share(runs):
     outcome = runs.of(Case("is slow", "2x2", ("+slow_at=5:0.1@5",), steps=20, deaths=0), "not SIGKILL")
     runs.check_exact(outcome)
@@ -163,8 +166,7 @@ def test_a_clock_that_jumps_makes_no_difference(sabotaged):
     assert max(outcome.stalls) < 60
 
 
-@slow
-@pytest.mark.parametrize("error", ["ValueError", "OutOfMemoryError"])
+@pytest.mark.parametrize("error", [pytest.param("ValueError", marks=slow), "OutOfMemoryError"])
 def test_an_exception_that_is_not_repeated_costs_one_worker_for_a_while(error, sabotaged, tmp_path):
     plan = {"raise": error, "stage": 1, "step": 3, "g": 5, "once": str(tmp_path / "raised")}
     case = Case(f"raises {error} once", "2x2", steps=25)

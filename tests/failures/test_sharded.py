@@ -52,7 +52,8 @@ TOURS = [
 SHAPE = ("parallel.pipelines=4", "parallel.stages=1", "parallel.microbatches=1")
 
 
-@pytest.mark.parametrize("case", some(TOURS, quick=1))
+@pytest.mark.slow  # the next test, test_exactness.py and tests/recycle_pp/protocol/test_sharded_recovery.py
+@pytest.mark.parametrize("case", TOURS, ids=str)
 def test_a_death_at_any_moment_changes_no_bit(case, runs):
     outcome = runs.of(case, "sharded, at every moment")
     runs.check_exact(outcome)
@@ -62,10 +63,11 @@ def test_a_death_at_any_moment_changes_no_bit(case, runs):
 
 SEVERAL = [
     Case(
-        "both holders, once the copies are made",
+        "both holders, once the copies are made, and one returns",
         "3x2",
-        (*TWO, *fails("3:0.0@spread", "5:1.0@optimizer"), "checkpoint.every=2"),
+        (*TWO, *fails("3:0.0@spread", "5:1.0@optimizer"), *rejoins("7:0.0"), "checkpoint.every=2"),
         deaths=2,
+        steps=40,
     ),
     Case("two of three holders in one step", "3x2", (*THREE, *fails("3:0.1@backward", "3:2.1@vote")), deaths=2),
     Case("one after the other", "3x2", (*TWO, *fails("2:0.1@forward", "4:1.1@weight")), deaths=2),
@@ -121,7 +123,7 @@ SEVERAL += [
 ]
 
 
-@pytest.mark.parametrize("case", [*some(SEVERAL[:-4], quick=1), *some(SEVERAL[-4:], quick=1)])
+@pytest.mark.parametrize("case", some(SEVERAL, quick=1))
 def test_several_deaths_change_no_bit(case, runs):
     runs.check_exact(runs.of(case, "sharded, several"))
 
@@ -182,12 +184,13 @@ def test_without_a_checkpoint_the_job_reports_the_lost_blocks(zygote):
 TWO_BY_TWO = ("parallel=2x2", "parallel.microbatches=2")
 
 
+@pytest.mark.slow  # test_surroundings.py resumes with another shape
 @pytest.mark.parametrize(
     ("first", "then"),
     [
         ((*TWO_BY_TWO, *TWO), SHAPE),
-        pytest.param(TWO_BY_TWO, (*SHAPE, *TWO), marks=pytest.mark.slow),
-        pytest.param((*SHAPE, *TWO), (*SHAPE, *THREE), marks=pytest.mark.slow),
+        (TWO_BY_TWO, (*SHAPE, *TWO)),
+        ((*SHAPE, *TWO), (*SHAPE, *THREE)),
     ],
     ids=["sharded, then whole", "whole, then sharded", "two copies, then three"],
 )

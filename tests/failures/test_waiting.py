@@ -57,6 +57,7 @@ def said(job, sentence, times=2):
         job.wait(0.1)
 
 
+@pytest.mark.slow
 def test_a_node_without_a_coordinator_reports_it_and_continues_when_it_appears(hasty, tmp_path, port):
     with node(hasty, tmp_path, 1, f"127.0.0.1:{port}", OURS) as late:
         with said(late, f"s for rank 0's node at 127.0.0.1:{port}: nothing listens there"):
@@ -66,6 +67,7 @@ def test_a_node_without_a_coordinator_reports_it_and_continues_when_it_appears(h
             assert late.wait(60) == 0, late.output
 
 
+@pytest.mark.slow
 def test_different_tokens_are_reported_on_both_nodes(hasty, tmp_path, port):
     with node(hasty, tmp_path, 0, f"127.0.0.1:{port}", OURS) as first:
         with node(hasty, tmp_path, 1, f"127.0.0.1:{port}", THEIRS) as other:

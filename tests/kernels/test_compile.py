@@ -53,11 +53,8 @@ LOSS = {"head_loss._grad_kernel", "head_loss._loss_kernel"}  # at least half of 
 @pytest.mark.parametrize(
     ("arch", "shape", "kernels"),
     [
-        pytest.param(90, SHAPE, KERNELS, id="90"),
-        pytest.param(80, replace(SHAPE, vocabulary=0), KERNELS - LOSS, id="80-all-but-the-loss"),
-        pytest.param(
-            100, replace(SHAPE, vocabulary=0), KERNELS - LOSS, id="100-all-but-the-loss", marks=pytest.mark.slow
-        ),
+        pytest.param(90, replace(SHAPE, vocabulary=0), KERNELS - LOSS, id="90-all-but-the-loss"),
+        pytest.param(90, SHAPE, KERNELS, id="90", marks=pytest.mark.slow),
         pytest.param(80, SHAPE, KERNELS, id="80", marks=pytest.mark.slow),
         pytest.param(100, SHAPE, KERNELS, id="100", marks=pytest.mark.slow),
     ],
@@ -74,7 +71,9 @@ def test_every_kernel_of_a_large_stage_fits_the_registers(arch, shape, kernels):
 
 
 @pytest.mark.parametrize(
-    "shape", [ODD, ODD_HALF, pytest.param(WIDE, marks=pytest.mark.slow)], ids=["odd", "odd-half", "wide"]
+    "shape",
+    [ODD, *(pytest.param(shape, marks=pytest.mark.slow) for shape in (ODD_HALF, WIDE))],
+    ids=["odd", "odd-half", "wide"],
 )
 def test_odd_and_wide_stages_fit(shape):
     assert misfits(compile_stage(90, shape)) == []

@@ -101,6 +101,7 @@ def test_under_a_launcher_train_runs_one_rank(tmp_path):
     assert "2 * 1 = 2 workers, but 5 processes were launched" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.torchrun
 def test_train_starts_the_workers_and_a_resume_reads_their_number_from_the_run(tmp_path):
     first = run("train", *TINY, "run.steps=2", cwd=tmp_path)
@@ -128,7 +129,7 @@ ENDINGS = {
 
 
 @pytest.mark.torchrun
-@pytest.mark.parametrize("how", ENDINGS)
+@pytest.mark.parametrize("how", [pytest.param(how, marks=[pytest.mark.slow] * (how == "SIGTERM")) for how in ENDINGS])
 def test_a_signal_ends_train_with_its_code_and_a_checkpoint_and_leaves_no_process(how, tmp_path):
     send, number, after_a_step, code = ENDINGS[how]
     folder = RunFolder(tmp_path / "run")

@@ -167,7 +167,7 @@ def test_every_command_reads_an_undamaged_folder(whole, capsys) -> None:
 
 
 @given(data=st.data(), name=st.sampled_from(FILES))
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20 if settings.default.derandomize else 100, suppress_health_check=list(HealthCheck))
 def test_damage_gives_one_sentence_and_exit_code_2(whole, capsys, data: st.DataObject, name: str) -> None:
     run, contents = whole
     content = data.draw(changed(contents[name]))

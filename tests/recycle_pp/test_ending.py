@@ -55,6 +55,7 @@ def test_a_signal_ends_the_job_after_its_step_with_a_checkpoint(number, code, mo
         assert f"the newest checkpoint is {job.run.checkpoints}/step-{newest:06d}" in job.output.splitlines()[-1]
 
 
+@pytest.mark.slow  # tests/failures/test_surroundings.py resumes
 def test_a_run_ended_by_a_signal_resumes_to_the_weights_of_an_uninterrupted_run(zygote, tmp_path):
     whole = ["parallel=2x2", *SMALL, "run.steps=30"]
     with zygote.run(whole) as job:
@@ -71,6 +72,7 @@ def test_a_run_ended_by_a_signal_resumes_to_the_weights_of_an_uninterrupted_run(
         assert steps(job) == list(range(30)), "each step has one line"
 
 
+@pytest.mark.slow
 def test_a_second_signal_after_two_seconds_ends_the_job_before_the_step_is_finished(zygote):
     with zygote.run(["parallel=2x2", *ENDLESS, "control.suspicion=60"]) as job:
         wait_for_step(job, 1)
@@ -85,6 +87,7 @@ def test_a_second_signal_after_two_seconds_ends_the_job_before_the_step_is_finis
         assert "there is no checkpoint yet" in job.output
 
 
+@pytest.mark.slow
 def test_sigterms_to_the_nodes_one_after_the_other_end_the_job_with_a_checkpoint(zygote):
     with zygote.run_nodes(["parallel=2x2", *ENDLESS], nodes=2) as job:
         wait_for_step(job, 1)

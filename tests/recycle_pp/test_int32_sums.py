@@ -55,7 +55,8 @@ def test_with_deaths_the_bits_are_those_of_one_worker_and_the_first_step_is_repe
     assert alone[2] == [(0, 1)]
 
 
-@pytest.mark.parametrize("optimizer", [pytest.param("adamw", marks=pytest.mark.slow), "staggered"])
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adamw", "staggered"])
 def test_steps_that_overflow_are_repeated_with_the_same_samples_and_never_skipped(careless, optimizer):
     """The exponents leave 8 bits of headroom and are 12 too fine, so every step needs one more attempt."""
     model = ("model=tiny", f"optimizer={optimizer}", "run.sample_log=true")

@@ -69,7 +69,8 @@ def test_the_documented_module_recomputes_if_its_measured_memory_does_not_fit(tr
         assert kept["flight"] > again["flight"] > 0
 
 
-@pytest.mark.parametrize("kind", [pytest.param("own", marks=full), "custom"])
+@full
+@pytest.mark.parametrize("kind", ["own", "custom"])
 def test_in_bf16_a_death_changes_no_bit_and_boundary_tensors_have_half_the_bytes(trained, kind):
     model = (*(DOCUMENTED if kind == "custom" else ("model=tiny",)), "numerics.precision=bf16")
     overrides = (*TWO, "+fail_at=[2:0.1@backward,4:1.0@allreduce]", "+rejoin_at=3:0.1")
@@ -78,7 +79,8 @@ def test_in_bf16_a_death_changes_no_bit_and_boundary_tensors_have_half_the_bytes
     assert profile["boundary_bytes"] == ([2 * (2 * 2 * 16 * 32)] if kind == "custom" else [2 * 2 * 16 * 16])
 
 
-@pytest.mark.parametrize("kind", ["own", pytest.param("hf", marks=full)])
+@full
+@pytest.mark.parametrize("kind", ["own", "hf"])
 def test_with_a_document_mask_a_death_changes_no_bit(trained, kind, tmp_path_factory, monkeypatch):
     folder = tmp_path_factory.mktemp("documents")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
@@ -110,8 +112,9 @@ def test_tied_weights_survive_a_death_at_any_moment_on_either_stage(trained, mom
     same(trained, DOCUMENTED, *THREE, f"optimizer={optimizer}", fault)
 
 
-@pytest.mark.parametrize("state", [(), pytest.param(("parallel.sharded=true",), marks=full)], ids=["whole", "sharded"])
-@pytest.mark.parametrize("moment", ["allreduce", *(pytest.param(m, marks=full) for m in MOMENTS if m != "allreduce")])
+@full
+@pytest.mark.parametrize("state", [(), ("parallel.sharded=true",)], ids=["whole", "sharded"])
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_only_the_hung_worker_is_killed_while_a_stage_waits_for_its_part_of_a_tied_gradient(trained, moment, state):
     quick = ("control.heartbeat=0.1", "control.suspicion=1.5")
     same(trained, DOCUMENTED, *THREE, *quick, *state, f"+hang_at=2:0.0@{moment}")

@@ -61,7 +61,9 @@ STRIKES = {
 }
 
 
-@pytest.mark.parametrize("how", STRIKES)
+@pytest.mark.parametrize(
+    "how", [how if how in ("killed", "drained") else pytest.param(how, marks=pytest.mark.slow) for how in STRIKES]
+)
 def test_a_death_is_written_before_its_effects_and_status_sees_the_job_continue(how, zygote, capsys):
     event, after, number = STRIKES[how]
     with zygote.run([*LONG, "control.suspicion=3", "run.respawns=0"]) as job:
@@ -192,7 +194,10 @@ def test_a_job_on_another_machine_is_alive_if_its_heartbeat_changes(ahead, elsew
 
 
 @pytest.mark.parametrize("ahead", [0.0, HOUR, -HOUR])
-def test_a_job_on_another_machine_is_silent_if_its_heartbeat_does_not_change(ahead, elsewhere, run, capsys, impatient):
+def test_a_job_on_another_machine_is_silent_if_its_heartbeat_does_not_change(
+    ahead, elsewhere, run, capsys, monkeypatch
+):
+    monkeypatch.setattr(heartbeat, "SILENT_SECONDS", 0.2)
     elsewhere(time.time() + ahead)
     assert status(run, capsys)["state"] == "silent"
     heartbeat.refuse_running(run)

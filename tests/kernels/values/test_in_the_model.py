@@ -56,7 +56,9 @@ def same(a, b):
 
 
 @both
-@pytest.mark.parametrize(("stage", "stages"), [(0, 1), (1, 3)], ids=["whole model", "middle"])
+@pytest.mark.parametrize(
+    ("stage", "stages"), [(0, 1), pytest.param(1, 3, marks=pytest.mark.slow)], ids=["whole model", "middle"]
+)
 def test_a_stage_trains_as_with_the_references(reproducible, stage, stages):
     model = {"layers": max(2, stages), "dropout": 0.1}
     ours, optimizer = build("triton", reproducible, stages, stage, **model)
@@ -89,6 +91,7 @@ def test_i_then_w_gives_the_same_bits_as_b(recompute):
     assert all(map(torch.equal, *sums))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_recomputation_changes_no_bit(precision):
     """With recomputation, the residual is added before the layer instead of in its first norm."""

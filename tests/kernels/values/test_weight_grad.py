@@ -80,6 +80,7 @@ def test_a_chosen_tile_is_used():
         weight_grad(chosen, dy, x, tile=Tile(24, 16, 16))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tile", sorted(TABLE), ids=str)
 def test_every_tile_of_the_table_gives_the_right_product(tile):
     dy, x, buffer = randn(100, 304, dtype=HALF), randn(100, 528, dtype=HALF), randn(304, 528)

@@ -178,6 +178,7 @@ def test_an_agreement_waits_for_a_silent_etcd_and_then_fails(tmp_path, monkeypat
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_leader_takes_a_new_lease_after_an_expiry(server):
     async def main():
         async with agreed(server, "lease ended", 3) as supervisors:
@@ -192,6 +193,7 @@ def test_a_leader_takes_a_new_lease_after_an_expiry(server):
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_a_job_with_the_same_token_waits_for_the_end_of_the_previous_one(server):
     async def main():
         async with agreed(server, "again", 3) as old:

@@ -100,6 +100,7 @@ def device_mesh_and_dtensor(node: Node) -> None:
     node.report("right")
 
 
+@pytest.mark.slow
 def test_device_mesh_and_dtensor_work():
     assert everybody_reports(device_mesh_and_dtensor) == ["right"] * 4
 

@@ -129,7 +129,12 @@ def test_recomputation_may_be_switched_between_any_two_micro_batches():
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"numerics__precision": "bf16"}, {"numerics__precision": "bf16-autocast"}, {"model__recompute": True}],
+    [
+        {},
+        pytest.param({"numerics__precision": "bf16"}, marks=pytest.mark.slow),
+        pytest.param({"numerics__precision": "bf16-autocast"}, marks=pytest.mark.slow),
+        {"model__recompute": True},
+    ],
     ids=str,
 )
 def test_training_does_not_depend_on_the_layout_or_the_order(changes, tmp_path):
