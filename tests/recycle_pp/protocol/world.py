@@ -459,9 +459,9 @@ class World:
         for node in list(self._alive.values()):
             for message in [message for message in node.saves if isinstance(message, Assembled)][:1]:
                 self.saving.assembling(node.me.worker, Assembling(message.step))
-        for node in list(self._alive.values()):
-            for message in sorted(node.said.values(), key=lambda message: not isinstance(message, Assembled)):
-                self._hear(node, message)
+        said = [(node, message) for node in self._alive.values() for message in node.said.values()]
+        for node, message in sorted(said, key=lambda each: not isinstance(each[1], Assembling | Assembled)):
+            self._hear(node, message)
         self._send(self.saving.only(self.job.live))
         self.touch()
 
