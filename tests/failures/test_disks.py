@@ -11,7 +11,7 @@ import pytest
 from .disk import Disk
 from .launched import Launched
 
-pytestmark = [pytest.mark.torchrun, pytest.mark.xdist_group("launched"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(300)]
 MISSING = Disk.missing()
 needs_disk = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 SHAPE = ("parallel.pipelines=2", "parallel.stages=1", "parallel.microbatches=4")

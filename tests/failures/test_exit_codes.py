@@ -17,7 +17,7 @@ import pytest
 from recycle_pp.supervisor.child import die_with_parent
 from recycle_pp.telemetry.run_folder import RunFolder
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.torchrun, pytest.mark.xdist_group("launched")]
+pytestmark = [pytest.mark.timeout(400), pytest.mark.torchrun]
 TORCHRUN = Path(sys.executable).with_name("torchrun")
 TINY = ["model=tiny", "run.validate_every=0"]
 TWO = ["parallel.pipelines=1", "parallel.stages=2"]

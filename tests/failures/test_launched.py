@@ -16,7 +16,7 @@ NODES = (0, 1, 2)
 ARGUMENTS = (f"run.steps={STEPS}", "run.validate_every=0")
 EXIT_SECONDS = 150.0  # for the agents to end after the job on a busy machine; torch's exit barrier would take 300
 GAP_SECONDS = 5.0  # longest time between two commits
-pytestmark = [pytest.mark.timeout(900), pytest.mark.torchrun, pytest.mark.xdist_group("launched")]
+pytestmark = [pytest.mark.timeout(900), pytest.mark.torchrun]
 slow = pytest.mark.slow
 twenty = pytest.mark.parametrize("seed", range(20))
 
@@ -144,7 +144,7 @@ def test_a_worker_dies_under_one_agent_and_returns(expected, tmp_path):
         assert [e["worker"] for e in job.events("respawned")] == ["1.1"], job.explain()
 
 
-@slow  # tests/recycle_pp/test_cli.py resumes a job of a real launcher
+@slow  # tests/recycle_pp/test_counting.py resumes a job of a real launcher
 @pytest.mark.parametrize(("nodes", "workers"), [(3, 2), (1, 4)])
 def test_with_resume_auto_a_complete_run_ends_every_rank_with_0(nodes, workers, tmp_path):
     """A scheduler may requeue the same command line."""

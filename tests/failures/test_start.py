@@ -15,7 +15,7 @@ from recycle_pp.testing.ports import free_ports
 
 from .launched import TOKEN, Launched
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.torchrun, pytest.mark.xdist_group("launched")]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.torchrun]
 
 
 class Unequal(Launched):

@@ -107,7 +107,6 @@ def test_connection_errors_are_explained():
 
 @pytest.mark.slow
 @pytest.mark.torchrun
-@pytest.mark.xdist_group("launched")
 def test_under_torchrun_a_node_without_a_token_prints_it_last_and_the_others_what_they_wait_for(tmp_path, monkeypatch):
     class Forgetful(Launched):
         def _start(self, number, nodes, workers):
