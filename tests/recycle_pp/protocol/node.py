@@ -503,8 +503,8 @@ class Node:
             assert message.address is not None
             joiner = self.world.node(message.address[1])
             held = {unit: (step, None) for unit in message.units} if self.shards is None else self.shards.given()
-            if held.keys() < {*message.units}:
-                continue
+            if not held.keys() >= {*message.units}:
+                continue  # other workers hold some of them now
             state = {unit: held[unit] for unit in message.units}
             stream = Stream(joiner.me.worker, message, deque([(step, state)]))
             joiner._streams.append(stream)
