@@ -16,8 +16,8 @@ from .world import Fault
 def test_without_failures_every_step_is_committed_in_any_order_of_events(shape, stagger):
     for seed in range(20):
         world = Order(shape, steps=3, stagger=stagger, evaluate_every=2, save_every=2, seed=seed).run()
-        assert world.job.committed == 2
-        assert world.job.generation == 0
+        assert world.coordinator.job.committed == 2
+        assert world.coordinator.job.generation == 0
 
 
 @pytest.mark.parametrize("each", [5, pytest.param(1, marks=pytest.mark.slow)])
@@ -29,8 +29,8 @@ def test_a_death_at_any_event_changes_only_the_assignment_of_work(shape, stagger
     for moment in range(0, events, each):
         for victim in [Worker(d, s) for d in range(pipelines) for s in range(stages)]:
             world = Order(shape, (Fault(moment, "kill", victim),), steps=2, stagger=stagger).run()
-            assert world.lost is None
-            assert world.job.committed == 1
+            assert world.coordinator.lost is None
+            assert world.coordinator.job.committed == 1
 
 
 @pytest.mark.parametrize("each", [5, pytest.param(1, marks=pytest.mark.slow)])
@@ -41,7 +41,7 @@ def test_every_validation_has_all_its_micro_batches_after_a_death_at_any_event(s
     order = Order(shape, steps=2, stagger=stagger, evaluate_every=1)
     for moment in range(0, order.run().events, each):
         for victim in [Worker(d, s) for d in range(pipelines) for s in range(stages)]:
-            assert replace(order, faults=(Fault(moment, "kill", victim),)).run().evaluated == [0, 1]
+            assert replace(order, faults=(Fault(moment, "kill", victim),)).run().coordinator.evaluated == [0, 1]
 
 
 @pytest.mark.parametrize("each", [11, pytest.param(1, marks=pytest.mark.slow)])
@@ -53,7 +53,7 @@ def test_every_commit_is_applied_if_all_connections_to_the_coordinator_are_reset
     for moment in range(20, order.run().events, each):  # by then all are members
         resets = tuple(Fault(moment, "reset", Worker(d, 0)) for d in range(3))
         world = replace(order, faults=resets, seed=moment).run()
-        assert world.job.committed == 2 and world.saved == 3
+        assert world.coordinator.job.committed == 2 and world.coordinator.saved == 3
 
 
 @pytest.mark.parametrize("each", [11, pytest.param(1, marks=pytest.mark.slow)])
@@ -62,12 +62,12 @@ def test_every_commit_is_applied_if_all_connections_to_the_coordinator_are_reset
 def test_a_step_whose_sums_do_not_fit_is_repeated_despite_a_death_at_any_event(kind, stagger, each):
     order = Order((2, 2, 2), steps=3, stagger=stagger, misfits=frozenset({(0, 0), (1, 0), (1, 1)}))
     quiet = order.run()
-    assert (quiet.job.committed, quiet.job.generation) == (2, 3), "three attempts were void"
+    assert (quiet.coordinator.job.committed, quiet.coordinator.job.generation) == (2, 3), "three attempts were void"
     for moment in range(0, quiet.events, each):
         world = replace(order, faults=(Fault(moment, kind, Worker(0, 1)),), seed=moment).run()
-        assert world.lost is None
-        assert world.job.committed == 2
-        notes = [note for _, outcome in world.log for note in outcome.notes]
+        assert world.coordinator.lost is None
+        assert world.coordinator.job.committed == 2
+        notes = [note for _, outcome in world.coordinator.log for note in outcome.notes]
         assert {note["step"] for note in notes if note["event"] == "repeated"} <= {0, 1}
 
 
@@ -79,17 +79,17 @@ def test_a_coordinator_that_dies_at_any_event_is_replaced_and_no_step_is_applied
     for moment in range(0, order.run().events, each):
         dies = Fault(moment, "orphan", Worker(0, 0))
         alone = replace(order, faults=(dies,), seed=moment).run()
-        assert alone.takeovers == 1 or alone.events <= moment  # another seed may end an event earlier
+        assert alone.coordinator.takeovers == 1 or alone.events <= moment  # another seed may end an event earlier
         for victim in (Worker(0, 0), Worker(1, 0)):  # with the worker of its node
             world = replace(order, faults=(dies, Fault(moment, "kill", victim)), seed=moment).run()
-            assert world.lost is None
-            assert world.job.committed == 1
+            assert world.coordinator.lost is None
+            assert world.coordinator.job.committed == 1
 
 
 @pytest.mark.parametrize("stagger", [False, True])
 def test_the_last_death_of_a_stage_is_told_apart(stagger):
     world = Order((1, 2, 2), (Fault(30, "kill", Worker(0, 1)),), stagger=stagger).run()
-    assert world.lost == 1
+    assert world.coordinator.lost == 1
 
 
 def test_random_deaths_returns_and_delays_keep_the_contract():
@@ -114,7 +114,9 @@ def test_random_orders_cover_every_fault_and_every_end():
         "orphan",
     }
     assert {Order.drawn(seed).shape for seed in range(150)} == set(SHAPES)
-    assert any(world.restores for world in worlds) and any(world.lost is not None for world in worlds)
+    assert any(world.coordinator.restores for world in worlds) and any(
+        world.coordinator.lost is not None for world in worlds
+    )
 
 
 def test_a_profile_that_changes_the_form_of_backwards_within_a_step_leaves_a_valid_problem():

@@ -43,22 +43,22 @@ def worlds():
 
 def test_a_fresh_job_given_the_same_events_decides_the_same(worlds):
     for world in worlds:
-        again = world.fresh_job()
-        for event, outcome in world.log:
+        again = world.coordinator.fresh_job()
+        for event, outcome in world.coordinator.log:
             assert again.handle(event) == outcome, event
 
 
 def test_a_job_restored_before_any_event_from_its_snapshot_and_the_lines_of_the_log_decides_the_same(worlds):
     for world in worlds:
-        again = world.fresh_job()
-        for event, outcome in world.log:
+        again = world.coordinator.fresh_job()
+        for event, outcome in world.coordinator.log:
             again = restored(snapshot(again), plan_simply, actions)
             repeated = again.handle(decode(json.loads(encode(event))))
             assert fingerprint(repeated) == fingerprint(outcome), event
 
 
 def test_outcomes_that_differ_have_different_fingerprints(worlds):
-    outcomes = [outcome for world in worlds for _, outcome in world.log]
+    outcomes = [outcome for world in worlds for _, outcome in world.coordinator.log]
     different = {str(outcome) for outcome in outcomes}
     assert len({fingerprint(outcome) for outcome in outcomes}) == len(different) > 70
 
@@ -95,7 +95,7 @@ def test_other_bytes_are_no_snapshot_and_run_no_code(data):
 
 def test_a_new_job_has_no_checkpoint_in_progress():
     """So the coordinator must repeat the state of saving to each job that replaces another one."""
-    job = Order((2, 2, 2), steps=1).run().fresh_job()
+    job = Order((2, 2, 2), steps=1).run().coordinator.fresh_job()
     assert job.saving == SavingChanged(occupied=False, due=False)
     job.handle(SavingChanged(occupied=True, due=True))
     assert job.saving.occupied and job.saving.due

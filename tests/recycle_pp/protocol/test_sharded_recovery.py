@@ -25,7 +25,7 @@ def drawn_with_a_wrong_block(seed):
 def test_without_failures_every_step_is_committed_in_any_order_of_events(shape, k, stagger):
     for seed in range(4):
         world = Order(shape, (), 3, stagger, evaluate_every=2, save_every=2, seed=seed, copies=k).run()
-        assert (world.job.committed, world.job.generation, world.saved) == (2, 0, 3)
+        assert (world.coordinator.job.committed, world.coordinator.job.generation, world.coordinator.saved) == (2, 0, 3)
         assert (world.speculations > 0) == stagger and not world.taken_back
 
 
@@ -38,8 +38,8 @@ def test_a_death_at_any_event_loses_nothing(shape, stagger, each):
     for moment in range(0, order.run().events, each):
         for victim in [Worker(d, s) for d in range(pipelines) for s in range(stages)]:
             world = replace(order, faults=(Fault(moment, "kill", victim),), seed=moment if stagger else None).run()
-            assert world.lost is None and world.restores == 0
-            assert world.job.committed == 2
+            assert world.coordinator.lost is None and world.coordinator.restores == 0
+            assert world.coordinator.job.committed == 2
             taken_back += world.taken_back
     assert (taken_back > 0) == stagger, "some died between an update and its commit"
 
@@ -49,7 +49,7 @@ def test_an_update_undone_by_clipping_is_undone_by_all_workers_with_its_weights(
     order = Order((4, 1, 2), steps=4, copies=2, stagger=True, clipped=frozenset({1}))
     for moment in range(0, order.run().events, each):
         world = replace(order, faults=(Fault(moment, "kill", Worker(1, 0)),), seed=moment).run()
-        assert world.lost is None and world.job.committed == 3
+        assert world.coordinator.lost is None and world.coordinator.job.committed == 3
     assert order.run().taken_back
 
 
@@ -60,7 +60,7 @@ def test_two_deaths_at_any_two_events_lose_nothing_of_three_copies(each):
         for later in (0, 1, 7, 20, 45):
             faults = (Fault(first, "kill", Worker(1, 0)), Fault(first + later, "kill", Worker(2, 0)))
             world = Order((4, 1, 2), faults, steps=2, copies=3, seed=first, stagger=later % 2 == 1).run()
-            assert world.lost is None and world.job.committed == 1
+            assert world.coordinator.lost is None and world.coordinator.job.committed == 1
 
 
 @pytest.mark.parametrize("each", [9, pytest.param(1, marks=pytest.mark.slow)])
@@ -71,7 +71,7 @@ def test_a_worker_that_returns_at_any_event_takes_its_share(each):
     for moment in range(25, events, each):
         faults = dies, Fault(moment, "revive", Worker(0, 0))
         world = Order(shape, faults, steps=4, copies=2, seed=moment, stagger=moment % 2 == 1).run()
-        assert world.lost is None and world.job.committed == 3
+        assert world.coordinator.lost is None and world.coordinator.job.committed == 3
 
 
 @pytest.mark.parametrize("each", [11, pytest.param(1, marks=pytest.mark.slow)])
@@ -80,7 +80,7 @@ def test_the_successor_of_a_coordinator_that_dies_at_any_event_finds_all_holders
     for moment in range(0, order.run().events, each):
         faults = (Fault(moment, "orphan", Worker(0, 0)), Fault(moment, "kill", Worker(1, 0)))
         world = replace(order, faults=faults, seed=moment, stagger=moment % 2 == 1).run()
-        assert world.lost is None and world.job.committed == 2
+        assert world.coordinator.lost is None and world.coordinator.job.committed == 2
 
 
 @pytest.mark.parametrize("each", [7, pytest.param(1, marks=pytest.mark.slow)])
@@ -94,9 +94,9 @@ def test_a_block_that_becomes_wrong_at_any_event_is_detected_in_the_next_vote_an
     found = 0
     for moment in range(0, events, each):
         world = replace(order, faults=(Fault(moment, kind, Worker(1, 0)),), seed=moment).run()
-        found += world.mismatches == [Worker(1, 0)]
-        if not world.stopped:  # the last step is compared at the end, without a vote
-            assert world.job.committed == 3 and world.lost is None
+        found += world.coordinator.mismatches == [Worker(1, 0)]
+        if not world.coordinator.stopped:  # the last step is compared at the end, without a vote
+            assert world.coordinator.job.committed == 3 and world.coordinator.lost is None
     assert found > events / each / 2
 
 
@@ -109,7 +109,9 @@ def test_another_fault_during_the_detection_of_a_wrong_block_changes_nothing(lat
         for moment in range(0, 200, each):
             faults = (flip, Fault(flip.at + moment, later, Worker(2 * (later == "kill"), 0)))
             world = replace(order, faults=faults, seed=seed).run()
-            assert world.stopped or (world.lost is None and world.job.committed == 2)
+            assert world.coordinator.stopped or (
+                world.coordinator.lost is None and world.coordinator.job.committed == 2
+            )
 
 
 def test_a_wrong_block_is_detected_again_or_its_step_void_after_the_coordinator_dies():
@@ -119,19 +121,23 @@ def test_a_wrong_block_is_detected_again_or_its_step_void_after_the_coordinator_
     for seed in range(100):
         flip = Fault(begins + seed, "flip", Worker(1, 0))
         found = replace(order, faults=(flip,), seed=seed).run()
-        if found.mismatches:
-            dies = Fault(found.found_at, "orphan", Worker(0, 0))
+        if found.coordinator.mismatches:
+            dies = Fault(found.coordinator.found_at, "orphan", Worker(0, 0))
             world = replace(order, faults=(flip, dies), seed=seed).run()
-            assert world.takeovers == 1 and world.lost is None and world.job.committed == 2
+            assert (
+                world.coordinator.takeovers == 1
+                and world.coordinator.lost is None
+                and world.coordinator.job.committed == 2
+            )
 
 
 def test_without_a_copy_of_a_block_the_job_restarts_from_its_checkpoint_or_ends():
     """Peers 0 and 2 of four form one of the two groups."""
     both = (Fault(60, "kill", Worker(0, 0)), Fault(60, "kill", Worker(2, 0)))
-    assert Order((4, 1, 2), both, steps=3, copies=2).run().lost == 0
+    assert Order((4, 1, 2), both, steps=3, copies=2).run().coordinator.lost == 0
     late = tuple(fault._replace(at=400) for fault in both)
     world = Order((4, 1, 2), late, steps=6, copies=2, save_every=1).run()
-    assert world.lost is None and world.restores == 1 and world.job.committed == 5
+    assert world.coordinator.lost is None and world.coordinator.restores == 1 and world.coordinator.job.committed == 5
 
 
 def test_weights_without_a_use_are_not_sent_again():
@@ -144,7 +150,7 @@ def test_weights_without_a_use_are_not_sent_again():
 def test_a_block_lost_before_it_is_in_the_last_checkpoint_means_the_previous_one():
     faults = (Fault(1300, "kill", Worker(2, 2)), Fault(1313, "kill", Worker(1, 2)))
     world = Order((3, 3, 1), faults, steps=4, copies=2, evaluate_every=2, save_every=2, seed=20294).run()
-    assert world.restores == 1 and world.saved == 4
+    assert world.coordinator.restores == 1 and world.coordinator.saved == 4
 
 
 def test_random_deaths_returns_and_delays_keep_the_contract():

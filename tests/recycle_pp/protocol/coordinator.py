@@ -1,0 +1,310 @@
+"""The coordinator of the simulated world: the real `Job` and `Saving`, driven by the events that the world selects.
+
+coordinator = Coordinator(world)
+coordinator.begin(0, ranks)                  # starts a job with a process for each rank
+coordinator.options(found)                   # the possible next events
+coordinator.act("plans")                     # one of its own
+coordinator.hear(node, message)              # a process's message has arrived
+coordinator.orphan()                         # it dies; later it "takes over"
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from recycle_schedules import Problem, Worker, actions
+
+from recycle_pp.coordinator.checkpoints import Saving
+from recycle_pp.protocol.events import (
+    CoordinatorReplaced,
+    Event,
+    HoldExpired,
+    LinksBroken,
+    MessageReceived,
+    Outcome,
+    PlanMade,
+    Send,
+    WorkerDied,
+    WorkerEvicted,
+    WorkerReady,
+    WorkerReturned,
+)
+from recycle_pp.protocol.job import Job
+from recycle_pp.protocol.roles import fill_stages
+from recycle_pp.protocol.takeover import find
+from recycle_pp.wire.messages.table import Message, is_lasting
+from recycle_pp.wire.messages.workers import (
+    Assembled,
+    Assembling,
+    Broken,
+    Digests,
+    Donate,
+    Leaving,
+    Ready,
+    Saved,
+    SaveFailed,
+    State,
+)
+
+from .network import Network
+from .node import Node
+from .planning import plan_simply
+from .sharded import LACKING
+
+if TYPE_CHECKING:
+    from .world import World
+
+Option = tuple[int, str]  # (a node's number or COORDINATOR, its action)
+COORDINATOR = -1
+NOWHERE = Path("/nonexistent")  # checkpoints of this world are numbers
+
+
+class Coordinator:
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.mismatches: list[Worker] = []  # detected workers
+        self.found_at = -1  # event that detected the last one
+        self.stopped = False  # it was unknown which worker was wrong
+        self.evaluated: list[int] = []  # steps whose validation is complete
+        self.saved = 0  # completed steps in the newest checkpoint
+        self.restores = 0
+        self.lost: int | None = None  # the lost stage that ended the job
+        self.roles = dict(enumerate(Worker(d, s) for d in range(world.problem.pipelines) for s in range(world.stages)))
+        self.alive: dict[int, Node] = {}  # rank -> process, until its death is noticed
+        self.noticing: deque[Node] = deque()  # dead, not noticed yet
+        self._mending: deque[int] = deque()  # generations in which a link broke
+        self.headless = False  # it is dead, without a successor so far
+        self.takeovers = 0
+
+    def options(self, found: list[Option]) -> list[Option]:
+        """The possible next events: those of the processes, `found`, and its own."""
+        if self.headless:
+            return [*(option for option in found if option[1] != "is heard"), (COORDINATOR, "takes over")]
+        if self.noticing:
+            found.append((COORDINATOR, "notices a death"))
+        if self._mending:
+            found.append((COORDINATOR, "mends"))
+        if self.job.phase == "holding":
+            found.append((COORDINATOR, "waits no longer"))
+        if self._planned is not None:
+            found.append((COORDINATOR, "has planned"))
+        elif self.job.wants_plan:
+            found.append((COORDINATOR, "plans"))
+        if self.stage_lost is not None:
+            found.append((COORDINATOR, "restores"))
+        return found
+
+    def act(self, what: str) -> None:
+        if what == "mends":
+            if self._mending.popleft() == self.job.generation:
+                self._drive(LinksBroken())
+        elif what == "takes over":
+            self._take_over()
+        elif what == "plans":  # in a thread; the job may want another plan in the meantime
+            self._planned = self.job.problem_now()
+            self.job.steady.plan(self._planned)
+        elif what == "has planned":
+            problem, self._planned = self._planned, None
+            self._drive(PlanMade(problem))
+        elif what == "waits no longer":
+            self._drive(HoldExpired(self.job.committed))
+        elif what == "restores":
+            self._restore()
+        else:
+            self.dead(self.noticing.popleft())
+
+    # -- a job -------------------------------------------------------------------------------------------------
+
+    def begin(self, first_step: int, ranks: Sequence[int], generation: int = -1) -> None:
+        self._new_job(first_step, ranks, generation)
+        self._world.network = Network()
+        for rank in ranks:
+            self.spawn(rank)
+
+    def _new_job(self, first_step: int, ranks: Sequence[int], generation: int) -> None:
+        world = self._world
+        waiting = {self.roles[rank] for rank in ranks}
+        self.fresh_job = partial(
+            Job, world.problem, steps=world.steps, planner=plan_simply, derive=actions, clip=1.0, stagger=world.stagger,
+            copies=world.copies, third=world.third,
+            first_step=first_step, evaluate_every=world.evaluate_every, save_every=world.save_every,
+            generation=generation, waiting=waiting,
+        )  # fmt: skip
+        self.job = self.fresh_job()
+        self.saving = Saving(NOWHERE)
+        self.log: list[tuple[Event, Outcome]] = []  # of this job
+        self._planned: Problem | None = None
+        self.stage_lost: int | None = None
+
+    def spawn(self, rank: int) -> None:
+        world = self._world
+        node = self.alive[rank] = Node(self._world, len(world.actors), self.roles[rank], self.job.first_step)
+        world.actors.append(node)
+
+    # -- messages and deaths -----------------------------------------------------------------------------------
+
+    def hear(self, node: Node, message: Message) -> None:
+        if node not in self.alive.values():
+            return  # removed, so its generation is void
+        worker = node.me.worker
+        if is_lasting(message):
+            node.said[type(message)] = message
+        match message:
+            case Ready():
+                if worker not in self.job.live:
+                    self._drive(WorkerReady(worker))
+            case Leaving():
+                self._drive(WorkerEvicted(worker))
+            case Broken():
+                self._mending.append(message.generation)
+            case SaveFailed():
+                self.saving.save_failed(message, worker)
+                # with a block lost, the next generation restarts from the previous checkpoint
+                self.stopped = self.stopped or (self.saving.failed and message.detail != LACKING)
+            case Saved():
+                self._send(self.saving.saved(worker, message))
+            case Digests():
+                self._send(self.saving.compared(worker, message))
+                self._judge()
+            case Assembling():
+                self.saving.assembling(worker, message)
+            case Assembled():
+                self.saving.assembled(message)
+                self.saved = max(self.saved, message.step)
+            case State():
+                for repeated in message.said:
+                    self.hear(node, repeated)
+                self._drive(WorkerReturned(worker, message.committed))
+                self._send(self.saving.returned(worker))
+            case _:
+                self._drive(MessageReceived(worker, message))
+
+    def _drive(self, event: Event) -> None:
+        outcome = self.job.handle(event)
+        self.log.append((event, outcome))
+        self._send(outcome.sends)
+        for note in outcome.notes:
+            self._follow(note)
+
+    def _follow(self, note: dict[str, Any]) -> None:
+        world = self._world
+        if note["event"] == "stage_lost":
+            if self.stage_lost is not None:
+                world.fail(f"stage {note['stage']} is lost twice")
+            self.stage_lost = note["stage"]
+        elif note["event"] == "violation":
+            if not world.flips:
+                world.fail(note["detail"])
+            self.stopped = True
+        elif note["event"] == "committed" and note["commit"].savers and world.save_every:
+            commit = note["commit"]
+            self.saving.begin(commit.step + 1, commit.savers, commit.last, self.job.live)
+        elif note["event"] == "evaluated":
+            if note["microbatches"] != world.held_out or note["val_loss"] != (2**world.held_out - 1) / world.held_out:
+                world.fail(f"the validation after step {note['step']} is not of all held-out micro-batches: {note}")
+            self.evaluated.append(note["step"])
+        elif note["event"] == "mismatch":
+            self.mismatches.append(note["worker"])
+            self.found_at = world.events
+            if self.saving.step == self.job.committed + 1:
+                self.saving.abandon()
+        elif note["event"] == "untrusted":
+            rank, node = next((r, n) for r, n in self.alive.items() if n.me.worker == note["worker"])
+            if not node.shards.wrong:
+                world.fail(f"{node.me.worker} is killed, and nothing is wrong with it")
+            world.kill(node)
+            self.dead(node)
+            self.spawn(rank)
+
+    def _judge(self) -> None:
+        if self.saving.replicas.verdict() is not None and not self.stopped:
+            self.stopped = not self._world.third or self.saving.final
+            self.saving.abandon()
+
+    def _send(self, out: list[Send]) -> None:
+        nodes = {node.me.worker: node for node in self.alive.values()}
+        for to, message in out:
+            if to in nodes and not nodes[to].cut_off:
+                if isinstance(message, Donate):
+                    joiner = nodes.get(message.to)
+                    message = msgspec.structs.replace(message, address=joiner and ("node", joiner.number))
+                nodes[to].inbox.append(message)
+                nodes[to].stale = True
+
+    def dead(self, node: Node) -> None:
+        rank = next((r for r, n in self.alive.items() if n is node), None)
+        if rank is None:
+            return
+        del self.alive[rank]
+        self._drive(WorkerDied(node.me.worker))
+        self._send(self.saving.died(node.me.worker, self.job.live))
+        self._judge()
+
+    def _restore(self) -> None:
+        """Mirrors the coordinator when a stage is lost."""
+        world = self._world
+        present = sorted(self.alive)
+        again = self.restores and self.saved == self._restored_from
+        if (self.job.started and not self.saved) or again or len(present) < world.stages:
+            self.lost = self.stage_lost
+        else:
+            self.roles = fill_stages(self.roles, present, world.stages)
+            self.restores, self._restored_from = self.restores + 1, self.saved
+            self.alive.clear()  # the old processes act a little longer, and their messages are ignored
+            self.begin(self.saved, present, self.job.generation)
+
+    # -- another coordinator -----------------------------------------------------------------------------------
+
+    def orphan(self) -> None:
+        """It dies. A part of its messages arrives. Deaths that it has not noticed stay unnoticed."""
+        world = self._world
+        self.headless, self.stage_lost = True, None
+        self._mending.clear()
+        for node in world.actors:
+            for _ in range(world.rng.randrange(len(node.inbox) + 1)):
+                node.inbox.pop()
+        world.touch()
+
+    def _take_over(self) -> None:
+        """Mirrors coordinator/successor.py."""
+        world = self._world
+        self.headless, self.takeovers = False, self.takeovers + 1
+        self.noticing.clear()
+        self.alive = {rank: node for rank, node in self.alive.items() if node.alive}
+        for node in self.alive.values():
+            while node.inbox:
+                node.act("hears")
+            node.said |= node.unheard | {type(message): message for message in node.outbox if is_lasting(message)}
+            node.outbox.clear()
+            node.unheard.clear()
+            node.cut_off = False
+        found = find({node.me.worker: node.me.state(node.linked) for node in self.alive.values()})
+        first_step = max((node.me.committed for node in self.alive.values()), default=self.job.committed) + 1
+        self._new_job(first_step, list(self.roles), found.generation)
+        if not found.begun:
+            for rank in self.roles.keys() - self.alive.keys():
+                self._drive(WorkerDied(self.roles[rank]))
+        else:
+            savers = found.commit.savers if found.commit else []
+            if savers and world.save_every and self.saved != found.committed + 1:
+                last = found.committed == world.steps - 1
+                self.saving.begin(found.committed + 1, savers, last, found.told)
+            self._drive(CoordinatorReplaced(found))
+            for rank, node in list(self.alive.items()):
+                if node.me.worker not in found.live:
+                    world.kill(node)
+                    self.noticing.pop()
+                    self.spawn(rank)
+        for node in list(self.alive.values()):
+            for message in [message for message in node.saves if isinstance(message, Assembled)][:1]:
+                self.saving.assembling(node.me.worker, Assembling(message.step))
+        said = [(node, message) for node in self.alive.values() for message in node.said.values()]
+        for node, message in sorted(said, key=lambda each: not isinstance(each[1], Assembling | Assembled)):
+            self.hear(node, message)
+        self._send(self.saving.only(self.job.live))
+        world.touch()
