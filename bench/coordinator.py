@@ -47,8 +47,10 @@ from recycle_pp.telemetry.recorder import Recorder
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.span_tables import SpanTables
 from recycle_pp.wire.frames import encode
+from recycle_pp.wire.messages.generations import Adopt, Announce, Report, SteadyPlan
+from recycle_pp.wire.messages.steps import Measured, Vote
 from recycle_pp.wire.messages.table import Message
-from recycle_pp.wire.messages.workers import FROM_WORKER, Adopt, Announce, Measured, Report, SteadyPlan, Vote
+from recycle_pp.wire.messages.workers import FROM_WORKER
 
 OUT = Path(__file__).resolve().parent / "out" / "coordinator.json"
 SIZES = ["3x4x6", "6x8x32", "16x8x64", "64x16x128"]

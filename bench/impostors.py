@@ -24,7 +24,10 @@ from recycle_pp.protocol.participant import Participant
 from recycle_pp.telemetry.packing import pack
 from recycle_pp.wire.connection import Peer, connect
 from recycle_pp.wire.messages.agreement import Place
+from recycle_pp.wire.messages.generations import Adopt, Announce, SteadyPlan
 from recycle_pp.wire.messages.handshake import SupervisorHello, WorkerHello
+from recycle_pp.wire.messages.lifecycle import Donate, Exit, Ready, Synced, WorkerHeartbeat, WorkerWelcome
+from recycle_pp.wire.messages.steps import Commit, Measured
 from recycle_pp.wire.messages.supervisors import (
     TO_SUPERVISOR,
     Death,
@@ -37,21 +40,7 @@ from recycle_pp.wire.messages.supervisors import (
     SupervisorHeartbeat,
     SupervisorWelcome,
 )
-from recycle_pp.wire.messages.workers import (
-    TO_WORKER,
-    Adopt,
-    Announce,
-    Commit,
-    Donate,
-    Exit,
-    Measured,
-    Ready,
-    State,
-    SteadyPlan,
-    Synced,
-    WorkerHeartbeat,
-    WorkerWelcome,
-)
+from recycle_pp.wire.messages.workers import TO_WORKER, State
 
 TOKEN, HOST = "of the bench", "127.0.0.1"
 STEP_SECONDS = 0.05

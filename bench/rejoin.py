@@ -34,7 +34,7 @@ from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.numerics.layout import LayerMemory, Layout
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.state.follow import Donations, Following
-from recycle_pp.wire.messages.workers import Donate
+from recycle_pp.wire.messages.lifecycle import Donate
 
 OUT = Path(__file__).resolve().parent / "out" / "rejoin.json"
 GB = 1e9

@@ -19,8 +19,8 @@ from recycle_pp.protocol.events import Event, MessageReceived, Outcome
 from recycle_pp.telemetry.replay import Decision, replay
 from recycle_pp.telemetry.run_folder import newest_run
 from recycle_pp.telemetry.words import plural
+from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.table import kind
-from recycle_pp.wire.messages.workers import Commit
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from recycle_pp.protocol.events import Send
-from recycle_pp.wire.messages.workers import Adopt, SteadyPlan
+from recycle_pp.wire.messages.generations import Adopt, SteadyPlan
 
 from .agreement import Agreement, Deposed, LostMajority, Place
 from .leader_lease import LeaderLease

@@ -11,7 +11,7 @@ from recycle_schedules import Worker
 
 from recycle_pp.protocol.events import LinksBroken
 from recycle_pp.protocol.partition_resolution import give_up
-from recycle_pp.wire.messages.workers import Broken, Unreachable
+from recycle_pp.wire.messages.generations import Broken, Unreachable
 
 from .context import Context
 from .deaths import Deaths

@@ -24,7 +24,7 @@ from recycle_pp.protocol.events import Send
 from recycle_pp.state.checksum import damage
 from recycle_pp.telemetry.checkpoint_folders import finished, name
 from recycle_pp.telemetry.words import plural
-from recycle_pp.wire.messages.workers import Assemble, Assembled, Assembling, Digests, Save, Saved, SaveFailed
+from recycle_pp.wire.messages.saving import Assemble, Assembled, Assembling, Digests, Save, Saved, SaveFailed
 
 from .replicas import Replicas
 

@@ -35,9 +35,10 @@ from recycle_pp.telemetry.span_tables import SpanTables
 from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.messages.agreement import Leader
 from recycle_pp.wire.messages.handshake import SupervisorHello, WorkerHello
+from recycle_pp.wire.messages.lifecycle import Exit
 from recycle_pp.wire.messages.supervisors import FROM_SUPERVISOR, Finish
 from recycle_pp.wire.messages.table import Message
-from recycle_pp.wire.messages.workers import FROM_WORKER, Exit
+from recycle_pp.wire.messages.workers import FROM_WORKER
 
 from .arrivals import Starting, until_all_have_come, until_first_step
 from .checkpoints import Saving, Whole

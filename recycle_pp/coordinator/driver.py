@@ -33,8 +33,11 @@ from recycle_pp.telemetry.events.checkpoints import CheckpointDamaged, Checkpoin
 from recycle_pp.telemetry.events.job import Ending as EndingEvent
 from recycle_pp.telemetry.events.job import UpdateSkipped
 from recycle_pp.telemetry.events.workers import Joining
+from recycle_pp.wire.messages.generations import Adopt, Announce
+from recycle_pp.wire.messages.lifecycle import Donate
+from recycle_pp.wire.messages.saving import Digests, SaveFailed
+from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.supervisors import EndsSoon
-from recycle_pp.wire.messages.workers import Adopt, Announce, Commit, Digests, Donate, SaveFailed
 
 from .checkpoints import Saving
 from .context import Context

@@ -23,7 +23,8 @@ from recycle_pp.fitting.profile import Profile
 from recycle_pp.fitting.slowness import Speed
 from recycle_pp.protocol.job import Job
 from recycle_pp.telemetry.run_folder import RunFolder
-from recycle_pp.wire.messages.workers import LinksMeasured, Ready
+from recycle_pp.wire.messages.generations import LinksMeasured
+from recycle_pp.wire.messages.lifecycle import Ready
 
 
 class Planning:

@@ -12,9 +12,9 @@ from recycle_pp.telemetry.event_log import Expected
 from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.messages.agreement import Place
 from recycle_pp.wire.messages.handshake import SupervisorHello
+from recycle_pp.wire.messages.lifecycle import Address
 from recycle_pp.wire.messages.supervisors import Death, Kill, Spawn
 from recycle_pp.wire.messages.table import Message
-from recycle_pp.wire.messages.workers import Address
 
 NODE_LOSS = Death("node_loss", "its supervisor is gone")
 

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 
 from recycle_schedules import Worker
 
-from recycle_pp.wire.messages.workers import Digests
+from recycle_pp.wire.messages.saving import Digests
 
 
 class Replicas:

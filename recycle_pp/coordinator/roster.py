@@ -20,8 +20,8 @@ from recycle_pp.config.settings import Settings
 from recycle_pp.protocol.events import Send
 from recycle_pp.wire.frames import encode
 from recycle_pp.wire.messages.agreement import Place
+from recycle_pp.wire.messages.lifecycle import Address, StoreValues
 from recycle_pp.wire.messages.table import Message
-from recycle_pp.wire.messages.workers import Address, StoreValues
 
 from .ranks import Rank
 

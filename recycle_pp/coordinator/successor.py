@@ -24,9 +24,11 @@ from recycle_pp.telemetry.takeover import Takeover
 from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.frames import ChannelClosed
 from recycle_pp.wire.messages.handshake import WorkerHello
+from recycle_pp.wire.messages.saving import Assembled, Assembling
+from recycle_pp.wire.messages.steps import Measured
 from recycle_pp.wire.messages.supervisors import Died, Present
 from recycle_pp.wire.messages.table import Message
-from recycle_pp.wire.messages.workers import FROM_WORKER, LASTING, Assembled, Assembling, Measured, State
+from recycle_pp.wire.messages.workers import FROM_WORKER, LASTING, State
 
 from .checkpoints import newest_whole
 from .coordinator import Coordinator

@@ -19,6 +19,7 @@ from recycle_pp.telemetry.events.workers import Spawned as SpawnedEvent
 from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.messages.agreement import Leader
 from recycle_pp.wire.messages.handshake import SupervisorHello
+from recycle_pp.wire.messages.lifecycle import Exit
 from recycle_pp.wire.messages.supervisors import (
     Died,
     Dying,
@@ -36,7 +37,6 @@ from recycle_pp.wire.messages.supervisors import (
     SupervisorWelcome,
 )
 from recycle_pp.wire.messages.table import Message
-from recycle_pp.wire.messages.workers import Exit
 
 from .context import Context
 from .deaths import Deaths

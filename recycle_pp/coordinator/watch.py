@@ -34,8 +34,8 @@ from recycle_pp.telemetry.background import Later, now
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.warn import warn_once
 from recycle_pp.wire.messages.activity import Activity
+from recycle_pp.wire.messages.lifecycle import WorkerHeartbeat
 from recycle_pp.wire.messages.supervisors import CoordinatorHeartbeat, Signs, Stacks, SupervisorHeartbeat
-from recycle_pp.wire.messages.workers import WorkerHeartbeat
 
 from .ranks import Rank
 from .roster import Roster

@@ -23,34 +23,22 @@ from recycle_pp.protocol.events import (
 from recycle_pp.telemetry.events.checkpoints import CheckpointSaved
 from recycle_pp.telemetry.events.workers import Evicted, Refused
 from recycle_pp.wire.connection import Peer
+from recycle_pp.wire.messages.generations import Broken, LinksMeasured, Report, Resumed, Unreachable
 from recycle_pp.wire.messages.handshake import WorkerHello
-from recycle_pp.wire.messages.table import Message, is_lasting, is_void
-from recycle_pp.wire.messages.workers import (
-    Assembled,
-    Assembling,
-    Broken,
+from recycle_pp.wire.messages.lifecycle import (
     CannotRun,
-    Digests,
-    Evaluated,
-    Finished,
     Leave,
     Leaving,
-    LinksMeasured,
-    Measured,
-    OpProgress,
     Ready,
-    Report,
-    Resumed,
-    Saved,
-    SaveFailed,
-    State,
     StoreValue,
     Synced,
-    Unreachable,
-    Vote,
     WorkerHeartbeat,
     WorkerWelcome,
 )
+from recycle_pp.wire.messages.saving import Assembled, Assembling, Digests, Finished, Saved, SaveFailed
+from recycle_pp.wire.messages.steps import Evaluated, Measured, OpProgress, Vote
+from recycle_pp.wire.messages.table import Message, is_lasting, is_void
+from recycle_pp.wire.messages.workers import State
 
 from .broken_links import BrokenLinks
 from .context import Context

@@ -38,7 +38,7 @@ from recycle_pp.protocol.participant import Orders
 from recycle_pp.state.exchange import Exchange
 from recycle_pp.telemetry.packing import pack
 from recycle_pp.wire.messages.activity import REDUCTION
-from recycle_pp.wire.messages.workers import Commit, Measured
+from recycle_pp.wire.messages.steps import Commit, Measured
 
 from .injection import Injector
 from .session import Session

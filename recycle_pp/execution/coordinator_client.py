@@ -22,8 +22,10 @@ import msgspec
 
 from recycle_pp.wire.connection import Channel
 from recycle_pp.wire.messages.handshake import WorkerHello
+from recycle_pp.wire.messages.lifecycle import WorkerWelcome
+from recycle_pp.wire.messages.steps import Measured
 from recycle_pp.wire.messages.table import Message, is_lasting
-from recycle_pp.wire.messages.workers import TO_WORKER, Measured, State, WorkerWelcome
+from recycle_pp.wire.messages.workers import TO_WORKER, State
 from recycle_pp.wire.worker_spec import WorkerSpec, told_later
 
 _CONNECT = 1.0  # seconds to connect; less than a new coordinator waits

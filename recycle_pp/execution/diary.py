@@ -13,8 +13,10 @@ from contextlib import suppress
 
 from recycle_schedules import Worker
 
+from recycle_pp.wire.messages.generations import Adopt, Announce, SteadyPlan
+from recycle_pp.wire.messages.lifecycle import Donate, Exit, Leave
+from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.table import Message
-from recycle_pp.wire.messages.workers import Adopt, Announce, Commit, Donate, Exit, Leave, SteadyPlan
 
 
 class Diary:

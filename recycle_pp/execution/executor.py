@@ -25,7 +25,8 @@ from recycle_pp.model.stage import Stage
 from recycle_pp.model.stage_module import IGNORED, Batch
 from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.protocol.participant import Orders
-from recycle_pp.wire.messages.workers import Commit, LinksMeasured
+from recycle_pp.wire.messages.generations import LinksMeasured
+from recycle_pp.wire.messages.steps import Commit
 
 from .commits import Commits
 from .device import give_back_free_memory

@@ -24,22 +24,12 @@ from recycle_pp.comm.links import Links
 from recycle_pp.comm.store import ControlStore
 from recycle_pp.comm.waiting import LinkBroken
 from recycle_pp.protocol.participant import Orders, Participant
+from recycle_pp.wire.messages.generations import Adopt, Announce, Broken, Resumed, SteadyPlan
+from recycle_pp.wire.messages.lifecycle import Donate, Exit, Leave, StoreValues
+from recycle_pp.wire.messages.saving import Assemble, Save
+from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.table import Message
-from recycle_pp.wire.messages.workers import (
-    Adopt,
-    Announce,
-    Assemble,
-    Broken,
-    Commit,
-    Donate,
-    Exit,
-    Leave,
-    Resumed,
-    Save,
-    State,
-    SteadyPlan,
-    StoreValues,
-)
+from recycle_pp.wire.messages.workers import State
 
 from .activity import Doing
 from .coordinator_client import CoordinatorClient

@@ -23,7 +23,7 @@ from recycle_schedules import MicroBatch
 from torch._C._profiler import _RecordFunctionFast
 
 from recycle_pp.telemetry.packing import Span
-from recycle_pp.wire.messages.workers import OpProgress
+from recycle_pp.wire.messages.steps import OpProgress
 
 named = _RecordFunctionFast  # takes 0.4 us without a profiler, torch.profiler.record_function 10 us
 

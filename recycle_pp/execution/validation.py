@@ -18,7 +18,7 @@ from recycle_pp.model.stage_module import Batch
 from recycle_pp.protocol.participant import Orders
 from recycle_pp.protocol.validation import numbered, per_pass
 from recycle_pp.wire.messages.activity import VALIDATION
-from recycle_pp.wire.messages.workers import Evaluated
+from recycle_pp.wire.messages.steps import Evaluated
 
 from .injection import Injector
 from .mailbox import Mailbox

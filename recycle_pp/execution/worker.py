@@ -49,20 +49,20 @@ from recycle_pp.state.follow import Donations, Following
 from recycle_pp.state.saving import StageSaving
 from recycle_pp.supervisor.lifeline import Lifeline
 from recycle_pp.supervisor.vital_signs import Board
-from recycle_pp.wire.messages.workers import (
+from recycle_pp.wire.messages.generations import Unreachable
+from recycle_pp.wire.messages.lifecycle import (
     CannotRun,
     Exit,
-    Finished,
     Leave,
     Leaving,
     Reading,
     Ready,
     StoreValue,
     Synced,
-    Unreachable,
     WorkerHeartbeat,
     WorkerWelcome,
 )
+from recycle_pp.wire.messages.saving import Finished
 from recycle_pp.wire.worker_spec import Ahead, WorkerSpec, last_words
 
 from .activity import Doing

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from recycle_schedules import Actions, Plan, Problem, Worker
 
-from recycle_pp.wire.messages.workers import Adopt, Report, Shares
+from recycle_pp.wire.messages.generations import Adopt, Report, Shares
 
 from .ledger import Record, Remainder, remainder
 from .steady_state_plan import Planner

@@ -21,7 +21,7 @@ from hashlib import blake2b
 
 from recycle_schedules import Worker
 
-from recycle_pp.wire.messages.workers import Vote
+from recycle_pp.wire.messages.steps import Vote
 
 
 class ProtocolViolation(RuntimeError):

@@ -17,8 +17,11 @@ from typing import Any, NamedTuple
 import msgspec
 from recycle_schedules import Problem, Worker
 
+from recycle_pp.wire.messages.generations import Report
+from recycle_pp.wire.messages.lifecycle import Synced
+from recycle_pp.wire.messages.saving import Finished
+from recycle_pp.wire.messages.steps import Evaluated, Vote
 from recycle_pp.wire.messages.table import Message
-from recycle_pp.wire.messages.workers import Evaluated, Finished, Report, Synced, Vote
 
 from .takeover import Found
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from recycle_pp.wire.messages.workers import Holds, Shares
+from recycle_pp.wire.messages.generations import Holds, Shares
 
 NOTHING = -9  # a step number before all others
 

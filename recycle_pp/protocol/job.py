@@ -27,20 +27,11 @@ from typing import Any
 from recycle_schedules import Plan, Problem, Worker
 from recycle_schedules.graph import StageGraph
 
+from recycle_pp.wire.messages.generations import FIRST, Announce, Attempt, Report
+from recycle_pp.wire.messages.lifecycle import Donate, Leave, Synced
+from recycle_pp.wire.messages.saving import Finished
+from recycle_pp.wire.messages.steps import Commit, Evaluated, Vote
 from recycle_pp.wire.messages.table import Message, is_void
-from recycle_pp.wire.messages.workers import (
-    FIRST,
-    Announce,
-    Attempt,
-    Commit,
-    Donate,
-    Evaluated,
-    Finished,
-    Leave,
-    Report,
-    Synced,
-    Vote,
-)
 
 from .adoption import Derive, adopt
 from .commit import Ballot, ProtocolViolation

@@ -26,7 +26,7 @@ import numpy as np
 from recycle_schedules import MicroBatch, Problem, Progress, TensorKind, Worker
 from recycle_schedules.progress import BACKWARD, BIT, FORWARD
 
-from recycle_pp.wire.messages.workers import StepRecord
+from recycle_pp.wire.messages.generations import StepRecord
 
 
 @dataclass

@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from recycle_pp.wire.messages.workers import Vote
+from recycle_pp.wire.messages.steps import Vote
 
 from .holders import Table
 

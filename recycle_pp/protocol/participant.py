@@ -19,8 +19,10 @@ from dataclasses import dataclass, field
 
 from recycle_schedules import Action, Worker, unpack
 
+from recycle_pp.wire.messages.generations import FIRST, Adopt, Announce, Attempt, Report, Shares, SteadyPlan
+from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.table import is_void
-from recycle_pp.wire.messages.workers import FIRST, Adopt, Announce, Attempt, Commit, Report, Shares, State, SteadyPlan
+from recycle_pp.wire.messages.workers import State
 
 from .holdings import Holdings
 from .ledger import Record

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from recycle_schedules import Plan, Problem, Worker
 from recycle_schedules.planner.store import PlanStore, Prepared
 
-from recycle_pp.wire.messages.workers import SteadyPlan
+from recycle_pp.wire.messages.generations import SteadyPlan
 
 Planner = Callable[[Problem], Plan]
 Steps = Prepared  # plans of a step and of a validation

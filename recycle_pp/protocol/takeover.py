@@ -17,7 +17,9 @@ from dataclasses import dataclass
 import msgspec
 from recycle_schedules import Worker
 
-from recycle_pp.wire.messages.workers import FIRST, Attempt, Commit, State
+from recycle_pp.wire.messages.generations import FIRST, Attempt
+from recycle_pp.wire.messages.steps import Commit
+from recycle_pp.wire.messages.workers import State
 
 
 @dataclass(frozen=True)

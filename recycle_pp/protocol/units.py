@@ -19,7 +19,8 @@ from itertools import groupby, permutations
 from msgspec import structs
 from recycle_schedules import Worker
 
-from recycle_pp.wire.messages.workers import Holds, Report, Shares, Vote
+from recycle_pp.wire.messages.generations import Holds, Report, Shares
+from recycle_pp.wire.messages.steps import Vote
 
 from .commit import ProtocolViolation
 from .holders import Table, lost, missing, on_one_host, placed, refilled

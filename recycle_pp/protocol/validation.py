@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from recycle_schedules import Action
 
-from recycle_pp.wire.messages.workers import Evaluated
+from recycle_pp.wire.messages.steps import Evaluated
 
 
 def per_pass(wanted: int, pipelines: int, microbatches: int) -> int:

@@ -30,7 +30,7 @@ from recycle_pp.comm.waiting import Pending
 from recycle_pp.model.stage import Stage
 from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.numerics.optimizer import StageOptimizer
-from recycle_pp.wire.messages.workers import Shares
+from recycle_pp.wire.messages.generations import Shares
 
 from .passing import GRADIENTS, MASTERS, STATE, WEIGHTS, passing
 from .runs import Run, rounds, runs_of

@@ -34,8 +34,9 @@ from recycle_pp.comm.transfer import Receiver, Stream, TransferError, connect
 from recycle_pp.numerics.gradients import Gradients, Reduced
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.protocol.participant import Participant
+from recycle_pp.wire.messages.lifecycle import Donate
 from recycle_pp.wire.messages.states import StatePart, StepGradient
-from recycle_pp.wire.messages.workers import Commit, Donate
+from recycle_pp.wire.messages.steps import Commit
 
 Strike = Callable[[str, int], None]  # callback for fault injection: (moment, step)
 _log = logging.getLogger(__name__)

@@ -24,17 +24,9 @@ from recycle_pp.model.stage import Stage, digests
 from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.protocol.participant import Participant
+from recycle_pp.wire.messages.saving import Assemble, Assembled, Assembling, Digests, Save, Saved, SaveFailed
+from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.table import Message
-from recycle_pp.wire.messages.workers import (
-    Assemble,
-    Assembled,
-    Assembling,
-    Commit,
-    Digests,
-    Save,
-    Saved,
-    SaveFailed,
-)
 
 from . import checkpoint
 from .follow import Strike

@@ -28,7 +28,7 @@ from recycle_pp.comm.waiting import Pending
 from recycle_pp.model.stage import Stage
 from recycle_pp.numerics import ties
 from recycle_pp.numerics.gradients import Reduced
-from recycle_pp.wire.messages.workers import Shares
+from recycle_pp.wire.messages.generations import Shares
 
 from .passing import OWN_SUMS, UNITED
 

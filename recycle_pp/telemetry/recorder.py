@@ -26,14 +26,9 @@ from recycle_pp.config.settings import Settings
 from recycle_pp.protocol.events import Event as JobEvent
 from recycle_pp.protocol.events import Outcome
 from recycle_pp.protocol.job import Job
+from recycle_pp.wire.messages.generations import Resumed
+from recycle_pp.wire.messages.steps import Commit, Measured, OpProgress, Span
 from recycle_pp.wire.messages.supervisors import Death
-from recycle_pp.wire.messages.workers import (
-    Commit,
-    Measured,
-    OpProgress,
-    Resumed,
-    Span,
-)
 
 from .background import Background
 from .event_log import EventLog, Expected

@@ -17,7 +17,8 @@ import time
 import numpy as np
 from recycle_schedules import Worker
 
-from recycle_pp.wire.messages.workers import Measured, WorkerHeartbeat
+from recycle_pp.wire.messages.lifecycle import WorkerHeartbeat
+from recycle_pp.wire.messages.steps import Measured
 
 from .clocks import Clocks
 from .guard import guarded, guarded_returning

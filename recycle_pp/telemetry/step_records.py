@@ -17,7 +17,7 @@ from typing import Any
 from recycle_schedules import Worker
 
 from recycle_pp.config.settings import Settings
-from recycle_pp.wire.messages.workers import Commit, Measured
+from recycle_pp.wire.messages.steps import Commit, Measured
 
 from .history import History
 from .lines import Lines

@@ -11,7 +11,8 @@
     if is_void(message, generation): ...
 
 A receiver dispatches through its own dict from class to function (`_handlers`). The classes are in the other files of
-this folder, by conversation: `handshake`, `supervisors`, `workers`, `agreement`, `states`.
+this folder: `handshake`, `supervisors`, `agreement`, `states`, and `workers` with `lifecycle`, `generations`, `steps`,
+`saving`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from recycle_pp.comm.nccl.group import NcclGroup
 from recycle_pp.comm.waiting import LinkBroken
 from recycle_pp.execution.session import Session
 from recycle_pp.protocol.participant import Participant
-from recycle_pp.wire.messages.workers import Announce, Broken
+from recycle_pp.wire.messages.generations import Announce, Broken
 
 from .fake_nccl import BEFORE, ME, PEER, Backend, Fake, in_thread
 

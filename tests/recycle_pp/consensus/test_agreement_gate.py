@@ -9,7 +9,8 @@ from recycle_schedules import Worker
 from recycle_pp.consensus.agreement_gate import AgreementGate
 from recycle_pp.coordinator.driver import Driver
 from recycle_pp.protocol.events import Send
-from recycle_pp.wire.messages.workers import Adopt, Announce, Commit, Shares
+from recycle_pp.wire.messages.generations import Adopt, Announce, Shares
+from recycle_pp.wire.messages.steps import Commit
 
 A, B = Worker(0, 0), Worker(1, 0)
 PLACES = {0: ("host", 1), 1: ("host", 2)}

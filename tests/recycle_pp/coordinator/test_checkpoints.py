@@ -3,7 +3,7 @@
 from recycle_schedules import Worker
 
 from recycle_pp.coordinator.checkpoints import Saving
-from recycle_pp.wire.messages.workers import Assemble, Assembled, Assembling, Digests, Save, Saved, SaveFailed
+from recycle_pp.wire.messages.saving import Assemble, Assembled, Assembling, Digests, Save, Saved, SaveFailed
 
 SAVERS = [Worker(0, 0), Worker(0, 1)]
 LIVE = [Worker(0, 0), Worker(1, 0), Worker(1, 1)]  # W(0, 1) is dead

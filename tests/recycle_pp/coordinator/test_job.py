@@ -7,7 +7,7 @@ from recycle_schedules import Worker
 from recycle_pp.coordinator.job import new_job
 from recycle_pp.model.memory import PROCESS, stage_memory
 from recycle_pp.protocol.events import LinksBroken, MessageReceived, PlanMade, WorkerDied, WorkerReady
-from recycle_pp.wire.messages.workers import Adopt, Holds, Report, SteadyPlan
+from recycle_pp.wire.messages.generations import Adopt, Holds, Report, SteadyPlan
 
 from ..in_process import small
 

@@ -12,7 +12,8 @@ from recycle_pp.coordinator.planning import Planning
 from recycle_pp.protocol.events import MessageReceived, PlanMade, WorkerDied, WorkerReady
 from recycle_pp.protocol.job import Job
 from recycle_pp.telemetry.run_folder import RunFolder
-from recycle_pp.wire.messages.workers import Holds, Ready, Report, SteadyPlan
+from recycle_pp.wire.messages.generations import Holds, Report, SteadyPlan
+from recycle_pp.wire.messages.lifecycle import Ready
 
 from .held_lease import HeldLease
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from recycle_schedules import Worker
 
 from recycle_pp.coordinator.replicas import Replicas, difference
-from recycle_pp.wire.messages.workers import Digests
+from recycle_pp.wire.messages.saving import Digests
 
 A, B, C, OTHER = Worker(0, 0), Worker(1, 0), Worker(2, 0), Worker(0, 1)
 

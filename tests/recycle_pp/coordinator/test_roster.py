@@ -10,7 +10,9 @@ from recycle_pp.config.settings import Settings
 from recycle_pp.coordinator.roster import Roster
 from recycle_pp.protocol.events import Send
 from recycle_pp.wire.messages.handshake import SupervisorHello
-from recycle_pp.wire.messages.workers import TO_WORKER, Commit, Exit, StoreValues
+from recycle_pp.wire.messages.lifecycle import Exit, StoreValues
+from recycle_pp.wire.messages.steps import Commit
+from recycle_pp.wire.messages.workers import TO_WORKER
 
 
 class Connection:

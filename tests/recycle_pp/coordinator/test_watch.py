@@ -12,8 +12,8 @@ from recycle_pp.coordinator import watch
 from recycle_pp.coordinator.roster import Roster
 from recycle_pp.coordinator.watch import RENEWALS, Standing, Watch
 from recycle_pp.wire.messages.activity import Activity
+from recycle_pp.wire.messages.lifecycle import Reading, WorkerHeartbeat
 from recycle_pp.wire.messages.supervisors import CoordinatorHeartbeat, Signs, Stacks, SupervisorHeartbeat
-from recycle_pp.wire.messages.workers import Reading, WorkerHeartbeat
 
 BEAT, SUSPICION = 0.01, 0.15
 F = Activity("works", "F", 7, (1, 3))

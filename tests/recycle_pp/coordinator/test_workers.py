@@ -13,7 +13,7 @@ from recycle_pp.coordinator.roster import Roster
 from recycle_pp.coordinator.timers import Timers
 from recycle_pp.coordinator.workers import Workers
 from recycle_pp.telemetry.run_folder import RunFolder
-from recycle_pp.wire.messages.workers import Assembled
+from recycle_pp.wire.messages.saving import Assembled
 
 from .held_lease import HeldLease
 

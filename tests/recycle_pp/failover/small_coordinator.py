@@ -21,6 +21,7 @@ from recycle_pp.consensus.leader_lease import LeaderLease
 from recycle_pp.coordinator import failover_discovery
 from recycle_pp.protocol.events import Send
 from recycle_pp.wire.messages.agreement import Place
+from recycle_pp.wire.messages.generations import Adopt, Shares
 from recycle_pp.wire.messages.handshake import SupervisorHello
 from recycle_pp.wire.messages.supervisors import (
     FROM_SUPERVISOR,
@@ -29,7 +30,6 @@ from recycle_pp.wire.messages.supervisors import (
     Present,
     SupervisorWelcome,
 )
-from recycle_pp.wire.messages.workers import Adopt, Shares
 
 from .network import Peer
 

@@ -37,19 +37,11 @@ from recycle_pp.protocol.events import (
 from recycle_pp.protocol.job import Job
 from recycle_pp.protocol.roles import fill_stages
 from recycle_pp.protocol.takeover import find
+from recycle_pp.wire.messages.generations import Broken
+from recycle_pp.wire.messages.lifecycle import Donate, Leaving, Ready
+from recycle_pp.wire.messages.saving import Assembled, Assembling, Digests, Saved, SaveFailed
 from recycle_pp.wire.messages.table import Message, is_lasting
-from recycle_pp.wire.messages.workers import (
-    Assembled,
-    Assembling,
-    Broken,
-    Digests,
-    Donate,
-    Leaving,
-    Ready,
-    Saved,
-    SaveFailed,
-    State,
-)
+from recycle_pp.wire.messages.workers import State
 
 from .network import Network
 from .node import Node

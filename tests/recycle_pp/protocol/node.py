@@ -22,27 +22,11 @@ from recycle_pp.protocol.commit import make_vote
 from recycle_pp.protocol.holdings import Holdings
 from recycle_pp.protocol.participant import Orders, Participant
 from recycle_pp.protocol.validation import numbered
+from recycle_pp.wire.messages.generations import Adopt, Announce, Broken, SteadyPlan
+from recycle_pp.wire.messages.lifecycle import Donate, Leave, Ready, Synced
+from recycle_pp.wire.messages.saving import Assemble, Assembled, Assembling, Digests, Finished, Save, Saved, SaveFailed
+from recycle_pp.wire.messages.steps import Commit, Evaluated
 from recycle_pp.wire.messages.table import Message, is_lasting
-from recycle_pp.wire.messages.workers import (
-    Adopt,
-    Announce,
-    Assemble,
-    Assembled,
-    Assembling,
-    Broken,
-    Commit,
-    Digests,
-    Donate,
-    Evaluated,
-    Finished,
-    Leave,
-    Ready,
-    Save,
-    Saved,
-    SaveFailed,
-    SteadyPlan,
-    Synced,
-)
 
 from .sharded import BLOCKS, LACKING, WRONG, Shards
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from recycle_schedules import Worker
 
 from recycle_pp.protocol.participant import Orders
-from recycle_pp.wire.messages.workers import Shares
+from recycle_pp.wire.messages.generations import Shares
 
 if TYPE_CHECKING:
     from .node import Node

@@ -3,7 +3,8 @@
 from recycle_schedules import Worker
 
 from recycle_pp.protocol.participant import Participant
-from recycle_pp.wire.messages.workers import Announce, Commit, Shares
+from recycle_pp.wire.messages.generations import Announce, Shares
+from recycle_pp.wire.messages.steps import Commit
 
 
 def test_a_commit_received_twice_is_applied_once():

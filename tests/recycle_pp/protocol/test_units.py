@@ -14,7 +14,7 @@ from recycle_pp.protocol.commit import ProtocolViolation, make_vote
 from recycle_pp.protocol.holdings import Holdings
 from recycle_pp.protocol.stage_lost import StageLost
 from recycle_pp.protocol.units import Units
-from recycle_pp.wire.messages.workers import Report, Shares
+from recycle_pp.wire.messages.generations import Report, Shares
 
 SIZES = [128] * 6
 

@@ -6,7 +6,7 @@ import pytest
 from recycle_schedules import Problem, Worker, actions, plan
 
 from recycle_pp.protocol.validation import Validation, numbered, per_pass
-from recycle_pp.wire.messages.workers import Evaluated
+from recycle_pp.wire.messages.steps import Evaluated
 
 
 @pytest.mark.parametrize("total", [1, 2, 5, 16, 40])

@@ -23,10 +23,8 @@ from typing import Any, NamedTuple
 
 from recycle_schedules import Problem, Worker
 
-from recycle_pp.wire.messages.workers import (
-    Assemble,
-    Leaving,
-)
+from recycle_pp.wire.messages.lifecycle import Leaving
+from recycle_pp.wire.messages.saving import Assemble
 
 from .coordinator import COORDINATOR, Coordinator, Option
 from .node import Node

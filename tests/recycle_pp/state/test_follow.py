@@ -16,7 +16,8 @@ from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.state import follow
 from recycle_pp.state.follow import WAITING, Donations, Following
-from recycle_pp.wire.messages.workers import Commit, Donate
+from recycle_pp.wire.messages.lifecycle import Donate
+from recycle_pp.wire.messages.steps import Commit
 from tests.recycle_pp.in_process import CPU, part, small
 from tests.recycle_pp.numerics.test_units import cut
 

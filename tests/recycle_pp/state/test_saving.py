@@ -12,7 +12,7 @@ from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.protocol.holdings import Holdings
 from recycle_pp.protocol.participant import Participant
 from recycle_pp.state.saving import StageSaving
-from recycle_pp.wire.messages.workers import Save, Saved, SaveFailed
+from recycle_pp.wire.messages.saving import Save, Saved, SaveFailed
 
 from ..in_process import CPU, small
 from ..numerics.test_units import flip

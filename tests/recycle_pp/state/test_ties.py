@@ -24,7 +24,7 @@ from recycle_pp.protocol.units import Units
 from recycle_pp.state.exchange import Exchange
 from recycle_pp.state.pieces import pieces
 from recycle_pp.state.ties import Ties
-from recycle_pp.wire.messages.workers import Report
+from recycle_pp.wire.messages.generations import Report
 
 from ..in_process import CPU, backward, forward, pipeline, reduce_alone, small
 from ..numerics.test_units import cut

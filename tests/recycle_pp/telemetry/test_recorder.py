@@ -15,8 +15,8 @@ from recycle_pp.telemetry.progress import Progress
 from recycle_pp.telemetry.recorder import Recorder
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.span_tables import SpanTables
+from recycle_pp.wire.messages.steps import Commit, Measured
 from recycle_pp.wire.messages.supervisors import Death
-from recycle_pp.wire.messages.workers import Commit, Measured
 
 
 @pytest.fixture

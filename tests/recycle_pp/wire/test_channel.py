@@ -9,8 +9,9 @@ import pytest
 
 from recycle_pp.wire.connection import Channel
 from recycle_pp.wire.frames import ChannelClosed, Malformed, encode
+from recycle_pp.wire.messages.saving import Saved, SaveFailed
 from recycle_pp.wire.messages.supervisors import Kill
-from recycle_pp.wire.messages.workers import FROM_WORKER, Saved, SaveFailed
+from recycle_pp.wire.messages.workers import FROM_WORKER
 
 from .echo import HELLO, TOKEN, admit, echo_server
 

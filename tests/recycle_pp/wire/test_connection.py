@@ -20,8 +20,10 @@ from recycle_pp.wire.messages.handshake import (
     Accepted,
     Challenge,
 )
+from recycle_pp.wire.messages.lifecycle import StoreValue
+from recycle_pp.wire.messages.saving import Saved
 from recycle_pp.wire.messages.supervisors import Kill
-from recycle_pp.wire.messages.workers import FROM_WORKER, Saved, StoreValue
+from recycle_pp.wire.messages.workers import FROM_WORKER
 
 from .echo import HELLO, TOKEN, echo_server
 

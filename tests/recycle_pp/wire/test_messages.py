@@ -9,13 +9,24 @@ from hypothesis import strategies as st
 from recycle_schedules import Worker
 
 from recycle_pp.wire.frames import Malformed, encode_body
-from recycle_pp.wire.messages import agreement, handshake, states, supervisors, workers
+from recycle_pp.wire.messages import (
+    agreement,
+    generations,
+    handshake,
+    lifecycle,
+    saving,
+    states,
+    steps,
+    supervisors,
+    workers,
+)
+from recycle_pp.wire.messages.steps import Commit, Measured, Vote
 from recycle_pp.wire.messages.table import MESSAGES, Message, Vocabulary, is_lasting, is_void
-from recycle_pp.wire.messages.workers import FROM_WORKER, LASTING, Commit, Measured, State, Vote
+from recycle_pp.wire.messages.workers import FROM_WORKER, LASTING, State
 
 from .any_message import any_message
 
-MODULES = (agreement, handshake, states, supervisors, workers)
+MODULES = (agreement, generations, handshake, lifecycle, saving, states, steps, supervisors, workers)
 VOCABULARIES = {
     (sender, receiver): Vocabulary(sender, receiver) for sender, receiver in {rule[:2] for rule in MESSAGES.values()}
 }
@@ -95,5 +106,5 @@ def test_messages_that_outlive_a_coordinator_are_valid_in_any_generation():
 
 
 def test_the_kind_is_the_class_name_in_snake_case():
-    assert workers.SaveFailed.__struct_config__.tag == "save_failed"
+    assert saving.SaveFailed.__struct_config__.tag == "save_failed"
     assert msgspec.msgpack.decode(encode_body(supervisors.Finish(3))) == {"type": "finish", "code": 3, "reason": ""}
