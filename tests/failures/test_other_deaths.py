@@ -21,15 +21,14 @@ SEGMENTATION_FAULT = SignalAt("started", "0.1", after=0.3, number=signal.SIGSEGV
 ABORT = SignalAt("started", "1.0", after=0.3, number=signal.SIGABRT)
 
 SURVIVED = [
-    pytest.param(
-        Case("hangs and returns", "2x2", ("+hang_at=2:1.0@send", *rejoins("5:1.0"), *NERVOUS), stagger=True), marks=slow
-    ),
-    pytest.param(Case("is paused briefly", "2x2", PATIENT, (PAUSED,), deaths=0), marks=slow),
+    Case("hangs and returns", "2x2", ("+hang_at=2:1.0@send", *rejoins("5:1.0"), *NERVOUS), stagger=True),
+    Case("is paused briefly", "2x2", PATIENT, (PAUSED,), deaths=0),
     Case("dies by itself and is restarted", "2x2", (), (SEGMENTATION_FAULT,), steps=25),
-    pytest.param(Case("aborts in native code", "2x2", (), (ABORT,), steps=25), marks=slow),
+    Case("aborts in native code", "2x2", (), (ABORT,), steps=25),
 ]
 
 
+@slow  # the next test has a hang, test_connections.py a restart
 @pytest.mark.parametrize("case", SURVIVED, ids=str)
 def test_faults_of_a_worker_change_no_bit(case, runs):
     runs.check_exact(runs.of(case, "not SIGKILL"))

@@ -93,11 +93,9 @@ def test_a_death_is_written_before_its_effects_and_status_sees_the_job_continue(
         assert told < next(n for n, line in enumerate(shown) if "3 of 4 workers" in line), shown
 
 
-def test_status_shows_how_a_run_has_ended(zygote, capsys):
-    with zygote.run(["parallel=2x2", "model=tiny", "run.steps=3", "run.validate_every=0"]) as job:
-        assert job.wait(60) == 0
-        assert main([str(job.run.path), "--watch"]) == 0
-        assert "finished (the coordinator ended with exit code 0)" in capsys.readouterr().out
+def test_status_shows_how_a_run_has_ended(recorded, zygote, capsys):
+    assert main([recorded.path, "--watch"]) == 0
+    assert "finished (the coordinator ended with exit code 0)" in capsys.readouterr().out
     with zygote.run(LONG) as job:
         job.wait_for_event("started", 60)
         job.signal(signal.SIGINT)

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import asdict
+from functools import cache
 
 import pytest
 
@@ -9,8 +10,13 @@ from recycle_pp.config.compose import compose
 from recycle_pp.config.resume import take_up
 
 
+@cache
+def settings_of(*arguments):
+    return compose([*arguments, "run.dir=runs/mine"])
+
+
 def before(*arguments):
-    return asdict(compose([*arguments, "run.dir=runs/mine"]))
+    return asdict(settings_of(*arguments))
 
 
 def test_keys_that_the_command_line_does_not_set_are_unchanged():
