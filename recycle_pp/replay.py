@@ -22,6 +22,10 @@ from recycle_pp.telemetry.words import plural
 from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.table import kind
 
+DIFFERS = """
+recycle_pp: the recorded decision differs. Another version of recycle_pp has made it, or it has a plan from the first
+seconds of a job, when the planner was not compiled yet."""
+
 
 def main(arguments: Sequence[str]) -> int:
     """The exit code: 0; 1 if a decision differs from the recorded one; 2 after one sentence about a mistake."""
@@ -42,7 +46,7 @@ def _run(arguments: Sequence[str]) -> int:
             events, missing = events + 1, missing + decision.missing
             if not decision.same:
                 print("\n".join(_lines(decision)))
-                print("recycle_pp: the recorded decision differs: another version of recycle_pp wrote it")
+                print(DIFFERS)
                 return 1
             follows = decision.outcome.sends or decision.outcome.notes
             if given.step in (None, decision.step) and (follows or given.all):

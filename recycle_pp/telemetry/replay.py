@@ -5,6 +5,9 @@
 
 Each event is given to a job that is restored from the snapshot before it, and the outcome is compared with the recorded
 one. So the file proves what was decided and why, and a fault of the protocol can be repeated in a debugger.
+
+An outcome with a plan differs if the coordinator made the plan before its planner was compiled: in the first half
+minute on a new machine, or in the first seconds on a busy one.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 from recycle_schedules import actions, plan
+from recycle_schedules.compiled import load
 
 from recycle_pp.protocol.event_json import decode, fingerprint
 from recycle_pp.protocol.events import Event, Outcome
@@ -52,6 +56,7 @@ def replay(path: Path) -> Iterator[Decision]:
         FileNotFoundError, UnreadableFile: there is no such file, or it cannot be read.
         NotASnapshot: another version of recycle_pp wrote it.
     """
+    load()  # until the planner is compiled it makes other plans
     job: Job | None = None
     missing, terms = 0, Terms()
     with open_regular(path) as file:

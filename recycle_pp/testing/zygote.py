@@ -76,11 +76,13 @@ def _serve(descriptor: int, folder: str, preload: str) -> None:
 def _preload() -> None:
     import hydra  # noqa: F401
     import torch.distributed.checkpoint  # noqa: F401
-    from recycle_schedules import plan  # noqa: F401
+    from recycle_schedules.compiled import load
 
     from recycle_pp.config import checks as validation  # noqa: F401
     from recycle_pp.coordinator import host  # noqa: F401
     from recycle_pp.execution import worker  # noqa: F401
+
+    load()  # in forked processes the thread that loads it would be missing
 
 
 def _launch(parent: int, request: dict[str, Any], output: int, status: int) -> None:

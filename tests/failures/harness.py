@@ -28,6 +28,7 @@ import psutil
 from recycle_schedules import Trace
 
 from recycle_pp.telemetry.follower import Follower
+from recycle_pp.telemetry.replay import replay
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.testing.local_cluster import LocalJob, LocalNodes, Zygote
 from tests.once import once
@@ -186,6 +187,7 @@ class Runs:
             outcome = _outcome(case, code, time.monotonic() - begun, job)
             self.results[kind].append({"deaths": outcome.deaths, "stalls": outcome.stalls, "seconds": outcome.seconds})
             _check_no_process_lives(job)
+            _check_replay(job.run)
         if case.ends is None:
             assert code == 0, explain(outcome)
         else:
@@ -318,6 +320,13 @@ def _check_one_line_a_step(path: Path) -> None:
             places.append((record["step"], record["term"]))
     steps = [step for step, _ in places]
     assert steps == sorted(set(steps)), f"{path.name} has steps twice or in disorder: {places}"
+
+
+def _check_replay(run: RunFolder) -> None:
+    """Repeats all decisions of the coordinators."""
+    if run.protocol.exists():
+        different = [decision for decision in replay(run.protocol) if not decision.same]
+        assert not different, different[0]
 
 
 def _process(pid: int) -> psutil.Process | None:
