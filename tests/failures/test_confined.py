@@ -82,5 +82,6 @@ def test_sharded_state_of_three_times_a_workers_memory_trains_through_deaths_to_
 
     _, whole, _ = run(zygote, {}, *ALONE)
     code, found, deaths = run(zygote, confined, *SHARDED, *DEATHS)
-    assert (code, len(deaths)) == (0, 3)
+    assert (code, {death["worker"] for death in deaths}) == (0, {"3.0", "7.0", "0.0"}), deaths
+    assert len(deaths) == 3, deaths
     assert found == whole
