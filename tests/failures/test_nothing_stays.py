@@ -52,9 +52,8 @@ def test_nothing_is_left_after_success(zygote, nothing_stays):
         assert "Traceback" not in job.output
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143)]
-)
+@pytest.mark.slow  # tests/recycle_pp/test_cli.py has it for `recycle train`
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_job_quickly_and_quietly_and_leaves_nothing(number, code, zygote, nothing_stays):
     with zygote.run(ENDLESS) as job:
         job.wait_for_event("started", 60)

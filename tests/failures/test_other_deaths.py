@@ -177,6 +177,7 @@ def test_an_exception_that_is_not_repeated_costs_one_worker_for_a_while(error, s
     assert outcome.all("respawned")
 
 
+@slow
 def test_an_op_that_fails_on_two_workers_stops_the_job_with_its_traceback(sabotaged):
     plan = {"raise": "ValueError", "stage": 1, "step": 3, "g": 5}
     case = Case("raises on every peer", "3x2", ends="both failed in F of micro-batch 1.2 in step 3", deaths=None)

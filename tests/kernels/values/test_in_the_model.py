@@ -81,7 +81,7 @@ def test_a_stage_trains_as_with_the_references(reproducible, stage, stages):
     assert torch.equal(ours.gradients.exponents, exact.gradients.exponents)
 
 
-@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("recompute", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_i_then_w_gives_the_same_bits_as_b(recompute):
     sums = []
     for split in (True, False):

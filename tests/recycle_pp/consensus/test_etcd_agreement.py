@@ -158,6 +158,7 @@ def test_a_former_member_cannot_lead(server):
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_an_agreement_waits_for_a_silent_etcd_and_then_fails(tmp_path, monkeypatch):
     async def main():
         with EtcdServer(tmp_path) as server:

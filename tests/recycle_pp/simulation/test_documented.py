@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[3]
 COMMANDS = re.findall(
     r"^python -m recycle_pp\.simulate (.*?)(?: *#.*)?$", (ROOT / "docs" / "simulate.md").read_text(), flags=re.MULTILINE
 )
-LONG = ("--pipelines 125", "12 32 64", "--replay", "--best")
-"""Commands that take a minute or more."""
+LONG = ("--pipelines 125", "12 32 64", "--replay", "--best", "--days 30")
+"""Commands that take ten seconds or more."""
 
 
 def test_there_are_commands():
