@@ -24,6 +24,7 @@ from recycle_pp.protocol.job import Job
 from recycle_pp.protocol.snapshot import snapshot
 
 from .background import Background
+from .guard import guarded
 from .warn import warn_once
 
 MOST_BYTES = 64 * 2**20
@@ -70,6 +71,7 @@ class ProtocolLog:
     def _snapshot(self, data: bytes, anew: bool) -> None:
         """anew: the snapshot replaces the content of the file."""
         self._start = None
+        self._bytes = 0 if anew else self._bytes  # before the thread does it, or each event until then had a snapshot
         self._tried = time.monotonic()
         self._left_out = False
         if not self._later(self._write_snapshot, time.time(), data, anew):
@@ -77,9 +79,11 @@ class ProtocolLog:
 
     # -- in the thread -----------------------------------------------------------------------------------------
 
+    @guarded
     def _write_event(self, at: float, event: Event, outcome: Outcome) -> None:
         self._write(at, b'"event":%s,"outcome":"%s"' % (encode(event), fingerprint(outcome).encode()))
 
+    @guarded
     def _write_snapshot(self, at: float, data: bytes, anew: bool) -> None:
         if anew:
             self._close()
