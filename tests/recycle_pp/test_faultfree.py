@@ -84,9 +84,7 @@ def test_every_bit_equals_that_of_the_plain_loop(trained, shape, overrides):
     assert trained(overrides) == reference(overrides)
 
 
-@pytest.mark.parametrize(
-    ("shape", "clip"), [("3x4", "optimizer.clip=null"), pytest.param("2x2", CLIPS, marks=slow)]
-)
+@pytest.mark.parametrize(("shape", "clip"), [("3x4", "optimizer.clip=null"), pytest.param("2x2", CLIPS, marks=slow)])
 def test_a_staggered_optimizer_changes_no_bit(trained, shape, clip):
     """Neither if all speculative steps are confirmed (no clipping) nor if all are undone (it always clips)."""
     overrides = (*SHAPES[shape], clip, "numerics=reproducible")
