@@ -112,6 +112,7 @@ def test_the_count_of_skipped_updates_survives_the_loss_of_the_coordinator(sabot
     assert outcome.all("coordinator_elected") and outcome.metrics[-1]["step"] == 8, explain(outcome)
 
 
+@slow
 def test_a_token_outside_the_vocabulary_ends_the_job_with_a_sentence_and_no_death(runs, tmp_path):
     tokens = np.arange(40000, dtype=np.uint16) % 256
     tokens[17000] = 999

@@ -154,9 +154,8 @@ def test_fewer_workers_than_stages_stop_the_job_with_the_reason(runs):
     runs.of(case, "a stage lost")
 
 
-@pytest.mark.parametrize(
-    "below", ["file", pytest.param("/proc", marks=pytest.mark.slow)]
-)  # root cannot write there either
+@pytest.mark.slow  # test_disks.py has a read-only folder
+@pytest.mark.parametrize("below", ["file", "/proc"])  # root cannot write there either
 def test_a_run_folder_that_cannot_be_created_gives_one_sentence_and_no_worker_starts(below, zygote, tmp_path):
     (tmp_path / "file").write_text("")
     with zygote.run(["parallel=2x2", "model=tiny", f"run.dir={tmp_path / below / 'run'}"]) as job:
