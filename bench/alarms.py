@@ -88,8 +88,8 @@ def slow(cases: list[str]) -> int:
             others = [
                 e for e in run.lines(run.events) if e["event"] == "slow" and (e["worker"] != SLOW or e["step"] < begun)
             ]
-        told = "; ".join(f"{e['worker']} in step {e['step']} by {e['factor']}" for e in others) or "none"
-        print(f"{name:<28}{found - begun:>12}{ended - normal:>11}   {told}", flush=True)
+        named = "; ".join(f"{e['worker']} in step {e['step']} by {e['factor']}" for e in others) or "none"
+        print(f"{name:<28}{found - begun:>12}{ended - normal:>11}   {named}", flush=True)
         bad += (found - begun > 8) + len(others)
     return bad
 

@@ -148,20 +148,20 @@ def one_death(pipelines: int, stages: int, microbatches: int, at: float) -> dict
     begun = time.perf_counter()
     announced = job.handle(WorkerDied(victim)).sends
     encoded(announced)
-    told = time.perf_counter()
+    announced_at = time.perf_counter()
     frames = [(to, encode(announced_to(members[to], message, busy[to]))) for to, message in announced]
     ready = time.perf_counter()
-    heard: list[tuple[Worker, Any]] = [(worker, FROM_WORKER.decode(frame[4:])) for worker, frame in frames]
+    reported: list[tuple[Worker, Any]] = [(worker, FROM_WORKER.decode(frame[4:])) for worker, frame in frames]
     known = time.perf_counter()
-    for worker, report in heard:
+    for worker, report in reported:
         adopted = job.handle(MessageReceived(worker, report)).sends
     size = encoded(adopted)
     adopting = time.perf_counter()
-    followed = planned(job)
-    size += encoded(followed)
+    planned_ahead = planned(job)
+    size += encoded(planned_ahead)
     end = time.perf_counter()
-    return {"announce": told - begun, "hear": known - ready, "adopt": adopting - known, "follow": end - adopting,
-            "megabytes": size / 1e6}  # fmt: skip
+    return {"announce": announced_at - begun, "hear": known - ready, "adopt": adopting - known,
+            "follow": end - adopting, "megabytes": size / 1e6}  # fmt: skip
 
 
 def planned(job: Job) -> list[Send]:

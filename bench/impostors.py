@@ -34,7 +34,7 @@ from recycle_pp.wire.messages.supervisors import (
     Died,
     Dying,
     Finish,
-    Present,
+    Registration,
     Spawn,
     Spawned,
     SupervisorHeartbeat,
@@ -97,7 +97,7 @@ class FakeSupervisor:
         match message:
             case SupervisorWelcome():
                 place = Place(HOST, self._all.port)  # a server must answer there, or the supervisor counts as dead
-                self._peer.send(Present(place, self._order, self._worker is not None, self._deaths))
+                self._peer.send(Registration(place, self._order, self._worker is not None, self._deaths))
             case Spawn():
                 self._order = message
                 if self._worker is not None:
@@ -159,7 +159,7 @@ class FakeWorker:
     def _hear(self, message: Any) -> None:
         match message:
             case WorkerWelcome():
-                self.member.followed(message.resume - 1, range(len(UNITS)))
+                self.member.caught_up(message.resume - 1, range(len(UNITS)))
                 self._ready = Ready((HOST, 1), "impostor")
                 self._say(self._ready)
             case Announce():
@@ -186,7 +186,7 @@ class FakeWorker:
 
     def follow(self, step: int, session: int) -> None:
         if self.member.generation < 0:
-            self.member.followed(step, range(len(UNITS)))
+            self.member.caught_up(step, range(len(UNITS)))
             self._say(Synced(step, session))
 
     def _vote(self) -> None:

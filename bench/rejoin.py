@@ -135,13 +135,13 @@ class Donor:
 def join(pipe: Any, matrices: int) -> None:
     stage = Vectors(matrices)
     optimizer = StageOptimizer(settings(), stage)
-    participant: Any = SimpleNamespace(generation=-1, followed=lambda step, units: None)
+    participant: Any = SimpleNamespace(generation=-1, caught_up=lambda step, units: None)
     joining = Following(optimizer, stage.gradients, participant, TOKEN, "127.0.0.1", lambda moment, step: None)
-    told: list[int] = []
+    reported: list[int] = []
 
     def synced(step: int, _session: int) -> None:
-        if not told:
-            told.append(step)
+        if not reported:
+            reported.append(step)
             pipe.send(time.monotonic())
 
     joining.start(synced)

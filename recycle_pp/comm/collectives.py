@@ -1,12 +1,12 @@
 """Sums and broadcasts among a few workers, built from messages. No group exists that would have to be rebuilt after a
 death.
 
-    all_reduce(tensors, peers, slot)        # in place; peers[k] is the way to worker k, None for this worker
+    all_reduce(tensors, peers, slot)        # in place; peers[k] is the route to worker k, None for this worker
     reduce(tensors, peers, root, slot)      # only for worker `root`
     broadcast(tensors, peers, source, slot)
 
 Every worker calls them with the same shapes and dtypes (any, on the CPU), in the same order of workers, and with a slot
-that no other message of the pair uses. They block until all workers have called them, or until a way raises. Run them
+that no other message of the pair uses. They block until all workers have called them, or until a route raises. Run them
 in a thread. After an error the contents of the tensors are undefined.
 """
 
@@ -26,15 +26,15 @@ class Message(Protocol):
     def wait(self) -> None: ...
 
 
-class Way(Protocol):
-    """The way to one peer. Messages of one slot arrive in the order in which they were sent. After the message's
+class Route(Protocol):
+    """The route to one peer. Messages of one slot arrive in the order in which they were sent. After the message's
     `wait`, a sent tensor may be written, and a received one read."""
 
     def send(self, tensor: Tensor, slot: int) -> Message: ...
     def receive(self, tensor: Tensor, slot: int) -> Message: ...
 
 
-def all_reduce(tensors: Sequence[Tensor], peers: Sequence[Way | None], slot: int) -> None:
+def all_reduce(tensors: Sequence[Tensor], peers: Sequence[Route | None], slot: int) -> None:
     """Sums contiguous tensors in place: worker k sums part k of each, then all workers exchange their sums.
 
     Each worker sends 2 (n-1)/n of the tensors' bytes, the minimum of any all-reduce, in two exchanges (reduce-scatter
@@ -47,31 +47,31 @@ def all_reduce(tensors: Sequence[Tensor], peers: Sequence[Way | None], slot: int
     parts = [_parts(tensor, len(peers)) for tensor in tensors if tensor.nbytes > SMALL]
     by_worker = [[part[k] for part in parts] for k in range(len(peers))]
     mine = [*small, *by_worker[me]]  # the parts that this worker sums
-    inboxes = [mine if way is None else [torch.empty_like(tensor) for tensor in mine] for way in peers]
+    inboxes = [mine if route is None else [torch.empty_like(tensor) for tensor in mine] for route in peers]
     _exchange(peers, slot, [[*small, *pieces] for pieces in by_worker], inboxes)
     _sum(mine, inboxes)
     if parts:
         _exchange(peers, slot, [by_worker[me]] * len(peers), by_worker)
 
 
-def reduce(tensors: Sequence[Tensor], peers: Sequence[Way | None], root: int, slot: int) -> None:
+def reduce(tensors: Sequence[Tensor], peers: Sequence[Route | None], root: int, slot: int) -> None:
     """Like `all_reduce`, but only worker `root` gets the sums. The tensors of other workers do not change."""
-    way = peers[root]
-    if way is not None:
-        _wait([way.send(tensor, slot) for tensor in tensors if tensor.numel()])
+    route = peers[root]
+    if route is not None:
+        _wait([route.send(tensor, slot) for tensor in tensors if tensor.numel()])
         return
     inboxes = [tensors if peer is None else [torch.empty_like(tensor) for tensor in tensors] for peer in peers]
     _exchange(peers, slot, [[]] * len(peers), inboxes)
     _sum(tensors, inboxes)
 
 
-def broadcast(tensors: Sequence[Tensor], peers: Sequence[Way | None], source: int, slot: int) -> None:
+def broadcast(tensors: Sequence[Tensor], peers: Sequence[Route | None], source: int, slot: int) -> None:
     """Copies the tensors of worker `source` to all others."""
-    way = peers[source]
-    if way is None:
+    route = peers[source]
+    if route is None:
         _wait([other.send(t, slot) for other in peers if other is not None for t in tensors if t.numel()])
     else:
-        _wait([way.receive(tensor, slot) for tensor in tensors if tensor.numel()])
+        _wait([route.receive(tensor, slot) for tensor in tensors if tensor.numel()])
 
 
 def _sum(outs: Sequence[Tensor], inboxes: Sequence[Sequence[Tensor]]) -> None:
@@ -91,14 +91,14 @@ def _parts(tensor: Tensor, count: int) -> list[Tensor]:
 
 
 def _exchange(
-    peers: Sequence[Way | None], slot: int, outgoing: Sequence[Sequence[Tensor]], incoming: Sequence[Sequence[Tensor]]
+    peers: Sequence[Route | None], slot: int, outgoing: Sequence[Sequence[Tensor]], incoming: Sequence[Sequence[Tensor]]
 ) -> None:
     """Sends outgoing[k] to worker k and fills incoming[k] from it. Returns when both are done."""
     messages = []
-    for way, tensors in zip(peers, incoming, strict=True):
-        messages += [way.receive(tensor, slot) for tensor in tensors if way is not None and tensor.numel()]
-    for way, tensors in zip(peers, outgoing, strict=True):
-        messages += [way.send(tensor, slot) for tensor in tensors if way is not None and tensor.numel()]
+    for route, tensors in zip(peers, incoming, strict=True):
+        messages += [route.receive(tensor, slot) for tensor in tensors if route is not None and tensor.numel()]
+    for route, tensors in zip(peers, outgoing, strict=True):
+        messages += [route.send(tensor, slot) for tensor in tensors if route is not None and tensor.numel()]
     _wait(messages)
 
 

@@ -27,7 +27,7 @@ from recycle_pp.protocol.takeover import find
 from recycle_pp.wire.connection import Peer, connect
 from recycle_pp.wire.messages.agreement import Place
 from recycle_pp.wire.messages.handshake import CandidateHello
-from recycle_pp.wire.messages.supervisors import CoordinatorHeartbeat, Died, Present
+from recycle_pp.wire.messages.supervisors import CoordinatorHeartbeat, Died, Registration
 from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.messages.workers import State
 
@@ -42,7 +42,7 @@ class Supervisor(NamedTuple):
     """A supervisor's connection and its last report."""
 
     peer: Peer
-    report: Present
+    report: Registration
 
 
 class Known(NamedTuple):
@@ -60,7 +60,7 @@ class FailoverDiscovery:
         self.workers: dict[int, Known] = {}
         self.over = asyncio.Event()  # set at the end of the discovery
 
-    def supervisor(self, number: int, message: Present, peer: Peer) -> None:
+    def supervisor(self, number: int, message: Registration, peer: Peer) -> None:
         self.supervisors[number] = Supervisor(peer, message)
 
     def died(self, number: int, message: Died) -> None:

@@ -27,7 +27,7 @@ class Rank:
     role: Worker
     supervisor: Peer | None = None  # None: its node is lost
     place: Place | None = None  # address of its supervisor
-    unheard: int = 0  # heartbeats that its supervisor has missed
+    missed_heartbeats: int = 0  # heartbeats that its supervisor has missed
     worker: Peer | None = None
     address: Address = ("", 0)  # where its worker receives state
     incarnation: int = -1
@@ -38,7 +38,7 @@ class Rank:
     alive: bool = False  # spawned and not dead
     stopping: bool = False  # its supervisor got a signal to end
     respawns: int = 0
-    heard: float = 0.0  # time.monotonic() of the last message of its worker
+    last_message: float = 0.0  # time.monotonic() of the arrival of its worker's last message
     causes: dict[int, Death] = field(default_factory=dict)  # incarnation -> cause
     cancel_wait: Callable[[], None] = lambda: None  # ends the wait for the cause of its death
 
@@ -68,7 +68,7 @@ class Rank:
         self.incarnation += 1
         self.alive = True
         self.worker = None
-        self.heard = time.monotonic()
+        self.last_message = time.monotonic()
         self.send(Spawn(self.incarnation, self.role, self.respawns))
 
     def kill(self, stacks: bool = False) -> None:

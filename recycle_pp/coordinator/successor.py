@@ -26,7 +26,7 @@ from recycle_pp.wire.frames import ChannelClosed
 from recycle_pp.wire.messages.handshake import WorkerHello
 from recycle_pp.wire.messages.saving import Assembled, Assembling
 from recycle_pp.wire.messages.steps import Measured
-from recycle_pp.wire.messages.supervisors import Died, Present
+from recycle_pp.wire.messages.supervisors import Died, Registration
 from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.messages.workers import FROM_WORKER, LASTING, State
 
@@ -55,7 +55,7 @@ class Successor(Coordinator):
     def _receive_from_supervisor(self, number: int, message: Message, peer: Peer) -> None:
         if self._discovery.over.is_set():
             super()._receive_from_supervisor(number, message, peer)
-        elif isinstance(message, Present):
+        elif isinstance(message, Registration):
             self._discovery.supervisor(number, message, peer)
         elif isinstance(message, Died):
             self._discovery.died(number, message)
@@ -110,7 +110,7 @@ class Successor(Coordinator):
             await self._continue_saving(found)
             self._driver.drive(CoordinatorReplaced(found))
         for rank in self._roster:
-            rank.heard = time.monotonic()
+            rank.last_message = time.monotonic()
             if not self.over:
                 self._restore_rank(rank, found, str(rank.role) in history.dead)
         self._discovery.over.set()
@@ -157,7 +157,7 @@ class Successor(Coordinator):
         if not savers or self._settings.emulate.mode:
             return
         if not await in_thread(self._driver.saving.path(done).exists):
-            self._driver.saving.begin(done, savers, found.commit is not None and found.commit.last, found.told)
+            self._driver.saving.begin(done, savers, found.commit is not None and found.commit.last, found.informed)
 
 
 def _lost(history: History) -> str:

@@ -26,9 +26,9 @@ from recycle_pp.wire.messages.supervisors import (
     Evict,
     Finish,
     NoPlace,
-    Present,
     Probed,
     Redirect,
+    Registration,
     Spawn,
     Spawned,
     Stacks,
@@ -89,7 +89,7 @@ class Supervisors:
             # The missed heartbeats are those of the lost node.
             free.supervisor = peer
             free.respawns = 0
-            free.unheard = 0
+            free.missed_heartbeats = 0
             number = free.number
         elif self._is_taken(number, hello):
             peer.send(NoPlace(f"a new node has taken the place of rank {number}; this node ends"))
@@ -100,11 +100,11 @@ class Supervisors:
         return number
 
     def receive(self, number: int, message: Message, peer: Peer) -> None:
-        if isinstance(message, Present):
-            self._present(number, message, peer)
+        if isinstance(message, Registration):
+            self._register(number, message, peer)
         elif number in self._roster:  # heartbeats may come before it has registered
             rank = self._roster[number]
-            rank.unheard = 0
+            rank.missed_heartbeats = 0
             self._handlers[type(message)](rank, message)
 
     def lost(self, number: int, peer: Peer) -> None:
@@ -127,12 +127,12 @@ class Supervisors:
                 rank.worker.send(Exit())  # its supervisor may be unable to end it
             self._deaths.node_lost(rank)
 
-    def _present(self, number: int, message: Present, peer: Peer) -> None:
+    def _register(self, number: int, message: Registration, peer: Peer) -> None:
         """Registers a supervisor, with the state of its worker."""
         rank = self._roster.enter(number)
         rank.supervisor = peer
         rank.place = message.place
-        rank.unheard = 0
+        rank.missed_heartbeats = 0
         if message.settings is not None and rank.incarnation < 0:
             self._compare(rank, message.settings)
         if self._lifecycle.code is not None:  # the job has stopped since the welcome

@@ -155,9 +155,9 @@ class Watch:
             self._skip(slept)
             for rank in self._roster:
                 rank.send(CoordinatorHeartbeat())
-                rank.unheard += 1
-                rank.heard += slept
-                if rank.supervisor is not None and rank.unheard * self._beat > self._patience.suspicion:
+                rank.missed_heartbeats += 1
+                rank.last_message += slept
+                if rank.supervisor is not None and rank.missed_heartbeats * self._beat > self._patience.suspicion:
                     rank.supervisor.abort()  # then the node counts as lost, with its worker
             self._judge(now)
 
@@ -217,11 +217,11 @@ class Watch:
         if since is None:
             return False
         signs = (self._known.get(rank.number) for rank in present)
-        heard = (rank.heard > since for rank in present if rank.role in members)
-        return all(known is None or known.came > since for known in signs) and all(heard)
+        recent = (rank.last_message > since for rank in present if rank.role in members)
+        return all(known is None or known.came > since for known in signs) and all(recent)
 
     def _sign(self, rank: Rank, standing: Standing, now: float) -> Sign:
-        silent, since = now - rank.heard, now - self._begun
+        silent, since = now - rank.last_message, now - self._begun
         unanswered = since if rank.role in standing.unanswered else None
         member = rank.role in standing.members
         known = self._known.get(rank.number)

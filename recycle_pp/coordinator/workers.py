@@ -65,7 +65,7 @@ class Workers:
         self._deaths = deaths
         self._watch = watch
         self._links = BrokenLinks(context, driver, deaths, returns)
-        self._heard: dict[tuple[int, type[Message], int], Message] = {}  # the last lasting messages
+        self._received: dict[tuple[int, type[Message], int], Message] = {}  # the last lasting messages
         self._platform: str | None = None  # platform of the first worker: see execution.device
         self._data = ""  # fingerprint of the first worker's training data
         self._printed: set[str] = set()  # printed notes of workers
@@ -102,7 +102,7 @@ class Workers:
                 return None  # it moved here from another coordinator, too late
             rank.worker.abort()  # its connection was reset; it sends its `State` next
         rank.worker = peer
-        rank.heard = time.monotonic()
+        rank.last_message = time.monotonic()
         if not hello.moved:
             first_step = self._driver.job.first_step
             faults = self._restarts.faults_of(rank.role)
@@ -110,14 +110,14 @@ class Workers:
         return rank
 
     def receive(self, rank: Rank, incarnation: int, message: Message) -> None:
-        rank.heard = time.monotonic()
+        rank.last_message = time.monotonic()
         if incarnation == rank.incarnation and rank.alive:
             self.handle(rank, message)
 
     def handle(self, rank: Rank, message: Message) -> None:
         """Handles a message to this coordinator, or one repeated after the loss of another coordinator."""
         if is_lasting(message):
-            self._heard[_kind(rank, message)] = message
+            self._received[_kind(rank, message)] = message
         if not is_void(message, self._driver.job.generation):
             self._handlers[type(message)](rank, message)
 
@@ -138,7 +138,7 @@ class Workers:
     def _returned(self, rank: Rank, message: State) -> None:
         """Handles a member that has reconnected. Messages in both directions may have been lost."""
         for repeated in message.said:
-            if self._heard.get(_kind(rank, repeated)) != repeated:
+            if self._received.get(_kind(rank, repeated)) != repeated:
                 self.handle(rank, repeated)
         self._driver.drive(WorkerReturned(rank.role, message.committed))
         self._driver.send(self._saving.returned(rank.role))

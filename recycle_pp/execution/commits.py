@@ -2,20 +2,21 @@
 
     commits.begin(orders)                 # at a generation's start: copies and weights that workers of the stage lack
     commits.reduce(orders, step)          # sums the gradients of this worker's units over the stage's live workers
-    commits.unite(orders, step)           # for tied units, adds the sums of other stages
+    commits.reduce_tied(orders, step)     # for tied units, adds the sums of other stages
     commits.vote(orders, step, bytes)     # sends this worker's results of the step
     commits.speculate(orders, step)       # staggered: steps the optimizer before the commit
     commit = commits.settle()             # applies, confirms or undoes according to the commits received
-    commits.spread(orders, step)          # sends weights, after the update and before their use
+    commits.send_weights(orders, step)    # sends weights, after the update and before their use
 
 `Orders.shares` has the holders of each unit. If all workers of a stage hold all units, `reduce` is one all-reduce, a
-survivor of a death can `copy` its reduced gradient to the others, and `begin` and `spread` send nothing. Otherwise a
-vote means that this worker has the gradients of its units, so after a commit every copy of a unit can be updated.
+survivor of a death can `copy` its reduced gradient to the others, and `begin` and `send_weights` send nothing.
+Otherwise a vote means that this worker has the gradients of its units, so after a commit every copy of a unit can be
+updated.
 
 Before the commit, a death invalidates the reduction of its stage, which is repeated from the accumulators. After the
-commit, `spread` sends the new weights. If a new generation lacks weights, `begin` first makes the missing copies of
-units, then sends the weights again. A staggered optimizer updates and sends before the commit. If its step is undone,
-the old weights are sent again.
+commit, `send_weights` sends the new weights. If a new generation lacks weights, `begin` first makes the missing copies
+of units, then sends the weights again. A staggered optimizer updates and sends before the commit. If its step is
+undone, the old weights are sent again.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Commits:
         self._session, self._stage, self._optimizer = session, stage, optimizer
         self._faults, self._spans, self._batches = faults, spans, batches
         self._waits_for = "sum"  # what all peers take part in: "sum" or "copy"
-        self._spread = -1, -1  # newest generation and step whose weights were sent
+        self._sent_weights = -1, -1  # newest generation and step whose weights were sent
         self._exchange = Exchange(session.links, stage, optimizer, session.participant.worker, self._wait)
 
     def begin(self, orders: Orders) -> None:
@@ -80,23 +81,23 @@ class Commits:
         for unit in set(holdings.mine) - coming - self._optimizer.held.keys():
             self._optimizer.begin(unit)
         if shares.copies:
-            self._faults.strike("heal", committed + 1)
+            self._faults.inject("heal", committed + 1)
         self._exchange.copies(shares, lambda unit: self._note(orders, lambda: holdings.took(unit)))
         self._note(orders, holdings.settled)
         self._optimizer.settled()
         if shares.knows is not None:
-            self.spread(orders, committed)
+            self.send_weights(orders, committed)
 
-    def spread(self, orders: Orders, step: int) -> None:
+    def send_weights(self, orders: Orders, step: int) -> None:
         """Sends the weights after that step to the workers that do not hold the units, once per generation."""
-        if self._spread == (orders.generation, step):
+        if self._sent_weights == (orders.generation, step):
             return
-        self._spread = orders.generation, step
+        self._sent_weights = orders.generation, step
         holdings = self._session.participant.holdings
         if not orders.shares.together:
             self._waits_for = "copy"
             self._session.doing.works(REDUCTION, step + 1)
-            self._faults.strike("spread", step)
+            self._faults.inject("spread", step)
             ahead, known = self._optimizer.is_ahead, holdings.weights == step
             with named("recycle/weights"):
                 self._exchange.weights(orders.shares, self._peers(orders), ahead, known)
@@ -135,13 +136,13 @@ class Commits:
         if mine is None:
             self._hold(orders, step, Reduced.from_tensors(tensors))
 
-    def unite(self, orders: Orders, step: int) -> None:
+    def reduce_tied(self, orders: Orders, step: int) -> None:
         """Adds the sums of other stages for tied units. Raises LinkBroken."""
         if self._exchange.tied.units:
             self._session.check(orders)
             self._waits_for = "sum"
             with named("recycle/ties"):
-                self.reduced[step] = self._exchange.tied.unite(orders.shares, self.reduced[step])
+                self.reduced[step] = self._exchange.tied.reduce(orders.shares, self.reduced[step])
 
     def _wait(self, pending: Pending, giver: Worker | None = None) -> None:
         """Blocks until the message has arrived, and reports the wait. giver: its sender; None: all peers."""
@@ -183,12 +184,12 @@ class Commits:
         """Updates before the commit, unless the gradient is not finite or did not fit the sums. Returns False if the
         worker must wait for the commit. Raises Superseded.
 
-        In every generation all peers call `spread` for the same step, whether they have updated early, in this
+        In every generation all peers call `send_weights` for the same step, whether they have updated early, in this
         generation or before, or wait for the commit. If the step is undone, the coordinator has the old weights sent
         again (`Shares.knows`)."""
         speculates = self._steps_ahead(orders, step)
         if self._session.participant.applied == step:
-            self.spread(orders, step)
+            self.send_weights(orders, step)
         return speculates
 
     def _steps_ahead(self, orders: Orders, step: int) -> bool:

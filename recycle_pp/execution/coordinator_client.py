@@ -26,7 +26,7 @@ from recycle_pp.wire.messages.lifecycle import WorkerWelcome
 from recycle_pp.wire.messages.steps import Measured
 from recycle_pp.wire.messages.table import Message, is_lasting
 from recycle_pp.wire.messages.workers import TO_WORKER, State
-from recycle_pp.wire.worker_spec import WorkerSpec, told_later
+from recycle_pp.wire.worker_spec import WorkerSpec, later_addresses
 
 _CONNECT = 1.0  # seconds to connect; less than a new coordinator waits
 _AGAIN = 0.1  # seconds until the next attempt
@@ -105,7 +105,7 @@ class CoordinatorClient:
                 self._place = self._places.get(timeout=_AGAIN)
 
     def _follow_supervisor(self) -> None:
-        for place in told_later():
+        for place in later_addresses():
             self._places.put((place.host, place.port))
             if self._channel is not None:
                 self._channel.close()  # the last coordinator may be silent but alive

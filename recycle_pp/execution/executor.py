@@ -130,7 +130,7 @@ class Executor:
                     self.mailbox.ship(step, action.tensor, action.peer)
                 self.faults.fire(action.kind, step)
         self._await_turn(orders, step)
-        self.commits.unite(orders, step)
+        self.commits.reduce_tied(orders, step)
         self.commits.vote(orders, step, self.mailbox.log.bytes)
         if orders.stagger and not self._is_barrier(step) and self.commits.speculate(orders, step):
             return
@@ -221,7 +221,7 @@ class Executor:
         if orders is not None:
             self.session.check(orders)
             if applied:
-                self.commits.spread(orders, self.session.participant.applied)
+                self.commits.send_weights(orders, self.session.participant.applied)
             for step in validations:
                 validate(self.session, orders, self.stage, self.mailbox, self.batches, self.faults, step)
 
@@ -245,7 +245,7 @@ class Executor:
                 self._give_back()
             for hook in self.on_commit:
                 hook(commit, reduced)
-            self.faults.strike("commit", commit.step)
+            self.faults.inject("commit", commit.step)
             committed.append(commit.step)
             if commit.evaluate:
                 validations.append(commit.step)

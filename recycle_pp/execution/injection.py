@@ -3,7 +3,7 @@
     injector = Injector(faults, last_words)      # this worker's faults that have not fired yet
     injector.arm(step, actions)                  # at the start of a step: selects the op
     injector.fire(action.kind, step)             # at each possible moment; a kill does not return
-    injector.strike("regroup", step)             # at moments outside of a step's ops
+    injector.inject("regroup", step)             # at moments outside of a step's ops
     injector.drag(seconds)                       # after an op: slows the worker down
 
 A fault fires in the middle of its step: at number n // 2 of the n ops, sends or receives of its moment. If the step has
@@ -57,14 +57,14 @@ class Injector:
         if place in _PLACES[fault.moment]:
             self._countdown -= 1
             if self._countdown < 0:
-                self._strike(fault)
+                self._send_signal(fault)
         elif place == fault.moment or (place == "vote" and _PLACES[fault.moment]):
-            self._strike(fault)
+            self._send_signal(fault)
 
-    def strike(self, moment: str, step: int) -> None:
+    def inject(self, moment: str, step: int) -> None:
         """Fires the faults of this moment and of earlier steps. May be called from any thread."""
         for fault in [f for f in self._faults if f.moment == moment and f.step <= step]:
-            self._strike(fault)
+            self._send_signal(fault)
 
     def drag(self, seconds: float) -> None:
         """Sleeps, to emulate a slow worker. seconds: own time of the op (see `spans`). The sleep counts as own time."""
@@ -72,7 +72,7 @@ class Injector:
         if factor > 1:
             time.sleep(seconds * (factor - 1))
 
-    def _strike(self, fault: Fault) -> None:
+    def _send_signal(self, fault: Fault) -> None:
         self._armed = None
         self._faults.remove(fault)
         self._last_words(cause="injected", detail=f"{fault.kind}@{fault.moment}")

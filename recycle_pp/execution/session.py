@@ -33,7 +33,7 @@ from recycle_pp.wire.messages.workers import State
 
 from .activity import Doing
 from .coordinator_client import CoordinatorClient
-from .diary import Diary
+from .worker_log import WorkerLog
 
 
 class Superseded(Exception):
@@ -77,7 +77,7 @@ class Session:
         self._client = client
         client.state = self._state
         self._store = store
-        self.diary = Diary(participant.worker)
+        self.log = WorkerLog(participant.worker)
         self._built = -1
         self._resumed = -1
         self._over: str | None = None
@@ -175,7 +175,7 @@ class Session:
     def _listen(self) -> None:
         while self._over is None:
             message = self._client.recv()
-            self.diary.heard(message)
+            self.log.received(message)
             self._handlers[type(message)](message)
 
     def _state(self) -> State:

@@ -60,7 +60,7 @@ def validate(
             session.doing.works(VALIDATION, step, mb)
             with record_function("recycle/validate"):
                 output = stage.evaluate(batch, source)
-            faults.strike("validation", step)
+            faults.inject("validation", step)
             if makes:
                 made[number] = output
             else:

@@ -169,7 +169,7 @@ class Process:
         participant.committed = participant.applied = welcome.resume - 1
         session = Session(self._client, participant, links, store, self._doing)
         about = f"rank {self._spec.rank}: pid {os.getpid()} on {socket.gethostname()}, {device}, {backend}"
-        session.diary.note(f"starts as {'the first' if not self._spec.incarnation else 'the next'} process of {about}")
+        session.log.write(f"starts as {'the first' if not self._spec.incarnation else 'the next'} process of {about}")
         session.start()  # before long calls, because the coordinator may be lost during them
 
         try:
@@ -205,19 +205,19 @@ class Process:
         commits = Commits(session, stage, optimizer, faults, spans, batches if settings.run.sample_log else None)
         executor = Executor(session, stage, commits, mailbox, batches, faults, spans, settings)
 
-        to, strike = session.send, faults.strike
-        saving = StageSaving(settings, welcome.run_dir, stage, optimizer, batches, participant, to, strike)
+        to, inject = session.send, faults.inject
+        saving = StageSaving(settings, welcome.run_dir, stage, optimizer, batches, participant, to, inject)
         executor.on_commit.append(saving.committed)
         executor.on_finish = lambda orders: session.send(Finished(commits.digests(orders)))  # the parameters are final
         session.save, session.assemble = saving.asked, saving.assemble
         token = self._spec.token
-        donations = Donations(optimizer, stage.gradients, token, strike)
+        donations = Donations(optimizer, stage.gradients, token, inject)
         executor.on_commit.insert(0, donations.committed)
         session.donate = donations.asked
-        following = Following(optimizer, stage.gradients, participant, token, self._interface, strike)
-        session.moment = lambda name: faults.strike(name, participant.committed + 1)
+        following = Following(optimizer, stage.gradients, participant, token, self._interface, inject)
+        session.moment = lambda name: faults.inject(name, participant.committed + 1)
         self._doing.starts("ready")
-        session.diary.note(f"stage {worker.stage} is ready after {time.monotonic() - self._started:.1f} s")
+        session.log.write(f"stage {worker.stage} is ready after {time.monotonic() - self._started:.1f} s")
         session.send(
             Ready(
                 following.address,

@@ -3,7 +3,7 @@ over these stages.
 
     ties = Ties(gradients, stage=3, shared={"wte.weight": [0, 3]})
     parcel = ties.parcel(reduced, mine, units)           # this stage's part, for another stage
-    reduced = ties.united(reduced, mine, {stage: ...})   # the sums over all stages; may be called again
+    reduced = ties.summed(reduced, mine, {stage: ...})   # the sums over all stages; may be called again
 
 A stage first sums its own gradients over its workers. Workers of the stages then exchange these sums (int64, int32 or
 float32) and add them in the order of the stages, so the bits are the same in all stages. Each stage cuts the tensor
@@ -52,7 +52,7 @@ class Ties:
         size = 1 + sum(self._size(unit) for unit in units)
         return torch.empty(size, dtype=self.gradients.dtype, device=self.gradients.device)
 
-    def united(
+    def summed(
         self, reduced: Reduced, mine: Sequence[int], parcels: Sequence[tuple[int, Sequence[int], Tensor]]
     ) -> Reduced:
         """`reduced` with the gradients and norms of the units `mine`, summed over all stages. Includes the norms of

@@ -89,7 +89,7 @@ def places(layout: Layout, device: torch.device) -> Layout:
 
 
 def squared_norms(flat: Tensor, places: Layout) -> Tensor:
-    return torch.stack([squared_norm(block) for block in places.units_of(flat)])
+    return torch.stack([squared_norm(unit) for unit in places.units_of(flat)])
 
 
 def squared_norm(grad: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ def restore(total: Tensor, e: Tensor, out: Tensor) -> None:
 
 
 def places(layout: Layout, device: torch.device) -> Chunks:
-    decayed = [len(layout.shapes[block.tensor]) >= 2 for block in layout.units]
+    decayed = [len(layout.shapes[unit.tensor]) >= 2 for unit in layout.units]
     return kernels.make_chunks(layout.unit_sizes, decayed, device)
 
 

@@ -106,12 +106,12 @@ def missing(held: Sequence[Collection[int]], table: Table, sizes: Sequence[int])
     """The copies to make, in the order of the units. The source is the holder that has sent the least so far."""
     sent: dict[int, int] = {}
     found = []
-    for block, holders in enumerate(table):
+    for unit, holders in enumerate(table):
         for to in holders:
-            if to not in held[block]:
-                source = min(held[block], key=lambda peer: (sent.get(peer, 0), peer))
-                sent[source] = sent.get(source, 0) + sizes[block]
-                found.append((block, source, to))
+            if to not in held[unit]:
+                source = min(held[unit], key=lambda peer: (sent.get(peer, 0), peer))
+                sent[source] = sent.get(source, 0) + sizes[unit]
+                found.append((unit, source, to))
     return found
 
 

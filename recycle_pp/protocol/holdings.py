@@ -1,7 +1,7 @@
 """The units that one worker holds, as it reports them.
 
 holdings = Holdings(me=1, sizes=[...], loaded=-1)     # `participant.holdings`
-holdings.followed(step, units)                        # before it is a member: it has these units after that step
+holdings.caught_up(step, units)                       # before it is a member: it has these units after that step
 holdings.reported()                                   # its part of a report
 holdings.adopt(shares)                                # new holders, from the coordinator
 holdings.took(unit); holdings.settled()               # one copy has arrived; all have arrived
@@ -48,7 +48,7 @@ class Holdings:
     def reported(self) -> Holds:
         return Holds(self.sizes, sorted(self.units), self.loaded, self.weights)
 
-    def followed(self, step: int, units: Collection[int]) -> None:
+    def caught_up(self, step: int, units: Collection[int]) -> None:
         """The worker has the state of these units after that step, and the exponents."""
         self.units, self.loaded, self._since = set(units), None, step
         self.weights = step if len(self.units) == len(self.sizes) else step - 1

@@ -55,7 +55,7 @@ from .events import (
     WorkerReturned,
 )
 from .joining import Joiners
-from .present import Present, all_workers
+from .live_problem import LiveProblem, all_workers
 from .speculation import Speculation
 from .stage_lost import StageLost
 from .steady_state_plan import Planner, Steady
@@ -96,7 +96,7 @@ class Job:
         self.committed = max(self.committed, self.first_step - 1)
         self.waiting = set(self.waiting) or all_workers(self.problem)
         self._reports: dict[Worker, Report] = {}
-        self._present = Present()
+        self._live_problem = LiveProblem()
         self.units = Units(self.copies, self.third)
         self.steady = Steady(self.planner, self.evaluate_microbatches)
         self._newest: Commit | None = None
@@ -141,7 +141,7 @@ class Job:
 
     def problem_now(self) -> Problem:
         """The problem without the dead workers."""
-        return self._present.problem(self.problem, self.live)
+        return self._live_problem.of(self.problem, self.live)
 
     @property
     def graph(self) -> StageGraph:
@@ -221,7 +221,7 @@ class Job:
             self._speculation.resume(found.commit.stagger)
             self.skipped = found.commit.skipped
             out = [Send(w, found.commit) for w in sorted(found.behind)]
-        return out + self._regroup(anew=found.base is None)
+        return out + self._regroup(rebuild=found.base is None)
 
     def _returned(self, event: WorkerReturned) -> list[Send]:
         """Sends the newest commit again if the worker lacks it, and has all members rebuild their links."""
@@ -234,10 +234,10 @@ class Job:
         self.joiners.died(worker)  # its joiners start again
         if self.phase not in ("reporting", "running") or self.committed == self.steps - 1:
             return out
-        return out + self._regroup(anew=True) + self._find_donors()
+        return out + self._regroup(rebuild=True) + self._find_donors()
 
     def _rebuild_links(self, event: LinksBroken) -> list[Send]:
-        return self._regroup(anew=True) if self.phase in ("reporting", "running") else []
+        return self._regroup(rebuild=True) if self.phase in ("reporting", "running") else []
 
     def _change_problem(self, event: ProblemChanged) -> list[Send]:
         self.problem, self.steady.wanted = event.problem, True
@@ -270,10 +270,10 @@ class Job:
 
     # -- generations -------------------------------------------------------------------------------------------
 
-    def _regroup(self, anew: bool = False) -> list[Send]:
-        """anew: rebuild all links. After a death alone, the links between live workers stay up."""
+    def _regroup(self, rebuild: bool = False) -> list[Send]:
+        """rebuild: rebuild all links. After a death alone, the links between live workers stay up."""
         self.generation += 1
-        if anew or self._base is None:
+        if rebuild or self._base is None:
             self._base = self.generation
         self.phase = "reporting"
         self._reports.clear()
@@ -331,7 +331,7 @@ class Job:
         """Removes these workers and repeats the whole step with the weights of the others: wrong weights were sent to
         peers, and all workers may have used them. Once all others have adopted the new generation, an `untrusted` note
         has the removed workers ended. Raises StageLost."""
-        self.attempt = self.attempt._replace(mended=self.attempt.mended + 1)
+        self.attempt = self.attempt._replace(repaired=self.attempt.repaired + 1)
         for worker, detail in wrong.items():
             self._note("mismatch", worker=worker, host=self.units.hosts.get(worker), detail=detail)
             self.joiners.died(worker)  # its joiners may have wrong state
@@ -444,7 +444,7 @@ class Job:
         for back in ready:
             self.live.add(back)
             self._note("rejoined", worker=str(back), step=self.committed + 1)
-        return self._regroup(anew=bool(ready))
+        return self._regroup(rebuild=bool(ready))
 
     # -- helpers -----------------------------------------------------------------------------------------------
 

@@ -50,28 +50,28 @@ def compare(table: Table, votes: Mapping[int, Vote], made: Collection[tuple[int,
     said = {peer: iter(array("q", vote.checksums)) for peer, vote in votes.items()}
     values = [{peer: next(said[peer]) for peer in sorted(holders)} for holders in table]
     changed = {peer: vote.changed[0] for peer, vote in sorted(votes.items()) if vote.changed}
-    disputed = {block: _groups(of) for block, of in enumerate(values) if len(set(of.values())) > 1}
+    disputed = {unit: _groups(of) for unit, of in enumerate(values) if len(set(of.values())) > 1}
     if not disputed and not changed:
         return None
 
-    def outvoted_by(block: int, but: Collection[int]) -> list[int]:
+    def outvoted_by(unit: int, but: Collection[int]) -> list[int]:
         """Holders that differ from the most frequent checksum, if it has no rival and two copies not in `made`."""
-        asked = {peer: value for peer, value in values[block].items() if peer not in but}
-        groups = [[], *_groups({peer: value for peer, value in asked.items() if (block, peer) not in made})]
+        asked = {peer: value for peer, value in values[unit].items() if peer not in but}
+        groups = [[], *_groups({peer: value for peer, value in asked.items() if (unit, peer) not in made})]
         if len(groups[-1]) < 2 or len(groups[-1]) == len(groups[-2]):
             return []
         return [peer for peer, value in asked.items() if value != asked[groups[-1][0]]]
 
-    known = {block: [peer for peer in values[block] if block in votes[peer].changed] for block in disputed}
-    outvoted = {peer: block for block in disputed for peer in outvoted_by(block, known[block])}
+    known = {unit: [peer for peer in values[unit] if unit in votes[peer].changed] for unit in disputed}
+    outvoted = {peer: unit for unit in disputed for peer in outvoted_by(unit, known[unit])}
     while True:
         wrong = changed.keys() | outvoted.keys()
-        found = {peer: block for block in disputed for peer in outvoted_by(block, wrong)}
+        found = {peer: unit for unit in disputed for peer in outvoted_by(unit, wrong)}
         if not found:
             break
         outvoted |= found
-    left = {block: {value for peer, value in values[block].items() if peer not in wrong} for block in disputed}
-    return Mismatch(disputed, changed, outvoted, [block for block, of in left.items() if len(of) > 1])
+    left = {unit: {value for peer, value in values[unit].items() if peer not in wrong} for unit in disputed}
+    return Mismatch(disputed, changed, outvoted, [unit for unit, of in left.items() if len(of) > 1])
 
 
 def _groups(values: Mapping[int, int]) -> list[list[int]]:

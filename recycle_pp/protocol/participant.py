@@ -94,7 +94,7 @@ class Participant:
             self.holdings.join(self.committed)
         self.orders = None
         if message.attempt > self.attempt:
-            if message.attempt.mended > self.attempt.mended:
+            if message.attempt.repaired > self.attempt.repaired:
                 self.holdings.distrust(self.committed)
             self.attempt, self.again = message.attempt, True
             self._forget_after(self.committed)
@@ -172,10 +172,10 @@ class Participant:
             self._forget_after(step)
             self._take_back(step - 1)
 
-    def followed(self, step: int, units: Collection[int]) -> None:
+    def caught_up(self, step: int, units: Collection[int]) -> None:
         """Before membership: the worker has the state of these units after that step."""
         self.applied = self.committed = step
-        self.holdings.followed(step, units)
+        self.holdings.caught_up(step, units)
 
     # -- calls of the executor ---------------------------------------------------------------------------------
 

@@ -16,10 +16,10 @@ from typing import Any
 
 from .adoption import Derive
 from .job import Job
-from .present import Present
+from .live_problem import LiveProblem
 from .steady_state_plan import Planner, Steady
 
-LEFT_OUT = ("planner", "derive", "steady", "_present", "remainder_plans")  # functions, plans and caches
+LEFT_OUT = ("planner", "derive", "steady", "_live_problem", "remainder_plans")  # functions, plans and caches
 ROOMS = ("recycle_pp.protocol.", "recycle_pp.wire.messages.", "recycle_schedules.")
 OTHERS = {("builtins", "set"), ("builtins", "frozenset")}
 
@@ -38,7 +38,7 @@ def restored(data: bytes, planner: Planner, derive: Derive) -> Job:
     try:
         state, steady = _Unpickler(io.BytesIO(data)).load()
         job = Job.__new__(Job)
-        vars(job).update(state, planner=planner, derive=derive, _present=Present(), remainder_plans={})
+        vars(job).update(state, planner=planner, derive=derive, _live_problem=LiveProblem(), remainder_plans={})
         job.steady = Steady(planner, job.evaluate_microbatches)
         job.steady.restore(steady)
     except Exception as error:  # damaged bytes can raise anything

@@ -32,7 +32,7 @@ class Found:
     committed   newest committed step
     commit      its message; None before the first
     behind      members that lack it
-    told        members that have received it or will; not those that got it as parameters
+    informed    members that have received it or will; not those that got it as parameters
     base        generation of the links between all live members; None if links must be rebuilt
     attempt     newest attempt at the step after `committed`
     begun       a generation was agreed
@@ -44,7 +44,7 @@ class Found:
     committed: int
     commit: Commit | None
     behind: frozenset[Worker]
-    told: frozenset[Worker]
+    informed: frozenset[Worker]
     base: int | None
     attempt: Attempt = FIRST
     begun: bool = True
@@ -71,7 +71,7 @@ def find(states: Mapping[Worker, State]) -> Found:
         committed=committed,
         commit=commits[0] if commits else None,
         behind=frozenset(behind),
-        told=frozenset(w for w, s in live.items() if w in behind or s.commit is not None),
+        informed=frozenset(w for w, s in live.items() if w in behind or s.commit is not None),
         base=bases.pop() if len(bases) == 1 else None,
         attempt=max((state.attempt for state in live.values() if state.committed == committed), default=FIRST),
         begun=newest.agreed >= (0, 0),

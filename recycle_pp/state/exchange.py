@@ -4,7 +4,7 @@
     exchange.exponents(source)                       # when a generation starts with a new worker
     exchange.copies(shares, took)                    # copies of the units that this worker must hold
     reduced = exchange.reduce(shares, peers, sent)   # gradients of its units
-    reduced = exchange.tied.unite(shares, reduced)   # for tied units, sums over all stages
+    reduced = exchange.tied.reduce(shares, reduced)  # for tied units, sums over all stages
     exchange.weights(shares, peers, ...)             # after the update: each unit from its first holder
     exchange.masters(shares, peers)                  # all tensors in full, one at a time
 
@@ -78,7 +78,7 @@ class Exchange:
         """The gradients of the units that this worker holds, with the book and norms of all units. Out of place: an
         aborted sum leaves the accumulators unchanged.
 
-        The norms and gradients of tied units are missing until `tied.unite`. sent(): called after this worker's first
+        The norms and gradients of tied units are missing until `tied.reduce`. sent(): called after this worker's first
         message."""
         gradients = self._stage.gradients
         if shares.together:

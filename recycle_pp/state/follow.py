@@ -1,11 +1,11 @@
 """A worker follows units: it copies their committed state while the job continues, then applies each step's gradients,
 until a commit makes it a holder.
 
-    donations = Donations(optimizer, gradients, token, strike)        # on every worker
+    donations = Donations(optimizer, gradients, token, inject)        # on every worker
     session.donate = donations.asked
     executor.on_commit.append(donations.committed)
 
-    following = Following(optimizer, gradients, participant, token, interface, strike)   # on the returning worker
+    following = Following(optimizer, gradients, participant, token, interface, inject)   # on the returning worker
     following.start(synced=lambda step, session: ...)                 # donors connect to following.address
 
 The coordinator assigns units to donors (`Donate`). A thread of the donor copies and sends its units, one part at a
@@ -38,7 +38,7 @@ from recycle_pp.wire.messages.lifecycle import Donate
 from recycle_pp.wire.messages.states import StatePart, StepGradient
 from recycle_pp.wire.messages.steps import Commit
 
-Strike = Callable[[str, int], None]  # callback for fault injection: (moment, step)
+Inject = Callable[[str, int], None]  # callback for fault injection: (moment, step)
 _log = logging.getLogger(__name__)
 PART = 1 << 20  # elements per vector and part, unless a unit has more: 12 MB of state, copied in about 3 ms
 # Most gradients that queue for a follower. A gradient has a third of the state's size, so a bound of a fifth of the
@@ -60,8 +60,8 @@ class _Step(NamedTuple):
 class Donations:
     """The donor's side. `asked` runs in the listening thread, `committed` in the executor. Neither blocks."""
 
-    def __init__(self, optimizer: StageOptimizer, gradients: Gradients, token: str, strike: Strike) -> None:
-        self._optimizer, self._gradients, self._token, self._strike = optimizer, gradients, token, strike
+    def __init__(self, optimizer: StageOptimizer, gradients: Gradients, token: str, inject: Inject) -> None:
+        self._optimizer, self._gradients, self._token, self._inject = optimizer, gradients, token, inject
         self._lock = threading.Lock()
         self._newest: _Step | None = None  # without its gradient
         self._asked: list[Donate] = []  # requests before the first commit
@@ -90,7 +90,7 @@ class Donations:
 
     def _begin(self, message: Donate, newest: _Step) -> None:
         self._donors.append(_Donor(self._optimizer, self._gradients, message, self._token, newest))
-        self._strike("donate", newest.step + 1)  # the step in progress
+        self._inject("donate", newest.step + 1)  # the step in progress
 
 
 class _Donor(threading.Thread):
@@ -104,7 +104,7 @@ class _Donor(threading.Thread):
         self._units = message.units or range(len(gradients.layout.units))
         self._changed = threading.Condition()
         self._waiting: deque[_Step] = deque()  # commits that have not been sent
-        self._told = begin  # the newest commit sent
+        self._newest = begin  # the newest commit sent
         self._sent = 0  # units sent
         self.start()
 
@@ -113,7 +113,7 @@ class _Donor(threading.Thread):
             self._waiting.append(step)
             if len(self._waiting) > WAITING:  # too slow: restart from the newest state
                 self._waiting.clear()
-                self._told, self._sent = step, 0
+                self._newest, self._sent = step, 0
             self._changed.notify()
 
     def run(self) -> None:
@@ -133,7 +133,8 @@ class _Donor(threading.Thread):
         with self._changed:
             sent = self._sent
             step = self._waiting.popleft() if self._waiting else None
-            self._told = told = step or self._told
+            newest = step or self._newest
+            self._newest = newest
             if step is None and sent == len(self._units):
                 self._changed.wait()
                 return
@@ -145,14 +146,14 @@ class _Donor(threading.Thread):
                 stream.send(StepGradient(session, step.step, units, of, step.scale), gradient | _sent(step))
             return
         units = self._part(sent)
-        part = self._optimizer.copy(units, newest=told.step)
+        part = self._optimizer.copy(units, newest=newest.step)
         if part is None:  # the state is speculative, or has a step that was not sent
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting, timeout=0.001)
             return
-        stream.send(StatePart(session, told.step, units, of), part | _sent(told))
+        stream.send(StatePart(session, newest.step, units, of), part | _sent(newest))
         with self._changed:
-            if self._sent == sent and self._told is told:  # otherwise the follower starts again
+            if self._sent == sent and self._newest is newest:  # otherwise the follower starts again
                 self._sent = sent + len(units)
 
     def _part(self, first: int) -> list[int]:
@@ -183,10 +184,10 @@ class Following:
         participant: Participant,
         token: str,
         interface: str,
-        strike: Strike,
+        inject: Inject,
     ) -> None:
         self._optimizer, self._gradients, self._participant = optimizer, gradients, participant
-        self._strike = strike
+        self._inject = inject
         self._receiver = Receiver(interface, token)
         self._taking = threading.Lock()
         self._session = -1  # the newest session with a message
@@ -244,7 +245,7 @@ class Following:
         self._have |= dict.fromkeys(about.units, about.step)
         if len(self._have) < about.of or set(self._have.values()) != {about.step}:
             return False
-        self._participant.followed(about.step, self._have)
+        self._participant.caught_up(about.step, self._have)
         return True
 
     def _begin(self, about: StatePart | StepGradient) -> None:
@@ -255,7 +256,7 @@ class Following:
         self._streams = [(session, stream) for session, stream in self._streams if session == about.session]
         self._session, self._have, self._exponents = about.session, {}, -1
         self._optimizer.start_following()
-        self._strike("join", about.step)
+        self._inject("join", about.step)
 
 
 def _sent(step: _Step) -> dict[str, Tensor]:

@@ -31,7 +31,8 @@ from .runs import Run
 
 PIECE = 1 << 18  # elements that a worker receives from each peer at a time
 AHEAD = 3  # reductions in flight
-SUMS, GRADIENTS, STATE, WEIGHTS, MASTERS, OWN_SUMS, UNITED = range(MAX_TAG - 7, MAX_TAG)  # above all tags of mailboxes
+# tags, above all those of mailboxes
+SUMS, GRADIENTS, STATE, WEIGHTS, MASTERS, OWN_SUMS, TIED_GRADIENTS = range(MAX_TAG - 7, MAX_TAG)
 
 Rounds = Iterable[Sequence[Run | None]]
 

@@ -1,6 +1,6 @@
 """A worker's part of a checkpoint.
 
-    saving = StageSaving(settings, run_dir, stage, optimizer, batches, participant, send, strike)
+    saving = StageSaving(settings, run_dir, stage, optimizer, batches, participant, send, inject)
     executor.on_commit.append(saving.committed)          # saves or sends digests, if the commit requires it
     session.assemble = saving.assemble               # merges the parts of all stages
 
@@ -29,7 +29,7 @@ from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.table import Message
 
 from . import checkpoint
-from .follow import Strike
+from .follow import Inject
 from .pieces import pieces, tensors_of
 
 
@@ -43,10 +43,10 @@ class StageSaving:
         batches: Batches,
         participant: Participant,
         send: Callable[[Message], None],
-        strike: Strike,
+        inject: Inject,
     ) -> None:
         self._settings, self._stage, self._optimizer = settings, stage, optimizer
-        self._batches, self._send, self._strike = batches, send, strike
+        self._batches, self._send, self._inject = batches, send, inject
         self._worker, self._holdings = participant.worker, participant.holdings
         self._folder = Path(run_dir) / "checkpoints"
         self._saver = checkpoint.Saver(self._folder)
@@ -103,7 +103,7 @@ class StageSaving:
         part = f"{self._worker.stage}-{self._worker.pipeline}"
         state = pieces(self._optimizer, self._stage, self._optimizer.held if units is None else units)
         saving = self._saver.save(step, part, state, tensors_of(self._stage), final=last)
-        self._strike("checkpoint", step - 1)  # an injected fault: while the part is being written
+        self._inject("checkpoint", step - 1)  # an injected fault: while the part is being written
         arguments = (step, saving, units is None)
         threading.Thread(target=self._report, args=arguments, name="saved", daemon=True).start()
 

@@ -2,14 +2,14 @@
 
     tied = Ties(links, stage, me, wait, forward)
     tied.units                                       # numbers of this stage's tied units; empty in most models
-    reduced = tied.unite(shares, reduced)            # after the stage's own reduction, once per generation
+    reduced = tied.reduce(shares, reduced)           # after the stage's own reduction, once per generation
 
 A worker with its stage's sum of a unit exchanges it with one such worker of each other stage of the unit. If the stage
 sums all gradients together, all its workers have the sum. Otherwise the first holder has it, and sends the gradient to
 the other holders. `Shares.elsewhere` names the workers of the other stages. Both sides derive the same pairs from these
 lists, and distribute them over the workers.
 
-Workers call `unite` after their stage's reduction and vote afterwards. So every vote is about the sum over all stages,
+Workers call `reduce` after their stage's reduction and vote afterwards. So every vote is about the sum over all stages,
 also after a death, whether the stage's sum is of this generation or an earlier one.
 """
 
@@ -30,7 +30,7 @@ from recycle_pp.numerics import ties
 from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.wire.messages.generations import Shares
 
-from .passing import OWN_SUMS, UNITED
+from .passing import OWN_SUMS, TIED_GRADIENTS
 
 Wait = Callable[..., None]
 Forward = Callable[[int, list[int], Tensor | None, int], list[Pending]]
@@ -46,14 +46,14 @@ class Ties:
         self._sums = ties.Ties(stage.gradients, stage.stage, stage.module.shared)
         self.units = self._sums.units
 
-    def unite(self, shares: Shares, reduced: Reduced) -> Reduced:
+    def reduce(self, shares: Shares, reduced: Reduced) -> Reduced:
         """Adds the sums of the other stages: gradients for the holders of tied units, norms for all peers.
         May be called again.
 
         Blocks until the other stages have their sums. Raises LinkBroken when the generation ends."""
         me, table = self._me.pipeline, shares.holders
         mine = [unit for unit in self.units if shares.together or table[unit][0] == me]
-        reduced = self._sums.united(reduced, mine, self._exchanged(shares, reduced, mine))
+        reduced = self._sums.summed(reduced, mine, self._exchanged(shares, reduced, mine))
         return self._sums.counted_once(reduced if shares.together else self._agreed(table, reduced, mine))
 
     def _exchanged(self, shares: Shares, reduced: Reduced, mine: list[int]) -> list[tuple[int, list[int], Tensor]]:
@@ -105,7 +105,7 @@ class Ties:
             if grad is not None and unit not in mine:  # a late message of an old generation must not change it
                 grad = torch.empty_like(grad)
                 arriving.append((unit, grad))
-            forwarded += self._forward(unit, table[unit], grad, UNITED)
+            forwarded += self._forward(unit, table[unit], grad, TIED_GRADIENTS)
         self._wait(self._links.all_reduce([sums, both]))
         for pending in forwarded:
             self._wait(pending)

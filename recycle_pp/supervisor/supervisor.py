@@ -50,9 +50,9 @@ from recycle_pp.wire.messages.supervisors import (
     Finish,
     Kill,
     NoPlace,
-    Present,
     Probe,
     Redirect,
+    Registration,
     Spawn,
     SupervisorWelcome,
 )
@@ -295,7 +295,7 @@ class Supervisor:
             self._leadership.join(self._launch.rank, agreement, message.leader)
         monitor = self._monitor
         asked = dict(self._node.shared) if self._node is not None and monitor.order is None else None
-        self._send(Present(self._place, monitor.order, monitor.alive, monitor.deaths, asked))
+        self._send(Registration(self._place, monitor.order, monitor.alive, monitor.deaths, asked))
         self._shutdown.repeat_report()
 
     async def _connect(self, leader: Leader, seconds: float) -> Peer:

@@ -55,12 +55,12 @@ class ProtocolLog:
         commits = [note["commit"] for note in outcome.notes if note["event"] == "committed"]
         saves = any(commit.savers and not commit.last for commit in commits)  # nothing follows the last checkpoint
         if saves or self._bytes > MOST_BYTES:
-            self._snapshot(snapshot(job), anew=True)
+            self._snapshot(snapshot(job), replace=True)
             return
         if self._start is not None:
-            self._snapshot(self._start, anew=False)
+            self._snapshot(self._start, replace=False)
         elif self._left_out and self._later.idle and time.monotonic() > self._tried + AGAIN_SECONDS:
-            self._snapshot(snapshot(job), anew=False)
+            self._snapshot(snapshot(job), replace=False)
             return
         if not self._left_out and not self._later(self._write_event, time.time(), event, outcome):
             self._left_out = True
@@ -68,13 +68,13 @@ class ProtocolLog:
     async def flushed(self, seconds: float) -> None:
         await self._later.flushed(seconds)
 
-    def _snapshot(self, data: bytes, anew: bool) -> None:
-        """anew: the snapshot replaces the content of the file."""
+    def _snapshot(self, data: bytes, replace: bool) -> None:
+        """replace: the snapshot replaces the content of the file."""
         self._start = None
-        self._bytes = 0 if anew else self._bytes  # before the thread does it, or each event until then had a snapshot
+        self._bytes = 0 if replace else self._bytes  # now, or each event before the thread runs would get a snapshot
         self._tried = time.monotonic()
         self._left_out = False
-        if not self._later(self._write_snapshot, time.time(), data, anew):
+        if not self._later(self._write_snapshot, time.time(), data, replace):
             self._left_out = True
 
     # -- in the thread -----------------------------------------------------------------------------------------
@@ -84,10 +84,10 @@ class ProtocolLog:
         self._write(at, b'"event":%s,"outcome":"%s"' % (encode(event), fingerprint(outcome).encode()))
 
     @guarded
-    def _write_snapshot(self, at: float, data: bytes, anew: bool) -> None:
-        if anew:
+    def _write_snapshot(self, at: float, data: bytes, replace: bool) -> None:
+        if replace:
             self._close()
-        self._write(at, b'"snapshot":"%s"' % b64encode(data), os.O_TRUNC if anew else 0)
+        self._write(at, b'"snapshot":"%s"' % b64encode(data), os.O_TRUNC if replace else 0)
 
     def _write(self, at: float, fields: bytes, mode: int = 0) -> None:
         line = b'{"time":%.6f,"term":%d,%s}\n' % (at, self._term(), fields)

@@ -2,7 +2,7 @@
 
     spec = WorkerSpec.read(prepare)         # in the worker: the first line on its standard input. A standby process
                                             # gets an `Ahead` first: prepare(ahead) runs, and the next line counts
-    for place in told_later(): ...          # blocks: CoordinatorAt, a new address; ends with the supervisor
+    for place in later_addresses(): ...     # blocks: CoordinatorAt, a new address; ends with the supervisor
     last_words(spec, cause="exception", detail=traceback.format_exc())
 
 The token is in the spec, so it appears neither on a command line nor in an environment.
@@ -72,7 +72,7 @@ class LastWords(msgspec.Struct, frozen=True):
     mistake: str = ""
 
 
-def told_later() -> Iterator[CoordinatorAt]:
+def later_addresses() -> Iterator[CoordinatorAt]:
     """In a worker: the supervisor's messages after the spec. Blocks, and ends with the supervisor."""
     for line in _standard_input():
         yield msgspec.json.decode(line, type=CoordinatorAt)

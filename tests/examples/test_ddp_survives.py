@@ -15,9 +15,9 @@ def losses_and_workers(*arguments: str) -> tuple[list[float], list[int]]:
     done = subprocess.run([sys.executable, EXAMPLE, *arguments], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     steps = [re.fullmatch(r"step (\d+) loss (\S+) workers (\d+)", line) for line in done.stdout.splitlines()]
-    told = {int(step[1]): (float(step[2]), int(step[3])) for step in steps if step}
-    assert list(told) == list(range(1, 41))
-    return [loss for loss, _ in told.values()], [workers for _, workers in told.values()]
+    printed = {int(step[1]): (float(step[2]), int(step[3])) for step in steps if step}
+    assert list(printed) == list(range(1, 41))
+    return [loss for loss, _ in printed.values()], [workers for _, workers in printed.values()]
 
 
 @pytest.mark.slow

@@ -60,10 +60,10 @@ def sums(stage: Stage) -> dict[str, Tensor]:
 def reduce_alone(stages: Sequence[Stage]) -> list[Reduced]:
     """The reduction of stages that have no peers; what several of them hold is summed over them."""
     alone = [stage.gradients.reduced(stage.gradients.payload()) for stage in stages]
-    return united([Ties(stage.gradients, stage.stage, stage.module.shared) for stage in stages], alone)
+    return summed_over_stages([Ties(stage.gradients, stage.stage, stage.module.shared) for stage in stages], alone)
 
 
-def united(ties: Sequence[Ties], alone: Sequence[Reduced]) -> list[Reduced]:
+def summed_over_stages(ties: Sequence[Ties], alone: Sequence[Reduced]) -> list[Reduced]:
     """What each stage's own gradients become when stages of one worker exchange their tied units."""
     found = []
     for here, own in zip(ties, alone, strict=True):
@@ -73,7 +73,7 @@ def united(ties: Sequence[Ties], alone: Sequence[Reduced]) -> list[Reduced]:
             if there is not here and mine:
                 theirs = [unit for unit in there.units if here.stage in there.stages[unit]]
                 parcels.append((stage, mine, there.parcel(other, there.units, theirs)))
-        found.append(here.counted_once(here.united(own, here.units, parcels)) if here.units else own)
+        found.append(here.counted_once(here.summed(own, here.units, parcels)) if here.units else own)
     return found
 
 

@@ -82,15 +82,15 @@ def test_a_death_is_written_before_its_effects_and_status_sees_the_job_continue(
         events, shown = job.run.lines(job.run.events), job.output.splitlines()
     names = [event["event"] for event in events]
     assert [event["time"] for event in events] == sorted(event["time"] for event in events)
-    told = next(n for n, line in enumerate(shown) if "worker 1.1 died" in line or "worker 1.1 has ended" in line)
+    announced = next(n for n, line in enumerate(shown) if "worker 1.1 died" in line or "worker 1.1 has ended" in line)
     if number == signal.SIGTERM:
         assert names.index("evicted") < names.index("left") < names.index("death_detected")
     elif how == "killed before the start":
         assert names.index("death_detected") < names.index("started")
     else:
         assert names.index("death_detected") < names.index("resumed")
-        assert told < next(n for n, line in enumerate(shown) if "a stall of" in line), shown
-        assert told < next(n for n, line in enumerate(shown) if "3 of 4 workers" in line), shown
+        assert announced < next(n for n, line in enumerate(shown) if "a stall of" in line), shown
+        assert announced < next(n for n, line in enumerate(shown) if "3 of 4 workers" in line), shown
 
 
 def test_status_shows_how_a_run_has_ended(recorded, zygote, capsys):

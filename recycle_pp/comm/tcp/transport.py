@@ -81,10 +81,10 @@ class TcpTransport:
                 if not mesh.is_linked:
                     mesh.link({k: self._store.get(key) for k, key in keys.items()})
         self._wait_for_links(generation, mesh, {worker: rank[worker] for worker in others})
-        ways = {worker: Way(generation, mesh[rank[worker]]) for worker in others}
+        routes = {worker: Route(generation, mesh[rank[worker]]) for worker in others}
         with self._lock:
             generation.check()  # an abandoned thread must not replace the routes of a newer generation
-            self._routes = {generation.number: Routes(ways, members, me)}
+            self._routes = {generation.number: Routes(routes, members, me)}
 
     def _wait_for_links(self, generation: Generation, mesh: Mesh, ranks: dict[Worker, int]) -> None:
         """Blocks until all links are established, or until the generation ends. The coordinator decides how long that
@@ -101,10 +101,10 @@ class TcpTransport:
         """Does nothing: `join` waits for the connections to all members."""
 
     def send(self, generation: Generation, tensor: Tensor, to: Worker, tag: int) -> Pending:
-        return self._of(generation).ways[to].send(tensor, _allowed(tag))
+        return self._of(generation).routes[to].send(tensor, _allowed(tag))
 
     def receive(self, generation: Generation, tensor: Tensor, frm: Worker, tag: int) -> Pending:
-        return self._of(generation).ways[frm].receive(tensor, _allowed(tag))
+        return self._of(generation).routes[frm].receive(tensor, _allowed(tag))
 
     def all_reduce(self, generation: Generation, tensors: Sequence[Tensor]) -> Pending:
         routes = self._of(generation)
@@ -163,8 +163,8 @@ class TcpTransport:
             old.close()
 
 
-class Way(NamedTuple):
-    """The way to one peer, for one generation."""
+class Route(NamedTuple):
+    """The route to one peer, for one generation."""
 
     generation: Generation
     connection: Connection
@@ -181,12 +181,12 @@ class Way(NamedTuple):
 
 
 class Routes:
-    """The ways of one generation to every other member, and to peers in the order of summation."""
+    """The routes of one generation to every other member, and to peers in the order of summation."""
 
-    def __init__(self, ways: dict[Worker, Way], members: Sequence[Worker], me: Worker):
-        self.ways = ways
+    def __init__(self, routes: dict[Worker, Route], members: Sequence[Worker], me: Worker):
+        self.routes = routes
         self.stage = [worker for worker in members if worker.stage == me.stage]
-        self.peers = [ways.get(worker) for worker in self.stage]  # None: this worker
+        self.peers = [routes.get(worker) for worker in self.stage]  # None: this worker
         self.collectives = itertools.count()  # counts calls, which agree among the workers
 
 

@@ -13,12 +13,12 @@ from .table import COORDINATOR, WORKER, Message, sent
 class Attempt(NamedTuple):
     """Number of repetitions of a step. A higher one voids all earlier work on the step.
 
-    coarser  repeated because its sums overflowed; they now have other exponents
-    mended   repeated because a worker's state was wrong, so its peers computed with wrong weights from it
+    coarser   repeated because its sums overflowed; they now have other exponents
+    repaired  repeated because a worker's state was wrong, so its peers computed with wrong weights from it
     """
 
     coarser: int = 0
-    mended: int = 0
+    repaired: int = 0
 
 
 FIRST = Attempt()

@@ -142,7 +142,7 @@ class Died(Message, frozen=True):
 
 
 @sent(SUPERVISOR, COORDINATOR)
-class Present(Message, frozen=True):
+class Registration(Message, frozen=True):
     """Sent after every welcome.
 
     place     address of the supervisor

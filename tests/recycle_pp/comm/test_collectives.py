@@ -22,11 +22,11 @@ class Network:
         with self._lock:
             return self._lanes[frm, to, slot]
 
-    def ways(self, me: int, count: int) -> list:
-        return [None if other == me else Way(self, me, other) for other in range(count)]
+    def routes(self, me: int, count: int) -> list:
+        return [None if other == me else Route(self, me, other) for other in range(count)]
 
 
-class Way:
+class Route:
     """A network of queues: messages of one slot between two workers stay in order; data is copied at the send."""
 
     def __init__(self, network: Network, me: int, other: int):
@@ -47,12 +47,12 @@ class Done:
 
 
 def everywhere(count: int, function) -> list:
-    """Runs `function(worker, ways)` on all workers at once; their results."""
+    """Runs `function(worker, routes)` on all workers at once; their results."""
     network, results, errors = Network(), [None] * count, []
 
     def run(me: int) -> None:
         try:
-            results[me] = function(me, network.ways(me, count))
+            results[me] = function(me, network.routes(me, count))
         except BaseException as error:
             errors.append(error)
 
@@ -83,9 +83,9 @@ def test_an_all_reduce_gives_every_worker_the_sum_in_the_order_of_the_workers(co
             total = total + tensor
         expected.append(total)
 
-    def reduce(me, ways):
+    def reduce(me, routes):
         tensors = [tensor.clone() for tensor in given_[me]]
-        collectives.all_reduce(tensors, ways, slot=9)
+        collectives.all_reduce(tensors, routes, slot=9)
         return tensors
 
     with mock.patch.object(collectives, "SMALL", small):  # bytes up to which a tensor is sent as a whole
@@ -95,9 +95,9 @@ def test_an_all_reduce_gives_every_worker_the_sum_in_the_order_of_the_workers(co
 
 
 def test_an_all_reduce_keeps_the_shape_and_works_in_place():
-    def reduce(me, ways):
+    def reduce(me, routes):
         matrix = torch.full((3, 5), float(me + 1))
-        collectives.all_reduce([matrix], ways, slot=0)
+        collectives.all_reduce([matrix], routes, slot=0)
         return matrix
 
     assert all(torch.equal(matrix, torch.full((3, 5), 6.0)) for matrix in everywhere(3, reduce))
@@ -107,9 +107,9 @@ def test_an_all_reduce_keeps_the_shape_and_works_in_place():
 def test_a_reduce_gives_one_worker_the_sums_in_the_order_of_the_workers(root):
     given_ = [[torch.tensor([big, 3.0]), torch.empty(0)] for big in (1e8, -1e8, 1.0)]
 
-    def reduce(me, ways):
+    def reduce(me, routes):
         tensors = [tensor.clone() for tensor in given_[me]]
-        collectives.reduce(tensors, ways, root, slot=3)
+        collectives.reduce(tensors, routes, root, slot=3)
         return tensors
 
     for me, (found, _) in enumerate(everywhere(3, reduce)):
@@ -118,9 +118,9 @@ def test_a_reduce_gives_one_worker_the_sums_in_the_order_of_the_workers(root):
 
 @pytest.mark.parametrize("source", [0, 2])
 def test_a_broadcast_copies_the_tensors_of_its_source(source):
-    def share(me, ways):
+    def share(me, routes):
         tensors = [torch.full((4,), float(me)), torch.empty(0), torch.tensor([me])]
-        collectives.broadcast(tensors, ways, source, slot=1)
+        collectives.broadcast(tensors, routes, source, slot=1)
         return tensors
 
     for a, _, b in everywhere(3, share):

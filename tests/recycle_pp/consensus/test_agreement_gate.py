@@ -39,13 +39,13 @@ def test_a_generation_that_follows_a_commit_is_held_back_too():
         gate = AgreementGate(agreement, Lease(), delivered.extend, lambda: None)
         driver = SimpleNamespace(agreement_gate=gate, _roster=SimpleNamespace(places=lambda: PLACES))
         announcement = Announce(5, members=[A, B], committed=7, base=4)
-        told = [Send(A, Commit(4, 7, scale=1.0, norm=1.0, loss=1.0)), Send(A, announcement), Send(B, announcement)]
-        Driver.send(driver, told)
+        messages = [Send(A, Commit(4, 7, scale=1.0, norm=1.0, loss=1.0)), Send(A, announcement), Send(B, announcement)]
+        Driver.send(driver, messages)
         adoption = Adopt(5, {}, None, [], None, stagger=False, shares=Shares([], True, [], None))
         Driver.send(driver, [Send(A, adoption)])
         await asyncio.sleep(0.01)
         assert agreement.asked == [(5, PLACES)]
-        assert delivered == told, "no worker can start the generation"
+        assert delivered == messages, "no worker can start the generation"
         agreement.agreed.set()
         await asyncio.sleep(0.01)
         assert delivered[-1].message == msgspec.structs.replace(adoption, term=7), (

@@ -25,10 +25,10 @@ SEGFAULT = Death("signal", "SIGSEGV")
 
 class Supervisor:
     def __init__(self):
-        self.told = []
+        self.received = []
 
     def send(self, message):
-        self.told.append(type(message))
+        self.received.append(type(message))
 
 
 class Recorder:
@@ -101,18 +101,18 @@ async def _dies(of, cause):
 def test_a_worker_that_dies_by_itself_is_restarted(of):
     asyncio.run(_dies(of, SEGFAULT))
     assert of.recorder.causes == ["signal"]
-    assert of.recorder.events == ["respawned"] and of.supervisor.told == [Spawn]
+    assert of.recorder.events == ["respawned"] and of.supervisor.received == [Spawn]
 
 
 def test_a_worker_that_dies_too_often_is_given_up(of):
     of.rank.respawns = 1
     asyncio.run(_dies(of, SEGFAULT))
-    assert of.recorder.events == ["given_up"] and of.supervisor.told == []
+    assert of.recorder.events == ["given_up"] and of.supervisor.received == []
 
 
 def test_a_worker_killed_on_request_is_not_restarted(of):
     asyncio.run(_dies(of, Death("signal", "SIGSEGV", injected=True)))
-    assert of.recorder.causes == ["signal"] and of.recorder.events == of.supervisor.told == []
+    assert of.recorder.causes == ["signal"] and of.recorder.events == of.supervisor.received == []
 
 
 def test_a_death_reported_twice_is_recorded_once(of):
@@ -124,7 +124,7 @@ def test_a_death_reported_twice_is_recorded_once(of):
         of.deaths.close()
 
     asyncio.run(seen_twice())
-    assert of.recorder.causes == ["signal"] and of.supervisor.told == [Spawn]
+    assert of.recorder.causes == ["signal"] and of.supervisor.received == [Spawn]
 
 
 def test_a_death_recorded_by_another_coordinator_is_handled_but_not_recorded_again(of):
@@ -140,7 +140,7 @@ def test_a_death_at_the_end_of_the_job_is_recorded(of):
         of.deaths.close()
 
     asyncio.run(ends())
-    assert of.recorder.causes == ["unknown"] and of.supervisor.told == []
+    assert of.recorder.causes == ["unknown"] and of.supervisor.received == []
 
 
 class LosesStage1(Driver):
@@ -185,7 +185,7 @@ def test_after_the_last_death_of_a_stage_the_others_restart_from_the_checkpoint_
 
     asyncio.run(asyncio.wait_for(dies(), 20))
     assert {ranks[0].role.stage, ranks[2].role.stage} == {0, 1}
-    assert ranks[0].supervisor.told == ranks[2].supervisor.told == [Spawn]
+    assert ranks[0].supervisor.received == ranks[2].supervisor.received == [Spawn]
     assert driver.job.first_step == 5 and driver.job.generation == 3
     assert driver.job.waiting == {ranks[0].role, ranks[2].role}
     assert recorder.events == ["stage_lost"] and recorder.restored_after == 7 and not lifecycle.over

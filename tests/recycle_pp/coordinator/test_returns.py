@@ -25,10 +25,10 @@ AGAIN = 0.05
 
 class Supervisor:
     def __init__(self, rank, host):
-        self.hello, self.told = SupervisorHello(rank, host, 1, rank), []
+        self.hello, self.received = SupervisorHello(rank, host, 1, rank), []
 
     def send(self, message):
-        self.told.append(message)
+        self.received.append(message)
 
 
 @pytest.fixture
@@ -51,13 +51,13 @@ def of(monkeypatch):
 
 
 def kinds(of):
-    return [type(message) for message in of.rank.supervisor.told]
+    return [type(message) for message in of.rank.supervisor.received]
 
 
 def test_a_worker_is_started_when_its_node_reaches_the_nodes_of_all_live_workers(of):
     async def main():
         of.returns.newcomer(of.rank)
-        assert of.rank.supervisor.told == [
+        assert of.rank.supervisor.received == [
             Probe([Target("node0", "10.0.0.0", 4000), Target("node1", "10.0.0.1", 4000)])
         ]
         of.returns.probed(of.rank, Probed(["node1 (10.0.0.1:4000)"]))
@@ -77,7 +77,7 @@ def test_a_worker_is_started_when_its_node_reaches_the_nodes_of_all_live_workers
 def test_the_wait_doubles_for_a_worker_that_had_to_leave_again(of):
     async def main():
         for wait in (1, 2, 4):
-            of.rank.alive, of.rank.supervisor.told = False, []
+            of.rank.alive, of.rank.supervisor.received = False, []
             of.returns.cut_off(of.rank, ["node0"])
             await asyncio.sleep((wait - 0.5) * AGAIN)
             assert kinds(of) == []
@@ -95,7 +95,7 @@ def test_a_node_that_is_replaced_while_it_waits_is_not_started(of):
         of.returns.cut_off(of.rank, ["node0"])
         gone, of.rank.supervisor = of.rank.supervisor, Supervisor(2, "node3")
         await asyncio.sleep(2 * AGAIN)
-        assert gone.told == []
+        assert gone.received == []
         of.returns.newcomer(of.rank)
         of.returns.probed(of.rank, Probed([]))
 

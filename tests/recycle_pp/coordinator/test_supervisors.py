@@ -20,10 +20,10 @@ class Peer:
     was_reset = False
 
     def __init__(self, rank, host, pid=7):
-        self.hello, self.told = SupervisorHello(rank, host, pid), []
+        self.hello, self.received = SupervisorHello(rank, host, pid), []
 
     def send(self, message):
-        self.told.append(message)
+        self.received.append(message)
 
 
 @pytest.fixture
@@ -50,16 +50,16 @@ def of():
 def welcome(of, peer):
     """The rank it gets, and the answer."""
     number = of.supervisors.welcome(peer, peer.hello)
-    (message,) = peer.told
+    (message,) = peer.received
     return number, message
 
 
 def test_the_silence_of_a_lost_node_does_not_count_against_its_replacement(of):
     """Otherwise the coordinator would close the connection before the first message."""
-    of.roster[1].supervisor, of.roster[1].unheard = None, 1000
+    of.roster[1].supervisor, of.roster[1].missed_heartbeats = None, 1000
     number, message = welcome(of, newcomer := Peer(-1, "node2"))
     assert number == message.rank == 1 and of.roster[1].supervisor is newcomer
-    assert of.roster[1].unheard == 0
+    assert of.roster[1].missed_heartbeats == 0
 
 
 def test_a_replaced_supervisor_ends_and_does_not_take_its_rank_back(of):

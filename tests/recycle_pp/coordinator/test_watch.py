@@ -23,10 +23,10 @@ class Supervisor:
     """A connection that keeps the messages sent."""
 
     def __init__(self):
-        self.heard, self.aborted = [], False
+        self.received, self.aborted = [], False
 
     def send(self, message):
-        self.heard.append(type(message))
+        self.received.append(type(message))
 
     def abort(self):
         self.aborted = True
@@ -48,7 +48,7 @@ class Job:
         for number in range(12):
             rank = self.roster.enter(number)
             rank.incarnation, rank.place, rank.supervisor = 0, ("127.0.0.1", number), Supervisor()
-            rank.alive, rank.heard = number < alive, time.monotonic()
+            rank.alive, rank.last_message = number < alive, time.monotonic()
 
     def standing(self):
         live = frozenset(rank.role for rank in self.roster if rank.alive)
@@ -85,9 +85,9 @@ class Job:
         now = time.monotonic()
         for rank in self.roster:
             if rank.number not in self.silent:
-                rank.heard = now
+                rank.last_message = now
             if rank.number not in self.deaf:
-                rank.unheard = 0
+                rank.missed_heartbeats = 0
             activity = self.say.get(rank.number)
             age = now - self.since if activity else 0.0
             if rank.number in self.last:
@@ -129,7 +129,7 @@ def test_a_silent_worker_is_found_once_and_one_with_heartbeats_is_not(tmp_path):
     job = Job(tmp_path, alive=2)
     job.silent.add(1)
     job.say = {0: Activity("waits", "commit", 7), 1: Activity("waits", "commit", 7)}
-    job.roster[1].heard = time.monotonic()
+    job.roster[1].last_message = time.monotonic()
     asyncio.run(job.watched(0.3))
     assert list(job.found) == [1] and "without a sign of life" in job.found[1].where
 
@@ -201,7 +201,7 @@ def test_a_silent_supervisor_is_disconnected(tmp_path):
     job.deaf.add(4)
     asyncio.run(job.watched(0.5))
     assert [rank.number for rank in job.roster if rank.supervisor.aborted] == [4]
-    assert CoordinatorHeartbeat in job.roster[4].supervisor.heard
+    assert CoordinatorHeartbeat in job.roster[4].supervisor.received
 
 
 @pytest.mark.parametrize("number", [0, 5])

@@ -18,8 +18,8 @@ from recycle_pp.wire.messages.saving import Assembled
 from .held_lease import HeldLease
 
 
-@pytest.mark.parametrize(("ends", "told"), [(False, ["checkpoint_saved"]), (True, ["stopped"])])
-def test_the_last_line_is_the_reason_of_the_stop_even_if_a_checkpoint_finishes_later(ends, told, tmp_path):
+@pytest.mark.parametrize(("ends", "expected"), [(False, ["checkpoint_saved"]), (True, ["stopped"])])
+def test_the_last_line_is_the_reason_of_the_stop_even_if_a_checkpoint_finishes_later(ends, expected, tmp_path):
     events = []
     recorder = SimpleNamespace(
         event=lambda event: events.append(event.name()), stopped=lambda _: events.append("stopped")
@@ -45,4 +45,4 @@ def test_the_last_line_is_the_reason_of_the_stop_even_if_a_checkpoint_finishes_l
     if ends:
         lifecycle.stop("memory has failed")
     workers.handle(context.roster.enter(0), Assembled(8))
-    assert events == told and driver.saving.newest().name == "step-000008"
+    assert events == expected and driver.saving.newest().name == "step-000008"

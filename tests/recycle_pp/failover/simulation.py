@@ -115,7 +115,7 @@ class SimulatedSupervisor(supervisor.Supervisor):
     def _begins(self, message: Begin) -> None:
         if message.generation >= self._worker.generation:
             self._worker.generation = message.generation
-            self._simulation.adopts(self._worker, dict(message.commits), self._worker.rank in message.anew)
+            self._simulation.adopts(self._worker, dict(message.commits), self._worker.rank in message.resetting)
 
     def _steps(self, message: Step) -> None:
         if message.generation == self._worker.generation:
@@ -229,9 +229,9 @@ class Simulation(ExitStack):
         for older in [older for older in self._committed if older < term]:
             self._replaced.setdefault(older, self._committed[older][-1])
 
-    def adopts(self, node: Node, commits: dict[int, int], anew: bool) -> None:
+    def adopts(self, node: Node, commits: dict[int, int], resetting: bool) -> None:
         """Records the start of a generation. A worker that keeps its state must not have commits that the job lacks."""
-        if not anew and not node.applied.items() <= commits.items():
+        if not resetting and not node.applied.items() <= commits.items():
             self.errors.append(f"{node.name} has committed {node.applied}, the job {commits}")
         node.applied = commits
 

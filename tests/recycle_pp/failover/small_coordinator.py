@@ -27,7 +27,7 @@ from recycle_pp.wire.messages.supervisors import (
     FROM_SUPERVISOR,
     CoordinatorHeartbeat,
     Finish,
-    Present,
+    Registration,
     SupervisorWelcome,
 )
 
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 
 class Begin(NamedTuple):
-    """Starts an agreed generation. anew: members whose workers drop their state and get that of the others."""
+    """Starts an agreed generation. resetting: members whose workers drop their state and get that of the others."""
 
     generation: int
     commits: dict[int, int]
-    anew: set[int]
+    resetting: set[int]
 
 
 class Step(NamedTuple):
@@ -74,7 +74,7 @@ class Coordinator:
         self._discovery = failover_discovery.FailoverDiscovery("") if takeover else None
         self._generation, self._begun = -1, False
         self._commits: dict[int, int] = {}  # step -> generation
-        self._anew: set[int] = set()  # ranks whose workers start from the state of the others
+        self._resetting: set[int] = set()  # ranks whose workers start from the state of the others
         self._members: set[int] = set()
         self._votes: set[int] = set()
         self._over = asyncio.Event()
@@ -132,7 +132,7 @@ class Coordinator:
         async for message in peer.listen(FROM_SUPERVISOR):
             await self._lease.wait()
             self._unheard[number] = 0
-            if isinstance(message, Present):
+            if isinstance(message, Registration):
                 if self._discovery is not None and not self._discovery.over.is_set():
                     self._discovery.supervisor(number, message, peer)
                 else:
@@ -149,7 +149,7 @@ class Coordinator:
 
     def _enters(self, number: int, peer: Peer, place: Place) -> None:
         self._present[number] = (peer, place)
-        self._anew.add(number)
+        self._resetting.add(number)
         if self._begun:
             self._regroup()
         elif len(self._present) == self._simulation.order.supervisors:
@@ -169,10 +169,10 @@ class Coordinator:
 
     def _deliver(self, out: Sequence[Send]) -> None:
         if out:
-            begin = Begin(self._generation, dict(self._commits), self._anew & self._members)
+            begin = Begin(self._generation, dict(self._commits), self._resetting & self._members)
             for number in self._members:
                 self._present[number][0].send(begin)
-            self._anew -= self._members
+            self._resetting -= self._members
             self._simulation.agreed(self._agreement, self._generation, self._members | {self._leader.rank})
             self._ask()
 

@@ -48,9 +48,9 @@ def test_each_pair_of_connected_hosts_is_measured_once_and_no_worker_measures_ma
         assert len(partners) <= MOST
         for host, partner in partners.items():
             assert placement[partner] == host and abs(partner.stage - worker.stage) == 1
-            assert wanted[partner][placement[worker]] == worker, "both ends are told"
+            assert wanted[partner][placement[worker]] == worker, "both ends measure"
             probes[frozenset((placement[worker], host))] += 1
-    assert set(probes.values()) <= {2}, "one pair, told to both its ends"
+    assert set(probes.values()) <= {2}, "one pair, at both of its ends"
     neighbours = {
         frozenset((placement[u], placement[v])) for u, v in combinations(placement, 2) if abs(u.stage - v.stage) == 1
     }

@@ -191,8 +191,8 @@ def test_waiting_for_a_core_makes_no_worker_slow():
 @pytest.mark.parametrize("factor", [2.0, 4.0])
 def test_a_worker_that_is_slow_from_the_first_step_is_detected_and_its_times_are_left_out(factor):
     profile, slow = Profile(SETTINGS), Worker(0, 1)
-    told = [speed for _, spans in steps(3 + 8, {slow: factor}) for speed in profile.add(spans)]
-    [speed] = told
+    reported = [speed for _, spans in steps(3 + 8, {slow: factor}) for speed in profile.add(spans)]
+    [speed] = reported
     assert speed.worker == slow and speed.factor > 1.5
     other = complete_profile()
     for kind in "FIW":

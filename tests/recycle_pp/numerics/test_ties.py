@@ -11,7 +11,7 @@ from recycle_pp.numerics.gradients import Gradients, Reduced
 from recycle_pp.numerics.layout import Layout
 from recycle_pp.numerics.ties import Ties
 
-from ..in_process import united
+from ..in_process import summed_over_stages
 
 CPU = torch.device("cpu")
 SHAPES = {"tied": (3, 5), "also": (7,)}
@@ -50,7 +50,7 @@ def test_every_stage_holds_the_sum_over_the_stages(reproducible, seed):
                 if name in exact:
                     exact[name] += grad.double()
             gradients.close(g, None)
-    found_by_stage = united(stages.ties, stages.reduced())
+    found_by_stage = summed_over_stages(stages.ties, stages.reduced())
     for name, holders in (("tied", (0, 1, 2)), ("also", (0, 2))):
         found = [stages.gradient(stage, found_by_stage[stage], name) for stage in holders]
         assert all(torch.equal(found[0], other) for other in found)
@@ -65,11 +65,11 @@ def test_adding_the_stages_sums_again_after_a_death_changes_no_bit():
         for name in gradients.names:
             gradients.add(name, torch.randn(SHAPES.get(name, (4,))))
     reduced = stages.reduced()
-    first = united(stages.ties, reduced)[0]
+    first = summed_over_stages(stages.ties, reduced)[0]
     before = first.flat.clone()
     copied = Reduced.from_tensors([tensor.clone() for tensor in first.to_tensors()])
     for again in (first, copied):  # this worker's own, or copied from a peer
-        once_more = united(stages.ties, [again, *reduced[1:]])[0]
+        once_more = summed_over_stages(stages.ties, [again, *reduced[1:]])[0]
         assert torch.equal(once_more.flat, before) and once_more.squares == first.squares
 
 
@@ -82,7 +82,7 @@ def test_a_gradient_that_is_not_finite_in_one_stage_is_so_in_all():
     stages.gradients[1].add("own", torch.full((4,), float("nan")))
     for gradients in stages.gradients:
         gradients.close(0, None)
-    assert [reduced.finite for reduced in united(stages.ties, stages.reduced())] == [False] * 3
+    assert [reduced.finite for reduced in summed_over_stages(stages.ties, stages.reduced())] == [False] * 3
 
 
 def test_summing_some_or_all_tied_units_gives_the_same_bits():
@@ -91,7 +91,7 @@ def test_summing_some_or_all_tied_units_gives_the_same_bits():
         for name in gradients.names:
             gradients.add(name, torch.randn(SHAPES.get(name, (4,))))
     reduced = stages.reduced()
-    every = united(stages.ties, reduced)[0]
+    every = summed_over_stages(stages.ties, reduced)[0]
     here = stages.ties[0]
     for unit in here.units:
         own = here.own(reduced[0], here.units)[unit]
@@ -102,6 +102,6 @@ def test_summing_some_or_all_tied_units_gives_the_same_bits():
             for theirs in stages.ties[stage].units
             if stages.gradients[stage].layout.unit_names[theirs] == here.gradients.layout.unit_names[unit]
         ]
-        found = here.united(alone, [unit], parcels)
+        found = here.summed(alone, [unit], parcels)
         assert torch.equal(stages.gradients[0].grads(found)[unit], stages.gradients[0].grads(every)[unit])
         assert found.squares[unit] == every.squares[unit]

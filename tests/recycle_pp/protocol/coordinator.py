@@ -4,7 +4,7 @@ coordinator = Coordinator(world)
 coordinator.begin(0, ranks)                  # starts a job with a process for each rank
 coordinator.options(found)                   # the possible next events
 coordinator.act("plans")                     # one of its own
-coordinator.hear(node, message)              # a process's message has arrived
+coordinator.handle(node, message)              # a process's message has arrived
 coordinator.orphan()                         # it dies; later it "takes over"
 """
 
@@ -76,7 +76,7 @@ class Coordinator:
     def options(self, found: list[Option]) -> list[Option]:
         """The possible next events: those of the processes, `found`, and its own."""
         if self.headless:
-            return [*(option for option in found if option[1] != "is heard"), (COORDINATOR, "takes over")]
+            return [*(option for option in found if option[1] != "delivers"), (COORDINATOR, "takes over")]
         if self.noticing:
             found.append((COORDINATOR, "notices a death"))
         if self._mending:
@@ -140,7 +140,7 @@ class Coordinator:
 
     # -- messages and deaths -----------------------------------------------------------------------------------
 
-    def hear(self, node: Node, message: Message) -> None:
+    def handle(self, node: Node, message: Message) -> None:
         if node not in self.alive.values():
             return  # removed, so its generation is void
         worker = node.me.worker
@@ -170,7 +170,7 @@ class Coordinator:
                 self.saved = max(self.saved, message.step)
             case State():
                 for repeated in message.said:
-                    self.hear(node, repeated)
+                    self.handle(node, repeated)
                 self._drive(WorkerReturned(worker, message.committed))
                 self._send(self.saving.returned(worker))
             case _:
@@ -270,10 +270,10 @@ class Coordinator:
         self.alive = {rank: node for rank, node in self.alive.items() if node.alive}
         for node in self.alive.values():
             while node.inbox:
-                node.act("hears")
-            node.said |= node.unheard | {type(message): message for message in node.outbox if is_lasting(message)}
+                node.act("receives")
+            node.said |= node.lost_messages | {type(message): message for message in node.outbox if is_lasting(message)}
             node.outbox.clear()
-            node.unheard.clear()
+            node.lost_messages.clear()
             node.cut_off = False
         found = find({node.me.worker: node.me.state(node.linked) for node in self.alive.values()})
         first_step = max((node.me.committed for node in self.alive.values()), default=self.job.committed) + 1
@@ -285,7 +285,7 @@ class Coordinator:
             savers = found.commit.savers if found.commit else []
             if savers and world.save_every and self.saved != found.committed + 1:
                 last = found.committed == world.steps - 1
-                self.saving.begin(found.committed + 1, savers, last, found.told)
+                self.saving.begin(found.committed + 1, savers, last, found.informed)
             self._drive(CoordinatorReplaced(found))
             for rank, node in list(self.alive.items()):
                 if node.me.worker not in found.live:
@@ -297,6 +297,6 @@ class Coordinator:
                 self.saving.assembling(node.me.worker, Assembling(message.step))
         said = [(node, message) for node in self.alive.values() for message in node.said.values()]
         for node, message in sorted(said, key=lambda each: not isinstance(each[1], Assembling | Assembled)):
-            self.hear(node, message)
+            self.handle(node, message)
         self._send(self.saving.only(self.job.live))
         world.touch()

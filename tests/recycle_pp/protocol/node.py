@@ -1,7 +1,7 @@
 """A worker of the simulated world. Counters and version numbers stand for the tensors of a real worker.
 
 Its program mirrors the executor, line by line, as a generator. It yields None wherever other events may happen, or a
-condition to wait for. The control thread (`act("hears")`), and the threads that build links, write checkpoints and
+condition to wait for. The control thread (`act("receives")`), and the threads that build links, write checkpoints and
 receive state on a returning worker are separate actions.
 
 (Longer than other files because all of these share the state of one worker, as in a real process.)
@@ -63,7 +63,7 @@ class Node:
         self.inbox: deque[Message] = deque()
         self.outbox: deque[Message] = deque([Ready(("node", number), "simulated")])
         self.cut_off = False  # its connection to the coordinator was reset
-        self.unheard: dict[type[Message], Message] = {}  # lasting messages that the reset has lost
+        self.lost_messages: dict[type[Message], Message] = {}  # lasting messages that the reset has lost
         self.network = world.network
         self.mesh = -1  # generation that made its connections
         self.said: dict[type[Message], Message] = {}  # lasting messages, repeated to a new coordinator
@@ -95,12 +95,12 @@ class Node:
     def can(self) -> Iterator[str]:
         """Messages of a dead worker still arrive."""
         if self.outbox and not self.cut_off:
-            yield "is heard"
+            yield "delivers"
         if self.alive:
             if self.cut_off:
                 yield "reconnects"
             if self.inbox:
-                yield "hears"
+                yield "receives"
             if self._blocked is None or self._blocked():
                 yield "runs"
             if self._linking and all((self.mesh, worker) in self.network.published for worker in self._members):
@@ -118,17 +118,17 @@ class Node:
     def act(self, what: str) -> None:
         if what == "runs":
             self._blocked = next(self._program)
-        elif what == "hears":
-            self._hear(self.inbox.popleft())
+        elif what == "receives":
+            self._handle(self.inbox.popleft())
         elif what == "links":
             assert self._linking is not None
             self._linked, self._linking = self._linking.generation, None
         elif what == "reconnects":
             self.cut_off = False
             self._lose()
-            said = list(self.unheard.values())
+            said = list(self.lost_messages.values())
             self.outbox.append(structs.replace(self.me.state(self.linked), said=said))
-            self.unheard.clear()
+            self.lost_messages.clear()
         elif what == "saves":
             self.outbox.append(self.saves.popleft())
         else:
@@ -142,10 +142,10 @@ class Node:
         self._lose()
 
     def _lose(self) -> None:
-        self.unheard |= {type(message): message for message in self.outbox if is_lasting(message)}
+        self.lost_messages |= {type(message): message for message in self.outbox if is_lasting(message)}
         self.outbox.clear()
 
-    def _hear(self, message: Message) -> None:
+    def _handle(self, message: Message) -> None:
         me = self.me
         match message:
             case Announce():
@@ -247,7 +247,7 @@ class Node:
             if self.shards is not None:
                 if not ahead:
                     self.shards.step(step, ahead=True)
-                yield from self.shards.spread(orders, step)
+                yield from self.shards.send_weights(orders, step)
             if not ahead:
                 return
         if step > me.committed:
@@ -420,7 +420,7 @@ class Node:
         if orders is not None:
             self.check(orders)
             if applied and self.shards is not None:
-                yield from self.shards.spread(orders, me.committed)
+                yield from self.shards.send_weights(orders, me.committed)
             for step in validate:
                 yield from self._evaluate(orders, step)
 
@@ -511,5 +511,5 @@ class Node:
         if self.shards is not None:
             self.shards.follow(message.units, step, state)
         if len(self._have) == message.of and set(self._have.values()) == {step}:
-            self.me.followed(step, self._have)
+            self.me.caught_up(step, self._have)
             self.outbox.append(Synced(step, message.session))

@@ -45,11 +45,11 @@ class Shards:
         self.wrong: dict[int, int] = {}
         self.tainted: set[int] = set()
         self.miscomputes = 0  # fault that makes the next update wrong
-        self._told: list[int] = []  # blocks that were wrong at the last vote
+        self._reported: list[int] = []  # blocks that were wrong at the last vote
         self._grads: dict[int, Counter] = {}
         self._first: set[int] = set()
         self._undo: tuple[dict[int, int], int] | None = None  # state and exponents before an early update
-        self._spread = -1, -1  # newest generation and step whose weights were sent
+        self._sent_weights = -1, -1  # newest generation and step whose weights were sent
         self._exchanges = 0, -1  # number of exchanges, generation
 
     def begin(self, orders: Orders) -> Program:
@@ -89,14 +89,14 @@ class Shards:
         node.check(orders)
         holdings.settled()
         if shares.knows is not None:
-            yield from self.spread(orders, committed)
+            yield from self.send_weights(orders, committed)
 
-    def spread(self, orders: Orders, step: int) -> Program:
+    def send_weights(self, orders: Orders, step: int) -> Program:
         """Once per step and generation: after the update, committed or early."""
         node, shares, me = self._node, _of(orders), self._node.me.worker.pipeline
-        if self._spread == (orders.generation, step):
+        if self._sent_weights == (orders.generation, step):
             return
-        self._spread = orders.generation, step
+        self._sent_weights = orders.generation, step
         key = self._key(orders, "weights")
         for block, holders in enumerate(shares.holders):
             if holders[0] == me:
@@ -144,8 +144,8 @@ class Shards:
     def step(self, step: int, ahead: bool = False) -> None:
         node = self._node
         before = dict(self.state), self.exponents
-        if self._told or any(WRONG in grad for grad in self._grads.values()):
-            node.world.deceived(f"{node.me.worker} updates {list(self._grads)}, wrong were {self._told}")
+        if self._reported or any(WRONG in grad for grad in self._grads.values()):
+            node.world.deceived(f"{node.me.worker} updates {list(self._grads)}, wrong were {self._reported}")
         for block, grad in self._grads.items():
             grad.pop(WRONG, None)
             if self.state[block] != step - 1 or set(grad.values()) != {1}:
@@ -174,11 +174,11 @@ class Shards:
 
     def inspected(self) -> tuple[bytes, list[int]]:
         held, state = sorted(self._grads), self._undo[0] if self._undo else self.state
-        self._told = [block for block in held if block in self.wrong]
+        self._reported = [block for block in held if block in self.wrong]
         if self.wrong.keys() - set(held):  # only its weights were used, and weights are not compared
             self._node.world.excused = True
         values = [1000 * state[block] + abs(self.wrong.get(block, 0)) for block in held]
-        return array("q", values).tobytes(), [block for block in self._told if self.wrong[block] > 0]
+        return array("q", values).tobytes(), [block for block in self._reported if self.wrong[block] > 0]
 
     @property
     def seen(self) -> bool:

@@ -231,7 +231,7 @@ def test_a_joiner_follows_the_units_that_it_holds_when_it_is_a_member(copies):
         holdings.commit(1, [])
         holdings.gathered(1)
     found[2] = Holdings(2, SIZES, -1)
-    found[2].followed(1, wanted)
+    found[2].caught_up(1, wanted)
     found[2].join(1)
     shares = share(units, found, 1)
     assert shares.copies == [] and [u for u, of in enumerate(shares.holders) if 2 in of] == wanted
@@ -254,7 +254,7 @@ def test_two_joiners_hold_the_units_that_they_followed_even_if_one_starts_again(
         holdings.gathered(1)
     for pipeline, gives in ((2, again), (3, second)):
         found[pipeline] = Holdings(pipeline, SIZES * 10, -1)
-        found[pipeline].followed(1, [unit for of in gives.values() for unit in of])
+        found[pipeline].caught_up(1, [unit for of in gives.values() for unit in of])
         found[pipeline].join(1)
     shares = share(units, found, 1)
     assert shares.copies == [] and all(len(of) == 2 for of in shares.holders)

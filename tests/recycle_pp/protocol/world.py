@@ -187,8 +187,8 @@ class World:
         if who != COORDINATOR:
             node = self.actors[who]
             node.stale = True
-            if what == "is heard":
-                self.coordinator.hear(node, node.outbox.popleft())
+            if what == "delivers":
+                self.coordinator.handle(node, node.outbox.popleft())
             else:
                 node.act(what)
         else:

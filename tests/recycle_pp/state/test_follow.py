@@ -105,7 +105,7 @@ def donor(worker, monkeypatch, size, units=(), session=7):
 
 def joiner(worker):
     participant = SimpleNamespace(generation=-1, steps=[])
-    participant.followed = lambda step, units: participant.steps.append(step)
+    participant.caught_up = lambda step, units: participant.steps.append(step)
     following = Following(worker.optimizer, worker.stage.gradients, participant, "token", "127.0.0.1", lambda *_: None)
     following.close()
     return following

@@ -26,9 +26,9 @@ def test_a_worker_that_must_save_all_its_units_rejects_units_changed_since_the_c
     optimizer = StageOptimizer(config, stage, whole=False)
     for unit in range(len(stage.layout.units)):
         optimizer.begin(unit)
-    strike = lambda moment, step: None  # noqa: E731
+    inject = lambda moment, step: None  # noqa: E731
     me = Participant(Worker(0, 0), 2, Holdings(0, stage.layout.unit_sizes, -1))
-    saving = StageSaving(config, str(tmp_path), stage, optimizer, Batches(config), me, said.append, strike)
+    saving = StageSaving(config, str(tmp_path), stage, optimizer, Batches(config), me, said.append, inject)
     saving.committed(SimpleNamespace(step=3, savers=[], last=True), None)
     if changed:
         flip(optimizer.vectors(1)[1], 5, 7)

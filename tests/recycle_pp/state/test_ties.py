@@ -110,9 +110,9 @@ def test_each_holder_of_a_tied_unit_has_the_gradient_of_a_single_worker(numerics
                 optimizers[w].begin(unit)
         reduced = exchange.reduce(shares[w.stage], range(3), lambda: None)
         assert exchange.tied.units
-        once = exchange.tied.unite(shares[w.stage], reduced)
+        once = exchange.tied.reduce(shares[w.stage], reduced)
         kept = replace(once, flat=once.flat.clone())
-        return kept, exchange.tied.unite(shares[w.stage], once)  # again, as in the next generation
+        return kept, exchange.tied.reduce(shares[w.stage], once)  # again, as in the next generation
 
     with ThreadPoolExecutor(len(workers)) as pool:
         for w, (once, again) in zip(workers, pool.map(reduce, workers), strict=True):
@@ -184,4 +184,4 @@ def wire(me, shares, sent, awaited, order):
     gradients = Gradients(Layout({name: (4,) for name in names}), 2, CPU, reproducible=True, ops=ops, shared=["tied"])
     stage = SimpleNamespace(gradients=gradients, stage=me.stage, module=SimpleNamespace(shared={"tied": [0, 1, 3]}))
     tied = Ties(links, stage, me, lambda pending, giver: None, None)
-    tied.unite(shares, gradients.reduced(gradients.payload()))
+    tied.reduce(shares, gradients.reduced(gradients.payload()))

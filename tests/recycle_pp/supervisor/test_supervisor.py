@@ -20,7 +20,7 @@ from recycle_pp.wire.messages.supervisors import (
     Died,
     Finish,
     Kill,
-    Present,
+    Registration,
     Spawn,
     Spawned,
     Stopping,
@@ -241,7 +241,7 @@ def test_a_killed_supervisor_leaves_no_orphan(tmp_path):
 def test_a_worker_that_cannot_be_started_counts_as_dead(tmp_path):
     async def main():
         async with joined(tmp_path, "wait") as rank:
-            await rank.receive(Present)  # after this it opens no more files for itself
+            await rank.receive(Registration)  # after this it opens no more files for itself
             supervisor = psutil.Process(rank.process.pid)
             supervisor.rlimit(psutil.RLIMIT_NOFILE, (supervisor.num_fds() + 1,) * 2)
             rank.peer.send(Spawn(0, worker=(0, 5), respawns=0))

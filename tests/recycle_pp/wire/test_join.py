@@ -36,7 +36,7 @@ def test_a_command_line_without_join_starts_a_new_job():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "environment", "told"),
+    ("arguments", "environment", "expected"),
     [
         (
             ["+join=node0"],
@@ -47,8 +47,8 @@ def test_a_command_line_without_join_starts_a_new_job():
         (["+join=node0:1"], {}, "set RECYCLE_TOKEN on every node"),
     ],
 )
-def test_mistakes_get_one_sentence(arguments, environment, told):
-    with pytest.raises(ValueError, match=told):
+def test_mistakes_get_one_sentence(arguments, environment, expected):
+    with pytest.raises(ValueError, match=expected):
         newcomer.find_place(arguments, environment)
 
 

@@ -1,8 +1,8 @@
 """Lines in a worker's log (logs/worker-1.2.log): start, plans, membership changes, end.
 
-diary = Diary(worker)
-diary.note("ready after 2.1 s")
-diary.heard(message)            # logs some of the coordinator's messages
+log = WorkerLog(worker)
+log.write("ready after 2.1 s")
+log.received(message)            # logs some of the coordinator's messages
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.table import Message
 
 
-class Diary:
+class WorkerLog:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._members: set[Worker] = set()
         self._step = 0  # the running or next step
         self._again = False
 
-    def note(self, sentence: str) -> None:
+    def write(self, sentence: str) -> None:
         with suppress(OSError):  # training continues on a full disk
             print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} worker {self._worker}: {sentence}", flush=True)
 
-    def heard(self, message: Message) -> None:
+    def received(self, message: Message) -> None:
         match message:
             case Announce():
                 self._announced(message)
             case Adopt():
                 for step, actions in message.steps.items():
                     if actions:
-                        self.note(f"step {step}: received a plan for the rest of it")
+                        self.write(f"step {step}: received a plan for the rest of it")
                 self._recomputes(message.recompute)
             case SteadyPlan():
-                self.note(f"step {self._step}: received a plan for the next steps")
+                self.write(f"step {self._step}: received a plan for the next steps")
                 self._recomputes(message.recompute)
             case Commit():
                 self._step = message.step + 1
             case Donate():
-                self.note(f"step {self._step}: sends its state to worker {message.to}")
+                self.write(f"step {self._step}: sends its state to worker {message.to}")
             case Exit():
-                self.note("the job is over")
+                self.write("the job is over")
             case Leave():
-                self.note("leaves the job")
+                self.write("leaves the job")
 
     def _recomputes(self, again: bool) -> None:
         if again != self._again:
             what = "are recomputed in the backward pass" if again else "keep their activations"
-            self.note(f"step {self._step}: layers {what}")
+            self.write(f"step {self._step}: layers {what}")
         self._again = again
 
     def _announced(self, message: Announce) -> None:
@@ -63,7 +63,7 @@ class Diary:
         changes = [("without", before - self._members), ("with", self._members - before - {self._worker})]
         what = "; ".join(f"{word} {_names(of)}" for word, of in changes if of and before)
         generation = f"generation {message.generation}, {len(self._members)} workers"
-        self.note(f"step {self._step}: {generation}" + (f": {what}" if what else ""))
+        self.write(f"step {self._step}: {generation}" + (f": {what}" if what else ""))
 
 
 def _names(workers: Iterable[Worker], most: int = 8) -> str:

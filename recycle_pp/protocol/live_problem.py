@@ -1,7 +1,7 @@
 """The job's problem without dead workers, cached for each membership because its graph of links is large.
 
-present = Present()
-present.problem(whole, live)       # a Problem with its `failed`
+problem = LiveProblem()
+problem.of(whole, live)       # a Problem with its `failed`
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Collection
 from recycle_schedules import Problem, Worker
 
 
-class Present:
+class LiveProblem:
     def __init__(self) -> None:
         self._made: tuple[Problem, frozenset[Worker], Problem] | None = None  # (whole problem, live workers, result)
 
-    def problem(self, whole: Problem, live: Collection[Worker]) -> Problem:
+    def of(self, whole: Problem, live: Collection[Worker]) -> Problem:
         """whole: the problem without deaths. After a death peers need every bubble, so the backward may be split."""
         live = frozenset(live)
         if self._made is None or self._made[0] is not whole or self._made[1] != live:
