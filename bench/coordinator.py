@@ -41,11 +41,11 @@ from recycle_pp.protocol.holdings import Holdings
 from recycle_pp.protocol.job import Job
 from recycle_pp.protocol.participant import Participant
 from recycle_pp.telemetry.event_log import EventLog
-from recycle_pp.telemetry.packing import pack
 from recycle_pp.telemetry.progress import Progress
 from recycle_pp.telemetry.recorder import Recorder
 from recycle_pp.telemetry.run_folder import RunFolder
-from recycle_pp.telemetry.span_tables import SpanTables
+from recycle_pp.timing.packing import pack
+from recycle_pp.timing.span_tables import SpanTables
 from recycle_pp.wire.frames import encode
 from recycle_pp.wire.messages.generations import Adopt, Announce, Report, SteadyPlan
 from recycle_pp.wire.messages.steps import Measured, Vote

@@ -21,7 +21,7 @@ from recycle_pp.config.settings import Settings
 from recycle_pp.protocol.commit import make_vote
 from recycle_pp.protocol.holdings import Holdings
 from recycle_pp.protocol.participant import Participant
-from recycle_pp.telemetry.packing import pack
+from recycle_pp.timing.packing import pack
 from recycle_pp.wire.connection import Peer, connect
 from recycle_pp.wire.messages.agreement import Place
 from recycle_pp.wire.messages.generations import Adopt, Announce, SteadyPlan

@@ -8,7 +8,7 @@ from recycle_pp.config.settings import Settings
 from recycle_pp.consensus.leader_lease import LeaderLease
 from recycle_pp.telemetry.recorder import Recorder
 from recycle_pp.telemetry.run_folder import RunFolder
-from recycle_pp.telemetry.span_tables import SpanTables
+from recycle_pp.timing.span_tables import SpanTables
 
 from .lifecycle import Lifecycle
 from .restart_policy import RestartPolicy

@@ -31,7 +31,7 @@ from recycle_pp.telemetry.events.recovery import Renewed
 from recycle_pp.telemetry.progress import Progress
 from recycle_pp.telemetry.recorder import Recorder
 from recycle_pp.telemetry.run_folder import RunFolder
-from recycle_pp.telemetry.span_tables import SpanTables
+from recycle_pp.timing.span_tables import SpanTables
 from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.messages.agreement import Leader
 from recycle_pp.wire.messages.handshake import SupervisorHello, WorkerHello

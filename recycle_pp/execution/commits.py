@@ -37,7 +37,7 @@ from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.protocol.commit import make_vote
 from recycle_pp.protocol.participant import Orders
 from recycle_pp.state.exchange import Exchange
-from recycle_pp.telemetry.packing import pack
+from recycle_pp.timing.packing import pack
 from recycle_pp.wire.messages.activity import REDUCTION
 from recycle_pp.wire.messages.steps import Commit, Measured
 

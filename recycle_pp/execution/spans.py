@@ -22,7 +22,7 @@ from typing import BinaryIO
 from recycle_schedules import MicroBatch
 from torch._C._profiler import _RecordFunctionFast
 
-from recycle_pp.telemetry.packing import Span
+from recycle_pp.timing.packing import Span
 from recycle_pp.wire.messages.steps import OpProgress
 
 named = _RecordFunctionFast  # takes 0.4 us without a profiler, torch.profiler.record_function 10 us

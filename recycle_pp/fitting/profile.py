@@ -27,8 +27,8 @@ from recycle_schedules.layers import TIMES
 from recycle_schedules.op_kinds import COMPUTE, SPLIT
 
 from recycle_pp.config.settings import Parallel, Settings
-from recycle_pp.telemetry.packing import KINDS as SPANS
-from recycle_pp.telemetry.packing import OWN
+from recycle_pp.timing.packing import KINDS as SPANS
+from recycle_pp.timing.packing import OWN
 
 from .latency_breakdown import Spans, breakdown_of
 from .link_table import LinkTable

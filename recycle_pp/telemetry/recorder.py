@@ -26,6 +26,7 @@ from recycle_pp.config.settings import Settings
 from recycle_pp.protocol.events import Event as JobEvent
 from recycle_pp.protocol.events import Outcome
 from recycle_pp.protocol.job import Job
+from recycle_pp.timing.span_tables import SpanTables
 from recycle_pp.wire.messages.generations import Resumed
 from recycle_pp.wire.messages.steps import Commit, Measured, OpProgress, Span
 from recycle_pp.wire.messages.supervisors import Death
@@ -44,7 +45,6 @@ from .progress import Progress
 from .protocol_log import ProtocolLog
 from .recovery import Part, Recovery
 from .run_folder import RunFolder, Summary
-from .span_tables import SpanTables
 from .step_records import StepRecords
 from .takeover import Takeover
 from .traces import Traces

@@ -22,14 +22,14 @@ from recycle_schedules.analysis.figures import PARTS, bubbles_of
 from recycle_schedules.op_kinds import COMPUTE
 
 from recycle_pp.protocol.job import Job
+from recycle_pp.timing.packing import listed, table_of
+from recycle_pp.timing.span_tables import SpanTables
 
 from .background import Later
 from .guard import guarded
-from .packing import listed, table_of
 from .recovery import Part, Recovery
 from .run_folder import RunFolder
 from .running_median import RunningMedian
-from .span_tables import SpanTables
 
 Span = list[Any]  # kind, pipeline, index, start, end: seconds of the monotonic clock
 Row = tuple[Worker, Span, str]  # the status: done, cut (interrupted) or redone

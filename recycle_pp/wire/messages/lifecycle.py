@@ -65,7 +65,7 @@ class WorkerHeartbeat(Message, frozen=True):
     """Sent regularly by a thread of the worker.
 
     now        the worker's monotonic clock, in seconds
-    boot       identity of that clock (`telemetry.clocks`)
+    boot       identity of that clock (`timing.clocks`)
     delivered  number of the main thread's activity (`supervisors.Signs`), if it is a wait that could end now
     reading    the longest pending read of training data; None if this worker reads no file
     """

@@ -24,7 +24,7 @@ class OpProgress(Message, frozen=True):
 class Measured(Message, frozen=True):
     """Measurements of a step, for records only. Sent before the vote.
 
-    spans         of all ops in the step (`telemetry.packing`)
+    spans         of all ops in the step (`timing.packing`)
     samples       sample ids in the stage's gradient, with multiplicity; from the first stage, if they are logged
     logged_bytes  of boundary tensors in the replay log
     cpu           seconds of processor time since the start of the worker

@@ -13,7 +13,7 @@ from recycle_pp.fitting.latency_breakdown import breakdown_of
 from recycle_pp.fitting.problem import initial_problem
 from recycle_pp.fitting.profile import Profile
 from recycle_pp.fitting.slowness import Speed
-from recycle_pp.telemetry.packing import pack, unpack
+from recycle_pp.timing.packing import pack, unpack
 
 TURN, MESSAGE, SUM = 0.0005, 0.002, 0.01  # seconds
 SETTINGS = compose(["parallel=2x2", "emulate=sleep", "schedule.profile_steps=3"])

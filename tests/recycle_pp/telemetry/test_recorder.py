@@ -10,11 +10,11 @@ from recycle_pp.config.settings import Parallel, Run, Settings
 from recycle_pp.coordinator.job import new_job
 from recycle_pp.telemetry.event_log import EventLog
 from recycle_pp.telemetry.events.workers import GivenUp, Respawned
-from recycle_pp.telemetry.packing import pack
 from recycle_pp.telemetry.progress import Progress
 from recycle_pp.telemetry.recorder import Recorder
 from recycle_pp.telemetry.run_folder import RunFolder
-from recycle_pp.telemetry.span_tables import SpanTables
+from recycle_pp.timing.packing import pack
+from recycle_pp.timing.span_tables import SpanTables
 from recycle_pp.wire.messages.steps import Commit, Measured
 from recycle_pp.wire.messages.supervisors import Death
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recycle_pp.telemetry.packing import KINDS, OWN, listed, pack, unpack
+from recycle_pp.timing.packing import KINDS, OWN, listed, pack, unpack
 
 numbers, seconds = st.integers(0, 1 << 30), st.floats(0, 1e9)
 spans = st.lists(st.tuples(st.sampled_from(KINDS), numbers, numbers, seconds, seconds, seconds).map(list))

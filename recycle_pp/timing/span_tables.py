@@ -21,7 +21,6 @@ from recycle_pp.wire.messages.lifecycle import WorkerHeartbeat
 from recycle_pp.wire.messages.steps import Measured
 
 from .clocks import Clocks
-from .guard import guarded, guarded_returning
 from .packing import unpack
 
 
@@ -31,20 +30,17 @@ class SpanTables:
         self._packed: dict[int, dict[Worker, tuple[bytes, float]]] = {}  # and the offset of the worker's clock
         self._tables: dict[int, dict[Worker, np.ndarray]] = {}
 
-    @guarded
     def heartbeat(self, worker: Worker, message: WorkerHeartbeat) -> None:
         self._clocks.observe(worker, message.boot, message.now, time.monotonic())
 
     def local(self, worker: Worker, seconds: float) -> float:
         return self._clocks.local(worker, seconds)
 
-    @guarded
     def add(self, worker: Worker, message: Measured) -> None:
         """Adds the worker's spans of a step, in place of those of an earlier attempt at this step."""
         self._packed.setdefault(message.step, {})[worker] = message.spans, self._clocks.local(worker, 0.0)
         self._tables.get(message.step, {}).pop(worker, None)
 
-    @guarded_returning(dict[Worker, np.ndarray])
     def of(self, step: int) -> dict[Worker, np.ndarray]:
         """The tables of all workers whose spans of this step have arrived."""
         packed = self._packed.get(step, {})

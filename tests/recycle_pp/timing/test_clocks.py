@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recycle_pp.linux.processes import boot_id
-from recycle_pp.telemetry.clocks import KEPT, Clocks
+from recycle_pp.timing.clocks import KEPT, Clocks
 
 DELAYS = st.lists(st.floats(1e-4, 0.5), min_size=1, max_size=KEPT)
 
