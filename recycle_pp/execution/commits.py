@@ -78,7 +78,9 @@ class Commits:
             self._exchange.exponents(shares.knows)
             self._note(orders, lambda: holdings.informed(committed))
         coming = {unit for unit, _, to in shares.copies if to == holdings.me}
-        for unit in set(holdings.mine) - coming - self._optimizer.held.keys():
+        # Also units that it only gives: all workers can make the initial state of every unit.
+        given = {unit for unit, source, _ in shares.copies if source == holdings.me}
+        for unit in ({*holdings.mine} | given) - coming - self._optimizer.held.keys():
             self._optimizer.begin(unit)
         if shares.copies:
             self._faults.inject("heal", committed + 1)

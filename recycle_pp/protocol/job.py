@@ -232,7 +232,7 @@ class Job:
         if event.committed < self.committed and self._newest is not None:
             out = [Send(worker, self._newest)]
         self.joiners.died(worker)  # its joiners start again
-        if self.phase not in ("reporting", "running") or self.committed == self.steps - 1:
+        if self.phase not in ("reporting", "running"):
             return out
         return out + self._regroup(rebuild=True) + self._find_donors()
 

@@ -53,6 +53,7 @@ class StageSaving:
         self._lock = threading.Lock()
         self._done = 0  # completed steps in the parameters
         self._wanted = -1  # step of a requested checkpoint
+        self._answer: Saved | SaveFailed | None = None  # to that request, once it is known
 
     def committed(self, commit: Commit, reduced: Reduced) -> None:
         with self._lock:
@@ -75,15 +76,19 @@ class StageSaving:
         """Saves all units of this worker, because a saver died at the end of the job. The state is final, but the
         executor may still have to apply the last step."""
         with self._lock:
-            if message.step == self._wanted:
-                return  # repeated after a reset
-            self._wanted = message.step
+            if message.step == self._wanted:  # repeated after a reset, or by another coordinator
+                if self._answer is not None:
+                    self._send(self._answer)
+                return
+            self._wanted, self._answer = message.step, None
             if self._done < self._wanted:
                 return
         try:
             self._optimizer.checksums()  # there may be no other copy left to compare with
         except RuntimeError as error:
-            self._refuse(message.step, error)
+            with self._lock:
+                self._answer = SaveFailed(message.step, f"worker {self._worker}: {error}")
+            self._send(self._answer)
         else:
             self._save(message.step, last=True, units=None)
 
@@ -122,12 +127,15 @@ class StageSaving:
         self._send(Digests(step, digests(masters) | states))
 
     def _report(self, step: int, saving: Future[str], whole: bool) -> None:
+        answer: Saved | SaveFailed
         try:
-            part = saving.result()
+            answer = Saved(step, whole, saving.result())
         except RuntimeError as error:
-            self._send(SaveFailed(step, str(error)))
-        else:
-            self._send(Saved(step, whole, part))
+            answer = SaveFailed(step, str(error))
+        if whole:
+            with self._lock:
+                self._answer = answer
+        self._send(answer)
 
     def _assemble(self, message: Assemble) -> None:
         step = message.step

@@ -81,6 +81,7 @@ class Node:
         # and whether they are right
         self._left = False
         self._done, self._wanted = first_step, -1  # steps in the parameters; steps in a requested checkpoint
+        self._answer: Message | None = None  # to that request, once it is known
         self._log: dict[tuple[int, Tensor], float] = {}  # the step; plus 0.5 if derived from a wrong block
         self._received: dict[tuple[int, Tensor], float] = {}
         self._sums: Counter = Counter()
@@ -130,7 +131,10 @@ class Node:
             self.outbox.append(structs.replace(self.me.state(self.linked), said=said))
             self.lost_messages.clear()
         elif what == "saves":
-            self.outbox.append(self.saves.popleft())
+            saved = self.saves.popleft()
+            if isinstance(saved, SaveFailed) or (isinstance(saved, Saved) and saved.whole):
+                self._answer = saved
+            self.outbox.append(saved)
         else:
             stream = self._streams[int(what.removeprefix("takes "))]
             self._take(stream.message, *stream.parcels.popleft())
@@ -166,9 +170,10 @@ class Node:
                 if message.address is not None:  # otherwise the joiner has died in the meantime
                     self._asked.append(message)
             case Save() if message.step == self._wanted:
-                pass  # repeated after a reset
+                if self._answer is not None:  # repeated after a reset, or by another coordinator
+                    self.outbox.append(self._answer)
             case Save():
-                self._wanted = message.step
+                self._wanted, self._answer = message.step, None
                 if self._done >= self._wanted and self.shards is not None and self.shards.seen:
                     self.saves.append(SaveFailed(self._wanted, "its state has changed"))
                 elif self._done >= self._wanted:

@@ -70,7 +70,8 @@ class Shards:
             node.check(orders)
             holdings.informed(committed)
         coming = {block for block, _, to in shares.copies if to == me}
-        for block in set(holdings.mine) - coming - self.state.keys():
+        given = {block for block, source, _ in shares.copies if source == me}
+        for block in ({*holdings.mine} | given) - coming - self.state.keys():
             self.state[block] = self.weights[block] = self._loaded
         key = self._key(orders, "copies")
         for block, source, to in shares.copies:
