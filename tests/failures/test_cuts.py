@@ -26,10 +26,10 @@ CUTS = {
     "nodes 0 and 1 do not hear each other": [(0, 1), (1, 0)],
     "node 2 does not hear node 1": [(1, 2)],
 }
+QUICK = ("no other node hears node 0",)
 
 
-@pytest.mark.slow  # tests/recycle_pp/failover cuts the same links of simulated nodes
-@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("cut", [cut if cut in QUICK else pytest.param(cut, marks=pytest.mark.slow) for cut in CUTS])
 def test_the_nodes_that_reach_each_other_finish_the_job_after_any_one_way_cut(cut, zygote, runs, tmp_path):
     case = Case(cut, "3x2", ("control.suspicion=2",), steps=60, deaths=2)
     with nodes.start(case, tmp_path, zygote) as job:

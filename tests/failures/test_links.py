@@ -17,9 +17,8 @@ def longest_gap(outcome):
     return max(after["time"] - before["time"] for before, after in pairwise(outcome.metrics))
 
 
-@slow  # tests/recycle_pp/protocol/test_partition_resolution.py chooses the node
 @pytest.mark.torchrun
-@pytest.mark.parametrize("suspicion", [1, 5, 10])
+@pytest.mark.parametrize("suspicion", [1, *(pytest.param(n, marks=slow) for n in (5, 10))])
 def test_after_a_cut_one_of_the_two_nodes_leaves_within_suspicion_plus_two_seconds(suspicion, runs, tmp_path):
     overrides = (f"control.suspicion={suspicion}",)
     case = Case("the link between two nodes is cut", "3x2", overrides, steps=60, deaths=2)
@@ -34,8 +33,7 @@ def test_after_a_cut_one_of_the_two_nodes_leaves_within_suspicion_plus_two_secon
     assert longest_gap(outcome) < suspicion + 2, explain(outcome)
 
 
-@slow
-@pytest.mark.parametrize("which", ["of the coordinator's node", "of the others"])
+@pytest.mark.parametrize("which", ["of the coordinator's node", pytest.param("of the others", marks=slow)])
 def test_resets_for_some_tenths_of_a_second_cost_no_worker(which, zygote, runs, tmp_path):
     case = Case(f"the links {which} reject", "3x2", steps=60, deaths=0)
     with nodes.start(case, tmp_path, zygote) as job:

@@ -103,7 +103,7 @@ class Job:
     async def watched(self, seconds):
         watching = asyncio.create_task(self.watch.run())
         end = time.monotonic() + seconds
-        while time.monotonic() < end:
+        while time.monotonic() < end and not self.stopped:
             await asyncio.sleep(0.002)
             self.beat()
         watching.cancel()
@@ -152,9 +152,9 @@ def test_signs_of_an_earlier_incarnation_do_not_count(tmp_path):
 
 
 def test_if_all_workers_wait_the_generation_is_renewed_and_finally_the_job_stops(tmp_path):
-    job = Job(tmp_path, suspicion=0.05)
+    job = Job(tmp_path, suspicion=0.2)
     job.say = dict.fromkeys(range(12), Activity("waits", "sum", 7))
-    asyncio.run(job.watched(0.6))
+    asyncio.run(job.watched(10.0))
     assert len(job.renewals) == RENEWALS and len(job.renewals[0]) == 12
     assert "all workers wait in step 7" in job.stopped and str(job.folder) in job.stopped
     assert not job.found
