@@ -128,6 +128,7 @@ class Executor:
                 else:
                     doing.works("send", step, action.microbatch)
                     self.mailbox.ship(step, action.tensor, action.peer)
+                    doing.works("turn", step, action.microbatch)
                 self.faults.fire(action.kind, step)
         self._await_turn(orders, step)
         self.commits.reduce_tied(orders, step)

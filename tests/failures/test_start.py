@@ -45,8 +45,8 @@ def test_nodes_with_different_settings_are_rejected_at_once_with_one_sentence_an
 
     begun = time.monotonic()
     with Job(tmp_path, nodes=2, workers=2, arguments=["run.steps=5"]) as job:
-        assert job.wait([0, 1], 60) == [1, 1], job.explain()
-        assert time.monotonic() - begun < 40
+        assert job.wait([0, 1], 120) == [1, 1], job.explain()
+        assert time.monotonic() - begun < 90  # in a new environment Python first compiles torch
         for node in (0, 1):
             (shown,) = [line for line in job.output(node).splitlines() if " traceback : " in line]  # of one rank
             assert "the nodes were started with different settings: optimizer.lr is 0.00" in shown
