@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,6 +28,7 @@ from recycle_pp.comm.tensor_bytes import aligned
 from recycle_pp.config.settings import Optimizer, Settings
 from recycle_pp.numerics import fixed_point
 from recycle_pp.numerics.gradients import Gradients
+from recycle_pp.numerics.hyperparameters import unit_size
 from recycle_pp.numerics.layout import Layout
 from recycle_pp.numerics.weight_grad_store import Queue, WeightGradStore
 
@@ -74,7 +76,8 @@ class Stage:
         self.module = module_of(settings, stage, device, run_dir)
         _refuse_unmatched_groups(settings.optimizer, self.module.all_names)
         self.ops = self.module.ops
-        self.layout = Layout(self.module.shapes, layers=[self.module.layers[name] for name in self.module.shapes])
+        cut = partial(unit_size, settings.optimizer)
+        self.layout = Layout(self.module.shapes, cut, [self.module.layers[name] for name in self.module.shapes])
         self.names = self.layout.names
         self.flat = self.layout.zeros(device)
         rounds = settings.numerics.precision == "bf16"

@@ -1,12 +1,14 @@
-"""The learning rate of a step, and the factors of parameter groups.
+"""The learning rate of a step, the factors of parameter groups, and how much of a tensor an update needs at once.
 
 learning_rate(settings.optimizer, step, steps)
 lr, decay = factors(settings.optimizer, "layers.3.ffn_norm.weight")
+layout = Layout(shapes, partial(unit_size, settings.optimizer))
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from recycle_pp.config.settings import Optimizer
@@ -42,3 +44,11 @@ def factors(optimizer: Optimizer, name: str) -> tuple[float, float]:
         if fnmatchcase(name, pattern):
             return float(lr), float(decay[0]) if decay else 1.0
     return 1.0, 1.0
+
+
+def unit_size(optimizer: Optimizer, name: str, shape: Sequence[int]) -> int | None:
+    """Most elements of a unit of a tensor (see `layout`); None if an update needs the whole tensor.
+
+    AdamW is elementwise, so it updates any rows of any tensor alone. With int64 sums the elements of a unit share an
+    exponent, so another size gives other bits."""
+    return 1 << 20

@@ -1,6 +1,7 @@
 """The layout of a stage's tensors in one vector. Parameters, gradients and optimizer state share it.
 
-    layout = Layout({"embedding.weight": (256, 64), "layers.0.weight": (64, 64)}, layers=[-1, 0])
+    cut = partial(unit_size, settings.optimizer)    # see `hyperparameters`
+    layout = Layout({"embedding.weight": (256, 64), "layers.0.weight": (64, 64)}, cut, layers=[-1, 0])
     memory = layout.zeros(device)                   # a `LayerMemory`: one tensor for each layer
     embedding, weight = layout.views(memory)
     for unit in layout.units_of(memory): ...        # a norm and an exponent are computed for each unit
@@ -14,15 +15,16 @@ alignment of its operands (MKL on a CPU; cuBLAS checks up to 256 bytes), and the
 stage. The gaps stay zero.
 
 A tensor is treated as a matrix: a row is its fewest last dimensions that have `ROW` elements together, so a vector is
-one row. A unit is whole rows of one tensor, about `UNIT` elements, at a multiple of 256 bytes. The units of a tensor
-follow from its shape alone, not from its stage or from the live workers. State is held, copied and saved by units.
+one row. A unit is whole rows of one tensor, at a multiple of 256 bytes. The optimizer says how many elements it may
+have, or that it is the whole tensor. The units of a tensor follow from its name and shape alone, not from its stage or
+from the live workers. State is held, copied and saved by units.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
 from math import gcd, prod
@@ -34,8 +36,8 @@ from recycle_pp.comm.tensor_bytes import ALIGNMENT as BYTES
 from recycle_pp.comm.tensor_bytes import aligned_bytes
 
 ALIGNMENT = BYTES // 2  # elements; 256 bytes of bfloat16, 512 of float32
-UNIT = 1 << 20  # most elements of a unit, unless a row has more
 ROW = 16  # fewest elements of a row, if the tensor has as many
+Cut = Callable[[str, Sequence[int]], int | None]  # (name, shape) of a tensor -> most elements of a unit; None: whole
 
 
 @dataclass(frozen=True)
@@ -84,19 +86,19 @@ class Layout:
     size: elements of the vector
     """
 
-    def __init__(self, shapes: Mapping[str, Sequence[int]], unit: int = UNIT, layers: Sequence[int] = ()):
-        """unit: most elements of a unit, unless a row has more
+    def __init__(self, shapes: Mapping[str, Sequence[int]], cut: Cut, layers: Sequence[int] = ()):
+        """cut: most elements of a tensor's units, unless a row has more; None: the tensor is one unit
         layers: the layer number of each tensor, ascending; if empty, there is one layer"""
         self.names = list(shapes)
         self.shapes = [tuple(shape) for shape in shapes.values()]
         self.sizes = [-(-prod(shape) // ALIGNMENT) * ALIGNMENT for shape in self.shapes]
         self.size = sum(self.sizes)
         self.rows = [rows_of(shape) for shape in self.shapes]
-        self._unit = unit
+        self._most = {name: cut(name, shape) for name, shape in shapes.items()}
         self.units = [
             Unit(index, slice(first, min(first + step, rows)))
-            for index, rows in enumerate(self.rows)
-            for step in [_rows_of_a_unit(self._columns(index), unit)]
+            for index, (name, rows) in enumerate(zip(self.names, self.rows, strict=True))
+            for step in [_rows_of_a_unit(rows, self._columns(index), self._most[name])]
             for first in range(0, rows, step)
         ]
         starts = list(accumulate(self.sizes, initial=0))
@@ -122,7 +124,7 @@ class Layout:
             rows = of[-1].rows.stop - of[0].rows.start
             whole = rows == self.rows[index]
             shapes[self.names[index]] = self.shapes[index] if whole else (rows, self._columns(index))
-        return Layout(shapes, self._unit)
+        return Layout(shapes, lambda name, _: self._most[name])
 
     def span(self, units: range) -> slice:
         """The elements of neighbouring units."""
@@ -194,6 +196,8 @@ def depth_of(shape: Sequence[int]) -> int:
     return depth
 
 
-def _rows_of_a_unit(columns: int, unit: int) -> int:
+def _rows_of_a_unit(rows: int, columns: int, most: int | None) -> int:
+    if most is None:
+        return rows
     aligned = ALIGNMENT // gcd(columns, ALIGNMENT)  # the fewest rows that keep the alignment
-    return max(1, unit // (columns * aligned)) * aligned
+    return max(1, most // (columns * aligned)) * aligned

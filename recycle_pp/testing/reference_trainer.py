@@ -11,6 +11,7 @@ simplest form.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from recycle_pp.config.settings import Settings
 from recycle_pp.data.batches import Batches
 from recycle_pp.model.transformer import Build, Transformer, depth, stream_dtype
 from recycle_pp.numerics import fixed_point as fixed
-from recycle_pp.numerics.hyperparameters import learning_rate
+from recycle_pp.numerics.hyperparameters import learning_rate, unit_size
 from recycle_pp.numerics.layout import Layout
 from recycle_pp.numerics.torch_operations import squared_norm
 from recycle_pp.protocol.commit import clip_scale
@@ -43,7 +44,7 @@ def train(
     masters = masters or masters_of(settings, parameters)
     optimizer = adamw(settings, masters)
     G = settings.parallel.pipelines * settings.parallel.microbatches
-    exponents = [fixed.exponents(torch.tensor(fixed.FIRST), G)] * len(blocks(parameters))
+    exponents = [fixed.exponents(torch.tensor(fixed.FIRST), G)] * len(blocks(settings, parameters))
     for step in range(steps):
         losses = []
         totals = [torch.zeros_like(p, dtype=torch.int64) for p in parameters] if settings.numerics.reproducible else []
@@ -56,14 +57,14 @@ def train(
             (loss / G).backward()
             losses.append(loss.item())
             if totals:
-                grads = blocks([gradient(parameter) for parameter in parameters])
-                for grad, total, e in zip(grads, blocks(totals), exponents, strict=True):
+                grads = blocks(settings, [gradient(parameter) for parameter in parameters])
+                for grad, total, e in zip(grads, blocks(settings, totals), exponents, strict=True):
                     total += (grad.double() * 2.0 ** e.item()).round().long()
                 model.zero_grad()
         if totals:
             for parameter, total in zip(parameters, totals, strict=True):
                 parameter.grad = total.float()
-        grads = blocks([gradient(parameter) for parameter in parameters])
+        grads = blocks(settings, [gradient(parameter) for parameter in parameters])
         if totals:
             for grad, e in zip(grads, exponents, strict=True):
                 grad *= 2.0 ** -e.item()
@@ -110,9 +111,10 @@ def adamw(settings: Settings, parameters: Sequence[nn.Parameter]) -> torch.optim
     return torch.optim.AdamW(groups, lr=o.lr, betas=(o.beta1, o.beta2), eps=o.eps, fused=True)
 
 
-def blocks(tensors: Sequence[Tensor]) -> list[Tensor]:
+def blocks(settings: Settings, tensors: Sequence[Tensor]) -> list[Tensor]:
     """Views of all tensors' blocks, each a matrix: what one norm and one exponent belong to."""
-    layouts = ((tensor, Layout({"": tensor.shape})) for tensor in tensors)
+    cut = partial(unit_size, settings.optimizer)
+    layouts = ((tensor, Layout({"": tensor.shape}, cut)) for tensor in tensors)
     return [tensor.view(of.rows[0], -1)[block.rows] for tensor, of in layouts for block in of.units]
 
 

@@ -13,7 +13,7 @@ from recycle_pp.numerics.gradients import Gradients, Reduced
 from recycle_pp.numerics.layout import Layout
 from tests.recycle_pp.in_process import CPU
 
-LAYOUT = Layout({"embedding.weight": (9, 5), "norm.weight": (5,), "head.weight": (9, 5)})
+LAYOUT = Layout({"embedding.weight": (9, 5), "norm.weight": (5,), "head.weight": (9, 5)}, lambda *_: None)
 G = 6
 both = pytest.mark.parametrize("reproducible", [False, True])
 
@@ -217,7 +217,7 @@ def test_attempts_start_again_in_the_next_step():
     assert torch.equal(worker._exponents_now(0), worker.exponents_of(0))
 
 
-WIDE = Layout({"embedding.weight": (6, 32), "norm.weight": (32,)})
+WIDE = Layout({"embedding.weight": (6, 32), "norm.weight": (32,)}, lambda *_: None)
 
 
 def test_int32_sums_learn_an_exponent_for_every_row_in_the_first_attempt():

@@ -1,19 +1,25 @@
 """The position of tensors in a stage's vector, and the units of norms and exponents."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from recycle_pp.config.settings import Optimizer
 from recycle_pp.numerics import torch_operations as reference
 from recycle_pp.numerics.gradients import Gradients
+from recycle_pp.numerics.hyperparameters import unit_size
 from recycle_pp.numerics.layout import Layout
 from tests.recycle_pp.in_process import CPU
 
+SHAPES = st.lists(st.lists(st.integers(1, 40), max_size=3), min_size=1, max_size=5)
 
-@given(shapes=st.lists(st.lists(st.integers(1, 40), max_size=3), min_size=1, max_size=5), block=st.integers(1, 3000))
+
+@given(SHAPES, st.integers(1, 3000))
 def test_units_are_whole_rows_at_256_bytes_and_do_not_depend_on_the_other_tensors(shapes, block):
-    layout = Layout({str(k): shape for k, shape in enumerate(shapes)}, block)
+    layout = Layout({str(k): shape for k, shape in enumerate(shapes)}, lambda *_: block)
     flat = layout.zeros(CPU, torch.bfloat16)
     (part,) = flat.parts
     for mark, of in enumerate(layout.units_of(flat), 1):
@@ -22,15 +28,34 @@ def test_units_are_whole_rows_at_256_bytes_and_do_not_depend_on_the_other_tensor
     assert part.count_nonzero() == sum(view.numel() for view in layout.views(flat))
     assert sum(layout.unit_sizes) == layout.size
     for k, shape in enumerate(shapes):
-        alone = Layout({"alone": shape}, block)
+        alone = Layout({"alone": shape}, lambda *_: block)
         assert [b.rows for b in alone.units] == [b.rows for b in layout.units if b.tensor == k]
         assert alone.rows == [layout.rows[k]]
 
 
+@pytest.mark.parametrize(("shape", "rows"), [((50_304, 768), 1365), ((3000, 1000), 1040), ((768,), 1), ((2**21,), 1)])
+def test_adamw_has_units_of_about_a_million_elements(shape, rows):
+    *before, last = Layout({"weight": shape}, partial(unit_size, Optimizer())).units
+    assert {unit.length for unit in before} <= {rows} and last.length <= rows
+
+
+@given(SHAPES, st.sets(st.sampled_from("01234")), st.integers(1, 3000))
+def test_the_optimizer_may_keep_tensors_whole(shapes, whole, block):
+    named = {str(k): shape for k, shape in enumerate(shapes)}
+    layout = Layout(named, lambda name, _: None if name in whole else block)
+    for k, rows in enumerate(layout.rows):
+        found = [unit.rows for unit in layout.units if unit.tensor == k]
+        assert found == (
+            [slice(0, rows)] if str(k) in whole else [b.rows for b in Layout({"": shapes[k]}, lambda *_: block).units]
+        )
+    for first in range(len(layout.units)):
+        assert layout.part(range(first, len(layout.units))).unit_sizes == layout.unit_sizes[first:]
+
+
 def test_norms_and_exponents_belong_to_units():
     """The holder of a unit computes both without the tensor's other units."""
-    whole = Layout({"head.weight": (64, 32), "norm.weight": (32,)}, unit=32 * 16)
-    part = Layout({"head.weight": (16, 32)}, unit=32 * 16)
+    whole = Layout({"head.weight": (64, 32), "norm.weight": (32,)}, lambda *_: 32 * 16)
+    part = Layout({"head.weight": (16, 32)}, lambda *_: 32 * 16)
     assert [b.rows for b in whole.units] == [slice(k, k + 16) for k in (0, 16, 32, 48)] + [slice(0, 1)]
     grad = torch.randn(64, 32) * torch.logspace(-8, 4, 64).unsqueeze(1)
 
@@ -57,7 +82,7 @@ def test_norms_and_exponents_belong_to_units():
 
 
 def test_every_tensor_of_a_layout_begins_at_256_bytes_and_the_gaps_stay_empty():
-    layout = Layout({"embedding.weight": (9, 5), "norm.weight": (5,), "head.weight": (9, 5)})
+    layout = Layout({"embedding.weight": (9, 5), "norm.weight": (5,), "head.weight": (9, 5)}, lambda *_: None)
     flat = layout.vector(CPU)
     views = layout.views(flat)
     assert [tuple(view.shape) for view in views] == [(9, 5), (5,), (9, 5)]
@@ -70,7 +95,7 @@ def test_every_tensor_of_a_layout_begins_at_256_bytes_and_the_gaps_stay_empty():
 
 def test_each_layer_has_its_own_memory_with_the_layout_of_the_vector():
     shapes = {"embedding": (9, 5), "layers.3.norm": (5,), "layers.3.weight": (70, 16), "layers.4.norm": (5,)}
-    layout = Layout(shapes, 128, layers=[-1, 3, 3, 4])
+    layout = Layout(shapes, lambda *_: 128, layers=[-1, 3, 3, 4])
     memory, vector = layout.zeros(CPU), layout.vector(CPU)
     assert [[layout.names[layout.units[unit].tensor] for unit in layer] for layer in layout.layers] == [
         ["embedding"],

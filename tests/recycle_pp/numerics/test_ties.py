@@ -25,7 +25,7 @@ class Stages:
         self.gradients, self.ties = [], []
         for stage in range(3):
             held = {name: of for name, of in shared.items() if stage in of}
-            layout = Layout({"own": (4,)} | {name: SHAPES[name] for name in held})
+            layout = Layout({"own": (4,)} | {name: SHAPES[name] for name in held}, lambda *_: None)
             gradients = Gradients(layout, 2, CPU, reproducible=reproducible, ops=ops, shared=list(held))
             self.gradients.append(gradients)
             self.ties.append(Ties(gradients, stage, held))

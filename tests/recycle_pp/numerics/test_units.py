@@ -22,7 +22,7 @@ SHAPES = st.dictionaries(
 
 @given(SHAPES, st.integers(128, 4000))
 def test_units_fill_the_vector_in_order_at_aligned_positions(shapes, block):
-    layout = Layout(shapes, block)
+    layout = Layout(shapes, lambda *_: block)
     ends = [0]
     for span in layout.spans:
         assert span.start == ends[-1] and span.start % 128 == 0
@@ -33,7 +33,7 @@ def test_units_fill_the_vector_in_order_at_aligned_positions(shapes, block):
 @settings(max_examples=30, deadline=None)
 @given(SHAPES, st.integers(128, 2000))
 def test_the_boxes_of_its_units_cover_a_tensor(shapes, block):
-    layout = Layout(shapes, block)
+    layout = Layout(shapes, lambda *_: block)
     flat = torch.arange(layout.size, dtype=torch.float32)
     for index, tensor in enumerate(layout.views(flat)):
         rebuilt = torch.full_like(tensor, -1)
@@ -49,8 +49,8 @@ def test_the_boxes_of_its_units_cover_a_tensor(shapes, block):
 
 
 def cut(stage, block):
-    """The stage with smaller units; by default a small model has one unit per tensor."""
-    stage.layout = Layout(stage.module.shapes, block, [*stage.module.layers.values()])
+    """The stage with units of `block` elements; None: one unit per tensor, which a small model has by default."""
+    stage.layout = Layout(stage.module.shapes, lambda *_: block, [*stage.module.layers.values()])
     stage.gradients.places = stage.ops.places(stage.layout, CPU)
     stage.gradients.layout = stage.layout
     return stage

@@ -181,7 +181,9 @@ def wire(me, shares, sent, awaited, order):
 
     links = SimpleNamespace(ordered=False, meetings=lambda me, others: [], send=send, receive=receive)
     names = NAMES[me.stage]
-    gradients = Gradients(Layout({name: (4,) for name in names}), 2, CPU, reproducible=True, ops=ops, shared=["tied"])
+    gradients = Gradients(
+        Layout({name: (4,) for name in names}, lambda *_: None), 2, CPU, reproducible=True, ops=ops, shared=["tied"]
+    )
     stage = SimpleNamespace(gradients=gradients, stage=me.stage, module=SimpleNamespace(shared={"tied": [0, 1, 3]}))
     tied = Ties(links, stage, me, lambda pending, giver: None, None)
     tied.reduce(shares, gradients.reduced(gradients.payload()))
