@@ -26,9 +26,8 @@ from recycle_schedules import Worker
 
 from recycle_pp.consensus.agreement import Deposed
 from recycle_pp.fitting.problem import with_less_memory
-from recycle_pp.protocol.events import Json, ProblemChanged, WorkerDied
+from recycle_pp.protocol.events import Json, ProblemChanged, Restarted, WorkerDied
 from recycle_pp.protocol.liveness import Stuck
-from recycle_pp.protocol.roles import fill_stages
 from recycle_pp.telemetry.background import in_thread
 from recycle_pp.telemetry.event_log import Expected
 from recycle_pp.telemetry.events.deaths import HangSuspected, cause_in_words
@@ -40,7 +39,6 @@ from recycle_pp.wire.messages.supervisors import Death, Died, Dying
 from .checkpoints import CannotRestore, Whole, newest_whole
 from .context import Context
 from .driver import Driver
-from .job import new_job
 from .ranks import NODE_LOSS, Rank
 
 UNEXPLAINED_SECONDS = 3.0  # limit of the time that later events wait for the cause of a death
@@ -189,7 +187,7 @@ class Deaths:
             self._lifecycle.stop(f"the coordinator failed:\n{traceback.format_exc()}")
 
     def _restore(self, stage: int, why: str, whole: Whole) -> None:
-        """Restarts all workers from the newest intact checkpoint, with new roles, so that no stage is empty."""
+        """Restarts all workers from the newest intact checkpoint, so that no stage is empty."""
         present = [rank for rank in self._roster if rank.alive]
         driver = self._driver
         stages = self._settings.parallel.stages
@@ -211,14 +209,11 @@ class Deaths:
             return
         finally:
             driver.report_damage(whole.damaged)
-        roles = fill_stages({r.number: r.role for r in self._roster}, [r.number for r in present], stages)
-        for number, role in roles.items():
-            self._roster[number].role = role
         driver.saving.abandon()
-        committed = driver.job.committed
-        driver.begin(new_job(self._settings, step, driver.job.generation, waiting=[rank.role for rank in present]))
         self._spans.clear()
-        self._recorder.restored(committed)
+        driver.drive(Restarted(step, [rank.number for rank in present]))
+        for rank in self._roster:
+            rank.role = driver.job.assignment[rank.number]
         for rank in present:
             rank.spawn()
 

@@ -20,7 +20,6 @@ from recycle_pp.consensus.agreement_gate import AgreementGate
 from recycle_pp.protocol.events import (
     EndRequested,
     Event,
-    HoldExpired,
     Json,
     Outcome,
     PlanMade,
@@ -73,7 +72,7 @@ class Driver:
         self.begin(job)
 
     def begin(self, job: Job) -> None:
-        """Continues with another job, for instance one from a checkpoint. Its workers report again."""
+        """Continues with another job: that of a lost coordinator."""
         self.job = job
         self._recorder.began(job)
 
@@ -87,7 +86,7 @@ class Driver:
         outcome = self._handle(event)
         self.send(self._with_probes(outcome.sends))
         if outcome.expiry is not None:
-            self._timers.after(self._settings.control.suspicion, self._expired, self.job, outcome.expiry)
+            self._timers.after(self._settings.control.suspicion, self.drive, outcome.expiry)
         self.planning.look(self.job)
         for follow in self.subscribers:
             for note in outcome.notes:
@@ -238,12 +237,9 @@ class Driver:
         if problem != self.job.problem:
             self.drive(ProblemChanged(problem))
 
-    def _planned(self, job: Job, problem: Problem) -> None:
-        """Takes a plan from the planner's thread. The job may have been replaced since the thread started."""
-        if job is self.job:
-            self.drive(PlanMade(problem))
-        else:
-            self.planning.look(self.job)
+    def _planned(self, problem: Problem) -> None:
+        """Takes a plan from the planner's thread."""
+        self.drive(PlanMade(problem))
 
     def _follow_skipped(self, commit: Commit) -> None:
         """Records a skipped update: a gradient was not finite, so weights and state are unchanged."""
@@ -265,10 +261,6 @@ class Driver:
         seconds = self._settings.control.lease
         if self.saving.busy:
             self.save_failed(SaveFailed(step, f"{slow} did not finish writing within {seconds:g} s"))
-
-    def _expired(self, job: Job, event: HoldExpired) -> None:
-        if job is self.job:
-            self.drive(event)
 
     def _deliver(self, out: Sequence[Send]) -> None:
         self._roster.deliver([self._addressed(send) for send in out])

@@ -5,7 +5,7 @@ job = new_job(settings, first_step=20)
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from recycle_schedules import Worker, actions, plan
 
@@ -16,12 +16,16 @@ from recycle_pp.protocol.validation import per_pass
 
 
 def new_job(
-    settings: Settings, first_step: int, generation: int = -1, committed: int = -1, waiting: Iterable[Worker] = ()
+    settings: Settings,
+    first_step: int,
+    generation: int = -1,
+    committed: int = -1,
+    assignment: Mapping[int, Worker] | None = None,
 ) -> Job:
     """A job before its first generation.
 
     committed: newest committed step, if it is not the one before `first_step`
-    waiting: the workers of that generation, for instance after a restore; empty for all workers
+    assignment: member -> worker; None at the start
     """
     s = settings
     return Job(
@@ -39,5 +43,5 @@ def new_job(
         save_every=s.checkpoint.every,
         generation=generation,
         committed=committed,
-        waiting=set(waiting),
+        assignment=dict(assignment or {}),
     )

@@ -28,13 +28,13 @@ from recycle_pp.wire.messages.lifecycle import Ready
 
 
 class Planning:
-    """planned(job, problem): called when `job.steady` has planned the problem. stop(reason): the planner failed."""
+    """planned(problem): called when `job.steady` has planned the problem. stop(reason): the planner failed."""
 
     def __init__(
         self,
         settings: Settings,
         run: RunFolder,
-        planned: Callable[[Job, Problem], None],
+        planned: Callable[[Problem], None],
         stop: Callable[[str], None],
         lease: LeaderLease,
     ) -> None:
@@ -110,7 +110,7 @@ class Planning:
             await asyncio.to_thread(job.steady.plan, problem)
             await self._lease.wait()
             self._task = None
-            self._planned(job, problem)
+            self._planned(problem)
         except Deposed:
             pass
         except Exception:

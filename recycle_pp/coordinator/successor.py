@@ -97,9 +97,11 @@ class Successor(Coordinator):
         await self.lease.wait()
         self._driver.saving.known(history.checkpoint)
         # Before the first generation all workers start from the same checkpoint. Later ones get the state from a peer.
-        job = new_job(self._settings, 0 if begun else committed + 1, found.generation, committed)
+        ranks = self._discovery.ranks(parallel.pipelines, parallel.stages)
+        assignment = {rank.number: rank.role for rank in ranks}
+        job = new_job(self._settings, 0 if begun else committed + 1, found.generation, committed, assignment)
         self._driver.begin(job)
-        self._roster.update(self._discovery.ranks(parallel.pipelines, parallel.stages))
+        self._roster.update(ranks)
         self._recorder.took_over(self._takeover, history, found.members - found.live)
         self._driver.change(self._driver.planning.load(history.profile, job.problem))
         if not states and history.step > committed:

@@ -88,6 +88,17 @@ class CoordinatorReplaced(Event, frozen=True):
     found: Found
 
 
+class Restarted(Event, frozen=True):
+    """A stage is lost, so all members restart from a checkpoint, some of them as other workers.
+
+    step:    number of committed steps in the checkpoint
+    present: members that are alive, at least one for each stage
+    """
+
+    step: int
+    present: list[int]
+
+
 class LinksBroken(Event, frozen=True):
     """A connection between two live members broke. All links are rebuilt."""
 
@@ -119,9 +130,13 @@ class EndRequested(Event, frozen=True):
 
 
 class HoldExpired(Event, frozen=True):
-    """The job has waited too long for a joiner to apply step `committed`. Its donor or the network may have failed."""
+    """The job has waited too long for a joiner that lacks the newest step. The joiner's donor or the network may have
+    failed.
 
-    committed: int
+    generation: in which the job began to wait
+    """
+
+    generation: int
 
 
 class Send(NamedTuple):

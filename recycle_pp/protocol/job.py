@@ -21,19 +21,20 @@ also while reports are collected, starts the next generation, which replaces the
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recycle_schedules import Plan, Problem, Worker
 from recycle_schedules.graph import StageGraph
 
-from recycle_pp.wire.messages.generations import FIRST, Announce, Attempt, Report
+from recycle_pp.wire.messages.generations import FIRST, Announce, Report
 from recycle_pp.wire.messages.lifecycle import Donate, Leave, Synced
 from recycle_pp.wire.messages.saving import Finished
 from recycle_pp.wire.messages.steps import Commit, Evaluated, Vote
 from recycle_pp.wire.messages.table import Message, is_void
 
 from .adoption import Derive, adopt
+from .assignment import initial, refilled
 from .commit import Ballot, ProtocolViolation
 from .events import (
     CoordinatorReplaced,
@@ -46,6 +47,7 @@ from .events import (
     Outcome,
     PlanMade,
     ProblemChanged,
+    Restarted,
     SavingChanged,
     Send,
     WorkerDescribed,
@@ -79,22 +81,24 @@ class Job:
     evaluate_every: int = 0
     evaluate_microbatches: int = 1  # of each pipeline in one pass of a validation
     save_every: int = 0
-    skipped: int = 0  # consecutive skipped updates, up to the newest commit
 
     generation: int = -1
     committed: int = -1
-    attempt: Attempt = FIRST  # attempt at the next step
-    live: set[Worker] = field(default_factory=set)
+    assignment: dict[int, Worker] = field(default_factory=dict)  # member -> worker; by default `initial`
     waiting: set[Worker] = field(default_factory=set)  # workers that the first generation waits for; by default all
-    joiners: Joiners = field(default_factory=Joiners)
-    leaving: set[Worker] = field(default_factory=set)  # leave at the next commit
-    remainder_plans: dict[int, Plan] = field(default_factory=dict)  # step -> plan, from the last adoption
-    finished: set[Worker] = field(default_factory=set)
-    phase: str = "starting"  # starting | reporting | running | holding (waits for a joiner) | ended | finished | lost
 
     def __post_init__(self) -> None:
         self.committed = max(self.committed, self.first_step - 1)
+        self.assignment = self.assignment or initial(self.problem.pipelines, self.problem.stages)
         self.waiting = set(self.waiting) or all_workers(self.problem)
+        self.phase = "starting"  # | reporting | running | holding (waits for a joiner) | ended | finished | lost
+        self.attempt = FIRST  # attempt at the next step
+        self.live: set[Worker] = set()
+        self.joiners = Joiners()
+        self.leaving: set[Worker] = set()  # leave at the next commit
+        self.finished: set[Worker] = set()
+        self.skipped = 0  # consecutive skipped updates, up to the newest commit
+        self.remainder_plans: dict[int, Plan] = {}  # step -> plan, from the last adoption
         self._reports: dict[Worker, Report] = {}
         self._live_problem = LiveProblem()
         self.units = Units(self.copies, self.third)
@@ -236,6 +240,16 @@ class Job:
             return out
         return out + self._regroup(rebuild=True) + self._find_donors()
 
+    def _restart(self, event: Restarted) -> list[Send]:
+        before = self.committed
+        assignment = refilled(self.assignment, event.present, self.problem.stages)
+        waiting = {assignment[member] for member in event.present}
+        fresh = replace(self, first_step=event.step, committed=-1, assignment=assignment, waiting=waiting)
+        fresh.steady = self.steady  # its plans remain valid
+        vars(self).update(vars(fresh))
+        self._note("restarted", committed=before)
+        return []
+
     def _rebuild_links(self, event: LinksBroken) -> list[Send]:
         return self._regroup(rebuild=True) if self.phase in ("reporting", "running") else []
 
@@ -244,7 +258,7 @@ class Job:
         return []
 
     def _plan_made(self, event: PlanMade) -> list[Send]:
-        if self.phase != "lost":  # a lost job is replaced by one that plans again
+        if self.phase not in ("starting", "lost"):  # the first generation plans again
             self.steady.made(self.steady.plan(event.problem), self.problem_now())
         return []
 
@@ -257,7 +271,7 @@ class Job:
         return []
 
     def _wait_no_longer(self, event: HoldExpired) -> list[Send]:
-        if self.phase != "holding" or event.committed != self.committed:
+        if self.phase != "holding" or event.generation != self.generation:
             return []
         self.joiners.drop_late(self.committed)
         return self._admit(self.joiners.take_ready(self.committed)) + self._find_donors()
@@ -389,7 +403,7 @@ class Job:
             return out
         out += [Send(w, Leave()) for w in sorted(gone)]
         if hold and joining:
-            self.phase, self._expiry = "holding", HoldExpired(self.committed)
+            self.phase, self._expiry = "holding", HoldExpired(self.generation)
         elif hold:
             out += self._regroup()
         return out + self._find_donors()
@@ -470,6 +484,7 @@ _EVENTS: dict[type[Event], Callable[[Job, Any], list[Send]]] = {
     WorkerEvicted: Job._evicted,
     WorkerReturned: Job._returned,
     CoordinatorReplaced: Job._take_over,
+    Restarted: Job._restart,
     LinksBroken: Job._rebuild_links,
     ProblemChanged: Job._change_problem,
     PlanMade: Job._plan_made,

@@ -203,6 +203,8 @@ class Recorder:
             if self._recovery:
                 self._recovery.planned(time.monotonic(), self._job, self._completed_by_dead(note))
             self.event(PlanAdopted(lost_ops=len(note["lost"]), revoked=note["revoked"]))
+        elif kind == "restarted":
+            self._restarted(note["committed"])
         elif kind == "repeated":
             self.event(Repeated(stages=note["stages"], attempt=note["attempt"]))
         elif kind == "mismatch":
@@ -228,8 +230,7 @@ class Recorder:
         event = Slow if factor > 1.0 else SlowNoMore
         self.event(event(worker=str(worker), factor=round(factor, 2)))
 
-    @guarded
-    def restored(self, committed: int) -> None:
+    def _restarted(self, committed: int) -> None:
         """All workers restart from a checkpoint. committed: newest step committed before."""
         self._recovery = None
         first = self._job.first_step

@@ -6,7 +6,7 @@ from collections import Counter
 
 from recycle_schedules import Worker
 
-from recycle_pp.protocol.roles import fill_stages
+from recycle_pp.protocol.assignment import refilled
 
 from ..broken_step import BrokenSteps
 from ..job import Shape
@@ -132,7 +132,7 @@ class Rerouted(Base):
         if len(self.ranks) < self.job.stages:
             self.run.go_on(None, 0)
             return
-        self.roles = fill_stages(self.roles, set(self.ranks.values()), self.job.stages)
+        self.roles = refilled(self.roles, set(self.ranks.values()), self.job.stages)
         for machine in self.joining:
             self.attempts[machine] += 1
         self.joining.clear()

@@ -8,13 +8,13 @@ import pytest
 from recycle_pp.config.settings import Parallel, Run, Settings
 from recycle_pp.coordinator.context import Context
 from recycle_pp.coordinator.deaths import Deaths
+from recycle_pp.coordinator.job import new_job
 from recycle_pp.coordinator.lifecycle import Lifecycle
 from recycle_pp.coordinator.restart_policy import RestartPolicy
 from recycle_pp.coordinator.roster import Roster
 from recycle_pp.coordinator.timers import Timers
 from recycle_pp.fitting.problem import initial_problem
-from recycle_pp.protocol.events import ProblemChanged
-from recycle_pp.protocol.stage_lost import StageLost
+from recycle_pp.protocol.events import ProblemChanged, WorkerDied, WorkerReady
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.messages.supervisors import Death, Died, Dying, Spawn
 
@@ -36,9 +36,6 @@ class Recorder:
 
     def __init__(self):
         self.causes, self.events = [], []
-
-    def restored(self, committed):
-        self.restored_after = committed
 
     def death(self, worker, now, stood=None):
         return None
@@ -143,30 +140,28 @@ def test_a_death_at_the_end_of_the_job_is_recorded(of):
     assert of.recorder.causes == ["unknown"] and of.supervisor.received == []
 
 
-class LosesStage1(Driver):
-    """A driver whose job loses stage 1. Its newest checkpoint has five steps."""
+class Drives(Driver):
+    """A driver of a real job, whose newest checkpoint has five steps."""
 
-    def __init__(self):
+    def __init__(self, job):
         super().__init__()
-        self.job = SimpleNamespace(started=True, committed=7, generation=3, live=set())
+        self.job = job
         self.saving = SimpleNamespace(restore_point=lambda step, started, present, stages: 5, abandon=lambda: None)
         self.ending = SimpleNamespace(signal=None)
 
     def drive(self, event):
-        lost = StageLost(1)
-        for follow in self.subscribers:
-            follow({"event": "stage_lost", "stage": lost.stage, "what": lost.what, "detail": str(lost)})
-
-    def begin(self, job):
-        self.job = job
+        for note in self.job.handle(event).notes:
+            for follow in self.subscribers:
+                follow(note)
 
     def report_damage(self, damaged):
         pass
 
 
-def test_after_the_last_death_of_a_stage_the_others_restart_from_the_checkpoint_in_new_roles():
+def test_after_the_last_death_of_a_stage_the_others_restart_from_the_checkpoint_as_other_workers():
     settings = Settings(parallel=Parallel(pipelines=2, stages=2))
-    recorder, roster, driver = Recorder(), Roster(settings), LosesStage1()
+    job = new_job(settings, 0)
+    recorder, roster, driver = Recorder(), Roster(settings), Drives(job)
     lifecycle = Lifecycle(recorder, lambda: None)
     timers = Timers(pytest.fail, HeldLease())
     context = Context(
@@ -175,20 +170,23 @@ def test_after_the_last_death_of_a_stage_the_others_restart_from_the_checkpoint_
     ranks = [roster.enter(number) for number in range(4)]
     for rank in ranks:
         rank.incarnation, rank.alive = 0, rank.number != 1
+        driver.drive(WorkerReady(rank.role))
     for rank in (ranks[0], ranks[2]):
         rank.supervisor = Supervisor()
+    driver.drive(WorkerDied(ranks[1].role))
+    generation = job.generation
 
     async def dies():
         Deaths(context, driver).disconnected(ranks[3], 0)
-        while driver.job.started is True:  # the checkpoints are read in a thread
+        while job.phase != "starting":  # the checkpoints are read in a thread
             await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(dies(), 20))
     assert {ranks[0].role.stage, ranks[2].role.stage} == {0, 1}
     assert ranks[0].supervisor.received == ranks[2].supervisor.received == [Spawn]
-    assert driver.job.first_step == 5 and driver.job.generation == 3
-    assert driver.job.waiting == {ranks[0].role, ranks[2].role}
-    assert recorder.events == ["stage_lost"] and recorder.restored_after == 7 and not lifecycle.over
+    assert job.first_step == 5 and job.committed == 4 and job.generation == generation
+    assert job.waiting == {ranks[0].role, ranks[2].role}
+    assert recorder.events == ["stage_lost"] and not lifecycle.over
 
 
 class Replans(Driver):

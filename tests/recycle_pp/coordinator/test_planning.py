@@ -40,9 +40,9 @@ class Coordinator:
         self.job, self.sent, self.stopped = made, [], []
         self.planning = Planning(Settings(), RunFolder("nowhere"), self.planned, self.stopped.append, HeldLease())
 
-    def planned(self, job, problem):
-        self.sent += job.handle(PlanMade(problem)).sends
-        self.planning.look(job)
+    def planned(self, problem):
+        self.sent += self.job.handle(PlanMade(problem)).sends
+        self.planning.look(self.job)
 
 
 class Held:

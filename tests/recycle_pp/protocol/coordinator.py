@@ -1,7 +1,7 @@
 """The coordinator of the simulated world: the real `Job` and `Saving`, driven by the events that the world selects.
 
 coordinator = Coordinator(world)
-coordinator.begin(0, ranks)                  # starts a job with a process for each rank
+coordinator.begin()                          # starts a job with a process for each worker
 coordinator.options(found)                   # the possible next events
 coordinator.act("plans")                     # one of its own
 coordinator.handle(node, message)              # a process's message has arrived
@@ -11,7 +11,7 @@ coordinator.orphan()                         # it dies; later it "takes over"
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from recycle_pp.protocol.events import (
     MessageReceived,
     Outcome,
     PlanMade,
+    Restarted,
     Send,
     WorkerDied,
     WorkerEvicted,
@@ -35,7 +36,6 @@ from recycle_pp.protocol.events import (
     WorkerReturned,
 )
 from recycle_pp.protocol.job import Job
-from recycle_pp.protocol.roles import fill_stages
 from recycle_pp.protocol.takeover import find
 from recycle_pp.wire.messages.generations import Broken
 from recycle_pp.wire.messages.lifecycle import Donate, Leaving, Ready
@@ -66,8 +66,7 @@ class Coordinator:
         self.saved = 0  # completed steps in the newest checkpoint
         self.restores = 0
         self.lost: int | None = None  # the lost stage that ended the job
-        self.roles = dict(enumerate(Worker(d, s) for d in range(world.problem.pipelines) for s in range(world.stages)))
-        self.alive: dict[int, Node] = {}  # rank -> process, until its death is noticed
+        self.alive: dict[int, Node] = {}  # member -> process, until its death is noticed
         self.noticing: deque[Node] = deque()  # dead, not noticed yet
         self._mending: deque[int] = deque()  # generations in which a link broke
         self.headless = False  # it is dead, without a successor so far
@@ -104,7 +103,7 @@ class Coordinator:
             problem, self._planned = self._planned, None
             self._drive(PlanMade(problem))
         elif what == "waits no longer":
-            self._drive(HoldExpired(self.job.committed))
+            self._drive(HoldExpired(self.job.generation))
         elif what == "restores":
             self._restore()
         else:
@@ -112,20 +111,22 @@ class Coordinator:
 
     # -- a job -------------------------------------------------------------------------------------------------
 
-    def begin(self, first_step: int, ranks: Sequence[int], generation: int = -1) -> None:
-        self._new_job(first_step, ranks, generation)
-        self._world.network = Network()
-        for rank in ranks:
-            self.spawn(rank)
+    def begin(self) -> None:
+        self._new_job(0, -1, {})
+        self._spawn_all(list(self.job.assignment))
 
-    def _new_job(self, first_step: int, ranks: Sequence[int], generation: int) -> None:
+    def _spawn_all(self, members: Sequence[int]) -> None:
+        self._world.network = Network()
+        for member in members:
+            self.spawn(member)
+
+    def _new_job(self, first_step: int, generation: int, assignment: Mapping[int, Worker]) -> None:
         world = self._world
-        waiting = {self.roles[rank] for rank in ranks}
         self.fresh_job = partial(
             Job, world.problem, steps=world.steps, planner=plan_simply, derive=actions, clip=1.0, stagger=world.stagger,
             copies=world.copies, third=world.third,
             first_step=first_step, evaluate_every=world.evaluate_every, save_every=world.save_every,
-            generation=generation, waiting=waiting,
+            generation=generation, assignment=dict(assignment),
         )  # fmt: skip
         self.job = self.fresh_job()
         self.saving = Saving(NOWHERE)
@@ -133,9 +134,10 @@ class Coordinator:
         self._planned: Problem | None = None
         self.stage_lost: int | None = None
 
-    def spawn(self, rank: int) -> None:
+    def spawn(self, member: int) -> None:
         world = self._world
-        node = self.alive[rank] = Node(self._world, len(world.actors), self.roles[rank], self.job.first_step)
+        worker = self.job.assignment[member]
+        node = self.alive[member] = Node(self._world, len(world.actors), worker, self.job.first_step)
         world.actors.append(node)
 
     # -- messages and deaths -----------------------------------------------------------------------------------
@@ -245,10 +247,12 @@ class Coordinator:
         if (self.job.started and not self.saved) or again or len(present) < world.stages:
             self.lost = self.stage_lost
         else:
-            self.roles = fill_stages(self.roles, present, world.stages)
             self.restores, self._restored_from = self.restores + 1, self.saved
             self.alive.clear()  # the old processes act a little longer, and their messages are ignored
-            self.begin(self.saved, present, self.job.generation)
+            self.saving = Saving(NOWHERE)
+            self.stage_lost = None
+            self._drive(Restarted(self.saved, present))
+            self._spawn_all(present)
 
     # -- another coordinator -----------------------------------------------------------------------------------
 
@@ -277,10 +281,10 @@ class Coordinator:
             node.cut_off = False
         found = find({node.me.worker: node.me.state(node.linked) for node in self.alive.values()})
         first_step = max((node.me.committed for node in self.alive.values()), default=self.job.committed) + 1
-        self._new_job(first_step, list(self.roles), found.generation)
+        self._new_job(first_step, found.generation, assignment := self.job.assignment)
         if not found.begun:
-            for rank in self.roles.keys() - self.alive.keys():
-                self._drive(WorkerDied(self.roles[rank]))
+            for member in assignment.keys() - self.alive.keys():
+                self._drive(WorkerDied(assignment[member]))
         else:
             savers = found.commit.savers if found.commit else []
             if savers and world.save_every and self.saved != found.committed + 1:

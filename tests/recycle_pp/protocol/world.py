@@ -88,8 +88,8 @@ class World:
         self.actors: list[Node] = []  # all processes that act, also removed ones
         self.speculations = self.taken_back = 0  # steps applied early, and those undone
         self.coordinator = Coordinator(self)
-        self._ranks = {worker: rank for rank, worker in self.coordinator.roles.items()}  # by a process's first role
-        self.coordinator.begin(0, range(len(self._ranks)))
+        self.coordinator.begin()
+        self._ranks = {worker: member for member, worker in self.coordinator.job.assignment.items()}  # at the start
 
     # -- running -----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,39 @@
+"""Which member plays which worker. A member is a launched process, known by its number; a worker is a role W(d,s).
+
+    assignment = initial(pipelines=2, stages=2)                         # member 3 plays worker 1.1
+    assignment = refilled(assignment, present={0, 2, 3}, stages=2)      # a stage has lost all its workers
+
+The job owns the assignment. It changes only when a stage is lost: the last resort of the recovery contract, in which
+members of other stages take over and all load the newest checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from recycle_schedules import Worker
+
+
+def initial(pipelines: int, stages: int) -> dict[int, Worker]:
+    """Neighbouring members play neighbouring stages of one pipeline."""
+    return {member: Worker(*divmod(member, stages)) for member in range(pipelines * stages)}
+
+
+def refilled(assignment: Mapping[int, Worker], present: Collection[int], stages: int) -> dict[int, Worker]:
+    """An assignment in which every stage has a present member. Moves as few members as possible.
+
+    assignment  a bijection onto all D * P workers
+    present     members that can take part
+    Raises ValueError if fewer members are present than there are stages.
+    """
+    if len(present) < stages:
+        raise ValueError(f"live workers: {len(present)}, fewer than the {stages} stages")
+    new = dict(assignment)
+    while lost := [s for s in range(stages) if not any(new[m].stage == s for m in present)]:
+        size = [sum(new[m].stage == s for m in present) for s in range(stages)]
+        richest = size.index(max(size))
+        mover = max((m for m in present if new[m].stage == richest), key=lambda m: new[m])
+        vacant = Worker(new[mover].pipeline, lost[0])
+        absent = next(m for m, worker in new.items() if worker == vacant)
+        new[mover], new[absent] = vacant, new[mover]
+    return new

@@ -1,0 +1,28 @@
+"""A stage without a worker is filled from the stage that has the most."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from recycle_pp.protocol.assignment import initial, refilled
+
+
+def test_a_worker_of_the_richest_stage_moves_into_the_empty_one():
+    assignment = refilled(initial(2, 2), present={0, 2, 3} - {3}, stages=2)  # stage 1 is lost; 0.0 and 1.0 are left
+    assert sorted(assignment[m].stage for m in (0, 2)) == [0, 1]
+
+
+def test_too_few_workers_are_rejected():
+    with pytest.raises(ValueError, match="live workers: 1, fewer than the 2 stages"):
+        refilled(initial(2, 2), present={0}, stages=2)
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.data())
+def test_every_stage_is_filled_and_every_member_plays_its_own_worker(pipelines, stages, data):
+    before = initial(pipelines, stages)
+    present = data.draw(st.sets(st.sampled_from(sorted(before)), min_size=min(stages, len(before))))
+    new = refilled(before, present, stages)
+    assert {new[m].stage for m in present} == set(range(stages))
+    assert sorted(new.values()) == sorted(before.values())
+    if {before[m].stage for m in present} == set(range(stages)):
+        assert new == before
