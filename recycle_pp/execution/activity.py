@@ -4,9 +4,10 @@
     doing.works(kind, step, (1, 3))                         # the main thread only
     doing.waits("tensor", step, (1, 3), peer, pending.arrived)
     finish = doing.on_device(finisher(device))              # records the wait for the device
-    doing.delivered()                                       # any thread: number of a wait that could end, or None
+    doing.delivered()                # any thread: serial number of the current wait if it could end, else None
 
-Each activity is written before it begins, which takes 2 us. The first one is the start of the worker.
+Each activity is written to the board before it begins. A write takes 2 us. The first activity is the start of the
+worker.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ class Doing:
         self._board = board or Board(bytearray(4096))
         self._number = 0
         self._now = Activity()
-        self._done: set[str] = set()  # completed kinds of ops, which compile no more kernels
-        self._awaited: tuple[int, Arrived] | None = None  # one object, because other threads read it
+        self._done: set[str] = set()  # kinds of ops that have run before, so their kernels are compiled
+        self._awaited: tuple[int, Arrived] | None = None  # replaced as a whole, because other threads read it
 
     def starts(self, what: str) -> None:
-        """Starts a phase of the worker's start, see `Activity.what`."""
+        """Records that a phase of the worker's start begins, see `Activity.what`."""
         self._set(Activity("starts", what))
 
     def works(self, what: str, step: int, microbatch: MicroBatch | None = None) -> None:

@@ -1,22 +1,22 @@
 """The end of a step on one worker: reduce the stage's gradients, vote, apply the commit.
 
-    commits.begin(orders)                 # at a generation's start: copies and weights that workers of the stage lack
+    commits.begin(orders)                 # at a generation's start: exchanges the copies and weights that workers lack
     commits.reduce(orders, step)          # sums the gradients of this worker's units over the stage's live workers
-    commits.reduce_tied(orders, step)     # for tied units, adds the sums of other stages
+    commits.reduce_tied(orders, step)     # adds other stages' sums to tied units, which several stages hold
     commits.vote(orders, step, bytes)     # sends this worker's results of the step
     commits.speculate(orders, step)       # staggered: steps the optimizer before the commit
-    commit = commits.settle()             # applies, confirms or undoes according to the commits received
+    commits.settle(undone, forgotten, applied)      # applies, confirms or undoes updates as the commits require
     commits.send_weights(orders, step)    # sends weights, after the update and before their use
 
-`Orders.shares` has the holders of each unit. If all workers of a stage hold all units, `reduce` is one all-reduce, a
+`Orders.shares` lists the holders of each unit. If all workers of a stage hold all units, `reduce` is one all-reduce, a
 survivor of a death can `copy` its reduced gradient to the others, and `begin` and `send_weights` send nothing.
-Otherwise a vote means that this worker has the gradients of its units, so after a commit every copy of a unit can be
-updated.
+Otherwise a vote states that this worker has the gradients of its units. So after a commit every holder of a unit can
+update its copy.
 
-Before the commit, a death invalidates the reduction of its stage, which is repeated from the accumulators. After the
-commit, `send_weights` sends the new weights. If a new generation lacks weights, `begin` first makes the missing copies
-of units, then sends the weights again. A staggered optimizer updates and sends before the commit. If its step is
-undone, the old weights are sent again.
+If a worker dies before the commit, its stage repeats the reduction from the accumulators, unless a survivor can `copy`
+its result. After the commit, `send_weights` sends the new weights. If workers lack weights in a new generation, `begin`
+first makes the missing copies of units, then sends all weights again. A staggered optimizer updates its units and sends
+the weights before the commit. If this update is undone, the old weights are sent again.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from .spans import Spans, named
 
 
 class Commits:
-    """Attributes: reduced, the reduced gradients of uncommitted steps, which a peer may have to copy.
+    """Attributes: reduced, the reduced gradients of uncommitted steps. They are kept because a peer may need a copy.
 
-    batches: to log the samples in the gradient (first stage only); None: no log
+    batches: source of the sample ids for the log (first stage only); None: no log
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class Commits:
         self.reduced: dict[int, Reduced] = {}
         self._session, self._stage, self._optimizer = session, stage, optimizer
         self._faults, self._spans, self._batches = faults, spans, batches
-        self._waits_for = "sum"  # what all peers take part in: "sum" or "copy"
-        self._sent_weights = -1, -1  # newest generation and step whose weights were sent
+        self._waits_for = "sum"  # the operation in which all peers take part: "sum" or "copy"
+        self._sent_weights = -1, -1  # (generation, step) of the newest `send_weights`
         self._exchange = Exchange(session.links, stage, optimizer, session.participant.worker, self._wait)
 
     def begin(self, orders: Orders) -> None:
-        """Receives the copies that this worker lacks. Then sends the weights to all, if a worker lacks any."""
+        """Exchanges the copies of units that holders lack. Then sends all weights again if a worker lacks some."""
         session, holdings, shares = self._session, self._session.participant.holdings, orders.shares
         committed = session.participant.committed
         self._waits_for = "copy"
@@ -78,7 +78,7 @@ class Commits:
             self._exchange.exponents(shares.knows)
             self._note(orders, lambda: holdings.informed(committed))
         coming = {unit for unit, _, to in shares.copies if to == holdings.me}
-        # Also units that it only gives: all workers can make the initial state of every unit.
+        # Includes units that this worker only sends: every worker can make the initial state of any unit.
         given = {unit for unit, source, _ in shares.copies if source == holdings.me}
         for unit in ({*holdings.mine} | given) - coming - self._optimizer.held.keys():
             self._optimizer.begin(unit)
@@ -91,7 +91,10 @@ class Commits:
             self.send_weights(orders, committed)
 
     def send_weights(self, orders: Orders, step: int) -> None:
-        """Sends the weights after that step to the workers that do not hold the units, once per generation."""
+        """Sends the weights after `step` from the holders of each unit to the other workers of the stage.
+
+        A second call for the same generation and step does nothing.
+        """
         if self._sent_weights == (orders.generation, step):
             return
         self._sent_weights = orders.generation, step
@@ -106,7 +109,7 @@ class Commits:
         self._note(orders, lambda: holdings.gathered(step))
 
     def digests(self, orders: Orders) -> dict[str, str]:
-        """The SHA-256 of every parameter of the stage, rounded from its master to bf16, by name."""
+        """The SHA-256 of every parameter's float32 master, for the whole stage, by name."""
         if self._stage.flat.dtype == torch.float32:
             return self._stage.digests()
         self._waits_for = "copy"
@@ -116,7 +119,7 @@ class Commits:
         return found
 
     def reduce(self, orders: Orders, step: int) -> None:
-        """Reduces the accumulators without changing them: a death before the commit may require it again."""
+        """Sums the accumulators without changing them, because a death before the commit may require a second sum."""
         doing = self._session.doing
         doing.works(REDUCTION, step)
         self._waits_for = "sum"
@@ -128,7 +131,7 @@ class Commits:
         self._hold(orders, step, reduced)
 
     def copy(self, orders: Orders, step: int, source: Worker) -> None:
-        """Takes the reduced gradient from a peer. It is a broadcast, so workers that have the gradient call it too."""
+        """Broadcasts the reduced gradient from `source`. All peers call this, also those that have the gradient."""
         mine = self.reduced.get(step) if self._session.participant.record(step).reduced else None
         tensors = (
             mine.to_tensors() if mine else self._stage.gradients.reduced(self._stage.gradients.payload()).to_tensors()
@@ -139,7 +142,7 @@ class Commits:
             self._hold(orders, step, Reduced.from_tensors(tensors))
 
     def reduce_tied(self, orders: Orders, step: int) -> None:
-        """Adds the sums of other stages for tied units. Raises LinkBroken."""
+        """Adds other stages' sums to the gradients of tied units. Raises LinkBroken or Superseded."""
         if self._exchange.tied.units:
             self._session.check(orders)
             self._waits_for = "sum"
@@ -147,7 +150,7 @@ class Commits:
                 self.reduced[step] = self._exchange.tied.reduce(orders.shares, self.reduced[step])
 
     def _wait(self, pending: Pending, giver: Worker | None = None) -> None:
-        """Blocks until the message has arrived, and reports the wait. giver: its sender; None: all peers."""
+        """Blocks until the message has arrived, and reports the wait. giver: the sender; None: all peers."""
         doing, step = self._session.doing, self._session.participant.committed + 1
         what = self._waits_for if giver is None else "tensor"
         doing.waits(what, step, peer=giver, arrived=pending.arrived)
@@ -160,7 +163,7 @@ class Commits:
             speaks = self._session.participant.speaks
         losses = reduced.losses.tolist() if self._stage.last else []
         self._faults.fire("vote", step)
-        self._session.send(  # before the vote, because it must have arrived when the step is committed
+        self._session.send(  # before the vote, so that it has arrived when the step is committed
             Measured(
                 step=step,
                 spans=pack(self._spans.take(step)),
@@ -171,24 +174,24 @@ class Commits:
             )
         )
         squares, finite, fits = reduced.squares, reduced.finite, reduced.fits
-        checksums, changed = self._optimizer.inspected(reduced)  # after the last step, which every holder has applied
+        checksums, changed = self._optimizer.inspected(reduced)  # of the state after the previous step
         held = array("q", checksums.values()).tobytes(), changed
         self._session.send(make_vote(orders.generation, step, squares, finite, fits, counts, losses, speaks, *held))
 
     def _samples(self, step: int, counts: list[float]) -> list[int]:
-        """Sample ids in the gradient, with multiplicity. Every peer of the stage sends them, because the worker with
-        the vote may die together with the coordinator, and the next coordinator logs the step."""
+        """Sample ids in the gradient, with multiplicity. Every peer of the stage sends them, because a single sender
+        could die together with the coordinator before the next coordinator logs the step."""
         if self._batches is None or not self._stage.first:
             return []
         return [i for g, n in enumerate(counts) for _ in range(int(n)) for i in self._batches.sample_ids(step, g)]
 
     def speculate(self, orders: Orders, step: int) -> bool:
-        """Updates before the commit, unless the gradient is not finite or did not fit the sums. Returns False if the
-        worker must wait for the commit. Raises Superseded.
+        """Updates before the commit, unless the gradient is not finite or does not fit the fixed-point sums. Returns
+        False if the worker must wait for the commit. Raises Superseded.
 
-        In every generation all peers call `send_weights` for the same step, whether they have updated early, in this
-        generation or before, or wait for the commit. If the step is undone, the coordinator has the old weights sent
-        again (`Shares.knows`)."""
+        In every generation all peers call `send_weights` for the same step. Some call it here, others after the commit
+        for which they waited. If the early update is undone, the coordinator orders all weights to be sent again
+        (`Shares.knows`)."""
         speculates = self._steps_ahead(orders, step)
         if self._session.participant.applied == step:
             self.send_weights(orders, step)
@@ -215,11 +218,11 @@ class Commits:
         forgotten: Callable[[int], None],
         applied: Callable[[Commit, Reduced], None],
     ) -> None:
-        """Applies everything that is pending. Callbacks:
+        """Undoes an early update, restarts a step and applies commits, until nothing is pending. Callbacks:
 
-        undone(step): an early update was undone
-        forgotten(step): the step starts again
-        applied(commit, reduced): after every commit"""
+        undone(step): called after the early update of this step was undone
+        forgotten(step): called when this step restarts
+        applied(commit, reduced): called after each commit was applied"""
         while self._session.pending():
             with self._session.lock:
                 participant = self._session.participant
@@ -257,7 +260,8 @@ class Commits:
             self._optimizer.step(self.reduced[commit.step], commit.step, commit.scale)
 
     def _hold(self, orders: Orders, step: int, reduced: Reduced) -> None:
-        """Stores the gradient if the orders are still valid. Otherwise the report has stated that there is none."""
+        """Stores the gradient if the orders are still valid. Otherwise raises Superseded, because this worker has
+        already reported that it does not have the gradient."""
         with self._session.lock:
             self._session.check(orders)
             self.reduced[step] = reduced
@@ -272,7 +276,8 @@ class Commits:
             return sorted(w.pipeline for w in announced.members if w.stage == self._stage.stage)
 
     def _note(self, orders: Orders, change: Callable[[], None]) -> None:
-        """Calls `change` if the orders are still valid. Otherwise the report has already been sent without it."""
+        """Calls `change` if the orders are still valid. Otherwise raises Superseded, because the report for the new
+        generation was sent without the change."""
         with self._session.lock:
             self._session.check(orders)
             change()

@@ -1,14 +1,14 @@
 """A worker's connection to the current coordinator.
 
-    client = CoordinatorClient(spec)       # the spec has the address of the first coordinator
-    message = client.recv()                # blocks; called by one thread
+    client = CoordinatorClient(spec)       # the spec contains the address of the first coordinator
+    message = client.recv()                # blocks; to be called by one thread only
     client.send(vote)                      # from any thread; never fails
-    client.state = participant.state       # returns the first message to a later coordinator
+    client.state = participant.state       # a function that returns the first message to a later coordinator
 
-When the coordinator is lost, the worker's supervisor sends the address of the next one through the pipe of the spec.
-The worker connects and sends a `State`, which repeats its last message of each lasting kind and the last two
-`Measured`. Other unsent messages are dropped because they belong to an old generation. If only the connection broke, or
-the process at the address is not a coordinator yet, the client retries the same address.
+When the coordinator is lost, the worker's supervisor sends the address of the next coordinator through the pipe that
+delivered the spec. The worker connects and sends a `State`. This repeats its last message of each lasting type and the
+last two `Measured`. Other unsent messages are dropped because they belong to an old generation. If only the connection
+broke, or the process at the address is not a coordinator yet, the client retries the same address.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from recycle_pp.wire.messages.table import Message, is_lasting
 from recycle_pp.wire.messages.workers import TO_WORKER, State
 from recycle_pp.wire.worker_spec import WorkerSpec, later_addresses
 
-_CONNECT = 1.0  # seconds to connect; less than a new coordinator waits
+_CONNECT = 1.0  # timeout in seconds of a connection attempt; a new coordinator waits longer for its workers
 _AGAIN = 0.1  # seconds until the next attempt
 
 
@@ -42,13 +42,13 @@ class CoordinatorClient:
         self._welcomed = False
         self._keepalive: float | None = None
         self._channel: Channel | None = None
-        # Before the connection, because the coordinator may have been lost during the imports of this process.
+        # Starts before the connection, because the coordinator may have been lost during the imports of this process.
         threading.Thread(target=self._follow_supervisor, name="supervisor", daemon=True).start()
         self._channel = self._connect()
 
     @property
     def local_host(self) -> str:
-        """The address of this machine that the coordinator sees."""
+        """This machine's address, as the coordinator sees it."""
         assert self._channel is not None
         return self._channel.local_host
 
@@ -74,9 +74,9 @@ class CoordinatorClient:
     def send(self, message: Message) -> None:
         with self._sending:
             if is_lasting(message):
-                # Two steps of `Measured`: this worker may already have measured the step after a lost commit.
+                # Keeps two `Measured`: if a commit is lost, this worker may already have measured the next step.
                 kind = type(message), message.step % 2 if isinstance(message, Measured) else 0
-                self._lasting.pop(kind, None)  # inserts the new message at the end
+                self._lasting.pop(kind, None)  # so that the new message is inserted at the end
                 self._lasting[kind] = message
             assert self._channel is not None
             with suppress(OSError):
@@ -108,4 +108,4 @@ class CoordinatorClient:
         for place in later_addresses():
             self._places.put((place.host, place.port))
             if self._channel is not None:
-                self._channel.close()  # the last coordinator may be silent but alive
+                self._channel.close()  # ends a `recv` from the last coordinator, which may be alive but silent

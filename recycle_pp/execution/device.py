@@ -1,6 +1,6 @@
 """The device of a worker, its communication backend, and everything else that the bits of its results depend on.
 
-device = choose(settings.run.device, rank)                  # ValueError: one sentence for the user
+device = choose(settings.run.device, rank)                  # raises ValueError with one sentence for the user
 backend = backend_for(settings.parallel.backend, device)     # tcp | gloo | nccl
 platform(device, backend)                                   # "NVIDIA H200 sm_90, 132 SMs, ..., nccl 2.30.7"
 notes(settings.parallel.backend, backend, device)            # sentences for the user
@@ -27,13 +27,16 @@ import torch
 from recycle_pp.comm.nccl import environment as nccl
 
 SETTLE_SECONDS = 10.0  # longest wait until the driver has freed the memory of a dead process
-SHARED_MEMORY = 256 << 20  # bytes of /dev/shm; Docker gives 64 MB
-SETTLED_SECONDS = 0.5  # seconds without growth that end the wait
+SHARED_MEMORY = 256 << 20  # bytes that should be free in /dev/shm; Docker's default size is 64 MB
+SETTLED_SECONDS = 0.5  # the wait ends when the free memory has not grown for this time
 M_MMAP_THRESHOLD = -3  # malloc.h
 
 
 def choose(wanted: str, rank: int) -> torch.device:
-    """The device for `run.device`, by LOCAL_RANK modulo the node's GPUs. Makes it the current device."""
+    """The device that `run.device` selects. A GPU's number is LOCAL_RANK modulo the number of GPUs of the node.
+
+    Makes the GPU the current device.
+    """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted == "cpu" or (wanted == "auto" and not count):
         return torch.device("cpu")
@@ -45,10 +48,10 @@ def choose(wanted: str, rank: int) -> torch.device:
 
 
 def backend_for(wanted: str, device: torch.device) -> str:
-    """The backend for `parallel.backend`. auto is TCP, on a GPU through the host's memory.
+    """The communication backend that `parallel.backend` selects. `auto` selects TCP, also for GPUs.
 
     Raises ValueError with one sentence for the user if nccl cannot be used. nccl needs a GPU for each worker, unless
-    `nccl.shares_gpus`."""
+    `nccl.shares_gpus` is true."""
     if wanted == "auto":
         return "tcp"
     if wanted == "nccl":
@@ -67,7 +70,7 @@ def backend_for(wanted: str, device: torch.device) -> str:
 
 
 def notes(wanted: str, backend: str, device: torch.device) -> list[str]:
-    """Sentences about the backend for the user, printed at the start. The same on all workers."""
+    """Sentences about the backend for the user. The coordinator prints each different sentence once, at the start."""
     if backend == "nccl":
         return [nccl.describe(os.environ, nccl_version()), *_shared_memory()]
     if wanted == "auto" and device.type == "cuda":
@@ -79,7 +82,7 @@ def notes(wanted: str, backend: str, device: torch.device) -> list[str]:
 
 
 def _shared_memory() -> list[str]:
-    """A warning if /dev/shm may be too small for NCCL, which exchanges tensors between the GPUs of a machine there."""
+    """A warning if /dev/shm may be too small. NCCL uses it to exchange tensors between the GPUs of a machine."""
     about = os.statvfs("/dev/shm")
     if about.f_bavail * about.f_frsize >= SHARED_MEMORY:
         return []
@@ -91,7 +94,7 @@ def _shared_memory() -> list[str]:
 
 def settle_memory(device: torch.device) -> None:
     """Blocks until the free memory of the GPU stops growing, at most SETTLE_SECONDS. The driver frees the memory of a
-    killed process after its death, and the restarted worker could run out of memory before."""
+    killed process some time after its death, so a worker that restarts at once could run out of memory."""
     if device.type != "cuda":
         return
     begin = grew = time.monotonic()
@@ -121,13 +124,14 @@ def finisher(device: torch.device) -> Callable[[], None]:
 
 
 def large_blocks_apart() -> None:
-    """Gives blocks of 1 MiB or more their own pages (mallopt(3)). By default glibc raises this limit up to 32 MiB, and
-    free blocks below it stay in each thread's heap, between used ones."""
+    """Gives blocks of 1 MiB or more their own pages (mallopt(3)). By default glibc raises this limit up to 32 MiB.
+    Smaller blocks stay in a thread's heap after they are freed, between used blocks."""
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 20)
 
 
 def give_back_free_memory() -> None:
-    """Returns free memory of the host to the system (malloc_trim(3)). Takes milliseconds; reuse costs page faults."""
+    """Returns free memory of the host to the system (malloc_trim(3)). Takes milliseconds. Later allocations cost page
+    faults."""
     ctypes.CDLL(None).malloc_trim(0)
 
 
@@ -137,8 +141,8 @@ def is_unfit(error: Exception) -> bool:
 
 
 def platform(device: torch.device, backend: str, precision: str = "fp32") -> str:
-    """All that the bits of a result depend on besides operands: it determines the kernels, their tiles, the matrix
-    libraries and the order of reductions. Workers with different platforms cannot replace each other."""
+    """The hardware and the versions on which the bits of a result depend. They determine the kernels, their tiles, the
+    matrix libraries and the order of reductions. Workers with different platforms cannot replace each other."""
     models = f", transformers {version('transformers')}" if "transformers" in sys.modules else ""
     messages = f"nccl {nccl.dotted(nccl_version())}" if backend == "nccl" else backend
     chip = _gpu(device) if device.type == "cuda" else _cpu(precision)
@@ -169,7 +173,7 @@ def _driver() -> str:
 
 
 def _cublas() -> str:
-    """The version that cuBLASLt itself reports, which may differ from torch's requirements; or "unknown"."""
+    """The version that cuBLASLt itself reports, or "unknown". It may differ from the version that torch requires."""
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(f"libcublasLt.so.{str(torch.version.cuda).partition('.')[0]}")
         library.cublasLtGetVersion.restype = ctypes.c_size_t

@@ -1,4 +1,5 @@
-"""A thread that probes the disks of the training data, so that the coordinator can tell one failed disk from many.
+"""A thread that probes the disks of the training data, so that the coordinator can distinguish one failed disk from a
+failure of all.
 
     probe_disks(read_limit(suspicion))       # once per process; the thread never ends
 

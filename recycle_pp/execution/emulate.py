@@ -2,7 +2,8 @@
 
     stage = EmulatedStage(settings, 1, device); optimizer = EmulatedOptimizer(settings, stage)
 
-Measures the cost of a schedule or a recovery with dozens of workers on two cores. Losses and weights are meaningless.
+Emulation shows the cost of a schedule or a recovery with dozens of workers on two cores. Losses and weights are
+meaningless.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ HOST_AHEAD = 0.001  # seconds that Python and a wake-up take between two ops
 
 
 class EmulatedDevice:
-    """A device with a queue. An op that is launched within `HOST_AHEAD` after the end of the last one starts at that
-    end, as on a GPU whose host launches ahead. So the host's microseconds between two ops cost no time."""
+    """A device with a queue. If an op is launched within `HOST_AHEAD` seconds after the previous op has ended, its time
+    counts from that end, as on a GPU whose host launches ahead. So the host's work between two ops costs no time."""
 
     def __init__(self) -> None:
         self._free = 0.0

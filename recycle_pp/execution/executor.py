@@ -3,8 +3,9 @@
     executor = Executor(session, stage, commits, mailbox, batches, faults, spans, settings)
     executor.run()                    # until the end of the job
 
-It makes no decisions. Orders come from the session. When they become invalid, it stops after the current op, keeps all
-completed work, and continues with the next orders. So a recovery costs a survivor only the time that it waits.
+It makes no decisions, but follows the orders of the session. When the orders become invalid, it stops after the current
+op, keeps all completed work, and continues with the next orders. So a recovery costs a survivor only the time that the
+survivor waits.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from .validation import validate
 @dataclass
 class Executor:
     """on_commit(commit, reduced): called when the parameters are in the state after a committed step.
-    on_finish(orders): called in every generation without a step left to do.
+    on_finish(orders): called in every generation, once no steps are left.
     """
 
     session: Session
@@ -54,11 +55,11 @@ class Executor:
     settings: Settings
     on_commit: list[Callable[[Commit, Reduced], None]] = field(default_factory=list)
     on_finish: Callable[[Orders], None] = lambda orders: None
-    _counted: tuple[int, float] = (-1, 0.0)  # a step, its items per micro-batch
+    _counted: tuple[int, float] = (-1, 0.0)  # cached result of `_items`: (step, items per micro-batch)
     _link_times: dict[str, tuple[float, float]] = field(default_factory=dict)  # by host, see `LinksMeasured`
 
     def run(self) -> str:
-        """Runs until the end of the job. Returns the reason."""
+        """Runs until the job ends or this worker leaves. Returns the reason: "done" or "left"."""
         self.session.busy = self.spans.left
         while True:
             self._settle()
@@ -122,7 +123,7 @@ class Executor:
                 self._await_turn(orders, step)
                 self._give_back()
                 self.commits.reduce(orders, step)
-            elif action.peer is not None:  # a message; the optimizer steps at the commit or by speculation
+            elif action.peer is not None:  # a message; the remaining kind, the optimizer step, runs at the commit
                 if action.kind.makes:
                     self.mailbox.post(step, action.tensor, action.peer)
                 else:
@@ -194,8 +195,10 @@ class Executor:
         return Batch(inputs, labels, self._items(step) if self.stage.last else None, self.batches.more(inputs))
 
     def _items(self, step: int) -> float | None:
-        """Mean number of counted labels per micro-batch of the step, because the mean of means is wrong if some are
-        ignored. None if no label is ignored."""
+        """Mean number of counted labels per micro-batch of the step; None if no label is ignored.
+
+        If labels are ignored, the mean of the micro-batches' mean losses is not the mean loss over all counted labels.
+        """
         if not self.batches.ignores:
             return None
         if self._counted[0] != step:
@@ -205,7 +208,8 @@ class Executor:
         return self._counted[1]
 
     def _give_back(self) -> None:
-        """With a memory limit, frees the pages of activations before the end of the step needs memory."""
+        """With a memory limit, returns the pages of freed activations to the system before the end of the step
+        allocates memory."""
         if self.settings.parallel.memory is not None:
             give_back_free_memory()
 
@@ -255,7 +259,7 @@ class Executor:
         return bool(committed), validations
 
     def _is_barrier(self, step: int) -> bool:
-        """After these steps the job validates, saves or ends, so it must wait for the commit."""
+        """Whether the job validates, saves or ends after this step, so that the worker must wait for the commit."""
         s = self.settings
         every = [n for n in (s.run.validate_every, s.checkpoint.every) if n]
         return step == s.run.steps - 1 or any((step + 1) % n == 0 for n in every)
@@ -263,7 +267,7 @@ class Executor:
 
 @contextmanager
 def _located(kind: str, step: int, mb: MicroBatch) -> Iterator[None]:
-    """Adds the op to an exception: if the same op fails on two workers, the workers are not at fault."""
+    """Adds the op to an exception. If the same op fails on two workers, the workers are not at fault."""
     try:
         yield
     except Exception as error:

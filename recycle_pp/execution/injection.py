@@ -2,12 +2,13 @@
 
     injector = Injector(faults, last_words)      # this worker's faults that have not fired yet
     injector.arm(step, actions)                  # at the start of a step: selects the op
-    injector.fire(action.kind, step)             # at each possible moment; a kill does not return
+    injector.fire(action.kind, step)             # wherever a fault of the step may fire; a kill does not return
     injector.inject("regroup", step)             # at moments outside of a step's ops
     injector.drag(seconds)                       # after an op: slows the worker down
 
-A fault fires in the middle of its step: at number n // 2 of the n ops, sends or receives of its moment. If the step has
-none of them, as in the remainder of a step or at an end of the pipeline, it fires at the vote.
+A fault fires in the middle of its step. With a moment such as `forward` or `send`, it fires at number n // 2 of the
+step's n ops or messages of this sort. If n is 0, it fires at the vote. This can happen at an end of the pipeline, or in
+the rest of a step after a death.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Injector:
             self._send_signal(fault)
 
     def inject(self, moment: str, step: int) -> None:
-        """Fires the faults of this moment and of earlier steps. May be called from any thread."""
+        """Fires the faults of this moment in `step` or in an earlier step. May be called from any thread."""
         for fault in [f for f in self._faults if f.moment == moment and f.step <= step]:
             self._send_signal(fault)
 

@@ -1,9 +1,9 @@
-"""Measures latency and bandwidth of this worker's links, over the transport of its tensors.
+"""Measures latency and bandwidth of this worker's links, over the transport that also carries its tensors.
 
     found = measure(links, me, {"node1": Worker(1, 1)}, device, waits)      # {"node1": (0.00012, 1.1e9)}
 
-The executor's thread calls it before the first op of a generation, when the links are idle. A link within a data centre
-takes 10 ms, a link with a round trip of 100 ms takes 0.5 s.
+The executor's thread calls `measure` before the first op of a generation, when the links are idle. Measuring a link
+takes 10 ms within a data centre, and 0.5 s if a round trip takes 100 ms.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from recycle_pp.comm.links import Links
 from .device import finisher
 
 TAG = 2**25 - 1  # the largest tag of TCP, far above those of a step's tensors
-ROUNDS = 8  # most round trips of a small message; at least two
-ROUND_SECONDS = 0.02  # time limit for these
-SIZES = (1 << 16, 1 << 19, 1 << 22)  # bytes of messages for the bandwidth
+ROUNDS = 8  # maximum number of round trips of a small message; the minimum is two
+ROUND_SECONDS = 0.02  # no further round trip of a small message starts after this time
+SIZES = (1 << 16, 1 << 19, 1 << 22)  # bytes of the messages that measure the bandwidth
 TRIES = 3  # messages of each size
-LONG = 0.005  # seconds; after a slower message no larger one is sent
+LONG = 0.005  # seconds; if a message takes longer, no larger one is sent
 LEAST = 2e-5  # seconds; smaller differences between round trips are noise
 
 OVER = -1
@@ -38,15 +38,15 @@ def measure(
     device: torch.device,
     waits: Callable[[Worker], None] = lambda partner: None,
 ) -> dict[str, tuple[float, float]]:
-    """(seconds one way, bytes a second) to partners of the next stage, by key. Partners of the previous stage measure
-    their links to this worker.
+    """(seconds one way, bytes per second) of each link to a partner in the next stage, by key. The links to partners in
+    the previous stage are measured by these partners.
 
     partners  key -> worker of a neighbouring stage
-    waits     called before each exchange, for the watch
+    waits     called with the partner before each exchange, to report for whom this worker waits
 
-    Each partner must call it in the same generation, with this worker among its partners. All workers use one order of
-    pairs (`meetings`), so that no two wait for each other. Blocks until all pairs are measured. LinkBroken if the
-    generation ends first.
+    Each partner must call `measure` in the same generation, with this worker among its own partners. All workers
+    measure the pairs in the same order (`meetings`), which prevents a deadlock. Blocks until all pairs are measured.
+    Raises LinkBroken if the generation ends first.
     """
     links.connect(partners.values())
     keys = {worker: key for key, worker in partners.items()}
@@ -73,14 +73,14 @@ class _Asker:
         bandwidth = 0.0
         for size in SIZES:
             seconds = min(self._ask(size) for _ in range(TRIES))
-            bandwidth = max(bandwidth, size / max(seconds - trip, LEAST))  # a busy machine can only lower it
+            bandwidth = max(bandwidth, size / max(seconds - trip, LEAST))  # a busy machine only lowers the result
             if seconds > LONG:
                 break
         _send(self._links, self._peer, _header(OVER, self._device))
         return trip / 2, bandwidth
 
     def _ask(self, size: int) -> float:
-        """Seconds from sending a message of `size` bytes to its small answer."""
+        """Seconds from the start of sending a message of `size` bytes until its small answer has arrived."""
         header, payload = _header(size, self._device), _bytes(size, self._device)
         self._finish()
         begun = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The boundary tensors of one worker: sent ones, kept until the commit, received ones, and expected ones.
+"""The boundary tensors of one worker: expected tensors, received tensors, and its own outputs until the commit.
 
 mailbox.connect(actions)              # before the first of these actions
 mailbox.post(step, tensor, peer)      # posts a receive ahead of its consumer
@@ -6,7 +6,8 @@ x = mailbox.take(step, tensor)        # the input of an op; blocks until it has 
 mailbox.keep(step, tensor, y)         # logs the output of an op
 mailbox.ship(step, tensor, peer)      # sends a logged or received tensor
 
-A plan's `Tensor` is all that one micro-batch sends over one boundary in one direction: here, a list of tensors.
+A plan's `Tensor` names everything that one micro-batch sends over one stage boundary in one direction. In this module
+its value is a list of torch tensors.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ Key = tuple[int, Tensor]  # (step, tensor)
 class Mailbox:
     """Arguments:
     comes     shapes and dtypes of received tensors, by kind
-    shape     (D, P, M) of the problem, for unique tags
-    held_out  number of micro-batches of a validation, for unique tags
+    shape     (D, P, M) of the problem; determines the tags of messages
+    held_out  number of micro-batches of a validation; determines the tags of messages
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class Mailbox:
         return unpack(buffer, self._comes[tensor[0]])
 
     def awaited(self, step: int, tensor: Tensor) -> tuple[Worker, Pending] | None:
-        """(sender, pending receive) of a tensor that has not arrived; None if it has."""
+        """(sender, pending receive) of a tensor that has not arrived; None if it has arrived."""
         posted = self._posted.get((step, tensor))
         return None if posted is None or posted[1].arrived() else (posted[0], posted[1])
 
@@ -78,7 +79,7 @@ class Mailbox:
         return self._received[step, tensor]
 
     def consume(self, step: int, tensor: Tensor) -> None:
-        """Drops a received tensor after its op. The stage keeps the input of an F as long as it needs it."""
+        """Drops a received tensor after its op. The stage itself keeps the input of a forward until the backward."""
         del self._received[step, tensor]
 
     def keep(self, step: int, tensor: Tensor, data: Sequence[torch.Tensor]) -> None:
@@ -103,7 +104,7 @@ class Mailbox:
         self._received = {k: v for k, v in self._received.items() if k[0] > step}
 
     def forget_after(self, step: int) -> None:
-        """Drops the tensors of later steps, whose parameters were undone."""
+        """Drops the tensors of steps after `step`, because the work on these steps was discarded."""
         for later in {k[0] for k in self._received} | self.log.steps():
             if later > step:
                 self.log.drop(later)
@@ -116,5 +117,6 @@ class Mailbox:
         return self._tag_of(step, kind.code, d * self._microbatches + i, stage)
 
     def _tag_of(self, step: int, lane: int, number: int = 0, stage: int = 0) -> int:
-        """Unique among the messages that can be in flight in one generation: those of two steps, and a validation."""
+        """A tag that is unique among the messages in flight in a generation. They belong to two steps or a
+        validation."""
         return (((step % 4) * 4 + lane) * self._numbers + number) * self._stages + stage

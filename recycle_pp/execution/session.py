@@ -6,9 +6,9 @@
     session.check(orders)             # raises Superseded if the orders are no longer valid
     commit = session.wait_commit(orders)
 
-The listening thread handles what must not wait for compute. It answers an announcement with a report, breaks the links
-to wake a blocked executor, and builds the next generation's links in a separate thread. If the coordinator is lost, the
-executor continues with its orders until the next coordinator announces a generation.
+The listening thread handles messages that must not wait for compute. It answers an announcement with a report, breaks
+the links to wake a blocked executor, and builds the next generation's links in a separate thread. If the coordinator is
+lost, the executor continues with its orders until the next coordinator announces a generation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .worker_log import WorkerLog
 
 
 class Superseded(Exception):
-    """The orders are invalid: a new generation was announced, or the job is held."""
+    """The orders are invalid: the workers wait for a new generation, or the job has ended."""
 
 
 class Session:
@@ -56,7 +56,7 @@ class Session:
         self.doing = doing or Doing()
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
-        self.times: dict[str, float] = {}  # of the current generation: announced, unblocked, grouped, adopted
+        self.times: dict[str, float] = {}  # phase of the current generation ("announced", ...) -> its end, monotonic
         self.busy: Callable[[], float] = lambda: 0.0  # seconds until the executor can start its next op
         self.moment: Callable[[str], None] = lambda name: None  # called during a recovery, see faults.MOMENTS
         self.donate: Callable[[Donate], None] = _not_yet  # this and the next two are set before the first request
@@ -86,7 +86,8 @@ class Session:
         threading.Thread(target=self._listen, name="control", daemon=True).start()
 
     def send(self, message: Message) -> None:
-        """Sends a message to the coordinator. Without a coordinator the message is lost, unless its kind is lasting."""
+        """Sends a message to the coordinator. Without a coordinator the message is lost, unless its type is lasting
+        (then it is repeated to the next coordinator)."""
         self._client.send(message)
 
     # -- for the executor --------------------------------------------------------------------------------------
@@ -101,7 +102,7 @@ class Session:
             return None if self._over is not None else self.participant.orders
 
     def pending(self) -> bool:
-        """A commit must be applied, an early update undone, or a step restarted."""
+        """Whether a commit must be applied, an early update must be undone, or a step must be restarted."""
         return bool(self.participant.commits) or self.participant.undo or self.participant.again
 
     def check(self, orders: Orders) -> None:
@@ -116,7 +117,7 @@ class Session:
         return orders.steps[step] if step in orders.steps else self._planned(orders)[0]
 
     def recomputes(self, orders: Orders, step: int) -> bool:
-        """Whether ops forwarded in this step recompute their layers in the backward pass. Call `actions` first."""
+        """Whether the micro-batches of this step recompute their layers in the backward pass. Call `actions` first."""
         return orders.recompute[step not in orders.steps]
 
     def validation(self, orders: Orders) -> list[Action]:
@@ -153,7 +154,8 @@ class Session:
         self.send(Broken(orders.generation))
 
     def resumed(self, orders: Orders) -> None:
-        """Reports that the executor runs again, once per generation, with the times of the phases."""
+        """Reports that the executor runs again, with the times of the recovery's phases. Reports once per generation,
+        and ignores further calls."""
         if self._resumed != orders.generation:
             self._resumed = orders.generation
             now = time.monotonic()
@@ -198,7 +200,7 @@ class Session:
         with self.changed:
             self.participant.commit(message)
             self.changed.notify_all()
-        if message.hold:  # a worker may wait for a peer that holds already, for ever
+        if message.hold:  # without this, a worker could wait for ever for a peer that has already stopped
             self.links.abort()
 
     def _deliver(self, message: StoreValues) -> None:
@@ -217,7 +219,7 @@ class Session:
         threading.Thread(target=self._build, args=arguments, name="build", daemon=True).start()
 
     def _build(self, generation: int, members: list[Worker], base: int) -> None:
-        """Blocks while a member is missing. The next announcement abandons it."""
+        """Builds the links of a generation. Blocks while a member is missing, at most until the next announcement."""
         self.moment("regroup")
         try:
             self.links.rebuild(generation, members, self.participant.worker, base)

@@ -1,14 +1,14 @@
 """Measures the ops of a worker, for traces and for the planner's profile.
 
 with spans.span(step, kind, (1, 0)), named(f"recycle/{kind}"): ...
-spans.take(step)                      # (kind, pipeline, index, start, end, own) in seconds of this machine's clock
+spans.take(step)                      # (kind, pipeline, index, start, end, own); times in seconds, monotonic clock
 
-A span ends when the device has finished the work, not when the host has launched it: plans use the durations, and an op
-that is reported as done must be done. On a GPU this costs one gap between launches per op.
+A span ends when the device has finished the work, not when the host has launched the work. Plans use the durations, and
+an op that is reported as done must be done. On a GPU every op therefore costs one gap between launches.
 
-`own` is the time of a span without the run delay: time in which its thread was ready but had no core (from
-/proc/thread-self/schedstat). A busy machine lengthens only the span. A slow core, a GPU, a sleep or a SIGSTOP lengthens
-both. On a system without run delays, both are equal.
+`own` is the length of a span minus the run delay. The run delay is the time in which the thread was ready to run but
+had no core (from /proc/thread-self/schedstat). A busy machine lengthens only the span. A slow core, a slow GPU, a sleep
+or a SIGSTOP lengthens the span and `own`. On a system that does not report run delays, `own` is the length of the span.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ named = _RecordFunctionFast  # takes 0.4 us without a profiler, torch.profiler.r
 
 class Spans:
     """
-    interval  seconds between two results of `news`
-    finish    waits until the device has finished the launched work
+    interval  shortest time in seconds between two results of `news` other than None
+    finish    function that waits until the device has finished the launched work
     """
 
     def __init__(self, interval: float = 0.05, finish: Callable[[], None] = lambda: None) -> None:
         self._interval = interval
         self._finish = finish
         self._reported_at = 0.0
-        self._reported = 0  # number of spans of the step that were reported
+        self._reported = 0  # number of spans of step `_step` that `news` has reported
         self._step = -1
         self._spans: dict[int, list[Span]] = {}
         self._running: tuple[str, float] | None = None
         self._waited = 0.0  # run delay at the start of the running span
         self._delays: BinaryIO | None = None
         self._opened = False
-        self._last: dict[str, float] = {}  # kind -> seconds of the last such span
+        self._last: dict[str, float] = {}  # kind -> length of the last span of this kind, in seconds
 
     @contextmanager
     def span(self, step: int, kind: str, microbatch: MicroBatch = (0, 0)) -> Iterator[None]:
@@ -61,14 +61,16 @@ class Spans:
         self._spans.setdefault(step, []).append((kind, *microbatch, start, end, own))
 
     def take(self, step: int) -> list[Span]:
-        """The spans of a step. They are kept until the call for a later step, because a vote may be repeated."""
+        """The spans of a step. They are kept until `take` is called for a later step, because a vote may be
+        repeated."""
         self._spans = {k: v for k, v in self._spans.items() if k >= step}
         return self._spans.get(step, [])
 
     def news(self, step: int, kind: str, microbatch: MicroBatch) -> OpProgress | None:
-        """The new spans of the step and the op that begins now; None within `interval` of the last call.
+        """The step's spans since the last report, and the op that begins now. None if the last report is less than
+        `interval` seconds old.
 
-        If the worker dies, the coordinator knows only these spans.
+        If the worker dies before its vote, the coordinator knows only the spans that were reported in this way.
         """
         now = time.monotonic()
         if now - self._reported_at < self._interval:
@@ -88,11 +90,12 @@ class Spans:
         return self._own(self._running[1], time.monotonic())
 
     def forget_after(self, step: int) -> None:
-        """Drops the spans of later steps, whose work was discarded."""
+        """Drops the spans of steps after `step`, because the work on these steps was discarded."""
         self._spans = {k: v for k, v in self._spans.items() if k <= step}
 
     def left(self) -> float:
-        """Seconds until the expected end of the running op, by the last op of its kind."""
+        """Seconds until the expected end of the running op, estimated from the last op of the same kind. 0 if no op
+        runs."""
         running = self._running
         if running is None:
             return 0.0
@@ -103,7 +106,8 @@ class Spans:
         return max(0.0, end - start - (self._run_delay() - self._waited))
 
     def _run_delay(self) -> float:
-        """Seconds in which the calling thread was ready to run and had no core. Call it from one thread only."""
+        """Total seconds in which the calling thread was ready to run but had no core. To be called by one thread
+        only."""
         if not self._opened:
             self._opened = True
             with suppress(OSError):

@@ -1,4 +1,4 @@
-"""Selects the transport of a worker's links by the back end.
+"""Selects the transport of a worker's links, according to the communication backend.
 
 links = Links(transport_for("tcp", store, device, interface="127.0.0.1", workers=all_workers, keepalive=10.0))
 """
@@ -33,12 +33,12 @@ def transport_for(
 ) -> Transport:
     """The transport for tensors of `device`. With TCP and Gloo, tensors of a GPU go through the host.
 
-    backend      "tcp", "gloo" or "nccl", else ValueError
-    store        where the workers find each other
+    backend      "tcp", "gloo" or "nccl"; raises ValueError for any other value
+    store        the workers' shared store, through which they exchange their addresses
     interface    address, host name or interface on which TCP and Gloo listen
     timeout      seconds until an operation of Gloo or NCCL fails; long, because the coordinator decides about deaths
-    workers      all possible members, the same list in each process; TCP keeps connections over a change of generation
-                 (`Links.rebuild`)
+    workers      all possible members, the same list in each process; TCP keeps connections between survivors when the
+                 generation changes (`Links.rebuild`)
     keepalive    seconds without an answer until a TCP connection breaks; None: the kernel's limit
     unreachable  called with members if attempts to connect to them have failed for `keepalive` seconds; TCP only
     """

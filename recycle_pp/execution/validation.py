@@ -1,4 +1,4 @@
-"""Forwards of the held-out micro-batches over the live routes; the mean of their losses is val_loss.
+"""Runs the forward of held-out micro-batches on the live workers. The mean of their losses is val_loss.
 
 A validation keeps no results and changes no parameters. After a death it is repeated on the same micro-batches.
 """
@@ -74,5 +74,6 @@ def validate(
 
 
 def held_out(settings: Settings, batches: Batches) -> int:
-    """Micro-batches of a validation, the same on all workers. 1 without held-out data, which `batches` rejects."""
+    """Number of micro-batches in a validation, the same on all workers. Without held-out data the result is 1, and
+    `batches.validation` raises an error."""
     return min(settings.validation_microbatches, max(1, batches.validations))

@@ -3,9 +3,9 @@
     python -m recycle_pp.execution.worker       # started by a supervisor, reads its spec from standard input
     main(spec)                                  # in a fork of a process that has imported torch
 
-A failure ends the process with last words to its supervisor, and the job continues without it. On SIGTERM (its machine
-is about to be reclaimed) it works until the step is committed, then leaves, and no work is lost. SIGUSR1 writes the
-stacks of all its threads to its log.
+When a worker fails, it sends last words (the cause) to its supervisor and ends, and the job continues without it. On
+SIGTERM (its machine is about to be reclaimed) it works until the step is committed, then leaves, and no work is lost.
+On SIGUSR1 it writes the stacks of all its threads to its log.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ from .spans import Spans
 from .transports import transport_for
 from .validation import held_out
 
-_read_ahead: dict[str, Batches] = {}  # by the settings that determine the samples
-NEWS_SECONDS = 0.005  # seconds between progress messages, for each worker of the job: 200 messages a second in total
+_read_ahead: dict[str, Batches] = {}  # data that a standby process has read ahead, by `_of_data`
+NEWS_SECONDS = 0.005  # mean time between two progress messages of all workers: 200 messages a second in total
 
 
 def main(spec: WorkerSpec) -> int:
@@ -106,7 +106,7 @@ def _cause(error: BaseException | None) -> str:
 
 
 def _mistake(spec: WorkerSpec, error: BaseException) -> str:
-    """See `Death.mistake`. The project's own model has no code of a user."""
+    """See `Death.mistake`. Empty for the project's own model, which runs no code of a user."""
     if spec.settings["model"]["kind"] not in ("custom", "hf") or _cause(error) != "exception":
         return ""
     from recycle_pp.model.general.user_code import from_model
@@ -115,7 +115,7 @@ def _mistake(spec: WorkerSpec, error: BaseException) -> str:
 
 
 def _die(spec: WorkerSpec, failed: threading.ExceptHookArgs) -> None:
-    """Ends the process if a thread fails. Otherwise it would answer heartbeats without working."""
+    """Ends the process if a thread fails. Otherwise the process would send heartbeats without working."""
     detail = "".join(traceback.format_exception(failed.exc_type, failed.exc_value, failed.exc_traceback))
     print(detail, file=sys.stderr, flush=True)
     last_words(spec, cause=_cause(failed.exc_value), detail=detail)
@@ -130,7 +130,7 @@ class Process:
         self._spec = spec
         self._client = CoordinatorClient(spec)
         welcome = self._client.recv()
-        assert isinstance(welcome, WorkerWelcome)  # the first message of a coordinator
+        assert isinstance(welcome, WorkerWelcome)  # always the first message of a coordinator
         self._welcome, self._settings, self._worker = welcome, welcome.settings, welcome.worker
         self._client.set_keepalive(self._settings.control.suspicion)
         self._interface = spec.settings["control"]["interface"] or self._client.local_host  # the node's own setting
@@ -231,7 +231,7 @@ class Process:
                 batches.fingerprint,
             )
         )
-        # Even if this worker is not a joiner yet: it becomes one if the others start without it.
+        # Every worker starts this, because any worker becomes a joiner if the others start without it.
         following.start(lambda step, of: session.send(Synced(step, of)))
         self._watch_for_eviction(session)
         try:
@@ -246,9 +246,9 @@ class Process:
         return 0 if reason in ("done", "left") else 1
 
     def _refuse(self, error: ValueError, session: Session | None = None) -> int:
-        """Stops the job with this sentence, because of invalid input. The process waits for the end of the job, since
-        its death could arrive before the message."""
-        if error.__cause__ is not None:  # the message quotes only one line of it
+        """Stops the job with the error's sentence, because the input is invalid. Then waits for the end of the job,
+        because the coordinator could notice the end of this process before it receives the message."""
+        if error.__cause__ is not None:  # the sentence quotes only one line of the cause
             traceback.print_exception(error.__cause__)
         self._client.send(CannotRun(str(error)))
         while session is None and not isinstance(self._client.recv(), Exit | Leave):
@@ -258,7 +258,8 @@ class Process:
         return 2
 
     def _watch_for_eviction(self, session: Session) -> None:
-        """Uses a thread, because a signal handler would wait until the main thread returns from C++."""
+        """Reports SIGTERM to the coordinator. Uses a thread, because a signal handler would not run before the main
+        thread returns from C++."""
 
         def watch() -> None:
             signal.sigwait({signal.SIGTERM})
@@ -289,7 +290,7 @@ class Process:
 
 
 def _described(stage: Stage) -> tuple[int, float]:
-    """(bytes of the stage's output for a micro-batch, share of its parameters whose gradients come with W)."""
+    """(bytes of the stage's output for a micro-batch, share of the stage's parameters whose gradients wait for W)."""
     sizes = {name: parameter.numel() for name, parameter in stage.parameters.items()}
     deferred = sum(sizes[name] for name in stage.module.deferred)
     return sum(tensor.nbytes for tensor in stage.module.gives), round(deferred / sum(sizes.values()), 4)
@@ -298,7 +299,8 @@ def _described(stage: Stage) -> tuple[int, float]:
 def _stage(
     settings: Settings, stage: int, device: torch.device, run_dir: str, doing: Doing
 ) -> tuple[Stage, StageOptimizer]:
-    """On a GPU also compiles all kernels: this takes long, and at this point no other worker waits for it."""
+    """Builds the stage and its optimizer. On a GPU also compiles all kernels: this takes long, and at this point no
+    other worker waits for this one."""
     whole = not settings.parallel.copies
     if settings.emulate.mode:
         emulated = EmulatedStage(settings, stage, device, run_dir)
@@ -315,14 +317,15 @@ def _stage(
 
 
 def _prepare(ahead: Ahead) -> None:
-    """Reads the data ahead, in a standby process. Ignores errors: the worker reports them when it needs the data."""
+    """Reads the data ahead, in a standby process. Ignores errors, because the worker reports them when it needs the
+    data."""
     with suppress(Exception):
         settings = msgspec.convert(ahead.settings, Settings)
         _read_ahead[_of_data(settings)] = Batches(settings)
 
 
 def _of_data(settings: Settings) -> str:
-    """Key of the settings that determine the samples. `control` does not, and may differ between nodes."""
+    """Key of the settings that determine the samples. Excludes `control`, which may differ between nodes."""
     return repr(replace(settings, control=Control()))
 
 
