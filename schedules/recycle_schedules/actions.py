@@ -5,9 +5,9 @@
     unpack(todo.packed(Worker(0, 2)))           # the same list, via bytes
 
 The lists cannot deadlock, even if every worker handles its messages strictly in order and each message blocks until
-both ends reach it (as with NCCL, where a pair of workers shares a stream). All messages have one total order, by the
-planned end of the op that produces the tensor, and every list follows it. An op before a message in a list depends only
-on earlier messages, so the earliest outstanding message can always proceed. Messages connect adjacent stages only.
+both ends reach it (as with NCCL, where a pair of workers shares a stream). All messages have one total order: the
+planned end of the op that produces the tensor. Every list follows this order. An op before a message in a list depends
+only on earlier messages, so the earliest outstanding message can always proceed. Messages connect adjacent stages only.
 
 A step of a thousand workers has a million actions, and a recovery waits for them. The code therefore works on whole
 numpy columns, and builds `Action` tuples for one worker at a time, when its list is read.
@@ -38,9 +38,9 @@ _ROW = np.dtype("<i4")
 class Action(NamedTuple):
     """One entry of a worker's list, in torch's notation.
 
-    kind: an op, or a message, or REDUCE, the stage's all-reduce. RECV_F at stage s receives the output of F at s - 1.
-    RECV_B receives the input gradient from s + 1. SEND_F and SEND_B send the tensor made at stage s.
-    peer: the other end of a message, else None."""
+    kind: an op, a message, or REDUCE (the all-reduce of the stage's gradients). At stage s, RECV_F receives the output
+    of stage s - 1, RECV_B receives the input gradient of stage s + 1, and SEND_F and SEND_B send a tensor made at s.
+    peer: the worker at the other end of a message, None for ops and REDUCE."""
 
     kind: OpKind
     stage: int
@@ -66,7 +66,7 @@ class Actions(Mapping[Worker, list[Action]]):
 
     table   int32, (n, 6): code of the kind, stage, micro-batch (pipeline, index), peer (pipeline, stage);
             -1, -1 if there is no micro-batch or peer
-    rows    the rows of each worker"""
+    rows    worker -> its rows of the table"""
 
     def __init__(self, table: np.ndarray, rows: Mapping[Worker, slice]) -> None:
         self._table, self._rows = table, rows
@@ -87,7 +87,7 @@ class Actions(Mapping[Worker, list[Action]]):
 
     def renamed(self, names: Sequence[int]) -> Actions:
         """The same lists with pipeline k renamed to names[k]."""
-        name = np.append(np.array(names, dtype=_ROW), -1)  # maps -1 to itself
+        name = np.append(np.array(names, dtype=_ROW), -1)  # index -1 (no pipeline) maps to -1
         table = self._table.copy()
         table[:, (2, 4)] = name[table[:, (2, 4)]]
         return Actions(table, {Worker(names[w.pipeline], w.stage): rows for w, rows in self._rows.items()})
@@ -107,15 +107,17 @@ def actions(
 ) -> Actions:
     """The action lists of all live workers for a plan.
 
-    holders   tensor -> additional live workers that hold it. The tensors were made before time 0. Workers always hold
-              the outputs of their own ops. A worker that holds a tensor receives no message for it. Other consumers
-              receive it from its producer if that is alive, else from another holder.
-    forwards  for a validation pass: only the F of each pipeline's first `forwards` micro-batches, and their messages
+    holders   tensor -> live workers that hold the tensor, besides the worker that made it. All these tensors were made
+              before time 0. A worker that holds a tensor receives no message for it. Other consumers receive the tensor
+              from its producer if the producer is alive, else from one of `holders`.
+    forwards  for a validation pass: the lists have only the F of each pipeline's first `forwards` micro-batches and
+              their messages. None: all ops
 
-    A SEND directly follows its producer. Re-sends come first. A RECV comes one compute op before its consumer, so that
-    the transfer overlaps compute, or earlier if the message order requires it.
+    A SEND directly follows the op that makes its tensor. If the tensor was made before time 0, the SEND is a re-send,
+    and re-sends come first. A RECV comes one compute op before the op that consumes its tensor, so that the transfer
+    overlaps compute, or earlier if the message order requires it.
 
-    ValueError if no op makes and no worker holds a required tensor."""
+    ValueError if an op needs a tensor that no op makes and no worker holds."""
     ops = _Ops.of(plan, forwards)
     messages = _messages(plan, ops, holders or {})
     reduced = [] if forwards is not None else sorted(set(range(plan.problem.stages)) - plan.problem.finished)
@@ -133,7 +135,8 @@ class _Ops(NamedTuple):
     def of(cls, plan: Plan, forwards: int | None) -> _Ops:
         a, p = plan.arrays, plan.problem
         if forwards is not None:
-            index = np.concatenate([np.arange(m) for m in (*p.counts, 1)])  # in its pipeline; last entry: O
+            # each micro-batch's index in its pipeline; the last entry is for O
+            index = np.concatenate([np.arange(m) for m in (*p.counts, 1)])
             a = a.take((a.kind == F) & (index[a.microbatch] < forwards))
         a = a.take(plan.running_order(a))
         worker = a.pipeline * np.int64(p.stages) + a.stage
@@ -145,20 +148,20 @@ class _Ops(NamedTuple):
 
 
 class _Messages(NamedTuple):
-    """The messages as columns, shape (m,), in the total order that all workers follow: re-sends first, in the order of
-    their consumers, then by the end of the producer."""
+    """The messages as columns, shape (m,), in the total order that all workers follow. Re-sends come first, sorted by
+    their consumers; the other messages follow, sorted by the ends of their producers."""
 
     gradient: np.ndarray  # code of the tensor's kind
     microbatch: np.ndarray  # global id
     stage: np.ndarray  # the stage that made the tensor
     sender: np.ndarray  # pipeline * P + stage
     receiver: np.ndarray  # pipeline * P + stage
-    made: np.ndarray  # position of the producer among the sender's ops; -1: held from the start
+    made: np.ndarray  # position of the producer among the sender's ops; -1: made before time 0
     used: np.ndarray  # position of the consumer among the receiver's ops
 
 
 def _messages(plan: Plan, ops: _Ops, holders: Mapping[Tensor, Collection[Worker]]) -> _Messages:
-    """The messages of a plan. ValueError if no op makes and no worker holds a required tensor."""
+    """The messages of a plan. ValueError if an op needs a tensor that no op makes and no worker holds."""
     p, a = plan.problem, ops.arrays
     maker = np.full((2, p.total, p.stages), -1)  # index of the op that makes each tensor
     forward, backward = a.kind == F, _MAKES_GRADIENT[a.kind]
@@ -168,7 +171,7 @@ def _messages(plan: Plan, ops: _Ops, holders: Mapping[Tensor, Collection[Worker]
     gradient = backward[consumer].astype(np.int64)  # code of the tensor's kind
     stage = a.stage[consumer] + np.where(gradient, 1, -1)
     at = a.microbatch[consumer], stage
-    kept = (p.progress.kinds[at] & np.where(gradient, BACKWARD, FORWARD)) != 0  # its producer is alive and holds it
+    kept = (p.progress.kinds[at] & np.where(gradient, BACKWARD, FORWARD)) != 0  # a live worker made the tensor
     source = np.where(kept, _HELD, maker[gradient, *at])
     sender = np.where(kept, p.progress.host[at] * p.stages + stage, ops.worker[np.maximum(source, 0)])
     local = np.zeros(len(consumer), bool)
@@ -200,7 +203,7 @@ def _messages(plan: Plan, ops: _Ops, holders: Mapping[Tensor, Collection[Worker]
 def _merged(plan: Plan, ops: _Ops, messages: _Messages, reduced: list[int]) -> Actions:
     """The action lists: messages and reductions inserted into the gaps between ops. Gap k is before a worker's op k.
 
-    reduced: the stages to all-reduce, after each worker's last gradient."""
+    reduced: the stages that run an all-reduce. It comes after each worker's last gradient."""
     p, a, m = plan.problem, ops.arrays, messages
     peers, n = p.pipelines * p.stages, len(m.made)
     worker, peer, number = np.r_[m.sender, m.receiver], np.r_[m.receiver, m.sender], np.tile(np.arange(n), 2)
@@ -233,21 +236,21 @@ def _merged(plan: Plan, ops: _Ops, messages: _Messages, reduced: list[int]) -> A
 
 
 def _gaps(worker: np.ndarray, number: np.ndarray, op: np.ndarray, sends: np.ndarray) -> np.ndarray:
-    """The gap between its worker's ops for each end of a message, shape (2m,).
+    """For each end of a message, its SEND or its RECV: the gap in the worker's ops that it goes into, shape (2m,).
 
-    A SEND follows its producer. A RECV comes one op before its consumer, but before the producer of the worker's next
-    SEND and after the producer of its previous SEND.
+    A SEND follows its producer. A RECV comes one op before its consumer, but always before the producer of the worker's
+    next SEND and after the producer of the worker's previous SEND.
 
-    number (2m,): position in the total message order. op (2m,): position of the producer or consumer."""
+    number (2m,): position in the total message order. op (2m,): position of a SEND's producer or a RECV's consumer."""
     order = np.argsort(worker * len(worker) + number)
     worker, op, sends = worker[order], op[order], sends[order]
     gap = np.where(sends, op + 1, np.maximum(op - 1, 0))
     new = np.r_[True, worker[1:] != worker[:-1]][: len(worker)]
-    # consecutive receives: not later than the next receive or the next send's producer
+    # a receive comes no later than the next receive or the producer of the next send
     latest = np.where(sends, np.maximum(op, 0), gap)
     back = np.cumsum((sends | np.r_[new[1:], True][: len(new)])[::-1])
     gap = np.where(sends, gap, _running(-latest[::-1], back)[::-1] * -1)
-    # and not earlier than the previous receive or send
+    # and no earlier than the previous receive or send
     gap = _running(gap, np.cumsum(sends | new))
     out = np.empty_like(gap)
     out[order] = gap
@@ -255,7 +258,7 @@ def _gaps(worker: np.ndarray, number: np.ndarray, op: np.ndarray, sends: np.ndar
 
 
 def _running(values: np.ndarray, part: np.ndarray) -> np.ndarray:
-    """The running maximum of `values`, restarted for each value of `part`. Parts must ascend."""
+    """The running maximum of `values`, restarted whenever `part` changes. `part` must be in ascending order."""
     if not len(values):
         return values
     step = int(values.max() - values.min()) + 1

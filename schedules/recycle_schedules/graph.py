@@ -6,7 +6,7 @@
     graph.peers(Worker(1, 2))                    # workers that can take over its micro-batches, nearest first
     graph.without(Worker(1, 2))                  # the graph after a death
 
-The planner, the bounds and the validator read its arrays. `network` is the same graph in networkx, for graph
+The planner, the bounds and the validator read the graph's arrays. `network` is the same graph in networkx, for graph
 algorithms. All times are in the problem's unit.
 """
 
@@ -31,7 +31,7 @@ class StageGraph:
     """The graph of a problem's live workers (`Problem.graph`). Immutable; arrays are computed on first access.
 
     If the problem has no `links`, the graph is `uniform`: every link has infinite bandwidth and the latency `send`, or
-    `send_rerouted` if it leaves the pipeline."""
+    `send_rerouted` if the link leaves the pipeline."""
 
     problem: ProblemKeys
 
@@ -45,7 +45,7 @@ class StageGraph:
 
     @property
     def uniform(self) -> bool:
-        """Whether a message's time depends only on whether it leaves its pipeline."""
+        """Whether the time of a message depends only on whether the message leaves its pipeline."""
         return self.links is None
 
     @property
@@ -61,7 +61,8 @@ class StageGraph:
     def least(self, stage: int, *, within: bool = False) -> float:
         """The shortest message time between live workers of `stage` and the next stage.
 
-        within: only links within a pipeline. ValueError if no pipeline has both workers."""
+        within: count only links within a pipeline. ValueError if the graph is not uniform and no pipeline has live
+        workers at both stages."""
         here, there = self.problem.live[stage], self.problem.live[stage + 1]
         if self.uniform:
             return self.near if within else min(self.near, self.far)
@@ -71,8 +72,8 @@ class StageGraph:
 
     @property
     def slowest(self) -> float:
-        """The longest message time: within a pipeline if the graph is uniform, else over all links, 0 if there are
-        none."""
+        """The longest message time over all links, 0 if there are none. For a uniform graph, the message time within a
+        pipeline."""
         return self.near if self.uniform else float(self.times.max(initial=0.0))
 
     def time(self, stage: Any, a: Any, b: Any) -> Any:
@@ -123,20 +124,21 @@ class StageGraph:
         return float(self.time(first.stage, first.pipeline, second.pipeline))
 
     def distance(self, worker: Worker, peer: Worker) -> float:
-        """Total message time of a micro-batch that `peer` runs instead of `worker`: from its own pipeline and back,
-        forward and backward."""
+        """Total message time of a micro-batch that `peer` runs instead of `worker`. In the forward and in the backward,
+        the micro-batch travels from `worker`'s pipeline to `peer` and back."""
         d, s = worker
         before = float(self.time(s - 1, d, peer.pipeline)) if s > 0 else 0.0
         after = float(self.time(s, peer.pipeline, d)) if s < self.problem.stages - 1 else 0.0
         return 2 * (before + after)
 
     def peers(self, worker: Worker) -> list[Worker]:
-        """The other live workers of the same stage, by `distance`, then pipeline. `worker` may be dead."""
+        """The other live workers of the same stage, sorted by `distance`, then by pipeline. `worker` may be dead."""
         others = [Worker(d, worker.stage) for d in self.problem.live[worker.stage] if d != worker.pipeline]
         return sorted(others, key=lambda peer: (self.distance(worker, peer), peer))
 
     def neighbours(self, worker: Worker) -> list[Worker]:
-        """The live workers of the previous and next stage, by message time. Its own pipeline wins ties."""
+        """The live workers of the previous and next stage, sorted by message time. Among equal times, workers of
+        `worker`'s own pipeline come first."""
         d, s = worker
         found = [(float(self.time(s - 1, e, d)), e != d, Worker(e, s - 1)) for e in self._live(s - 1)]
         found += [(float(self.time(s, d, e)), e != d, Worker(e, s + 1)) for e in self._live(s + 1)]
@@ -156,8 +158,8 @@ class StageGraph:
         """The graph in networkx, with up to D * D * (P - 1) edges.
 
         Nodes are the live workers, with stage, pipeline, speed, memory (most micro-batches in flight, inf for no
-        limit), host and zone (None if unknown). Edges go from every worker to those of the next stage, with latency,
-        bandwidth, time and `leaves`: None, "host" or "zone"."""
+        limit), host and zone (None if unknown). Edges go from every worker to all workers of the next stage, with
+        latency, bandwidth, time and `leaves`: "zone" or "host" if the edge leaves it, else None."""
         import networkx as nx
 
         p, links, graph = self.problem, self.links, nx.DiGraph()

@@ -19,12 +19,13 @@ from .plans import OpArrays, Plan
 from .problem import Problem
 
 EPS = 1e-9
-"""Changes closer than this count as simultaneous: memory freed then is available to ops that start then."""
+"""Changes closer together than this count as simultaneous: memory that an op frees is available to an op that starts at
+the same time."""
 
 
 @dataclass(frozen=True, eq=False)
 class Changes:
-    """All changes of the number in flight, by worker, then time. Shapes (changes,)."""
+    """All changes of the number of micro-batches in flight, sorted by worker, then by time. Arrays (changes,)."""
 
     worker: np.ndarray  # d * P + s
     time: np.ndarray

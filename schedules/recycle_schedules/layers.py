@@ -25,7 +25,7 @@ SIZES = ("bytes", "activation_bytes")
 KEYS = (*TIMES, *SIZES)
 
 Layout = tuple[int, ...]
-"""Layers of each stage: (P,), each at least 1."""
+"""Number of layers of each stage, (P,), each at least 1."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Layers:
 
     @classmethod
     def of(cls, given: Any, stages: int) -> Layers:
-        """Parse the problem's key `layers`. ValueError with one sentence that starts with the key.
+        """Parse the problem's key `layers`. If it is invalid, ValueError with a message that starts with the key.
 
         F, I, W            durations of the forward, the backward for the input, the backward for the weights
         O                  duration of the optimizer step
@@ -80,18 +80,21 @@ class Layers:
         return tuple(layout)
 
     def durations(self, layout: Layout) -> dict[str, list[float]]:
-        """The value of the problem's key `durations`: F, I, W of every stage, and O if any layer has one. B is I + W by
-        default."""
+        """The value of the problem's key `durations`: F, I and W of every stage, and O if any layer has a time for O. B
+        is left out, because its default is I + W."""
         given = TIMES if any(self.values[OpKind.OPTIMIZER]) else SPLIT
         return {key: self._of_stages(key, layout) for key in given}
 
     def in_flight(self, layout: Layout, capacity: float) -> list[float]:
-        """(P,) most micro-batches in flight on a worker of each stage with `capacity` bytes. inf: no limit."""
+        """(P,): the most micro-batches in flight that fit on a worker of each stage. inf: no limit.
+
+        capacity: bytes available on a worker."""
         held, each = (self._of_stages(key, layout) for key in SIZES)
         return [fitting(capacity - state, one) for state, one in zip(held, each, strict=True)]
 
     def _of_stages(self, key: str, layout: Layout) -> list[float]:
-        """(P,) sums per stage. Uses math.fsum, because differences of prefix sums may differ for equal stages."""
+        """(P,) sums per stage. Uses math.fsum, because differences of prefix sums can round differently for equal
+        stages."""
         ends = np.cumsum(layout).tolist()
         return [math.fsum(self.values[key][end - n : end]) for end, n in zip(ends, layout, strict=True)]
 

@@ -5,7 +5,7 @@
     links.between("a", "b").time(4e6)        # 0.0041
 
 A link is identified by the hosts at its ends. To describe every pair of workers separately, give each worker its own
-host. Times are in the problem's unit (the trainer's is the second), bandwidths in bytes per that unit.
+host. Times are in the problem's unit (the trainer uses seconds), bandwidths in bytes per unit of time.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Links:
 
     @classmethod
     def of(cls, given: Any, pipelines: int, stages: int) -> Links:
-        """Parse the value of the key. ValueError with one sentence that starts with the key.
+        """Parse the value of the key `links`. If it is invalid, ValueError with a message that starts with the key.
 
         hosts          D lists of P host names
         zones          {host: zone}; hosts without an entry share one zone
@@ -71,7 +71,7 @@ class Links:
         return cls(hosts, zones, **kinds, measured=measured, sizes=_sizes(given, stages))
 
     def of_pipelines(self, pipelines: Iterable[int]) -> dict[str, Any]:
-        """The value of the key for a problem with only these pipelines, in this order."""
+        """The value of the key `links` for a problem with only these pipelines, in this order."""
         hosts = [list(self.hosts[d]) for d in pipelines]
         known = {host for row in hosts for host in row}
         measured = [(sorted(pair) * (3 - len(pair)), link) for pair, link in self.measured.items() if pair <= known]

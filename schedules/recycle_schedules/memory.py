@@ -6,9 +6,10 @@
     Memory.of({"capacity": 80e9, "stages": [...]}, stages=4).limit(worker, mode, peers=3, ran=6)
     fastest(modes(kept, recomputed, "mixed"), 80e9, peers=3, ran=6, enough=4)     # the fastest mode that fits
 
-A step has four phases, and the peak is the highest of them: micro-batches are in flight, the sums are reduced over the
-peers, the optimizer steps, a checkpoint is copied. After a death each peer runs more micro-batches and keeps their
-boundary tensors. It also holds a larger share of a sharded optimizer state. So it has less room for micro-batches.
+A step has four phases: micro-batches are in flight, the gradient sums are reduced over the peers, the optimizer steps,
+and a checkpoint is copied. The peak is the memory of the phase that needs most. After a death each peer runs more
+micro-batches and keeps their boundary tensors. It also holds a larger share of a sharded optimizer state. So it has
+less room for micro-batches.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .ops import Worker
 
 @dataclass(frozen=True)
 class StageMemory:
-    """Memory of a worker of one stage, in bytes, except for `copies` (a count) and `staggered`.
+    """Memory of a worker of one stage, in bytes, except for `copies` (a count) and `staggered` (a flag).
 
     weights     the weights used in computation, and autocast's rounded copies of them
     state       optimizer state of all parameters of the stage, one copy: moments, undo copies, and master weights if
@@ -32,17 +33,17 @@ class StageMemory:
     sums        accumulators of the gradient
     gradient    the reduced gradient in float32, from the reduction to the commit
     staggered   whether micro-batches of the next step may be in flight before the commit
-    boundary    tensors of one micro-batch in the replay log, until the commit
-    flight      one micro-batch from its F to its I
-    waiting     one micro-batch from its I to its W
+    boundary    tensors of one micro-batch that the replay log keeps until the commit
+    flight      one micro-batch between its F and its I
+    waiting     one micro-batch between its I and its W
     op          largest temporary memory of one op
-    whole_op    the same if every backward is a B, so that no micro-batch waits for its W
+    whole_op    `op` if every backward is a B, so that no micro-batch waits for its W
     payload     send buffer of the reduction: a copy of the sums, or one bucket of it
-    received    total received from peers for a worker's part of the sums
-    restored    the reduced sums converted to float32, 0 if they already are
+    received    contributions of all workers of the stage to one worker's part of the sums
+    restored    the reduced sums converted to float32, 0 if they already are float32
     update      largest temporary memory of the optimizer step
-    arriving    weights received before the commit, in addition to those in use: all blocks of the stage; a worker
-                receives the blocks of its peers
+    arriving    new weights of all blocks of the stage. Before the commit, a worker receives the blocks that it does not
+                hold, and keeps them besides the weights in use
     saved       copies from which a checkpoint and its digests are written
     """
 
@@ -65,7 +66,7 @@ class StageMemory:
     saved: float = 0.0
 
     def each(self, whole: bool = False) -> float:
-        """Most bytes of one micro-batch in flight. whole: every backward is a B."""
+        """Most bytes that one micro-batch in flight takes. whole: whether every backward is a B."""
         return self.flight if whole else max(self.flight, self.waiting)
 
     def share(self, peers: int) -> float:
@@ -73,7 +74,7 @@ class StageMemory:
         return min(1.0, self.copies / peers) if self.copies else 1.0
 
     def always(self, peers: int, ran: int) -> dict[str, float]:
-        """Permanent memory, by part. ran: micro-batches that the worker runs in a step."""
+        """Permanent memory in bytes, by purpose. ran: micro-batches that the worker runs in a step."""
         return {
             "weights": self.weights,
             "optimizer state": self.state * self.share(peers),
@@ -82,7 +83,7 @@ class StageMemory:
         }
 
     def moments(self, peers: int, in_flight: float, whole: bool = False) -> dict[str, dict[str, float]]:
-        """Additional memory in each phase of a step, by part."""
+        """Additional memory in each phase of a step: {phase: {purpose: bytes}}."""
         activations = in_flight * self.each(whole) + (self.whole_op if whole else self.op)
         gradient = {"reduced gradient": self.gradient * self.share(peers)}
         inboxes = self.received * (peers - 1) / peers
@@ -94,17 +95,17 @@ class StageMemory:
         }
 
     def peak(self, peers: int, ran: int, in_flight: float, whole: bool = False) -> dict[str, float]:
-        """Memory in the phase with the highest use, by part."""
+        """Memory in the phase that needs most, in bytes, by purpose."""
         moments = self.moments(peers, in_flight, whole).values()
         return self.always(peers, ran) | max(moments, key=lambda parts: sum(parts.values()))
 
     def outside_compute(self, peers: int) -> float:
-        """Most additional memory in the phases without micro-batches in flight."""
+        """The largest additional memory of any phase without micro-batches in flight."""
         return max(sum(parts.values()) for name, parts in self.moments(peers, 0).items() if name != "compute")
 
     def in_flight(self, capacity: float, peers: int, ran: int, whole: bool = False) -> float:
-        """Number of micro-batches in flight that fit into `capacity` bytes. 0 if the rest alone does not fit, inf if a
-        micro-batch takes no memory."""
+        """Number of micro-batches in flight that fit into `capacity` bytes. 0 if all other memory alone does not fit,
+        inf if a micro-batch takes no memory."""
         room = capacity - sum(self.always(peers, ran).values())
         room_for_flight = room - sum(self.moments(peers, 0, whole)["compute"].values())
         if min(room_for_flight, room - self.outside_compute(peers)) < 0:
@@ -117,7 +118,9 @@ class StageMemory:
 class Mode:
     """An execution mode of a stage.
 
-    memory: its memory in this mode. recompute: the backward recomputes the layers. whole: every backward is a B."""
+    memory     memory of the stage in this mode
+    recompute  whether the backward recomputes the layers
+    whole      whether every backward is a B"""
 
     memory: StageMemory
     recompute: bool
@@ -127,8 +130,8 @@ class Mode:
 def modes(kept: StageMemory, recomputed: StageMemory | None, backward: str) -> list[Mode]:
     """The available modes, fastest first.
 
-    recomputed: the stage's memory with recomputation, None if it is not an option. Recomputation costs an extra F. It
-    saves little if backwards are split, because a micro-batch waiting for its W is about as large as after its F."""
+    recomputed: the stage's memory with recomputation, None if recomputation is not an option. It costs an extra F. It
+    saves little if backwards are split: a micro-batch takes about as much memory before its W as after its F."""
     found = [] if backward == "coupled" else [Mode(kept, False, False)]
     if recomputed is None:
         return found or [Mode(kept, False, True)]
@@ -138,8 +141,8 @@ def modes(kept: StageMemory, recomputed: StageMemory | None, backward: str) -> l
 
 
 def fastest(among: Sequence[Mode], capacity: float, peers: int, ran: int, enough: float) -> Mode:
-    """The first mode in which `enough` micro-batches fit, else the first with the most. If no mode fits one, the mode
-    with the smallest peak for one micro-batch."""
+    """The first mode in which `enough` micro-batches fit, else the first of those in which most fit. If in no mode even
+    one fits, the mode with the smallest peak for one micro-batch."""
     fitting = [mode.memory.in_flight(capacity, peers, ran, mode.whole) for mode in among]
     if not any(fitting):
         return min(among, key=lambda mode: sum(mode.memory.peak(peers, ran, 1, mode.whole).values()))
@@ -152,11 +155,11 @@ class Memory:
     """The problem's key `memory`.
 
     stages      memory of every stage
-    recomputed  memory of every stage if it recomputes its layers. If given, each stage chooses its mode (`fastest`),
-                with 1F1B's P - s micro-batches as enough
+    recomputed  memory of every stage if it recomputes its layers. If given, each stage runs in the fastest mode with
+                room for P - s micro-batches, the number in flight with 1F1B (`fastest`)
     default     capacity in bytes of workers without an entry in `capacity`, None for no limit
     capacity    capacity in bytes, by worker
-    least       0 or 1: micro-batches in flight to allow even if they do not fit"""
+    least       0 or 1: number of micro-batches in flight that is allowed even if it does not fit"""
 
     stages: tuple[StageMemory, ...]
     recomputed: tuple[StageMemory, ...] | None
@@ -166,7 +169,7 @@ class Memory:
 
     @classmethod
     def of(cls, given: Any, stages: int) -> Memory:
-        """Parse the value of the key. ValueError with one sentence that starts with the key."""
+        """Parse the value of the key `memory`. If it is invalid, ValueError with a message that starts with the key."""
         if not isinstance(given, Mapping) or not {"capacity", "stages"} <= set(given):
             raise ValueError(f"memory: an object with the keys capacity and stages is needed, not {given!r}")
         if unknown := sorted(str(key) for key in set(given) - {"capacity", "stages", "recomputed", "least"}):
@@ -191,7 +194,7 @@ class Memory:
         return not self.capacity
 
     def mode(self, stage: int, backward: str, workers: Sequence[Worker], ran: int) -> Mode:
-        """The mode of the stage with these live workers. The smallest capacity among them decides."""
+        """The execution mode of a stage with these live workers. Their smallest capacity decides."""
         recomputed = None if self.recomputed is None else self.recomputed[stage]
         among = modes(self.stages[stage], recomputed, backward)
         sizes = [size for w in workers if (size := self.capacity.get(w, self.default)) is not None]

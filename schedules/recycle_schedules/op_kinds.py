@@ -14,10 +14,10 @@ from enum import StrEnum
 
 
 class TensorKind(StrEnum):
-    """What one micro-batch sends over a stage boundary in one direction.
+    """A kind of boundary tensor: what one micro-batch sends across a stage boundary in one direction.
 
-    step   from the stage that makes the tensor to the stage that takes it: 1 or -1
-    code   position in this table"""
+    step   number of the receiving stage minus number of the producing stage: 1 or -1
+    code   position of the kind in this table, from 0"""
 
     step: int
     code: int
@@ -38,14 +38,14 @@ class TensorKind(StrEnum):
 class OpKind(StrEnum):
     """A kind of op or of message, in the notation of torch.distributed.pipelining.
 
-    takes               the boundary tensor that it needs, None if it needs none
-    makes               the boundary tensor that it provides
-    computes            whether it is compute of one micro-batch
-    adds_gradient       whether it may add to the gradients of its stage's weights. I adds the gradients of the weights
-                        that do not wait for W, for example of norms
-    completes_gradient  whether the micro-batch's gradient is complete after it
-    recomputes          whether it runs an F first at stages that recompute their layers
-    code                position in this table"""
+    takes               the boundary tensor that the op needs, None if it needs none
+    makes               the boundary tensor that the op provides, None if it provides none
+    computes            whether the op computes a forward or backward of one micro-batch
+    adds_gradient       whether the op may add to the weight gradients of its stage. `I` adds the gradients that are not
+                        deferred to `W`, for example those of norm weights
+    completes_gradient  whether the micro-batch's gradient at the stage is complete after the op
+    recomputes          whether the op repeats the `F` first, at stages that recompute their layers
+    code                position of the kind in this table, from 0"""
 
     takes: TensorKind | None
     makes: TensorKind | None
@@ -93,7 +93,7 @@ class OpKind(StrEnum):
     # fmt: on
 
     def frees(self, i_release: float) -> float:
-        """The share of a micro-batch's memory that the end of the op frees. i_release: share that an I frees."""
+        """The share of a micro-batch's memory that becomes free when the op ends. i_release: that share for an `I`."""
         if self is OpKind.BACKWARD_INPUT:
             return i_release
         if self is OpKind.BACKWARD_WEIGHT:
@@ -110,9 +110,9 @@ KINDS = (
     OpKind.BACKWARD,
     OpKind.OPTIMIZER,
 )
-"""The kinds of ops of a plan, by code. The remaining kinds occur in action lists only."""
+"""The op kinds that occur in plans, indexed by code. All other kinds occur only in action lists."""
 COMPUTE = tuple(kind for kind in KINDS if kind.computes)
 SPLIT = (OpKind.FORWARD, OpKind.BACKWARD_INPUT, OpKind.BACKWARD_WEIGHT)
 """The ops of one micro-batch at one stage if its backward is split."""
 WHOLE = (OpKind.FORWARD, OpKind.BACKWARD)
-"""The same if its backward is one op."""
+"""The ops of one micro-batch at one stage if its backward is one op."""

@@ -18,7 +18,7 @@ Tensor = tuple[TensorKind, MicroBatch, int]
 """A boundary tensor: its kind, its micro-batch, and the stage that makes it.
 
 ("F", mb, s): output of F at stage s, consumed by stage s + 1.
-("B", mb, s): gradient of the input of stage s, made there by I or B, consumed by stage s - 1."""
+("B", mb, s): gradient of the input of stage s, made at stage s by I or B, consumed by stage s - 1."""
 
 
 class Worker(NamedTuple):
@@ -40,9 +40,9 @@ class Worker(NamedTuple):
 
 
 class Done(NamedTuple):
-    """An op that ended before time 0.
+    """An op that ended before time 0, the start of the rest of a broken step.
 
-    delivered: the receiver, or a surviving replay log, has its output."""
+    delivered: whether the receiver or the replay log of a live worker has the op's output."""
 
     op: OpKind
     microbatch: MicroBatch
@@ -74,7 +74,7 @@ class Op(NamedTuple):
 
 
 def input_of(kind: OpKind, microbatch: MicroBatch, stage: int, stages: int) -> Tensor | None:
-    """The boundary tensor that an op at `stage` of `stages` takes, None if it takes none."""
+    """The boundary tensor that an op takes at `stage`, None if it takes none. stages: number of stages."""
     if kind.takes is None:
         return None
     maker = stage - kind.takes.step
@@ -82,7 +82,7 @@ def input_of(kind: OpKind, microbatch: MicroBatch, stage: int, stages: int) -> T
 
 
 def output_of(kind: OpKind, microbatch: MicroBatch, stage: int, stages: int) -> Tensor | None:
-    """The boundary tensor that an op at `stage` of `stages` makes, None if it makes none."""
+    """The boundary tensor that an op makes at `stage`, None if it makes none. stages: number of stages."""
     if kind.makes is None:
         return None
     taker = stage + kind.makes.step

@@ -61,14 +61,15 @@ class OpArrays:
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """A schedule of a problem. Times are in `time_unit`. The times of a remainder start at the failure.
+    """A schedule of a problem. Times are in `time_unit`. If the problem is a remainder (the rest of a broken step),
+    time 0 is the moment from which the rest is planned.
 
     problem      the planned problem
     arrays       all ops
     lower_bound  no valid plan has a smaller `value`
     time_unit    name of the unit
-    layout       layers of each stage (P,), if the plan chose the stage boundaries (`plan_layout`). Then the lower bound
-                 covers all layouts, and `problem` has durations per stage instead of per layer."""
+    layout       number of layers of each stage, (P,), if the planner chose the stage boundaries (`plan_layout`). Then
+                 the lower bound covers all layouts, and `problem` has durations per stage instead of per layer."""
 
     problem: Problem
     arrays: OpArrays
@@ -109,7 +110,7 @@ class Plan:
 
     @cached_property
     def makespan(self) -> float:
-        """Time from the first start to the last end, optimizer steps included. For a remainder, from time 0."""
+        """Time from the first start to the last end, optimizer steps included. A remainder starts at time 0."""
         a = self.arrays
         if not len(a):
             return 0.0
@@ -121,8 +122,8 @@ class Plan:
     def period(self) -> float | None:
         """The smallest T for which the plan, repeated every T, is still valid. None for a remainder.
 
-        With a staggered optimizer: the longest time of any worker from its first op to the end of its optimizer step.
-        Else the makespan."""
+        With a staggered optimizer: the longest time that any worker takes from its first op to the end of its optimizer
+        step. Otherwise: the makespan."""
         if self.problem.remainder:
             return None
         a = self.arrays
@@ -141,7 +142,7 @@ class Plan:
 
     @property
     def gap(self) -> float:
-        """Distance of `value` from the lower bound, as a share of the bound."""
+        """The amount by which `value` exceeds the lower bound, as a share of the bound."""
         return self.value / self.lower_bound - 1 if self.lower_bound else 0.0
 
     # ---- files
@@ -164,7 +165,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The plan from the keys of its file. ValueError with one sentence if it is malformed."""
+        """The plan from the keys of a plan file. ValueError if it is malformed; the message is one sentence."""
         problem, ops = read_problem_and_ops(data)
         bound = float(data.get("lower_bound", 0.0))
         layout = data.get("layout")
@@ -196,7 +197,8 @@ def chain_position(a: OpArrays, stages: int) -> np.ndarray:
 
 
 def read_problem_and_ops(data: Mapping[str, Any]) -> tuple[Problem, list[Op]]:
-    """The problem and the ops from the JSON of a plan or trace. ValueError with one sentence if malformed."""
+    """The problem and the ops from the JSON of a plan or trace. ValueError if it is malformed; the message is one
+    sentence."""
     if not isinstance(data, Mapping) or not {"problem", "ops"} <= set(data):
         raise ValueError("a plan has the keys problem and ops")
     whole = {"whole": data["whole"]} if "whole" in data and isinstance(data["problem"], Mapping) else {}

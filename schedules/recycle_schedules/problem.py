@@ -4,7 +4,8 @@
     Problem.from_json(json.load(file)).replace(failed=[])
 
 The keys are those of problem files (docs/planner.md); `ProblemKeys` documents them. The constructor checks everything,
-so every Problem has a schedule. It rejects bad input with a ValueError: one sentence that starts with the key.
+so every Problem has a schedule. For bad input it raises a ValueError, whose message is one sentence that starts with
+the key.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Problem(ProblemKeys):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Problem:
-        """The problem from the keys of a file. ValueError with one sentence if it is malformed or has no schedule."""
+        """The problem from the keys of a file. ValueError if it is malformed or has no schedule; the message is one
+        sentence."""
         if not isinstance(data, Mapping):
             raise ValueError(f"a problem is an object with keys, not {type(data).__name__}")
         known = [f.name for f in fields(cls)]
@@ -52,8 +54,8 @@ class Problem(ProblemKeys):
     def to_json(self) -> Json:
         """The keys that differ from their defaults, as plain JSON values.
 
-        The `memory_limit` and durations that follow from `memory` replace it, so that readers of a plan can validate it
-        without the memory model."""
+        Instead of `memory`, the output has the `memory_limit` and the durations that follow from `memory`. So a plan
+        can be validated without the memory model."""
         if self.memory is not None:
             return self.without_bytes.to_json()
         out: Json = {}
@@ -84,7 +86,7 @@ class Problem(ProblemKeys):
         """The problem with fixed stage boundaries: durations per stage replace those of the layers, and memory limits
         replace `capacity_bytes`.
 
-        layout: layers of each stage, (P,).
+        layout: number of layers of each stage, (P,).
 
         ValueError if the layout is invalid or leaves a worker no room for one micro-batch."""
         model = self.model
@@ -125,7 +127,7 @@ class Problem(ProblemKeys):
 
 
 def _limit(n: float) -> float | None:
-    """A limit as in problem files."""
+    """A limit in the form of problem files, where None is no limit."""
     return None if n == math.inf else n
 
 

@@ -20,8 +20,8 @@ from .progress import BIT, FORWARD, Progress
 
 
 def check(p: ProblemKeys) -> None:
-    """Convert the keys of a new Problem to canonical form (tuples, Workers). ValueError with one sentence for bad
-    input."""
+    """Convert the keys of a new Problem to canonical form (tuples, Workers). ValueError for bad input; the message is
+    one sentence."""
 
     def put(name: str, value: Any) -> None:
         object.__setattr__(p, name, value)  # the dataclass is frozen
@@ -96,7 +96,7 @@ def _times(name: str, value: Any, stages: int) -> None:
 
 
 def _worker(name: str, p: ProblemKeys, pair: Any) -> Worker:
-    """The worker from (d, s), [d, s] or the key "d,s". ValueError if the problem does not have it."""
+    """The worker from (d, s), [d, s] or the key "d,s". ValueError if the problem has no such worker."""
     if isinstance(pair, str):
         try:
             pair = Worker.parse(pair)
@@ -189,7 +189,7 @@ def _memory(p: ProblemKeys) -> None:
 
 
 def _room(p: ProblemKeys) -> None:
-    """ValueError if a micro-batch still needs an F and no worker may hold it."""
+    """ValueError if no worker that may run a micro-batch's missing F has room for one micro-batch."""
     alike = p.limits_alike
     for s, pipelines in enumerate(p.live):
         if s in p.finished:

@@ -48,28 +48,30 @@ class ProblemKeys:
     stages         P; worker W(d, s) runs stage s of pipeline d
     microbatches   micro-batches per pipeline: one number for all, or one per pipeline
     failed         the dead workers
-    durations      {"F", "I", "W", "B", "O"}: a time, or one per stage; defaults F = I = W = 1, B = I + W, O = 0
+    durations      {"F", "I", "W", "B", "O"}: one time, or one per stage; defaults F = I = W = 1, B = I + W, O = 0
     backward       "decoupled" (I and W) | "coupled" (B) | "mixed" (either, per micro-batch and stage)
     whole          with "mixed": stages that must run every backward as a B
     optimizer      "staggered" (each stage steps by itself) | "barrier" (all stages together) | "none"
     memory_limit   most micro-batches in flight on a worker, from the start of F to the end of W or B: None | number |
                    one per stage | {"base": "1f1b", "extra": k} = P - s + k | {"per_worker": {"d,s": n}, "default": n}
-    memory         {"capacity", "stages"}: bytes available on a worker, and bytes used by its stage (memory.py). Adds a
-                   limit to `memory_limit` that depends on the live workers. With "recomputed", stages short of memory
-                   run whole backwards, and if that is not enough they recompute. Plan files contain the resulting
-                   limits and durations instead
+    memory         {"capacity", "stages"}: bytes available on a worker, and bytes used by its stage (memory.py). They
+                   give a second limit besides `memory_limit`, which depends on the live workers. With "recomputed",
+                   stages short of memory run whole backwards, and if that is not enough they recompute. Plan files
+                   contain the resulting limits and durations instead
     i_release      share in [0, 1] of a micro-batch's memory that the end of I frees
     send           latency between adjacent stages
     send_rerouted  latency between adjacent stages of different pipelines; default: `send`
     links          hosts, and the latency and bandwidth of the links between them (links.py), instead of `send`
     layers         {"F", "I", "W", "O", "bytes", "activation_bytes"}: a number per layer (layers.py), instead of
-                   durations; then the plan also chooses the stage boundaries (`plan_layout`)
+                   durations; then the planner also chooses the stage boundaries (`plan_layout`)
     capacity_bytes with layers: bytes available on a worker for its layers and their micro-batches in flight
-    allreduce      time from a stage's last gradient to its optimizer steps; one per stage or one for all
+    allreduce      time from a stage's last gradient to its optimizer steps; one time for all stages, or one per stage
     reroute        "failed_only": a micro-batch leaves its pipeline only at stages with a dead worker | "any"
     speed          {"d,s": x}: an op on that worker takes duration / x
-    done [Done] | Progress, busy_until {"d,s": t}, committed [stage]
-                   any of them makes the problem the remainder of a broken step; time 0 is now
+    done           [Done] | Progress: the ops that are done
+    busy_until     {"d,s": t}: the time at which a worker becomes free
+    committed      [stage]: stages whose optimizer step is done. Any of these three keys makes the problem a remainder,
+                   the rest of a broken step; time 0 is now
     name           a label, without effect on the plan
     """
 
@@ -165,7 +167,7 @@ class ProblemKeys:
 
     @cached_property
     def speeds(self) -> dict[Worker, float]:
-        """The given speeds. A worker without an entry has speed 1."""
+        """The speeds that are given. A worker without an entry has speed 1."""
         return {Worker.parse(key): float(x) for key, x in self.speed.items()}
 
     def duration(self, kind: OpKind, worker: Worker) -> float:
@@ -193,7 +195,7 @@ class ProblemKeys:
 
     @property
     def coupled(self) -> tuple[bool, ...]:
-        """(P,): whether the stage runs every new backward as a B."""
+        """(P,): whether the stage runs every backward as a B, except for backwards that have already begun."""
         by_bytes = [mode.whole for mode in self.modes] if self.modes else [False] * self.stages
         return tuple(self.backward == "coupled" or s in self.whole or by_bytes[s] for s in range(self.stages))
 
@@ -252,7 +254,7 @@ class ProblemKeys:
 
     @cached_property
     def progress(self) -> Progress:
-        """The ops done at time 0, finished stages included."""
+        """The ops that are done at time 0, including those of finished stages."""
         if isinstance(self.done, Progress):
             return self.done
         return Progress.of(tuple(self.done or ()), self.first, self.stages, self.dead)

@@ -4,8 +4,8 @@
     progress = Progress.ran(kinds, microbatches, stages, pipelines, shape)     # from columns, live workers only
     Problem(..., done=progress)
 
-Row g is micro-batch g (global id), column s is stage s. A recovery uses columns, because a list would have up to a
-million entries.
+In the arrays, row g is micro-batch g (global id) and column s is stage s. A recovery calls `Progress.ran`, because a
+list of `Done` could have a million entries.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from .op_kinds import KINDS, OpKind, TensorKind
 from .ops import Done, MicroBatch, Worker
 
 BIT: dict[str, int] = {kind: 1 << kind.code for kind in KINDS}
-"""Bits of `Progress.kinds`."""
+"""The bit of each op kind in `Progress.kinds`."""
 FORWARD = BIT[OpKind.FORWARD]
 BACKWARD = sum(BIT[kind] for kind in KINDS if kind.makes is TensorKind.GRADIENT)
 WEIGHTS = sum(BIT[kind] for kind in KINDS if kind.completes_gradient)
 SENT_F, SENT_B = 1, 2
-"""Bits of `Progress.sent`: the output of F, and of I or B."""
+"""Bits of `Progress.sent`: SENT_F for the output of `F`, SENT_B for the output of `I` or `B`."""
 SENT = {TensorKind.ACTIVATION: SENT_F, TensorKind.GRADIENT: SENT_B}
 NEED_F, NEED_G, NEED_W = 1, 2, 4
 NEED_ALL = NEED_F | NEED_G | NEED_W
-"""Bits of what a micro-batch still needs at a stage: F; I or B; W or B."""
+"""Bits of the ops that a micro-batch still needs at a stage. NEED_F: `F`. NEED_G: `I` or `B`. NEED_W: `W` or `B`."""
 NEEDS = ((NEED_F, FORWARD), (NEED_G, BACKWARD), (NEED_W, WEIGHTS))
-"""Each need, and the bits of `Progress.kinds` that meet it."""
+"""(need, bits): the need is met if `Progress.kinds` has one of the bits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +38,8 @@ class Progress:
     """The finished ops by micro-batch and stage: arrays (N, P).
 
     host   int32: pipeline of the live worker that started the micro-batch at the stage, -1 if there is none
-    kinds  uint8: the bits (BIT) of the kinds of ops that this worker finished
-    sent   uint8: SENT_F, SENT_B: the receiver has the output, or a live worker can send it"""
+    kinds  uint8: bits (BIT) of the kinds of ops that this worker finished for the micro-batch
+    sent   uint8: bits SENT_F and SENT_B; a bit is set if the receiver has the output or a live worker can send it"""
 
     host: np.ndarray
     kinds: np.ndarray
@@ -69,8 +69,8 @@ class Progress:
     ) -> Progress:
         """The progress from the finished ops of live workers, given as columns of equal length.
 
-        kinds: BIT of the kind. microbatches: global ids. pipelines: pipeline of the worker. shape: (N, P).
-        Their outputs count as sent, because the producers can send them again."""
+        kinds: BIT of each op's kind. microbatches: global ids. pipelines: pipeline of each op's worker. shape: (N, P).
+        The outputs of these ops count as sent, because their workers can send them again."""
         host, had = np.full(shape, -1, np.int32), np.zeros(shape, np.uint8)
         host[microbatches, stages] = pipelines
         np.bitwise_or.at(had, (microbatches, stages), kinds.astype(np.uint8))
@@ -78,7 +78,7 @@ class Progress:
         return cls(host, had, sent.astype(np.uint8))
 
     def entries(self, keys: Sequence[MicroBatch]) -> Iterator[Done]:
-        """Yield the finished ops of live workers. keys: the micro-batches by global id."""
+        """Yield the finished ops of live workers. keys: all micro-batches, indexed by global id."""
         for g, s in np.argwhere(self.host >= 0).tolist():
             for kind in KINDS:
                 if self.kinds[g, s] & BIT[kind]:

@@ -19,7 +19,8 @@ from .ops import Worker
 from .plans import Json, OpArrays, Plan, read_problem_and_ops
 
 STATUSES = ("done", "cut", "redone")
-"""done: the op finished. cut: its worker died or aborted the op. redone: a repetition of a lost op."""
+"""done: the op finished. cut: the op did not finish, because its worker died or aborted it. redone: it repeats a lost
+op."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +54,7 @@ class Trace(Plan):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The trace from the keys of its file. ValueError with one sentence if it is malformed."""
+        """The trace from the keys of a trace file. ValueError if it is malformed; the message is one sentence."""
         problem, ops = read_problem_and_ops(data)
         return cls(
             problem,

@@ -32,7 +32,7 @@ Array = np.ndarray
 def validate(plan: Plan, period: float | None = None) -> list[str]:
     """The errors of a plan, as sentences; [] if it is valid.
 
-    period: for a whole step, also check the plan repeated with this period. Default: the plan's own."""
+    period: the plan of a whole step must also be valid if it is repeated after this time. Default: `plan.period`."""
     p, a = plan.problem, plan.arrays
     check = _Check(p, a)
     check.each_op()
@@ -51,7 +51,7 @@ def validate(plan: Plan, period: float | None = None) -> list[str]:
 
 
 def _repeated(a: OpArrays, period: float) -> OpArrays:
-    """The ops of two consecutive steps. Two are enough to show any error of the repetition."""
+    """The ops of two consecutive steps. Two steps are enough to show any error of the repetition."""
     kind, microbatch, stage, pipeline = (np.tile(c, 2) for c in (a.kind, a.microbatch, a.stage, a.pipeline))
     return OpArrays(
         kind,
@@ -66,8 +66,8 @@ def _repeated(a: OpArrays, period: float) -> OpArrays:
 class _Check:
     """The checks, and the errors found so far.
 
-    start, end, place: tables (5, N, P), indexed by kind, micro-batch and stage. `place` is the pipeline. If there is no
-    op, start and end are nan and place is -1."""
+    start, end, place: tables (5, N, P), indexed by kind, micro-batch and stage. `place` is the pipeline of the worker
+    that runs the op. For an op that the plan does not have, start and end are nan and place is -1."""
 
     def __init__(self, p: Problem, a: OpArrays) -> None:
         self.p, self.a, self.errors = p, a, list[str]()
@@ -92,7 +92,7 @@ class _Check:
         return d, int(g - first[d])
 
     def _worker(self, number: int) -> Worker:
-        """The worker d * P + s."""
+        """The worker with number d * P + s."""
         return Worker(*divmod(int(number), self.p.stages))
 
     def _add(self, found, sentence) -> None:
@@ -109,8 +109,8 @@ class _Check:
         return f"{KINDS[a.kind[k]]}{mb} on worker {Worker(int(a.pipeline[k]), int(a.stage[k]))}"
 
     def each_op(self) -> None:
-        """Every op runs on a live worker, lasts its duration, and starts when the worker is free. With `failed_only` it
-        stays in its pipeline if its own worker is alive."""
+        """Every op runs on a live worker, lasts its duration, and starts when the worker is free. With `failed_only`,
+        an op stays in its micro-batch's pipeline if the worker of that pipeline is alive."""
         p, a = self.p, self.a
         D, P = p.pipelines, p.stages
         dead = np.zeros((D, P), dtype=bool)
@@ -197,8 +197,8 @@ class _Check:
                 )
 
     def optimizer(self) -> None:
-        """Every live worker has one O, after all gradients of its stage and the all-reduce. With a barrier, after those
-        of all stages."""
+        """Every live worker has one O. It comes after all gradients and the all-reduce of the worker's stage. With a
+        barrier, it comes after those of all stages."""
         p, a = self.p, self.a
         m = a.kind == O
         if p.optimizer == "none":

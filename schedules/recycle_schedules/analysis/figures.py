@@ -16,7 +16,8 @@ from ..trace import Trace
 
 PARTS: dict[str, tuple[OpKind, ...]] = {kind: (kind,) for kind in COMPUTE}
 PARTS[OpKind.BACKWARD] = (OpKind.BACKWARD_INPUT, OpKind.BACKWARD_WEIGHT)
-"""The lost or redone ops that each kind counts as. A B counts as I and W, because peers may split it."""
+"""The ops that one lost or redone op of each kind counts as. A `B` counts as an `I` and a `W`, because peers may split
+it."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,8 @@ class Bubbles:
 
     @classmethod
     def of(cls, busy: np.ndarray, lived: np.ndarray) -> Bubbles:
-        """The bubbles from two (D, P) float64 arrays. busy: time that each worker spent in ops. lived: time that it was
-        alive."""
+        """The bubbles from two (D, P) float64 arrays. busy: time that each worker spent in ops. lived: time that each
+        worker was alive."""
         stages = tuple(_idle(b, a) for b, a in zip(busy.sum(0).tolist(), lived.sum(0).tolist(), strict=True))
         return cls(_idle(float(busy.sum()), float(lived.sum())), stages)
 
@@ -39,7 +40,7 @@ class Bubbles:
 def bubbles(plan: Plan) -> Bubbles:
     """The bubbles of a plan over its period, or of a trace or a remainder over its makespan.
 
-    A worker that dies counts until the end of its last op."""
+    The time of a worker that dies counts until the end of its last op."""
     p, a = plan.problem, plan.arrays
     length = plan.makespan if isinstance(plan, Trace) or plan.period is None else plan.period
     origin = 0.0 if p.remainder or not len(a) else float(a.start.min())
@@ -70,7 +71,7 @@ def bubbles_of(
 
 
 def lost(plan: Plan) -> int:
-    """Number of ops that finished on a worker that died in the same step, so that live workers had to repeat them."""
+    """Number of ops that live workers had to repeat, because the worker that finished them died in the same step."""
     return len(set(_again(plan)))
 
 

@@ -41,8 +41,8 @@ def one_f_one_b(problem: Problem) -> Plan:
 
 
 def order(stages: int, stage: int, microbatches: int) -> list[tuple[int, int]]:
-    """The (F or B, micro-batch) of one stage in execution order: P - 1 - s forwards, then alternating forwards and
-    backwards, then the remaining backwards."""
+    """The ops of one stage in execution order, as (F or B, micro-batch): P - 1 - s forwards, then alternating forwards
+    and backwards, then the remaining backwards."""
     ahead = min(stages - 1 - stage, microbatches)
     out = [(F, i) for i in range(ahead)]
     for i in range(microbatches - ahead):

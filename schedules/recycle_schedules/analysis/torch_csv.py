@@ -2,7 +2,8 @@
 
     Path("plan.csv").write_text(torch_csv(plan))     # read it with _PipelineScheduleRuntime._load_csv
 
-The CSV has compute actions only. torch adds the communication. From a plan of several pipelines it shows one.
+The CSV has compute actions only. torch adds the communication. If the plan has several pipelines, the CSV shows one of
+them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from ..plans import Plan
 
 
 def torch_csv(plan: Plan, pipeline: int = 0) -> str:
-    """The CSV of one pipeline. ValueError if it is re-routed, which torch's notation cannot express."""
+    """The CSV of one pipeline. ValueError if the pipeline is re-routed, which torch's notation cannot express."""
     rows = []
     for stage in range(plan.problem.stages):
         ops = [op for op in plan.of(Worker(pipeline, stage)) if op.microbatch is not None]

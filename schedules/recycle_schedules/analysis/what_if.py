@@ -26,8 +26,8 @@ class Row:
     peer, peak, limit  the fullest worker of the stage, its most micro-batches in flight, and its limit (inf: none)
     bytes              the peak in bytes, None if the size of a micro-batch is unknown
     fits               whether a plan within the limits exists
-    moved, moved_slowdown, layout   if the problem has layers: period, slowdown and layers of each stage with the stage
-                       boundaries moved; else None. All figures above are without moving boundaries"""
+    moved, moved_slowdown, layout   period, slowdown and number of layers of each stage, after the stage boundaries have
+                       moved. None if the problem has no layers. In all figures above, the boundaries stay"""
 
     worker: Worker
     period: float | None
@@ -60,12 +60,13 @@ def what_if(
     capacity: float | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Table:
-    """Plan every single next death and compare it with the current plan. If the problem has layers, also plan it with
-    the stage boundaries moved.
+    """Plan the step after each possible death of one worker, and compare it with the current plan. If the problem has
+    layers, also plan each of these steps with the stage boundaries moved.
 
     seconds            search time of each plan
     microbatch_bytes   bytes of activations of one micro-batch in flight
-    capacity           bytes on a worker for activations; limits plans to capacity / microbatch_bytes in flight
+    capacity           bytes on a worker for activations; limits plans to capacity / microbatch_bytes micro-batches in
+                       flight
     progress           called with (rows done, number of rows)
 
     ValueError if one micro-batch does not fit into `capacity`."""
@@ -108,7 +109,7 @@ def _row(after: Plan, moved: Plan | None, now: Plan, worker: Worker, size: float
 
 
 def _slowdown(after: Plan, now: Plan) -> float:
-    """As a share of the current step."""
+    """The increase of the step's time, as a share of the current time."""
     return after.value / now.value - 1 if now.value else 0.0
 
 

@@ -1,7 +1,7 @@
 """lower_bound(problem), a lower bound of `Plan.value` for any problem.
 
-Whole steps with fixed stages: `stage_bounds.py`. All layouts of a problem with layers: `layout_bound.py`. The remainder
-of a broken step: `remainder_bound.py`.
+`stage_bounds.py` bounds whole steps with fixed stages, `layout_bound.py` all layouts of a problem with layers, and
+`remainder_bound.py` the remainder of a broken step.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from .stage_bounds import stage_bound
 
 
 def lower_bound(problem: Problem, limits: Sequence[float] | None = None) -> float:
-    """A lower bound of the `value` of every valid plan, in the problem's unit. If the problem gives layers, it covers
-    all layouts.
+    """A lower bound of the `value` of every valid plan, in the problem's unit. If the problem gives layers, the bound
+    covers all layouts.
 
     limits: for a whole step, (P,) most micro-batches in flight at each stage, instead of the problem's own limits."""
     if problem.layers is not None:

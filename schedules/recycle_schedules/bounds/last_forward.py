@@ -4,15 +4,16 @@
     for n, speeds, together in pipelines(problem): ...
 
 Consider the moment at which a pipeline's worker at stage u ends the last of its n F. The worker holds at most L
-micro-batches, so most of its W are done. For x of the held micro-batches it has not passed on the gradient. Each I done
-before has delayed this F. Two things remain:
+micro-batches, so most of its W are done. Let x be the number of held micro-batches whose gradient the worker has not
+passed on. Every I that the worker has run has delayed its last F. Two things remain:
 
-- The last micro-batch travels through the stages behind u and back to an earlier stage v of the pipeline, which runs
-  its I and W.
+- The last micro-batch travels through the stages behind u and back to an earlier stage v of the pipeline. Stage v runs
+  the I and W of this micro-batch.
 - All x gradients return to v, one after the other, and v runs I and W of each.
 
-A small x makes the last F late. A large x keeps stage v busy for long after it. The bound is the least maximum over all
-x. Bounds of a single stage miss it, because each of the two stages alone could be faster.
+A small x makes the last F late. A large x keeps stage v busy for long after the last F. For each x, the later of the
+two things sets the end. The bound is the earliest end over all x. Bounds of a single stage cannot show this, because
+each of the two stages alone could be faster.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def from_first_to_last(
 
     n       micro-batches of the pipeline, at least 1
     F       duration of F at u
-    early   duration of the backward at u until the gradient is passed on
+    early   time that the backward at u takes until it passes on the gradient
     whole   duration of the whole backward at u
     L       most micro-batches in flight at u, at least 1
     beyond  round trip of a micro-batch through the stages behind u
@@ -56,11 +57,11 @@ def from_first_to_last(
 
 
 def pipelines(p: Problem) -> list[tuple[int, np.ndarray, np.ndarray]]:
-    """The kinds of pipelines that run their own micro-batches at every stage with a live worker. [] if micro-batches
-    may go anywhere.
+    """The kinds of pipelines, if every live worker runs all micro-batches of its own pipeline. [] if micro-batches may
+    go anywhere.
 
-    Each entry: number of micro-batches, speeds (P,), and (P, P) whether some pipeline of this kind has live workers at
-    both stages."""
+    Each entry: the number of micro-batches; the speeds, (P,); and a (P, P) table, whether some pipeline of this kind
+    has live workers at both stages."""
     if p.reroute != "failed_only" and p.pipelines > 1:
         return []
     alive = np.zeros((p.pipelines, p.stages), dtype=bool)

@@ -5,20 +5,21 @@
     bounds.layout(1.05)           # the most even layout with no term more than 5 % above `best`
     bounds.of((9, 9, 5, 9))       # the bound of one layout
 
-Why it is a bound. The bound of a fixed layout (`stage_bounds.py`) is a maximum over stages of terms. The term of a
-stage depends on the other stages only through two times: that of the first micro-batch through all earlier stages, and
-that of a round trip through all later stages. Both are sums over layers. In every layout, the layers before a stage are
-those below its first layer a, and the layers behind it are those from its end b on. So the term of stage s is a
-function t(s, a, b) of its own two boundaries. Dynamic programming finds the exact least maximum of t over all paths
-0 = b(0) < b(1) < ... < b(P) = L. If a term depends on the rest of the layout, a smaller term replaces it:
+Why it is a bound. The bound of a fixed layout (`stage_bounds.py`) is the largest of several terms, one or more for each
+stage. The term of a stage depends on the other stages only through two times: the time of the first micro-batch through
+all earlier stages, and the time of a round trip through all later stages. Both are sums over layers. In every layout,
+the earlier stages have the layers below the stage's first layer a, and the later stages have the layers from its end b
+on. So the term of stage s is a function t(s, a, b) of the stage's own two boundaries. Dynamic programming finds the
+exact least maximum of t over all paths 0 = b(0) < b(1) < ... < b(P) = L. If a term depends on the rest of the layout, a
+smaller term replaces it:
 
-- Workers before or behind run at the speed of the fastest live worker of all those stages.
-- Among the stages to which gradients return, only stage 0 counts. Its remaining backward and O follow, so there is one
-  path problem for each length of stage 0.
-- If workers differ in speed, the split of micro-batches is not exact: if the sum of r(d) - 1 over the stage's workers
-  is less than N, then in every split some worker d gets at least r(d).
+- All earlier stages run at the speed of the fastest live worker among them, and so do all later stages.
+- Among the stages to which gradients return, only stage 0 counts. Its remaining backward and O follow, so the dynamic
+  program runs once for each length of stage 0.
+- If workers differ in speed, numbers r(d) replace the exact split of the micro-batches: if the sum of r(d) - 1 over the
+  stage's workers is less than N, then in every split some worker d gets at least r(d).
 
-Terms above the bound of one known layout are not needed, so stages whose work alone exceeds it are skipped.
+Terms above the bound of one known layout are not needed, so stages whose work alone exceeds this bound are skipped.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from .layout_terms import LayoutTerms, rates
 
 Array = np.ndarray
 ABOVE = 1.1
-"""Terms are computed up to this multiple of the bound of one layout, because the search also visits layouts above
-it."""
+"""Terms are computed up to this multiple of the bound of one layout, because the search also visits layouts with a
+higher bound."""
 
 
 class LayoutBounds:
@@ -86,7 +87,8 @@ class LayoutBounds:
         return found
 
     def of(self, layout: Layout) -> float:
-        """The bound of one layout. inf if it is far above `best` (ABOVE) or does not fit into memory."""
+        """The bound of one layout. inf if the bound is far above `best` (ABOVE) or the layout does not fit into
+        memory."""
         ends = np.cumsum(layout).tolist()
         terms = [self.terms[0][0], *self._after(layout[0])]
         return float(max(term[b, n - 1] if n <= term.shape[1] else math.inf
@@ -94,7 +96,7 @@ class LayoutBounds:
 
     @property
     def in_proportion(self) -> Layout:
-        """The layout with the work of each stage in proportion to the throughput of its workers."""
+        """The layout in which each stage's work is in proportion to the throughput of its workers."""
         able = np.cumsum([1 / max(rate, 1e-300) for rate in self.rates])
         ends = np.searchsorted((self.work[1:] + self.work[:-1]) / 2, able / able[-1] * self.work[-1])
         P, found = self.problem.stages, [0]
@@ -105,7 +107,7 @@ class LayoutBounds:
     # ---- dynamic programming over the boundaries
 
     def _first_stages(self) -> list[tuple[int, float]]:
-        """(length, term) of every possible stage 0, by term."""
+        """(length, term) of every possible stage 0, sorted by term."""
         terms = self.terms[0][0]
         lengths = [n for n in range(1, terms.shape[1] + 1) if terms[n, n - 1] < math.inf]
         return sorted(((n, float(terms[n, n - 1])) for n in lengths), key=lambda entry: entry[1])
@@ -127,7 +129,9 @@ class LayoutBounds:
 
     def _least(self, both: np.ufunc, terms: list[Array]) -> list[Array]:
         """The table of the dynamic program over the stages of `terms`: one (L + 1,) array per stage, and one for the
-        end. [k][a] is the least cost of stages k, k + 1, ... if stage k starts at layer a. both: combines two costs."""
+        end. Entry [k][a] is the least cost of stages k, k + 1, ... if stage k starts at layer a.
+
+        both: combines two costs."""
         L = self.count
         end = np.full(L + 1, np.inf)
         end[L] = 0.0

@@ -1,12 +1,13 @@
 """The terms of the lower bound over layouts: one for each stage and each choice of its layers.
 
     terms = LayoutTerms(problem, most)
-    alone, way = terms.of(s)      # by the stage's own boundaries
+    alone, way = terms.of(s)      # depend on the boundaries of stage s only
     terms.returned(s, n)          # if stage 0 has n layers
 
-Arrays are (L + 1, longest). [b, n - 1] is the stage with the n layers before boundary b. It is inf if such a stage
-cannot exist or its term is above `most`. The formulas are those of `stage_bounds.py` and `last_forward.py`, for all
-choices at once. If a formula depends on the rest of the layout, a smaller value replaces it (`layout_bound.py`).
+Arrays are (L + 1, longest). Entry [b, n - 1] belongs to the stage with the n layers before boundary b. The entry is inf
+if such a stage cannot exist or its term is above `most`. The formulas are those of `stage_bounds.py` and
+`last_forward.py`, for all choices at once. If a formula depends on the rest of the layout, a smaller value replaces it
+(`layout_bound.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class _Choices:
 
     fine: Array  # whether the stage can exist and has room for one micro-batch
     F: Array
-    early: Array  # the backward until the gradient is passed on
+    early: Array  # time that the backward takes until it passes on the gradient
     whole: Array  # the whole backward
     step: Array  # the optimizer step
     limit: Array  # most micro-batches in flight
@@ -61,8 +62,8 @@ class LayoutTerms:
         self._choices = [self._of_stage(s) for s in range(p.stages)]
 
     def of(self, s: int) -> tuple[Array, Array]:
-        """Two terms t(s, a, b): of the stage alone, and with the trip back to stage 0. The second one still lacks W and
-        O of stage 0."""
+        """Two terms t(s, a, b): that of the stage alone, and that of the trip from the stage back to stage 0. The
+        second term does not include the W, all-reduce and O of stage 0 that follow."""
         p, x, slow = self.problem, self._choices[s], min(self.speeds[s])
         reduce = _per_stage(p.allreduce, p.stages)[s] if p.optimizer != "none" else 0.0
         if p.total == 0:
@@ -79,11 +80,11 @@ class LayoutTerms:
         return np.where(fine, alone, np.inf), np.where(fine, way, np.inf)
 
     def after_stage_0(self, n: int) -> float:
-        """Time from the last gradient at stage 0 to the end of its W, if it has n layers."""
+        """Time that stage 0 needs for the W of one micro-batch, if the stage has n layers. 0 if B runs whole."""
         return float((self.backward - self.early)[n] / self.fast[0])
 
     def step_of_stage_0(self, n: int) -> float:
-        """Time of all-reduce and optimizer step at stage 0, if it has n layers."""
+        """Time of the all-reduce and the optimizer step of stage 0, if the stage has n layers."""
         p = self.problem
         if p.optimizer == "none":
             return 0.0
@@ -92,7 +93,7 @@ class LayoutTerms:
 
     def returned(self, s: int, n: int) -> Array:
         """Bound from `last_forward.py` for stages 0 and s: time from the start of the step to the end of the last W at
-        stage 0, if that has n layers. -inf if it does not apply."""
+        stage 0, if stage 0 has n layers. -inf if the bound does not apply."""
         p, x = self.problem, self._choices[s]
         found = np.full(x.F.shape, -np.inf)
         up = np.maximum(x.back - self.early[n] / self.fast[:s].max(), 0.0)
@@ -119,7 +120,7 @@ class LayoutTerms:
         a = np.maximum(a, 0)
 
         def of(sums: Array) -> Array:
-            """(longest, L + 1): of the layers a to b of each layout of the stage."""
+            """(L + 1, longest): the sum over the layers of each choice. sums: prefix sums."""
             return sums[b] - sums[a]
 
         before, behind = (float(v.max(initial=0.0)) or 1.0 for v in (self.fast[:s], self.fast[s + 1 :]))
@@ -134,7 +135,8 @@ class LayoutTerms:
         )  # fmt: skip
 
     def _limits(self, s: int, of: Callable[[Array], Array]) -> Array:
-        """Most micro-batches in flight. The tolerance for rounding errors may allow one more."""
+        """Most micro-batches in flight, for each choice of layers. The tolerance for rounding errors may allow one
+        more."""
         p, given = self.problem, stage_bounds._most_in_flight(self.problem, s)
         held, each = of(self.sums["bytes"]), of(self.sums["activation_bytes"])
         if p.capacity_bytes is None:
@@ -152,7 +154,7 @@ class LayoutTerms:
 
 
 def rates(p: Problem) -> list[float]:
-    """(P,): time of each stage's busiest worker, in units of the work of one micro-batch."""
+    """(P,): least time that each stage's busiest worker needs, as a multiple of the work of one micro-batch."""
     return [_least_work(*_shares(p, s, v)) for s, v in enumerate(_speeds(p))]
 
 
@@ -165,14 +167,15 @@ def _shares(p: Problem, s: int, speeds: list[float]) -> tuple[list[Share], list[
 
 
 def _own(p: Problem, s: int, speeds: list[float]) -> list[Share]:
-    """The shares of the live workers' own pipelines, which are part of every split."""
+    """The shares that live workers have from their own pipelines in every split."""
     if p.reroute != "failed_only":
         return []
     return sorted({(v, p.counts[d]) for d, v in zip(p.live[s], speeds, strict=True) if p.counts[d]})
 
 
 def _some(total: int, speeds: list[float]) -> list[Share]:
-    """Shares of which every split reaches at least one: each worker's share at the end time of the best split."""
+    """One share for each speed: the micro-batches that keep a worker of this speed busy until the end of the best
+    split. In every split, at least one worker has its share or more."""
     if len(set(speeds)) == 1:
         return [(speeds[0], -(-total // len(speeds)))]
     heap = [(1 / v, v, 1) for v in speeds]
@@ -185,7 +188,7 @@ def _some(total: int, speeds: list[float]) -> list[Share]:
 
 
 def _least_work(own: list[Share], some: list[Share]) -> float:
-    """Time of the busiest worker, in units of the work of one micro-batch."""
+    """Least time that the busiest worker needs, as a multiple of the work of one micro-batch."""
     return max([min(n / v for v, n in some), *(n / v for v, n in own)])
 
 

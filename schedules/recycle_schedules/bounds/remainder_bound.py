@@ -2,10 +2,10 @@
 
     remainder_bound(problem)
 
-The maximum of three bounds:
+The bound is the maximum of three bounds:
 - the longest chain of missing ops;
-- the ops of each worker as a one-machine problem with heads and tails (preemption allowed, longest tail first:
-  Carlier's bound);
+- the missing ops of each worker as a one-machine problem (`compiled/one_machine.py`). The head of an op is the time
+  before which it cannot start, its tail the time that must follow it;
 - at each stage, the best split of the micro-batches that are not yet bound to a worker.
 """
 
@@ -40,7 +40,7 @@ def remainder_bound(p: Problem) -> float:
 class _Missing:
     """The missing ops as arrays (P, N), nan if an op is not missing.
 
-    head: earliest start. length: duration. tail: least time from its end to the end of the step."""
+    head: earliest start of the op. length: its duration. tail: least time from its end to the end of the step."""
 
     def __init__(self, p: Problem, open_: list[int]) -> None:
         self.p, self.open = p, open_
@@ -84,9 +84,10 @@ class _Missing:
         self._heads_and_tails(there, lag)
 
     def _heads_and_tails(self, there: Array, lag: Array) -> None:
-        """Set `jobs`: (head, length, tail) of F, of I or B, and of W.
+        """Set `jobs`: one (head, length, tail) for F, one for I or B, and one for W.
 
-        there (P, N): bits of the delivered outputs. lag (P - 1, N): least message times."""
+        there (P, N): SENT_F and SENT_B bits of the outputs that are delivered.
+        lag (P - 1, N): shortest possible time of each micro-batch's message between stages s and s + 1."""
         P = self.p.stages
         hF, hG = self.ready.copy(), self.ready.copy()
         for s in range(1, P):
@@ -115,8 +116,8 @@ class _Missing:
         return float(max(sums))
 
     def stage_shares(self) -> float:
-        """The latest end over all stages, each with the best split of its unbound micro-batches over its workers.
-        Starts at the stage's earliest head and adds its least tail."""
+        """The latest end over all stages, each with the best split of its unbound micro-batches over its workers. A
+        stage's work starts at its earliest head, and its least tail follows the work."""
         best = 0.0
         F, g, rest = self.work
         for s in self.open:
@@ -143,7 +144,7 @@ class _Missing:
         return best
 
     def one_machine(self) -> float:
-        """The latest end over all workers, each with the best order of the ops that only it may run
+        """The latest end over all workers, each with the best order of the ops that only this worker may run
         (`compiled.one_machine`)."""
         bound = self.host >= 0
         missing = [bound & ~np.isnan(x) for _, x, _ in self.jobs]

@@ -13,13 +13,13 @@ These bounds consider one stage s. They assume that other stages delay it only b
 span(s) is the time of the busiest worker in the best split of the micro-batches over the stage's live workers. A memory
 limit of L micro-batches adds idle time on a worker, for three reasons:
 
-- Before the first gradient returns, it can run at most L forwards and one backward.
-- Before the gradient of the last forward returns, it can run at most one forward and L backwards.
-- Each micro-batch occupies a slot for a full round trip.
+- Before the first gradient returns, the worker can run at most L forwards and one backward.
+- Before the gradient of the last forward returns, the worker can run at most one forward and L backwards.
+- Each micro-batch occupies one of the L slots for a full round trip.
 
 The first two idle times add up if they cannot overlap: if the work takes longer than both periods, or exceeds what fits
-into both. span' ends with the last I. At that time at most L micro-batches can be waiting for W. Before the last F, a
-round trip earlier, the backward of all but L micro-batches is done.
+into both. span'(s) ends with the last I. At that time at most L micro-batches can be waiting for W. Before the last F,
+a round trip earlier, the backward of all but L micro-batches is done.
 
 `last_forward.py` considers two stages that delay each other.
 """
@@ -52,10 +52,10 @@ class _Times:
     """Least durations of one micro-batch at each stage, (P,)."""
 
     forward: tuple[float, ...]
-    early: tuple[float, ...]  # the backward until the gradient is passed on
+    early: tuple[float, ...]  # from the start of the backward until it passes on the gradient
     late: tuple[float, ...]  # the rest of the backward
-    whole: tuple[float, ...]  # the backward
-    longest: tuple[float, ...]  # the longest backward that a worker may choose
+    whole: tuple[float, ...]  # the whole backward
+    longest: tuple[float, ...]  # the longest whole backward that a worker may choose
 
     @classmethod
     def of(cls, p: Problem) -> _Times:
@@ -108,8 +108,9 @@ def steady_bounds(p: Problem, limits: Sequence[float] | None = None) -> dict[str
 def _two_stages(
     p: Problem, t: _Times, limits: Sequence[float] | None, fast: Array, hops: Array, O: Array, reduce: Array
 ) -> tuple[float, float]:
-    """Bounds from `last_forward.py`, as maxima over all pairs of a stage v and a later stage u: the time to the end of
-    v's optimizer step, from the start of the step (makespan), and from v's first F (period).
+    """The bounds of `last_forward.py` on the makespan and on the period, each the maximum over all pairs of a stage v
+    and a later stage u. Both times end with v's optimizer step. The makespan starts with the step, the period with v's
+    first F.
 
     fast, O, reduce: (P,). hops: (P - 1,)."""
     F, early, whole = (np.array(each) for each in (t.forward, t.early, t.whole))
@@ -157,7 +158,7 @@ def _with_memory(t: _Times, s: int, L: float, i_release: float, beyond: float) -
     def span(v: float, n: int) -> float:
         work, trip = n * (F + whole) / v, beyond + (F + early) / v
         stay = trip + late / v
-        before, after = (min(L, n) * F + early) / v, (F + min(behind, n) * longest) / v  # most work in trip and in stay
+        before, after = (min(L, n) * F + early) / v, (F + min(behind, n) * longest) / v  # most work within trip, stay
         front, back = max(0.0, trip - before), max(0.0, stay - after)
         apart = work >= trip + stay or work > (before + after) * (1 + 1e-9)  # the two idle times cannot overlap
         idle = front + back if apart else max(front, back)
@@ -167,8 +168,8 @@ def _with_memory(t: _Times, s: int, L: float, i_release: float, beyond: float) -
 
 
 def _until_last_gradient(t: _Times, s: int, L: float, i_release: float, beyond: float) -> Span:
-    """The span from the first F to the end of the last I. Only the micro-batches held then, at most L, can still lack
-    their W."""
+    """The span from the first F to the end of the last I. Only the micro-batches that the worker then holds, at most L,
+    can still lack their W."""
     F, early, late, whole = t.forward[s], t.early[s], t.late[s], t.whole[s]
     behind = _behind(L, i_release)
 

@@ -2,8 +2,8 @@
 
     codes, starts, peaks = simulate(...)
 
-Written for numba, also runs as plain Python. Times are whole ticks, and workers choose only after all events of a tick.
-So the result depends neither on rounding nor on the order of events.
+Written for numba, also runs as plain Python. Times are whole ticks, and workers choose their next op only after all
+events of a tick. So the result depends neither on rounding nor on the order of events.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from ..progress import NEED_F, NEED_G, NEED_W, SENT_B, SENT_F
 from .timing import travel_time
 
 ARRIVED_F, ARRIVED_G, FREE = 4, 5, 7
-"""Events besides the end of an op, whose event is its kind: an input of F or of I and B arrived; a worker is free. An
-event's code is node * 8 + event, or worker * 8 + FREE."""
+"""Numbers of events: an input of F arrived, an input of I or B arrived, a worker is free. If an op ends, the number of
+the event is the op's kind. An event's code is node * 8 + number, or worker * 8 + FREE."""
 
 
 @register_jitable
@@ -56,7 +56,8 @@ def pop(heap, size):
 
 @register_jitable
 def push_event(times, codes, size, time, code):
-    """Add (time, code) to a min-heap of two parallel arrays, by time. The caller adds 1 to size."""
+    """Add (time, code) to a min-heap, which is kept in two parallel arrays and ordered by time. The caller adds 1 to
+    size."""
     i = size
     while i > 0:
         up = (i - 1) >> 1
@@ -69,7 +70,7 @@ def push_event(times, codes, size, time, code):
 
 @register_jitable
 def pop_event(times, codes, size):
-    """Remove the first event. The caller reads it at index 0 before, and subtracts 1 from size."""
+    """Remove the first event. The caller reads the event at index 0 before the call, and subtracts 1 from size."""
     size -= 1
     time, code = times[size], codes[size]
     i = 0
@@ -100,8 +101,9 @@ def simulate(
     key_f, key_g (n,)  priority among the ready F, and among the ready I; least key first
     g_first            whether a ready I runs before a ready F
     window (w,)        most micro-batches between F and I (or B); others in flight wait for their W
-    patience           number of pending W from which a W runs before an F; a W always runs if no other op can
-    rush               if at most this many F are left, F runs before I, and a W that makes room for an F before I
+    patience           an F waits while this many W or more are pending; a W always runs if no other op can
+    rush               if at most this many F are left, an F runs before an I; if the F lacks memory, a W runs before
+                       the I to make room
     fuse (w,)          whether to run B instead of I and W
     """
     n, workers = len(host), len(cap)
@@ -127,7 +129,7 @@ def simulate(
     left = np.zeros(workers, dtype=np.int64)  # F still to start
     away = np.zeros(workers, dtype=np.int64)  # micro-batches between F and I
     idle = np.ones(workers, dtype=np.uint8)
-    wait_g = np.zeros(n, dtype=np.uint8)  # inputs that the backward of a node still lacks: its F, the next stage
+    wait_g = np.zeros(n, dtype=np.uint8)  # inputs that a node's backward still lacks, out of its F and the gradient
     codes = np.empty(total, dtype=np.int64)
     starts = np.empty(total, dtype=np.int64)
     times = np.empty(workers + 2 * n + 2, dtype=np.int64)

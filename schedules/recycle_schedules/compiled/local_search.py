@@ -34,7 +34,9 @@ def draw(state, n):
 
 @register_jitable
 def fits(codes, begin, end, flying, cap, i_release):
-    """Whether the sequence codes[begin:end] keeps its worker's memory limit. flying: micro-batches in flight before."""
+    """Whether the sequence codes[begin:end] keeps its worker's memory limit.
+
+    flying: micro-batches in flight before the sequence."""
     for k in range(begin, end):
         kind = codes[k] & 3
         if kind == F:
@@ -52,7 +54,8 @@ def fits(codes, begin, end, flying, cap, i_release):
 
 @register_jitable
 def move(codes, i, j):
-    """Move the op at position i to position j. False without a change if it would pass another op of its node."""
+    """Move the op at position i to position j. If it would pass another op of its node, change nothing and return
+    False."""
     x = codes[i]
     step = 1 if j > i else -1
     for k in range(i + step, j + step, step):
@@ -75,7 +78,8 @@ def positions(codes, begin, end, v, where):
 
 @register_jitable
 def exchange(codes, first, length, host, u, v, at_u, at_v):
-    """Swap the positions and workers of nodes u and v. False without a change if they have different kinds of ops."""
+    """Swap the positions and workers of nodes u and v. If they have different kinds of ops, change nothing and return
+    False."""
     a, b = host[u], host[v]
     positions(codes, first[a], first[a] + length[a], u, at_u)
     positions(codes, first[b], first[b] + length[b], v, at_v)
@@ -91,7 +95,7 @@ def exchange(codes, first, length, host, u, v, at_u, at_v):
 
 @register_jitable
 def give(codes, first, length, host, starts, v, w, at):
-    """Move node v to worker w and insert its ops there by their current start times."""
+    """Move node v to worker w. Its ops go into w's sequence according to their current start times."""
     a = host[v]
     positions(codes, first[a], first[a] + length[a], v, at)
     k = first[w]
@@ -139,9 +143,10 @@ def refit(codes, first, length, w, i):
 
 @register_jitable
 def energy(stages, host, duration, first, length, codes, starts, lag, target, ends):
-    """(value, total lateness of the workers against the target). Fills `ends` (P,) with each stage's last gradient.
+    """(value, total lateness of the workers against the target). Fills `ends` (P,) with the end of each stage's last
+    gradient.
 
-    value = max over workers of the end of their stage + lag[w]."""
+    value: the maximum over all workers w of the end of w's stage + lag[w]."""
     workers = len(first)
     ends[:] = 0
     for w in range(workers):
@@ -165,13 +170,13 @@ def improve(
 
     free (n,)      whether the node may change its worker
     mixed (w,)     whether the worker may split B and join I and W
-    lag (w,)       offset from the end of the worker's stage to its value
+    lag (w,)       added to the end of the worker's stage to give the worker's value (`energy`)
     target         value that ends the search
     starts, order  work space
     iterations     most steps
     heat           initial temperature in ticks; it falls to a fiftieth
     weight         weight of the total lateness in the energy
-    state (1,)     state of the random numbers
+    state (1,)     state of the random number generator
 
     Returns (value, number of steps)."""
     n, workers = len(host), len(first)
@@ -221,7 +226,7 @@ def improve(
         other = w
         what = draw(state, 16)
         done = False
-        if what < 10:  # move within the sequence, mostly past the neighbour that delays it
+        if what < 10:  # move within the sequence, mostly to an earlier position
             far = 1 + (draw(state, 6) if draw(state, 3) == 0 else 0)
             j = max(i - far, begin) if draw(state, 4) else min(i + far, end - 1)
             if i != j:

@@ -36,7 +36,7 @@ once."""
 
 
 class Loops:
-    """The inner loops as attributes. compiled: whether they are machine code."""
+    """The inner loops as attributes. compiled: whether the loops are machine code."""
 
     def __init__(self) -> None:
         self.compiled = False

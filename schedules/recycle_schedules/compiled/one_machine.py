@@ -2,7 +2,8 @@
 
 bound = LOOPS.one_machine(begin, head, length, tail, order, rank)
 
-Jackson's preemptive schedule, longest tail first, is a lower bound of every schedule without preemption. Source: J.
+A job cannot start before its head, and its tail is the time that must follow its end. Jackson's preemptive schedule,
+which runs the job with the longest tail first, is a lower bound of every schedule without preemption. Source: J.
 Carlier, The one-machine sequencing problem (1982). Written for numba, also runs as plain Python.
 """
 
@@ -17,7 +18,7 @@ def one_machine(begin, head, length, tail, order, rank):
     """The latest completion time over all machines, each with its best preemptive order.
 
     begin               machine k has the jobs begin[k] to begin[k + 1] - 1, sorted by head
-    head, length, tail  of each job
+    head, length, tail  of each job: earliest start, duration, least time from its end to the end of the schedule
     order               all jobs by descending tail
     rank                position of each job in `order`"""
     best = 0.0

@@ -24,7 +24,8 @@ FAR = 1 << 60
 def stage_value(stages, host, duration, codes, starts, lag, from_first):
     """(value, ends (P,) of the stages' last gradients).
 
-    value: max over workers of the end of their stage's gradients + lag[w], minus their first start if `from_first`."""
+    value: the maximum over all workers w of the end of the gradients of w's stage + lag[w]. If `from_first`, w's first
+    start is subtracted."""
     ends, first = stage_times(stages, host, duration, codes, starts)
     value = 0
     for w in range(len(lag)):
@@ -35,7 +36,7 @@ def stage_value(stages, host, duration, codes, starts, lag, from_first):
 
 @register_jitable
 def shift_late(stages, host, todo, sent, duration, travel, codes, starts, ends, workers):
-    """Move every start as late as the ends of the stages allow, which shortens the period of a repeated step."""
+    """Delay every op as much as the ends of the stages allow, which shortens the period of a repeated step."""
     deadline = np.empty(workers, dtype=np.int64)
     for w in range(workers):
         deadline[w] = ends[w % stages]
@@ -50,8 +51,8 @@ def try_policies(
     """Simulate the rows of a policy table until one reaches the target.
 
     hosts (h, n), keys (k, n), windows (x, w), fuses (f, w)   the tables that the columns index
-    lag (w,)   offset from the end of a stage's gradients to the worker's value
-    steady     whether a worker's value counts from its first start
+    lag (w,)   added to the end of a stage's gradients to give the worker's value (`stage_value`)
+    steady     whether a worker's value counts from the worker's first start
     target     value in ticks that ends the loop
 
     Returns values (rows,), FAR if not tried; most micro-batches in flight (rows, w); the best row; its codes and

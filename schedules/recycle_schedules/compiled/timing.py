@@ -19,7 +19,8 @@ NEVER = 1 << 62
 
 @register_jitable
 def stage_times(stages, host, duration, codes, starts):
-    """(P,) end of each stage's last gradient, 0 if it has none, and (w,) first start on each worker, NEVER if idle."""
+    """(P,) end of each stage's last gradient, 0 if there is none; and (w,) first start on each worker, NEVER if the
+    worker is idle."""
     ends = np.zeros(stages, dtype=np.int64)
     first = np.full(duration.shape[1], NEVER, dtype=np.int64)
     for i in range(len(codes)):
@@ -35,8 +36,8 @@ def stage_times(stages, host, duration, codes, starts):
 def travel_time(travel, stages, u, w):
     """Message time between workers u and w of adjacent stages, in either direction. w is at the later stage.
 
-    travel: (w, D), indexed by u and the pipeline of w; or (1, 2) for all workers: within a pipeline, and between
-    two."""
+    travel: (w, D), indexed by worker u and the pipeline of w; or (1, 2) if the times are the same for all workers: the
+    time within a pipeline, and the time between two pipelines."""
     if len(travel) == 1:
         return travel[0, 0] if w - u == 1 else travel[0, 1]
     return travel[u, w // stages]
@@ -108,7 +109,7 @@ def latest(stages, host, todo, sent, duration, travel, codes, order, placed, dea
     """Compute the latest start times in the order of `earliest` such that every op of worker w ends by deadline[w].
 
     codes, order and placed come from `earliest`. Fills `starts` (aligned with codes)."""
-    must = deadline.copy()  # latest end of the worker's next op in this backward pass
+    must = deadline.copy()  # latest end of each worker's op that the loop visits next
     due_f = np.full(len(host), NEVER, dtype=np.int64)  # latest end of F
     due_g = np.full(len(host), NEVER, dtype=np.int64)
     for i in range(placed - 1, -1, -1):

@@ -2,7 +2,7 @@
 
 from recycle_schedules.planner import plan, plans
 best = plan(problem)                     # a good plan in milliseconds
-for candidate in plans(problem): ...     # better and better plans, until the caller stops
+for candidate in plans(problem): ...     # ever better plans, until the caller stops
 best = plan_layout(problem)              # for a problem with `layers`: also chooses the stage boundaries
 """
 

@@ -2,8 +2,8 @@
 
     host = assign(instance)          # (n,) int64, complete
 
-Shares are as even as speeds and existing work allow. A worker's re-routed micro-batches are spread evenly between its
-own. If links differ, near peers take more of a dead worker's micro-batches (rerouting.py).
+Shares are as even as speeds and existing work allow. The micro-batches that a worker takes over are spread evenly
+between its own. If links differ, near peers take more of a dead worker's micro-batches (rerouting.py).
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from .rerouting import cheapest_flow, even_shares
 
 
 def assign(x: Instance, turn: int = 0, *, by_links: bool = True) -> np.ndarray:
-    """The worker of every node, (n,) int64. Fixed nodes stay; the others go to the worker that ends the stage earliest.
+    """The worker of every node, (n,) int64. A node that must run on one worker keeps it. The others are shared out such
+    that the stage ends as early as possible.
 
-    turn: rotates the order of equal peers. by_links: if links differ, include message times."""
+    turn: rotates the order of equal peers. by_links: whether message times count, if links differ."""
     P = x.stages
     host = x.host.reshape(-1, P).copy()
     for s in range(P):
@@ -32,7 +33,7 @@ def assign(x: Instance, turn: int = 0, *, by_links: bool = True) -> np.ndarray:
 
 def _fill(x: Instance, s: int, hosts: np.ndarray, free: np.ndarray, turn: int, by_links: bool) -> np.ndarray:
     """The hosts of one stage, (N,). Each pipeline keeps its own micro-batches up to its share. The others go to peers
-    with room, round-robin or by link times. hosts: (N, P), complete for the stages before s."""
+    with room, round-robin or according to link times. hosts: (N, P), complete for the stages before s."""
     P, D = x.stages, x.problem.pipelines
     workers = np.arange(D) * P + s
     cost = x.duration[: len(SPLIT), workers].sum(axis=0)
@@ -73,7 +74,7 @@ def _fill(x: Instance, s: int, hosts: np.ndarray, free: np.ndarray, turn: int, b
 def _along_links(
     x: Instance, s: int, hosts: np.ndarray, left: np.ndarray, load: np.ndarray, cost: np.ndarray, able: np.ndarray
 ) -> np.ndarray:
-    """The pipeline in `able` that takes each micro-batch of `left`, shape (left,)."""
+    """For each micro-batch of `left`, the pipeline in `able` that takes it, shape (left,)."""
     P = x.stages
     todo = x.todo.reshape(-1, P)[:, s]
     before = hosts[left, s - 1] // P if s > 0 else np.zeros(len(left), dtype=np.int64)

@@ -3,9 +3,10 @@
     plan = plan_in_blocks(problem)      # None if the problem is too small or cannot be divided
 
 Pipelines are divided into blocks of BLOCK. A block without deaths consists of copies of one planned pipeline. A block
-with deaths re-routes within the block. If that would make it much slower than the job (for example, two deaths at one
-stage), it is first merged with other blocks. Another death changes one block, and the schedules of the others come from
-a cache. The work does not grow with the number of pipelines. The arrays of all ops are built on first access.
+with deaths re-routes within the block. If that would make the block much slower than the job (for example, after two
+deaths at one stage), the block is first merged with others. Another death changes one block, and the schedules of all
+other blocks come from a cache. The work does not grow with the number of pipelines. The arrays of all ops are built on
+first access.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ BLOCK = 20
 LARGE = 500_000
 """Least number of ops for planning in blocks."""
 SLOWER = 1.06
-"""Largest ratio of a block's lower bound to the job's."""
+"""Largest allowed ratio of a block's lower bound to the job's lower bound."""
 
 Block = tuple[int, ...]
 """The pipelines of a block."""
@@ -101,7 +102,7 @@ def _part(p: Problem, block: tuple[int, ...]) -> Problem:
     if not any(w.pipeline in block for w in p.dead):
         block = block[:1]
     number = {d: k for k, d in enumerate(block)}
-    if p.memory is not None:  # the memory of a stage depends on all its peers
+    if p.memory is not None:  # limits depend on all workers of a stage in the job, not in the block
         p = p.without_bytes
     memory = p.memory_limit
     if isinstance(memory, dict) and "per_worker" in memory:
@@ -160,7 +161,8 @@ class _BlockPlan(Plan):
 
     @cached_property
     def _starts(self) -> list[np.ndarray]:
-        """Start times of each part's ops. In a repeated step, as late as the ends of the job's stages allow."""
+        """Start times of the ops of each part. In a repeated step, ops start as late as the ends of the job's stages
+        allow."""
         return [_late(x, schedule, self._ends) if steady(x) else schedule.starts for _, x, schedule, _ in self._parts]
 
     @cached_property
@@ -223,7 +225,8 @@ class _BlockPlan(Plan):
 
 
 def _late(x: Instance, schedule: PartialSchedule, ends: np.ndarray) -> np.ndarray:
-    """Latest start times that keep the ends of the stages, aligned with the schedule's codes. ends: (P,), ticks."""
+    """Latest start times with which the stages still end by `ends`, aligned with the schedule's codes. ends: (P,),
+    ticks."""
     starts = np.empty_like(schedule.starts)
     LOOPS.latest(
         x.stages, schedule.host, x.todo, x.sent, x.duration, x.travel, schedule.codes,

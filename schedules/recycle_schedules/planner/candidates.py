@@ -19,7 +19,8 @@ from .sequences import Sequences
 
 
 def portfolio(x: Instance, choices: Choices, table: np.ndarray, target: int, keep: int = 6) -> list[PartialSchedule]:
-    """The schedules of the `keep` best policies of a table, best first. Only the best one if it reaches the target."""
+    """The schedules of the `keep` best policies of a table, best first. If the best one reaches the target, it is the
+    only one."""
     values, _, best, codes, starts = simulated(x, choices, table, target)
     schedules = [PartialSchedule(codes, starts, choices.hosts[table[best, 0]])]
     if values[best] > target:
@@ -55,7 +56,7 @@ def improved(
     iterations   most steps of the run
     seed         seed of the random numbers
     heat         initial temperature, in mean op durations
-    lean         in [0, 1], for a repeated step: position of the workers' first starts within their slack; 0 is earliest
+    lean         in [0, 1], for a repeated step: where each worker's first start lies within its slack; 0 is earliest
     weight       weight of the mean lateness in the energy"""
     P, W = x.stages, len(x.cap)
     free = (x.host < 0) & (x.todo > 0)
@@ -81,8 +82,8 @@ def retimed(x: Instance, schedule: PartialSchedule) -> PartialSchedule:
 
 
 def _timed(x: Instance, q: Sequences, release: np.ndarray) -> PartialSchedule:
-    """The schedule with every op as early as possible. In a repeated step, as late as the ends of the stages allow,
-    which shortens the period."""
+    """The schedule with every op as early as possible. In a repeated step, every op is instead as late as the ends of
+    the stages allow, which shortens the period."""
     early = q.earliest(x, release)
     return q.latest(x, times(x, early)[0][np.arange(len(x.cap)) % x.stages]) if steady(x) else early
 
@@ -93,10 +94,10 @@ def steady(x: Instance) -> bool:
 
 
 def lags(x: Instance, release: np.ndarray | None) -> np.ndarray:
-    """(w,): offset from the end of a stage's gradients to the worker's contribution to the objective.
+    """(w,): what to add to the end of a stage's gradients to get the worker's contribution to the objective.
 
-    That is the time until its optimizer step ends, minus `release` for a repeated step if it is given. Dead workers and
-    finished stages have a very large negative offset."""
+    This lag is the time until the worker's optimizer step ends. For a repeated step, `release` is subtracted if it is
+    given. Dead workers and workers of finished stages have a very large negative lag."""
     lag = x.tail - release if steady(x) and release is not None else x.tail
     out = np.full_like(lag, -(1 << 61))
     out[x.stepping] = lag[x.stepping]

@@ -3,13 +3,15 @@
     schedule = initial(instance, target)
 
 List scheduling and short local search are not monotone: with more memory, or one more worker, they may find a worse
-plan. So the search repeats the same cheap attempt with the problem's limits and with canonical lower limits. Canonical
-limits are every number k, and every 1F1B limit P - s + k, not above the problem's limits at any stage (k up to 16;
-above that, round numbers). The attempts for a canonical limit are a subset of those for every higher limit, so the plan
-for the higher limit is no worse. A chain of decreasing limits ends when the bound rules out any improvement.
+plan. So the search repeats the same cheap attempt with the problem's limits and with canonical lower limits. There are
+two kinds of canonical limits: the same number k at every stage, and the 1F1B limits P - s + k. The search tries every k
+with which they exceed the problem's limits at no stage (every k up to 16; above that, round numbers). The attempts for
+a canonical limit are a subset of those for every higher limit, so the plan for the higher limit is no worse. A chain of
+decreasing limits ends when the bound rules out any improvement.
 
-Other limits try one less everywhere, and one less at each stage. If micro-batches may go anywhere, one worker less at
-each stage is tried too. For those, monotonicity holds mostly, but not always (docs/planner.md).
+If the problem's limits are not canonical, the search also tries limits that are one lower everywhere, or one lower at
+one stage. If micro-batches may go anywhere, it also tries one worker less at each stage. With these attempts,
+monotonicity holds mostly, but not always (docs/planner.md).
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from .partial_schedule import PartialSchedule, value
 from .policies import Choices
 
 FEWER = 6
-"""Most live sets with one worker less to try."""
+"""Most sets of live workers, each with one worker less, that the search tries."""
 RUNS = ((0.5, 0.5, 1.0), (0.5, 0.0, 8.0), (0.2, 1.0, 1.0), (0.2, 0.5, 8.0)) * 6
 """heat, lean and weight of the runs of local search in an attempt."""
 PATIENCE = 2
@@ -107,7 +109,7 @@ class _LiveSet:
         """Try the policies with the limits `cap`, then local search from the best one. None if the bound rules out any
         improvement.
 
-        above: the results with higher limits. Policies that kept the lower limits there are not simulated again."""
+        above: the results with higher limits. Policies that stayed within `cap` there are not simulated again."""
         again = np.ones(len(self.table), dtype=bool) if above is None else (above[1] > cap + 1e-6).any(axis=1)
         if above is not None and not again.any():
             return above
@@ -155,7 +157,7 @@ class _LiveSet:
         return self._bounds[most]
 
     def one_fewer(self) -> list[Problem]:
-        """The problems with one live worker less, one per kind of worker, sorted by lower bound."""
+        """The problems with one live worker less, sorted by lower bound. Interchangeable workers give one problem."""
         x = self.x
         kinds: set[tuple[float, ...]] = set()
         found: list[tuple[float, int, Problem]] = []
@@ -173,7 +175,8 @@ class _LiveSet:
 
 
 def _canonical(x: Instance) -> Iterator[list[np.ndarray]]:
-    """Two chains of limits (w,), highest first: equal numbers, and 1F1B + k. Limits below 1 stay unchanged."""
+    """Two chains of limits (w,), highest first: the same number at every stage, and 1F1B + k. Limits of the problem
+    that are below 1 stay unchanged."""
     roomy = x.alive & (x.cap >= 1)
     for shape in _shapes(x):
         most = int(min((x.cap - shape)[roomy].min(), x.problem.total))

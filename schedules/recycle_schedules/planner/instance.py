@@ -80,7 +80,7 @@ class Instance:
         ticks = ticks_per_unit(p)
 
         def up(t: Any) -> Any:
-            """In ticks. Rounding never shortens a delay."""
+            """The delay t in ticks, rounded up so that it is never shortened."""
             return np.ceil(np.multiply(t, ticks) - 1e-6).astype(np.int64)
 
         alive = np.ones(D * P, dtype=bool)
@@ -119,8 +119,8 @@ class Instance:
 def _travel(graph: StageGraph, up: Callable[[Any], Any]) -> np.ndarray:
     """Message times in ticks, rounded up.
 
-    (1, 2) if the graph is uniform: within a pipeline, and between two. Else (w, D): from worker w to each pipeline's
-    worker of the next stage."""
+    (1, 2) if the graph is uniform: the time within a pipeline, and the time between two pipelines. Else (w, D): the
+    time from worker w to each pipeline's worker of the next stage."""
     if graph.uniform:
         return np.array([[up(graph.near), up(graph.far)]], dtype=np.int64)
     p = graph.problem
@@ -130,7 +130,7 @@ def _travel(graph: StageGraph, up: Callable[[Any], Any]) -> np.ndarray:
 
 
 def ticks_per_unit(p: Problem) -> int:
-    """A power of ten, at least 10**7, with which the longest time has at least nine digits."""
+    """A power of ten, at least 10**7, such that the longest time in ticks has at least nine digits."""
     times = [t for kind in KINDS for t in p.per_stage(kind)] + [p.graph.slowest, *p.per_stage("allreduce")]
     longest = max(times, default=0.0) or 1.0
     return 10 ** max(7, 8 - math.floor(math.log10(longest)))

@@ -47,14 +47,14 @@ ARMS = 6
 """Number of layouts refined in turn."""
 RUNS = ((0.2, 1.0), (0.5, 8.0), (0.2, 1.0), (0.1, 8.0))
 LEAN = (0.5, 0.0, 1.0)
-"""RUNS: heat and weight of runs of local search (`candidates.improved`). LEAN: their lean."""
+"""Arguments of the runs of local search (`candidates.improved`). RUNS: heat and weight. LEAN: lean."""
 
 
 def plan_layout(problem: Problem, *, seconds: float = 0.0) -> Plan:
     """The best plan found over all layouts.
 
-    Its `layout` is the number of layers of each stage. Its `problem` has the resulting durations and memory limits. Its
-    `gap` is relative to a bound over all layouts.
+    The plan's `layout` is the number of layers of each stage. Its `problem` has the resulting durations and memory
+    limits. Its `gap` is relative to a bound over all layouts.
 
     problem: must have `layers`.
     seconds: time to search after the first result. The search ends early at a provable optimum.
@@ -99,7 +99,7 @@ class _Arm:
     problem: Problem
     value: float
     instance: Instance | None = None
-    goal: int = 0  # ticks: its own lower bound
+    goal: int = 0  # lower bound of this layout, in ticks
     schedule: PartialSchedule | None = None
     whole: Plan | None = None  # the plan of a job planned in blocks
 
@@ -169,7 +169,8 @@ class _Search:
         return arm
 
     def climb(self) -> bool:
-        """Plan the neighbour of the best layout with the least bound. False if no neighbour can be better."""
+        """Among the best layout and its neighbours, plan the one with the least bound that is not planned yet. False if
+        none of them can be better."""
         found = [
             (bound, sum(s * n for s, n in enumerate(layout)), layout)
             for layout in (self.best.layout, *_neighbours(self.best.layout))
@@ -220,8 +221,8 @@ class _Search:
 
 
 def _of_layout(found: Plan, layout: Layout) -> Plan:
-    """Set the layout of a plan. Modifies the plan in place, so that subclasses keep their type; no other code holds it
-    yet."""
+    """Set the layout of a plan. Modifies the plan in place, so that subclasses keep their type; no other code has the
+    plan yet."""
     found.__dict__["layout"] = layout
     return found
 
@@ -238,7 +239,8 @@ def _neighbours(layout: Layout) -> Iterator[Layout]:
 
 
 def _fits(x: Instance, schedule: PartialSchedule) -> bool:
-    """Whether the order of ops keeps this instance's memory limits, which may be lower than those of its own layout."""
+    """Whether the schedule's order of ops keeps this instance's memory limits. They may be lower than those of the
+    layout for which the schedule was made."""
     if np.isinf(x.cap).all():
         return True
     share = x.problem.i_release

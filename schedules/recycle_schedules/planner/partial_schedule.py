@@ -44,12 +44,13 @@ def value(x: Instance, schedule: PartialSchedule) -> int:
 
 
 def times(x: Instance, schedule: PartialSchedule) -> tuple[np.ndarray, np.ndarray]:
-    """(P,) end of each stage's last gradient, 0 if it has none, and (w,) first start on each worker, NEVER if idle."""
+    """(P,) end of each stage's last gradient, 0 if there is none; and (w,) first start on each worker, NEVER if the
+    worker is idle."""
     return LOOPS.stage_times(x.stages, schedule.host, x.duration, schedule.codes, schedule.starts)
 
 
 def steps_from(x: Instance, last: np.ndarray) -> np.ndarray:
-    """(P,): the earliest optimizer step of each stage. last (P,): ends of the stages' last gradients."""
+    """(P,): earliest start of each stage's optimizer step. last (P,): ends of the stages' last gradients."""
     if x.problem.optimizer == "none":
         return last
     ready = last + x.allreduce
@@ -60,7 +61,7 @@ def steps_from(x: Instance, last: np.ndarray) -> np.ndarray:
 
 
 def finish(x: Instance, schedule: PartialSchedule, bound: float) -> Plan:
-    """The Plan of a schedule, with times in the problem's unit and optimizer steps. bound: its `lower_bound`."""
+    """The Plan of a schedule, with times in the problem's unit and optimizer steps. bound: the plan's `lower_bound`."""
     P = x.stages
     codes, starts, host = schedule.codes, schedule.starts, schedule.host
     ready = steps_from(x, times(x, schedule)[0])

@@ -43,7 +43,7 @@ def plan(problem: Problem, *, seconds: float = 0.0) -> Plan:
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A schedule. A call builds its Plan."""
+    """A schedule. Calling it builds its Plan."""
 
     instance: Instance
     schedule: PartialSchedule
@@ -67,7 +67,7 @@ def plans(problem: Problem) -> Iterator[Candidate]:
 def _ignoring_links(x: Instance) -> PartialSchedule | None:
     """The initial schedule of the problem without its links, retimed with them. None if the problem has no links.
 
-    As a candidate it guarantees that planning with links is never worse than ignoring them."""
+    With this schedule as a candidate, planning with links is never worse than ignoring them."""
     if x.problem.graph.uniform:
         return None
     problem = x.problem.replace(links=None)

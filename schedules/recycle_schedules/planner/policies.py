@@ -1,7 +1,7 @@
 """The policies of the list scheduler: tables for `compiled.portfolio.try_policies`.
 
     choice = Choices.of(instance)
-    table = choice.table(40)         # 40 policies: the most often useful ones first, then a fixed random sample
+    table = choice.table(40)         # 40 policies: first those that are best most often, then a fixed random sample
 
 A policy decides:
 - which workers host re-routed micro-batches;
@@ -9,8 +9,8 @@ A policy decides:
 - whether I runs before F;
 - how many micro-batches may be between F and I;
 - when a W must run;
-- from when on the last F have priority;
-- at which stages B runs whole.
+- how many F are left when the F get priority;
+- at which stages the backward runs whole, as a B.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ NO_LIMIT = 1 << 30
 OWN, FOREIGN, HALF, LATE, EARLY, NEWEST = range(6)
 """Rows of `Choices.keys`: how ready micro-batches are ordered.
 
-OWN, FOREIGN: by index; at equal indices the own (or the re-routed) micro-batch first.
-HALF: re-routed ones half an index earlier. LATE, EARLY: re-routed ones one and a half indices later or earlier.
+OWN, FOREIGN: by index. Among equal indices, OWN puts the worker's own micro-batches first, FOREIGN the re-routed ones.
+HALF, LATE, EARLY: by index, with re-routed ones half an index earlier, one and a half later, or one and a half earlier.
 NEWEST: the highest index first."""
 TURNS = 3
 OPEN, DOUBLE, TIGHT = 0, 1, 2
@@ -41,7 +41,7 @@ OPEN, DOUBLE, TIGHT = 0, 1, 2
 class Choices:
     """The tables that the columns of a policy table index. n: nodes; w: workers."""
 
-    hosts: np.ndarray  # (1 to 7, n) int64: worker of each node; each row deals re-routed micro-batches differently
+    hosts: np.ndarray  # (1 to 7, n) int64: worker of each node; rows differ in the workers of re-routed micro-batches
     keys: np.ndarray  # (6, n) int64: priority of each node, smallest first
     windows: np.ndarray  # (6, w) int64: most micro-batches between F and I
     fuses: np.ndarray  # (1 or 3, w) bool: whether the worker runs B whole
@@ -76,7 +76,8 @@ class Choices:
 def at_home(x: Instance, shift: int) -> Instance:
     """The instance with every micro-batch fixed to its own pipeline if it may stay there.
 
-    shift: pipelines to move on by at each stage, for networks on which leaving the pipeline is faster."""
+    shift: number of pipelines by which a micro-batch moves on at each stage, for networks on which messages between
+    pipelines are faster."""
     P, D = x.stages, x.problem.pipelines
     stage = np.arange(P)
     there = (x.pipeline[:, None] + shift * stage) % D * P + stage

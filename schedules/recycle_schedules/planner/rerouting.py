@@ -1,10 +1,10 @@
-"""Assigns micro-batches without a live worker to peers at different distances.
+"""Assigns micro-batches whose own worker does not run them to peers at different distances.
 
     taken = cheapest_flow(count, message, load, cost)     # how many of each group each peer takes
 
 A minimum-cost flow (networkx's network simplex) from groups of micro-batches to peers. The k-th additional micro-batch
-of a peer costs its end time, `load + k * cost`, plus the time of its messages to and from the peer. So peers fill
-evenly, and a nearer peer takes more, up to the difference in message times.
+of a peer costs its end time, `load + k * cost`, plus the time of its messages to and from the peer. So the peers' loads
+become even, except that a nearer peer takes more work, up to the difference in message times.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def cheapest_flow(count: np.ndarray, message: np.ndarray, load: np.ndarray, cost
     load (peers,)              end of the peer's existing work, ticks
     cost (peers,)              work of one micro-batch on the peer, ticks
 
-    Identical peers share evenly, the remainder goes to the first ones."""
+    Identical peers share evenly. What cannot be divided goes to the first ones."""
     groups, peers = message.shape
     alike: dict[tuple[int, ...], list[int]] = {}
     for p in range(peers):
@@ -51,7 +51,7 @@ def cheapest_flow(count: np.ndarray, message: np.ndarray, load: np.ndarray, cost
 
 
 def even_shares(load: list[int], cost: list[int], n: int, turn: int) -> list[int]:
-    """The number of micro-batches for each worker, out of n, such that the last one ends as early as possible.
+    """The number of micro-batches for each worker, n in total, such that the last one ends as early as possible.
 
     turn: rotates the order of equal workers."""
     k = len(load)

@@ -1,6 +1,6 @@
 """The search for a good schedule: a portfolio of list schedules, then local search from the best ones.
 
-for schedule in search(instance, target): ...     # better and better; the caller decides when to stop
+for schedule in search(instance, target): ...     # ever better; the caller decides when to stop
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ MOVED = 60_000
 
 
 def search(x: Instance, target: int, known: PartialSchedule | None = None) -> Iterator[PartialSchedule]:
-    """Yield the best schedule so far after each slice of at most about 0.2 s of work.
+    """Yield the best schedule so far, after each slice of work. A slice takes about 0.2 s at most.
 
     target: value in ticks that ends the search, such as a lower bound.
-    known: a schedule; the results are never worse.
+    known: a schedule; the results are never worse than it.
 
-    Large jobs try list schedules only, and end with the last policy. For others the caller ends the search, unless it
-    meets the target."""
+    The search for a large job tries list schedules only, and ends with the last policy. Any other search ends when it
+    meets the target, or when the caller stops it."""
 
     def better(schedule: PartialSchedule) -> PartialSchedule:
         """The schedule or the known one."""

@@ -1,4 +1,4 @@
-"""A schedule as one op sequence per worker. Local search changes the sequences, retiming keeps them.
+"""A schedule as one sequence of ops per worker. Local search changes the sequences; retiming keeps them.
 
 q = Sequences.of(instance, schedule, room)
 q.earliest(instance)               # every op as early as possible
@@ -41,8 +41,9 @@ class Sequences:
         return cls(schedule.host.copy(), first, length, codes, np.empty_like(codes), np.empty_like(codes))
 
     def earliest(self, x: Instance, release: np.ndarray | None = None) -> PartialSchedule:
-        """The schedule with every op as early as its worker and its inputs allow. release (w,): when workers become
-        free, default the instance's."""
+        """The schedule with every op as early as its worker and its inputs allow.
+
+        release (w,): the times at which the workers become free. Default: `x.release`."""
         placed = LOOPS.earliest(
             x.stages, self.host, x.todo, x.sent, x.duration, x.release if release is None else release, x.travel,
             self.first, self.length, self.codes, self.starts, self.order,

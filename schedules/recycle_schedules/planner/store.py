@@ -3,7 +3,7 @@
     store = PlanStore(forwards=2)
     for problem in store.ahead(current):         # while idle
         store.plan(problem)
-    plan, lists, validation = store.plan(after)  # a lookup if that death was prepared, else planned now
+    plan, lists, validation = store.plan(after)  # a lookup if this death was prepared, else planned now
 
 Equal pipelines are interchangeable: a plan for one death also serves the same death in any other pipeline. A uniform
 job therefore needs about one plan per stage. Not thread-safe.
@@ -44,7 +44,7 @@ class Prepared(NamedTuple):
 
 
 class PlanStore:
-    """An LRU cache of plans with their action lists, by problem. Holds at most MOST_PLANS.
+    """An LRU cache of plans with their action lists, by problem. Holds at most MOST_PLANS plans.
 
     forwards: micro-batches of each pipeline in a validation pass.
     most_bytes: byte limit of the cache. The newest plan stays even if it alone exceeds the limit.
@@ -63,8 +63,8 @@ class PlanStore:
     def plan(self, problem: Problem) -> Prepared:
         """The plan and action lists of a problem.
 
-        Reuses the plan of an equal problem, up to the order of its pipelines. Else plans and stores the problem. The
-        remainder of a broken step is never stored."""
+        Reuses a stored plan if its problem differs only in the order of the pipelines. Else plans the problem and
+        stores the plan. The plan of the remainder of a broken step is never stored."""
         if problem.remainder:
             return self._make(problem)
         known, names = canonical(problem)
@@ -77,9 +77,9 @@ class PlanStore:
     def ahead(self, problem: Problem) -> Iterator[Problem]:
         """Yield the problems after each possible next death that have no stored plan yet, most likely ones first.
 
-        A death is that of one worker or, if hosts are known, of all workers of one host. The iterator stops when the
-        store has no room for more: new plans may evict those of other memberships, but neither each other nor the plan
-        of this problem."""
+        A death takes one worker or, if hosts are known, all workers of one host. The iterator stops when the store has
+        no room for more. New plans may evict those of other memberships, but neither each other nor the plan of
+        `problem`."""
         room, size = self._most, 0
         for count, after in enumerate((canonical(problem)[0], *_after_next_deaths(problem))):
             if room < size or count == MOST_PLANS:
@@ -103,8 +103,8 @@ class PlanStore:
 
 
 def canonical(problem: Problem) -> tuple[Problem, list[int]]:
-    """The problem with its pipelines sorted by their dead stages, and `names`: its pipeline k is pipeline names[k] of
-    the argument. Returns the problem unchanged if pipelines differ in more than deaths."""
+    """The problem with its pipelines sorted by their dead stages, and `names`. Pipeline k of the result is pipeline
+    names[k] of the argument. Returns the problem unchanged if pipelines differ in more than deaths."""
     stages = _dead_stages(problem)
     names = list(range(problem.pipelines))
     if _alike(problem):
@@ -155,7 +155,7 @@ def _next_deaths(p: Problem) -> Iterable[tuple[Worker, ...]]:
 
 
 def _renamed(made: Prepared, problem: Problem, names: list[int]) -> Prepared:
-    """`made` as the plan of `problem`: its pipeline k becomes pipeline names[k]."""
+    """`made` as the plan of `problem`: pipeline k of `made` becomes pipeline names[k]."""
     if names == sorted(names):
         return made
     name, a, each = np.array(names), made.plan.arrays, problem.counts[0]
