@@ -3,7 +3,7 @@
     await until_all_have_come(roster, world=12, say=recorder.say, stop=lifecycle.stop)      # the supervisors
     await until_first_step(starting, say=recorder.say)                                      # their workers
 
-If supervisors are missing after `LIMIT` seconds, the job ends. `watch.py` has the time limits of workers.
+If supervisors are missing after `LIMIT` seconds, the job ends. `hang_detector.py` has the time limits of workers.
 """
 
 from __future__ import annotations

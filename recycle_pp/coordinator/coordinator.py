@@ -6,7 +6,7 @@
 
 It has two kinds of clients: the supervisor of each rank, which starts and watches a worker and decides nothing
 (`supervisors.py`), and the worker (`workers.py`). Their messages become events of the job (`driver.py`) or deaths
-(`deaths.py`). `watch.py` finds stuck workers. This file connects these parts and has the job's start and end.
+(`deaths.py`). `hang_detector.py` finds stuck workers. This file connects these parts and has the job's start and end.
 
 The coordinator has no state that its clients could not report again, and may run on any node: `successor.py`
 replaces it.
@@ -45,6 +45,7 @@ from .checkpoints import Saving, Whole
 from .context import Context
 from .deaths import Deaths
 from .driver import Driver
+from .hang_detector import HangDetector, Standing
 from .job import new_job
 from .lifecycle import Lifecycle
 from .ranks import Rank
@@ -53,7 +54,6 @@ from .returns import Returns
 from .roster import Roster
 from .supervisors import Supervisors
 from .timers import Timers
-from .watch import Standing, Watch
 from .workers import Workers
 
 LATE_SECONDS = 20.0  # until ranks of a refused start have connected
@@ -100,10 +100,10 @@ class Coordinator:
         )
         self._driver = Driver(context, agreement, saving, job, deposed=self.give_way)
         self._deaths = Deaths(context, self._driver)
-        self._watch = Watch(settings, self._roster, self, run.hangs, run.later, self.lease)
+        self._hangs = HangDetector(settings, self._roster, self, run.hangs, run.later, self.lease)
         returns = Returns(context)
-        self._supervisors = Supervisors(context, leader, self._driver, self._deaths, self._watch, returns)
-        self._workers = Workers(context, self._driver, self._deaths, self._watch, returns)
+        self._supervisors = Supervisors(context, leader, self._driver, self._deaths, self._hangs, returns)
+        self._workers = Workers(context, self._driver, self._deaths, self._hangs, returns)
         self._driver.report_damage(whole.damaged)
         if whole.damaged and not whole.step:
             self.stop(f"run.resume=true: all checkpoints in {run.checkpoints} are damaged")
@@ -112,10 +112,10 @@ class Coordinator:
 
     async def run(self) -> int:
         """Blocks until the job ends. Returns its exit code."""
-        watch = asyncio.create_task(self._watch_workers())
+        detection = asyncio.create_task(self._detect_hangs())
         arrivals = asyncio.create_task(self._report_start())
         code = await self._lifecycle.ended()
-        watch.cancel()
+        detection.cancel()
         arrivals.cancel()
         if self.gave_way:
             return code
@@ -226,15 +226,15 @@ class Coordinator:
             return None
         awaited = [rank for rank in self._roster if rank.alive and (job.started or rank.role not in job.live)]
         return [
-            Starting(str(rank.role), rank.number, rank.host or "?", self._watch.start_in_words(rank))
+            Starting(str(rank.role), rank.number, rank.host or "?", self._hangs.start_in_words(rank))
             for rank in awaited
         ]
 
-    # -- the watch ---------------------------------------------------------------------------------------------
+    # -- hangs -------------------------------------------------------------------------------------------------
 
-    async def _watch_workers(self) -> None:
+    async def _detect_hangs(self) -> None:
         try:
-            await self._watch.run()
+            await self._hangs.run()
         except Deposed:
             pass
         except Exception:

@@ -41,9 +41,9 @@ from recycle_pp.wire.messages.supervisors import EndsSoon
 from .checkpoints import Saving
 from .context import Context
 from .ending import END_SECONDS, Ending
+from .hang_detector import Standing
 from .planning import Planning
 from .replicas import difference
-from .watch import Standing
 
 
 class Driver:
@@ -121,7 +121,7 @@ class Driver:
         return [with_its_probes(send) for send in out]
 
     def standing(self) -> Standing:
-        """The state of the job, for the watch."""
+        """The state of the job, for the hang detector."""
         job = self.job
         works = self.planning.busy or self.agreement_gate.busy or job.phase not in ("reporting", "running")
         return Standing(job.committed + 1, job.generation, frozenset(job.live), frozenset(job.unanswered), works)

@@ -41,9 +41,9 @@ from recycle_pp.wire.messages.table import Message
 from .context import Context
 from .deaths import Deaths
 from .driver import Driver
+from .hang_detector import HangDetector
 from .ranks import Rank
 from .returns import Returns
-from .watch import Watch
 
 _LOOK_SECONDS = 0.05  # between two checks whether a supervisor has reconnected or its process has ended
 _TERM_SECONDS = 0.3  # until a SIGTERM to the whole job has reached all of its nodes
@@ -51,7 +51,7 @@ _TERM_SECONDS = 0.3  # until a SIGTERM to the whole job has reached all of its n
 
 class Supervisors:
     def __init__(
-        self, context: Context, leader: Leader, driver: Driver, deaths: Deaths, watch: Watch, returns: Returns
+        self, context: Context, leader: Leader, driver: Driver, deaths: Deaths, hangs: HangDetector, returns: Returns
     ) -> None:
         self._settings = context.settings
         self._run = context.run
@@ -67,8 +67,8 @@ class Supervisors:
         self._returns = returns
         self._shared: tuple[str, Mapping[str, str]] | None = None  # the first node and its settings
         self._handlers: dict[type[Message], Callable[[Rank, Any], None]] = {
-            SupervisorHeartbeat: watch.supervisor_beats,
-            Stacks: watch.stacks,
+            SupervisorHeartbeat: hangs.supervisor_beats,
+            Stacks: hangs.stacks,
             Spawned: self._spawned,
             Stopping: self._stopping,
             Dying: deaths.dying,

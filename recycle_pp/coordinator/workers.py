@@ -44,13 +44,13 @@ from .broken_links import BrokenLinks
 from .context import Context
 from .deaths import Deaths
 from .driver import Driver
+from .hang_detector import HangDetector
 from .ranks import Rank
 from .returns import Returns
-from .watch import Watch
 
 
 class Workers:
-    def __init__(self, context: Context, driver: Driver, deaths: Deaths, watch: Watch, returns: Returns) -> None:
+    def __init__(self, context: Context, driver: Driver, deaths: Deaths, hangs: HangDetector, returns: Returns) -> None:
         self._settings = context.settings
         self._run = context.run
         self._timers = context.timers
@@ -63,7 +63,7 @@ class Workers:
         self._driver = driver
         self._saving = driver.saving
         self._deaths = deaths
-        self._watch = watch
+        self._hangs = hangs
         self._links = BrokenLinks(context, driver, deaths, returns)
         self._received: dict[tuple[int, type[Message], int], Message] = {}  # the last lasting messages
         self._platform: str | None = None  # platform of the first worker: see execution.device
@@ -148,7 +148,7 @@ class Workers:
 
     def _beats(self, rank: Rank, message: WorkerHeartbeat) -> None:
         self._spans.heartbeat(rank.role, message)
-        self._watch.worker_beats(rank, message)
+        self._hangs.worker_beats(rank, message)
 
     def _measured(self, rank: Rank, message: Measured) -> None:
         self._spans.add(rank.role, message)

@@ -18,9 +18,9 @@ from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.launch import Launch
 from recycle_pp.wire.messages.supervisors import SupervisorHeartbeat
 
+from .event_loop_watchdog import EventLoopWatchdog
 from .process_monitor import ProcessMonitor
 from .standby import Standby
-from .watchdog import Watchdog
 
 FIRST_SECONDS = 1.0  # between two heartbeats before the settings are known
 
@@ -66,7 +66,7 @@ class Heartbeats:
             self._watched.cancel()
 
     async def _beat_watchdog(self, control: Control) -> None:
-        watchdog = Watchdog(control.suspicion, f"rank {self._launch.rank}")
+        watchdog = EventLoopWatchdog(control.suspicion, f"rank {self._launch.rank}")
         try:
             while True:
                 watchdog.beat()

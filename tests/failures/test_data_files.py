@@ -54,7 +54,7 @@ def launched(folder, path, steps, *arguments):
     return Launched(folder, nodes=1, workers=2, arguments=arguments)
 
 
-@pytest.mark.slow  # tests/recycle_pp/coordinator/test_watch.py has silent disks
+@pytest.mark.slow  # tests/recycle_pp/coordinator/test_hang_detector.py has silent disks
 @needs_server
 @pytest.mark.parametrize("seconds", [13, 40])
 def test_a_job_waits_for_training_data_until_their_disk_answers(seconds, server, tmp_path, expected):

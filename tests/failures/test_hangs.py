@@ -170,7 +170,7 @@ def test_a_main_thread_that_hangs_in_a_checkpoint_is_found(sabotaged, tmp_path):
     assert outcome.all("hang_suspected")[0]["where"] == "copying the state for a checkpoint in step 5"
 
 
-@pytest.mark.slow  # tests/recycle_pp/coordinator/test_watch.py renews a generation
+@pytest.mark.slow  # tests/recycle_pp/coordinator/test_hang_detector.py renews a generation
 def test_a_hanging_all_reduce_costs_a_generation_and_no_worker(sabotaged, tmp_path):
     plan = {"hang": "reduce", "step": 5, "once": str(tmp_path / "hung")}
     case = Case("an all-reduce hangs", "2x2", QUICK, steps=12, deaths=0)

@@ -42,8 +42,8 @@ def of():
     driver = SimpleNamespace(job=SimpleNamespace(live=set()))
     lost = []
     deaths = SimpleNamespace(dying=None, reported=None, node_lost=lambda rank: lost.append(rank.number))
-    watch = SimpleNamespace(supervisor_beats=None, stacks=None)
-    supervisors = Supervisors(context, Leader(0, 0, "10.0.0.1", 4000), driver, deaths, watch, returns)
+    hangs = SimpleNamespace(supervisor_beats=None, stacks=None)
+    supervisors = Supervisors(context, Leader(0, 0, "10.0.0.1", 4000), driver, deaths, hangs, returns)
     return SimpleNamespace(supervisors=supervisors, roster=roster, returns=returns, lease=lease, lost=lost)
 
 

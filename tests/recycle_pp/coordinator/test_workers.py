@@ -41,7 +41,7 @@ def test_the_last_line_is_the_reason_of_the_stop_even_if_a_checkpoint_finishes_l
         lifecycle,
         HeldLease(),
     )
-    workers = Workers(context, driver, deaths=None, watch=None, returns=None)
+    workers = Workers(context, driver, deaths=None, hangs=None, returns=None)
     if ends:
         lifecycle.stop("memory has failed")
     workers.handle(context.roster.enter(0), Assembled(8))

@@ -18,4 +18,4 @@ class NoWatchdog:
 
 @pytest.fixture(autouse=True)
 def no_watchdog(monkeypatch):
-    monkeypatch.setattr(heartbeats, "Watchdog", NoWatchdog)
+    monkeypatch.setattr(heartbeats, "EventLoopWatchdog", NoWatchdog)

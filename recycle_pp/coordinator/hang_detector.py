@@ -1,10 +1,10 @@
 """Detects workers without progress (`protocol.liveness`) and silent supervisors.
 
-watch = Watch(settings, roster, coordinator, run.hangs)
-watch.supervisor_beats(rank, message)     # a heartbeat with the vital signs of the worker
-watch.worker_beats(rank, message)         # a heartbeat with the arrivals that the worker waits for
-watch.stacks(rank, message)               # the stacks of a stuck worker, before it is killed
-await watch.run()                         # never returns
+hangs = HangDetector(settings, roster, coordinator, run.hangs)
+hangs.supervisor_beats(rank, message)     # a heartbeat with the vital signs of the worker
+hangs.worker_beats(rank, message)         # a heartbeat with the arrivals that the worker waits for
+hangs.stacks(rank, message)               # the stacks of a stuck worker, before it is killed
+await hangs.run()                         # never returns
 
 The coordinator gets the verdicts. A stuck worker is killed, and is dead from that moment on. If all workers wait and
 none works, all links are rebuilt. The run folder gets the reasons: `hangs/step-000020.json` has the activity of each
@@ -45,7 +45,7 @@ RENEWALS = 3  # number of times that links are rebuilt in one step before the jo
 
 
 class Watched(Protocol):
-    """The part of the coordinator that the watch uses."""
+    """The part of the coordinator that the hang detector uses."""
 
     def standing(self) -> Standing: ...
     def hung(self, rank: Rank, stuck: Stuck) -> None: ...
@@ -78,7 +78,7 @@ class _Known:
     read_since: float | None = None  # start of its oldest unfinished read
 
 
-class Watch:
+class HangDetector:
     def __init__(
         self,
         settings: Settings,

@@ -1,6 +1,6 @@
 """Ends this supervisor, and the coordinator if it hosts it, when its event loop is blocked.
 
-    watchdog = Watchdog(seconds=10.0, what="rank 3")      # starts a thread; to be called in the main thread
+    watchdog = EventLoopWatchdog(seconds=10.0, what="rank 3")      # starts a thread; to be called in the main thread
     watchdog.beat()                                       # in the loop, often
     watchdog.close()                                      # before the loop ends
 
@@ -25,7 +25,7 @@ from .vital_signs import Board, VitalSigns
 CHECKS = 20  # checks within `seconds`
 
 
-class Watchdog:
+class EventLoopWatchdog:
     def __init__(self, seconds: float, what: str) -> None:
         self._seconds = seconds
         self._what = what

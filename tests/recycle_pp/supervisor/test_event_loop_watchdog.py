@@ -9,10 +9,10 @@ import pytest
 
 LOOP = """
 import asyncio, time
-from recycle_pp.supervisor.watchdog import Watchdog
+from recycle_pp.supervisor.event_loop_watchdog import EventLoopWatchdog
 
 async def main():
-    watchdog = Watchdog(0.5, "rank 3")
+    watchdog = EventLoopWatchdog(0.5, "rank 3")
     end = time.monotonic() + 1.0
     while time.monotonic() < end:
         watchdog.beat()

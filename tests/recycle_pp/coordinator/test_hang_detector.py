@@ -1,4 +1,4 @@
-"""The watch finds hangs from the reports of supervisors and workers, and writes a file about each."""
+"""The hang detector finds hangs from the reports of supervisors and workers, and writes a file about each."""
 
 import asyncio
 import json
@@ -8,9 +8,9 @@ import pytest
 from recycle_schedules import Worker
 
 from recycle_pp.config.settings import Control, Settings
-from recycle_pp.coordinator import watch
+from recycle_pp.coordinator import hang_detector
+from recycle_pp.coordinator.hang_detector import RENEWALS, HangDetector, Standing
 from recycle_pp.coordinator.roster import Roster
-from recycle_pp.coordinator.watch import RENEWALS, Standing, Watch
 from recycle_pp.wire.messages.activity import Activity
 from recycle_pp.wire.messages.lifecycle import Reading, WorkerHeartbeat
 from recycle_pp.wire.messages.supervisors import CoordinatorHeartbeat, Signs, Stacks, SupervisorHeartbeat
@@ -38,7 +38,7 @@ class Job:
     def __init__(self, folder, alive=12, suspicion=SUSPICION):
         self.settings = Settings(control=Control(heartbeat=BEAT, suspicion=suspicion))
         self.roster, self.folder = Roster(self.settings), folder / "hangs"
-        self.watch = Watch(self.settings, self.roster, self, self.folder)
+        self.hangs = HangDetector(self.settings, self.roster, self, self.folder)
         self.found, self.renewals, self.stopped = {}, [], None
         self.generation, self.say, self.since, self.silent, self.deaf = 3, {}, time.monotonic(), set(), set()
         self.others_do = F
@@ -94,14 +94,14 @@ class Job:
                 if now > self.since + BEAT / 2:
                     continue
                 age = self.last[rank.number]
-            self.watch.supervisor_beats(rank, SupervisorHeartbeat(Signs(0, 1, activity or self.others_do, age, age)))
+            self.hangs.supervisor_beats(rank, SupervisorHeartbeat(Signs(0, 1, activity or self.others_do, age, age)))
             if rank.number in self.reading:
                 began = self.reading[rank.number]
                 reading = Reading("train.bin", now - began if began else 0.0)
-                self.watch.worker_beats(rank, WorkerHeartbeat(now, "boot", reading=reading))
+                self.hangs.worker_beats(rank, WorkerHeartbeat(now, "boot", reading=reading))
 
     async def watched(self, seconds):
-        watching = asyncio.create_task(self.watch.run())
+        watching = asyncio.create_task(self.hangs.run())
         end = time.monotonic() + seconds
         while time.monotonic() < end and not self.stopped:
             await asyncio.sleep(0.002)
@@ -121,7 +121,7 @@ def test_a_worker_that_hangs_in_an_op_is_found_once_and_the_file_lists_all_activ
     assert SUSPICION < job.found[6].seconds < 3 * SUSPICION
     (report,) = job.reports()
     assert report["waits"] == [["0.2", "1.2"]] and report["workers"]["1.2"]["does"] == job.found[6].where
-    job.watch.stacks(job.roster[6], Stacks(0, "Thread 0x1"))
+    job.hangs.stacks(job.roster[6], Stacks(0, "Thread 0x1"))
     assert (job.folder / report["stuck"]["1.2"]["stacks"]).read_text() == "Thread 0x1"
 
 
@@ -138,7 +138,7 @@ def test_a_worker_that_does_not_take_a_delivered_message_is_found(tmp_path):
     job = Job(tmp_path)
     job.say[6] = Activity("waits", "tensor", 7, (1, 3), Worker(1, 1))
     job.beat()
-    job.watch.worker_beats(job.roster[6], WorkerHeartbeat(0.0, "boot", delivered=1))
+    job.hangs.worker_beats(job.roster[6], WorkerHeartbeat(0.0, "boot", delivered=1))
     asyncio.run(job.watched(0.5))
     assert list(job.found) == [6] and job.found[6].where.endswith("from 1.1, which has arrived")
 
@@ -223,7 +223,7 @@ DATA, TURN = Activity("works", "data", 7, (1, 3)), Activity("waits", "commit", 7
 
 
 def test_a_job_whose_disks_are_all_silent_waits_and_reports_it_repeatedly(tmp_path, monkeypatch):
-    monkeypatch.setattr(watch, "DISK_SECONDS", 0.2)
+    monkeypatch.setattr(hang_detector, "DISK_SECONDS", 0.2)
     job = Job(tmp_path)
     job.say = dict.fromkeys(range(12), TURN) | {0: DATA, 4: DATA}
     job.reading = {0: job.since, 4: job.since, 8: job.since + 0.01}
