@@ -60,7 +60,8 @@ class Live:
     pids: dict[str, int] = field(default_factory=dict)  # worker -> its process
     # workers that take part, in contrast to those that are still joining
     members: set[str] = field(default_factory=set)
-    held: dict[str, int | None] = field(default_factory=dict)  # down by the trace -> its new process, once started
+    # worker that the trace keeps down -> pid of its new process, None until that is started
+    held: dict[str, int | None] = field(default_factory=dict)
     over: bool = False
     _begun: bool = False
 
@@ -77,7 +78,7 @@ class Live:
                     if not self._begun:
                         self.members.add(event.worker)
                     self.over = False  # a resume continues in the same folder
-                case Rejoined() if event.worker in self.pids:  # unless it was hit meanwhile
+                case Rejoined() if event.worker in self.pids:  # not if a fault has hit it since
                     self.members.add(event.worker)
                 case DeathDetected() | Left():
                     self.remove(event.worker)
@@ -93,7 +94,7 @@ class Live:
     def _spawned(self, worker: str, pid: int) -> None:
         if worker in self.held:
             self.held[worker] = pid
-            _signal(pid, signal.SIGSTOP)  # it does not take part yet, so no worker waits for it
+            _signal(pid, signal.SIGSTOP)  # the new process does not take part yet, so no worker waits for it
         else:
             self.pids[worker] = pid
 
@@ -166,7 +167,7 @@ def inject_faults(
             worker = rng.choice(victims)
             kind = "kill" if options.trace else rng.choices(options.kinds, [SHARES[k] for k in options.kinds])[0]
             if worker not in live.members:
-                kind = "kill"  # a start may take control.lease, so a hang in it would be detected late
+                kind = "kill"  # a starting worker may take control.lease, so a hang would be detected late
             if options.trace:
                 live.held[worker] = None
             hitter.hit(kind, live.pids[worker], rng)
@@ -177,7 +178,7 @@ def inject_faults(
 
 
 class Hitter:
-    """Sends signals to processes. The end of a pause does not wake a process that was hung meanwhile."""
+    """Sends signals to processes. If a process is hung during a pause, the end of the pause does not wake it."""
 
     def __init__(self) -> None:
         self._hang: set[int] = set()
@@ -185,7 +186,7 @@ class Hitter:
 
     def hit(self, kind: str, pid: int, rng: random.Random) -> None:
         with self._lock:
-            self._hang.discard(pid)  # the system reuses process ids, so the earlier hung process is dead
+            self._hang.discard(pid)  # the system reuses ids: an earlier process with this id may have hung
         if kind in ("pause", "slow"):
             pauses = [rng.uniform(0.05, 0.5)] if kind == "pause" else [0.02] * rng.randrange(25, 100)
             threading.Thread(target=self._pause, args=(pid, pauses), daemon=True).start()
@@ -196,7 +197,7 @@ class Hitter:
             _signal(pid, {"kill": signal.SIGKILL, "evict": signal.SIGTERM, "hang": signal.SIGSTOP}[kind])
 
     def _pause(self, pid: int, pauses: Sequence[float]) -> None:
-        """Stops the process for each of the pauses, and lets it run for the same time in between."""
+        """Stops the process for each of the pauses (seconds), and lets it run equally long after each."""
         with suppress(ProcessLookupError):
             process = os.pidfd_open(pid)
             try:
@@ -226,7 +227,7 @@ class Change(NamedTuple):
 
 
 def _at_random(mtbf: float, seed: int) -> Iterator[Change]:
-    """A Poisson process."""
+    """Faults at random times: a Poisson process with a mean of `mtbf` seconds between two faults."""
     rng, now = random.Random(f"times {seed}"), 0.0
     while True:
         now += rng.expovariate(1 / mtbf)

@@ -4,8 +4,9 @@
     recycle train parallel=2x2 model=tiny        # starts torchrun for the four workers of this machine
     recycle status runs/mine                     # the same as python -m recycle_pp.status runs/mine
 
-`recycle train` reads and checks the settings before it imports torch. A mistake ends it with one sentence and exit
-code 2. Under a launcher (RANK is set), and for one worker, it is `python -m recycle_pp.train`.
+`recycle train` reads and checks the settings before it imports torch. If they contain a mistake, it
+prints one sentence and exits with code 2. Under a launcher (RANK is set), and for a single worker, it becomes
+`python -m recycle_pp.train`.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The exit code of the command, or 2 after one sentence about a mistake.
+    """Returns the exit code of the command, or 2 after it has printed one sentence about the user's mistake.
 
-    arguments: the command line without the program's name; None: that of this process.
+    arguments: the command line without the program's name; None: the command line of this process.
     """
     name, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("--help", "-h", "help"):
@@ -64,7 +65,7 @@ def _become(name: str, arguments: Sequence[str]) -> int:
 
 
 def _train(arguments: list[str]) -> int:
-    """The exit code of a job on this single machine. Blocks until it has ended."""
+    """The exit code of a job on this single machine. Blocks until the job has ended."""
     for number in (signal.SIGINT, signal.SIGTERM):  # no traceback until torchrun sets its own handlers
         signal.signal(number, lambda number, frame: os._exit(128 + number))
     from recycle_pp.telemetry import startup
@@ -81,7 +82,7 @@ def _train(arguments: list[str]) -> int:
         return _become("train", arguments)
     print(f"recycle_pp: starts torchrun for {workers} workers (parallel={pipelines}x{stages})", flush=True)
     startup.update("imports torchrun")
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun's default, without its warning
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun's default; torchrun warns if it has to set it
     importlib.import_module("torch.distributed.run")
     startup.end()
     from recycle_pp.supervisor.torchrun import run_torchrun
@@ -90,7 +91,7 @@ def _train(arguments: list[str]) -> int:
 
 
 def _layout(arguments: list[str]) -> tuple[int, int]:
-    """(pipelines, stages) of the job, after validating its settings. ValueError: one sentence about the mistake."""
+    """(pipelines, stages) of the job, after validating its settings. Raises ValueError for a mistake in them."""
     from recycle_pp.config.checks import validate
     from recycle_pp.config.compose import compose
     from recycle_pp.telemetry.exporters.exporter import refuse_missing

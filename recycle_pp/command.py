@@ -8,10 +8,13 @@ from collections.abc import Callable
 
 
 def exit_code(run: Callable[[], int], name: str = "error") -> int:
-    """The result of `run`; 2 after printing one sentence for a ValueError or OSError; 130 after Ctrl-C; 0 if the reader
-    of its output has gone.
+    """The result of `run`, or one of these exit codes:
 
-    name: prefix of the sentence.
+    2    `run` raised ValueError or OSError, which is printed as one sentence
+    130  Ctrl-C
+    0    the reader of standard output has closed the pipe
+
+    name: prefix of the sentence
     """
     try:
         return run()

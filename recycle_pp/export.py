@@ -27,7 +27,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code: 0; 2 after one sentence about a mistake; 130 or 143 after a signal."""
+    """Returns the exit code: 0; 2 after it has printed one sentence about an error; 130 or 143 after a signal."""
     arguments = _parser().parse_args(argv)
     signal.signal(signal.SIGTERM, _stop)
     try:

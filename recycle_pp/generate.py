@@ -26,7 +26,7 @@ from recycle_pp.state.hf_folder import Exported, of_run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code: 0; 2 after one sentence about a mistake; 130 or 143 after a signal."""
+    """Returns the exit code: 0; 2 after it has printed one sentence about an error; 130 or 143 after a signal."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, _stop)
@@ -44,7 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def load(weights: Exported) -> tuple[Any, Any]:
-    """(model, tokenizer) of transformers, ready to generate; ValueError if there is no config.json or tokenizer."""
+    """Returns the model and the tokenizer as objects of the package transformers, ready to generate.
+
+    Raises ValueError if the run has no config.json or no tokenizer.
+    """
     os.environ["HF_HUB_OFFLINE"] = "1"
     try:
         import transformers
@@ -71,7 +74,7 @@ def load(weights: Exported) -> tuple[Any, Any]:
 
 
 def generate(model: Any, tokenizer: Any, arguments: argparse.Namespace) -> None:
-    """Prints the prompt and up to --max-tokens more."""
+    """Prints the prompt and up to --max-tokens generated tokens."""
     import transformers
 
     ids = tokenizer(arguments.prompt, return_tensors="pt", add_special_tokens=False).input_ids.to(model.device)

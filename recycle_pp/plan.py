@@ -55,7 +55,8 @@ SECONDS = 0.5  # seconds of search
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code: 0; 2 after one sentence about a mistake; 130 if interrupted before there was a plan."""
+    """Returns the exit code: 0; 2 after it has printed one sentence about an error; 130 if interrupted before the first
+    plan."""
     return exit_code(lambda: _run(_parser().parse_intermixed_args(argv)))
 
 
@@ -76,7 +77,7 @@ def _run(arguments: argparse.Namespace) -> int:
         compile_planner()
         _show_deaths(console, source, arguments, size, capacity)
         return 0
-    best = source.shown  # a plan without ops is also a plan
+    best = source.shown  # compared with None below, because a plan without ops is falsy
     if best is None:
         best = _planned(source, SECONDS if arguments.seconds is None else arguments.seconds)
     if arguments.out:
@@ -116,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Checks that would otherwise fail only after the search."""
+    """Rejects arguments that would otherwise fail only after the search."""
     if arguments.seconds is not None and not arguments.seconds >= 0:
         raise ValueError(f"--seconds: {arguments.seconds:g} is not a time")
     if arguments.capacity is not None and arguments.bytes is None:
@@ -133,13 +134,13 @@ def _planned(source: Source, seconds: float) -> Plan:
 
 
 def _search(problem: Problem, seconds: float) -> Plan:
-    """The best plan within the time, with a progress line. Ctrl-C ends it early."""
+    """The best plan found within `seconds`. Prints a progress line. Ctrl-C ends the search early."""
     begin, said = time.perf_counter(), 0.0
     best: Callable[[], Plan] | None = None
     pressed = False
 
     def press(number: int, frame: Any) -> None:
-        # Not raised in the middle of a search, because machine code may swallow an exception.
+        # Once there is a plan, the first Ctrl-C only sets a flag: compiled code may swallow an exception.
         nonlocal pressed
         if pressed or best is None:
             raise KeyboardInterrupt
@@ -171,7 +172,7 @@ def _search(problem: Problem, seconds: float) -> Plan:
 
 
 def _as_json(plan: Plan) -> dict[str, Any]:
-    """The figures and their problem; times in `time_unit`."""
+    """The figures of a plan and its problem. Times are in `time_unit`."""
     chart = Chart.of(plan)
     m = Measures.of(chart)
     value = m.makespan if m.period is None else m.period

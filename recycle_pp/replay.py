@@ -1,6 +1,6 @@
 """Repeats the decisions of a run's coordinator, and prints each event with what followed from it.
 
-python -m recycle_pp.replay runs/mine               # without an argument: the newest under runs/
+python -m recycle_pp.replay runs/mine               # without an argument: the newest run under runs/
 python -m recycle_pp.replay --step 20 runs/mine     # only the events of one step
 python -m recycle_pp.replay --all runs/mine         # also events without consequences, such as all votes but the last
 """
@@ -28,7 +28,8 @@ seconds of a job, when the planner was not compiled yet."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code: 0; 1 if a decision differs from the recorded one; 2 after one sentence about a mistake."""
+    """Returns the exit code: 0; 1 if a decision differs from the recorded one; 2 after it has printed a sentence about
+    an error."""
     return exit_code(lambda: _run(arguments), "recycle_pp")
 
 
@@ -72,8 +73,8 @@ def _in_words(event: Event) -> str:
 
 
 def _consequences(outcome: Outcome) -> list[str]:
-    """The notes, and how many messages of each kind were sent, in order."""
-    notes = [note for note in outcome.notes if note["event"] != "committed"]  # the commit is sent
+    """A line for each note, then one for each group of consecutive messages of the same kind, with their receivers."""
+    notes = [note for note in outcome.notes if note["event"] != "committed"]  # the message Commit says the same
     found = [
         ", ".join([note["event"], *(f"{k} {_short(v)}" for k, v in note.items() if k != "event")]) for note in notes
     ]
@@ -86,7 +87,7 @@ def _consequences(outcome: Outcome) -> list[str]:
 
 
 def _short(value: Any) -> str:
-    """A field in at most about 60 characters."""
+    """The value as text, shortened to 60 characters, or to 8 items of a collection."""
     if isinstance(value, list | set | frozenset | tuple) and not hasattr(value, "_fields"):
         items = sorted(map(str, value)) if not isinstance(value, list | tuple) else [str(item) for item in value]
         return " ".join(items) if len(items) <= 8 else f"{' '.join(items[:8])} and {len(items) - 8} more"

@@ -1,6 +1,6 @@
 """A summary of a run in a few lines: deaths, their causes and cost, and the loss.
 
-python -m recycle_pp.report runs/mine      # without an argument: the newest under runs/
+python -m recycle_pp.report runs/mine      # without an argument: the newest run under runs/
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from recycle_pp.telemetry.run_folder import newest_run
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code: 0, or 2 after one sentence about a mistake."""
+    """Returns the exit code: 0, or 2 after it has printed one sentence about an error."""
     return exit_code(lambda: _run(arguments), "recycle_pp")
 
 

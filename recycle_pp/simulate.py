@@ -45,7 +45,8 @@ from recycle_pp.simulation.shapes import best_shapes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code: 0; 1 if a replayed job ends early; 2 after one sentence about a mistake; 130 if interrupted."""
+    """Returns the exit code: 0; 1 if a replayed job does not start; 2 after it has printed one sentence about an error;
+    130 if interrupted."""
     return exit_code(lambda: _run(flags.parser(__doc__).parse_args(argv)))
 
 
@@ -142,8 +143,8 @@ def _console() -> Console:
 
 
 def _replay(given: argparse.Namespace, job: Job, there: Availability, costs: Costs) -> int:
-    """Runs a real job through the compressed trace, and simulates the same. Returns 0 even if they differ, 1 if the job
-    failed."""
+    """Runs a real job through the compressed trace, and simulates the same job. Returns the exit code: 0 even if
+    the two results differ, 1 if the job did not start."""
     seconds = parse_seconds(given.replay, "--replay")
     with tempfile.TemporaryDirectory(prefix="recycle-replay-") as folder:
         try:

@@ -33,7 +33,7 @@ from recycle_pp.supervisor.child import die_with_parent
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code: 0; 2 after one sentence about a mistake; 130 or 143 after a signal."""
+    """Returns the exit code: 0; 2 after it has printed one sentence about an error; 130 or 143 after a signal."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, _stop)
@@ -69,8 +69,11 @@ def _tokenise(arguments: argparse.Namespace) -> int:
 
 
 def _for_run() -> int:
-    """Makes and checks the data of the settings on stdin, and prints a mistake in them on stdout. Started by the
-    training's first process."""
+    """Tokenises and checks the training data of the settings that are read from stdin. Returns the exit code.
+
+    Prints to stdout the number of held-out samples, or one sentence about an error. Rank 0 of a training job starts
+    this process.
+    """
     die_with_parent(os.getppid(), signal.SIGINT)
     progress = ProgressLine(sys.stderr.isatty())
     try:

@@ -7,9 +7,9 @@
     torchrun --nproc-per-node=4 -m recycle_pp.train +join=runs/mine         # the same, with a shared run folder
     python -m recycle_pp.train --help                           # every key
 
-Each of these processes becomes a supervisor (`recycle_pp.supervisor`). Rank 0 reads the configuration first. A mistake
-in it ends the process with exit code 2 and one sentence, before any worker starts. torchrun's summary repeats it. Other
-exit codes: 0 done, 1 the job failed, 130 Ctrl-C, 143 SIGTERM (docs/exit-codes.md).
+Each of these processes becomes a supervisor (`recycle_pp.supervisor`). Rank 0 reads the configuration first. If
+it contains a mistake, the process prints one sentence and exits with code 2 before any worker starts. The summary of
+torchrun repeats the sentence. Other exit codes: 0 done, 1 the job failed, 130 Ctrl-C, 143 SIGTERM (docs/exit-codes.md).
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from recycle_pp.wire.launch import Address, Launch
 if TYPE_CHECKING:
     from recycle_pp.config.node_settings import NodeSettings
 
-AT_MOST = 256_000_000  # most bytes of text to tokenise while other processes wait, which they do for ten minutes
+# Maximum bytes of text to tokenise at the start of a job with several processes: the others wait only ten minutes.
+AT_MOST = 256_000_000
 
 
 def main(arguments: list[str]) -> int:
@@ -75,7 +76,7 @@ def _main(arguments: list[str]) -> int:
         return refuse(str(error), launch.local_rank)
     code = 0 if complete else asyncio.run(supervise(launch, address, settings, run, node))
     if code == 0 and settings is not None and run is not None and settings.checkpoint.hf_at_end:
-        return export(run, max(done, settings.run.steps))  # a complete run may have more steps
+        return export(run, max(done, settings.run.steps))  # a run that was complete before may have more steps
     return code
 
 
@@ -88,12 +89,12 @@ def _with_address(arguments: list[str]) -> list[str]:
 
 class Prepared(NamedTuple):
     """
-    settings  of rank 0, after a resume and measurements; checked
-    run       of rank 0
-    address   of the coordinator; None if the ranks of one node find it by their private file
-    complete  a sentence, if nothing is left to do
-    node      the settings with which this node was started, if the job has several nodes
-    done      steps in the newest checkpoint
+    settings  the validated settings of the job, with the values of a resumed run and of measurements; only on rank 0
+    run       the run folder; only on rank 0
+    address   the coordinator's address; None if all ranks are on one node and read the address from a private file
+    complete  a sentence for the user if the run is already complete, else empty
+    node      the settings with which this node was started; None if the job has a single node
+    done      number of steps in the newest checkpoint
     """
 
     settings: Settings | None = None
@@ -105,7 +106,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(launch: Launch, arguments: list[str]) -> Prepared:
-    """The information that this rank needs to join. On a single node only rank 0 reads the configuration."""
+    """The information that this rank needs to join the job. On a single node only rank 0 reads the configuration."""
     if launch.rank > 0 and launch.one_node:
         return Prepared()
     from recycle_pp.config.compose import compose
@@ -124,7 +125,7 @@ def prepare(launch: Launch, arguments: list[str]) -> Prepared:
     try:
         return _prepare_job(launch, arguments, settings, address, node)
     except ValueError as error:
-        if not launch.one_node:  # only rank 0 has checked this
+        if not launch.one_node:  # ranks on other nodes have not run these checks
             startup.update("sends the other nodes the reason of the refusal")
             asyncio.run(dismiss(launch, address, str(error), code=2, seconds=REFUSED_SECONDS))
         raise
@@ -133,7 +134,7 @@ def prepare(launch: Launch, arguments: list[str]) -> Prepared:
 def _prepare_job(
     launch: Launch, arguments: list[str], settings: Settings, address: Address | None, node: NodeSettings | None
 ) -> Prepared:
-    """Rank 0's part: the checks, the data, and the run folder."""
+    """Does the work of rank 0: validates the settings, prepares the data and creates the run folder."""
     from recycle_pp.config.checks import validate
     from recycle_pp.telemetry.exporters.exporter import refuse_missing
 
@@ -164,7 +165,7 @@ def _prepare_job(
 
 
 def measured(settings: Settings) -> Settings:
-    """The settings with numbers instead of model.split=auto and parallel.memory=auto. May run a part of the model."""
+    """The settings with numbers instead of model.split=auto and parallel.memory=auto. May measure some layers."""
     values: dict[str, Any] = {}
     if settings.model.split == "auto":
         from recycle_pp.fitting.balance import balanced
@@ -178,7 +179,10 @@ def measured(settings: Settings) -> Settings:
 
 
 def continued(settings: Settings, arguments: list[str]) -> tuple[Settings, list[str]]:
-    """(the settings of the resumed run, its changes); `settings` unchanged if the command line resumes no run."""
+    """Returns the settings of the resumed run, and a sentence for each key that changes.
+
+    Returns `settings` and no sentences if the command line resumes no run.
+    """
     folder = RunFolder(settings.run.dir)
     if settings.run.resume in (True, "auto") and folder.config.exists() and finished(folder.checkpoints):
         from recycle_pp.config.resume import take_up
@@ -190,7 +194,8 @@ def continued(settings: Settings, arguments: list[str]) -> tuple[Settings, list[
 def prepare_data(settings: Settings, world: int) -> None:
     """Tokenises the text of data.path if necessary, shows the progress, and checks the result. Blocks.
 
-    Runs in a separate process, so that this one stays small. A signal ends both, and the next start continues.
+    Tokenising runs in a separate process, so that this process stays small. A signal ends both processes, and the next
+    start of the job continues the tokenising.
     """
     from recycle_pp.data.sources import needs_preparation, untokenised
 
@@ -218,9 +223,9 @@ def prepare_data(settings: Settings, world: int) -> None:
 
 
 def export(run: RunFolder, step: int) -> int:
-    """Exports the last checkpoint to a Hugging Face folder, in a separate process. Returns 0, or 1 if that failed."""
+    """Exports the last checkpoint to a Hugging Face folder, in a separate process. Returns 0, or 1 if this failed."""
     out = run.path / "hf" / f"step-{step:06d}"
-    if out.exists():  # exported before a resume
+    if out.exists():  # an earlier start of this run has exported it
         return 0
     command = [sys.executable, "-m", "recycle_pp.export", str(run.path), str(out), "--step", str(step)]
     if code := subprocess.run(command, check=False).returncode:
@@ -229,7 +234,7 @@ def export(run: RunFolder, step: int) -> int:
 
 
 def _steps_done(run: RunFolder) -> int:
-    """Steps in the newest intact checkpoint; 0 without checkpoints. ValueError if all of them are damaged."""
+    """Number of steps in the newest intact checkpoint; 0 without checkpoints. ValueError if all are damaged."""
     from recycle_pp.coordinator.checkpoints import newest_whole
 
     done, damaged = newest_whole(run.checkpoints)
@@ -240,14 +245,14 @@ def _steps_done(run: RunFolder) -> int:
 
 
 if __name__ == "__main__":
-    # Until the supervisor installs its handlers: no traceback for a Ctrl-C. It also ends with torchrun's agent.
-    # one rank per node, because torchrun's summary lists each nonzero code
+    # Until the supervisor installs its own handlers, a signal ends this process without a traceback. Only one rank of
+    # each node then exits with a nonzero code, because torchrun's summary lists every rank with one.
     speaks = os.environ.get("LOCAL_RANK", "0") == "0"
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, frame: os._exit(128 + number if speaks else 0))
     faulthandler.enable()
     if "RANK" in os.environ:
-        die_with_parent(os.getppid(), signal.SIGTERM)
+        die_with_parent(os.getppid(), signal.SIGTERM)  # the parent is torchrun's agent
     code = main(sys.argv[1:])
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):

@@ -42,14 +42,14 @@ POLL = 0.5  # seconds between checks of a running job
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The exit code: 0; 2 after one sentence about a mistake; 130 if interrupted."""
+    """Returns the exit code: 0; 2 after it has printed one sentence about an error; 130 if interrupted."""
     return exit_code(lambda: _run(_parser().parse_intermixed_args(argv)), "visualize")
 
 
 def _run(arguments: argparse.Namespace) -> int:
     if not arguments.follow:
         return _once(arguments)
-    with suppress(KeyboardInterrupt):  # the intended way to end it
+    with suppress(KeyboardInterrupt):  # Ctrl-C is the intended way to end --follow
         return _follow(arguments)
     return 0
 
@@ -87,13 +87,13 @@ def _once(a: argparse.Namespace) -> int:
 
 
 def _charts(a: argparse.Namespace, source: Source) -> list[Chart]:
-    """One chart, or those to compare, starting with the reference."""
+    """One chart, or several to compare. The first one is the reference."""
     if source.run and source.shown is not None:
         return charts_of(source.run, source.step, with_plan=a.with_plan)
     chosen = _plan_of(source)
     moved = source.problem.layers is not None and bool(source.problem.dead)
     charts = [Chart.of(chosen, "boundaries moved" if moved else title_of(chosen) if a.against else "")]
-    if moved:  # for comparison: only re-routed
+    if moved:  # for comparison: re-routed, with the boundaries as they were
         rerouted = plan_rerouted(source.problem, seconds=SECONDS)
         charts.insert(0, Chart.of(replace(rerouted, time_unit=source.unit), "re-routed"))
     if not a.against:
@@ -155,7 +155,7 @@ def _write(charts: list[Chart], against: Baselines, out: str, a: argparse.Namesp
 
 
 def _all_steps(run: RunReader) -> list[page.Step]:
-    """A page step for every traced step."""
+    """A `page.Step` for every traced step."""
     stops = []
     for step in run.traced():
         charts = charts_of(run, step, with_plan=True)

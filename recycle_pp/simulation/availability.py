@@ -27,7 +27,7 @@ UNITS = {"hour": HOUR, "minute": MINUTE, "second": 1.0}
 
 
 class Change(NamedTuple):
-    """From `at` (seconds from the start) on the machine is up, or down."""
+    """A machine that goes up or down. at: seconds from the start."""
 
     at: float
     machine: int
@@ -40,7 +40,7 @@ class Availability:
 
     machines: int
     seconds: float  # length of the trace
-    changes: tuple[Change, ...]  # by time
+    changes: tuple[Change, ...]  # sorted by time
     absent: frozenset[int] = frozenset()
 
     @property
@@ -73,7 +73,7 @@ def read(path: str | Path, *, seed: int = 0, machines: int | None = None) -> Ava
     machines: number of machines; None: the largest number in the file.
 
     Raises:
-        ValueError: one sentence: the file is of another kind.
+        ValueError: the file is of neither kind.
         OSError: the file cannot be read.
     """
     with Path(path).open(newline="") as file:
@@ -142,12 +142,13 @@ def draw(
     *, machines: int, seconds: float, mtbf: float, repair: float, seed: int = 0, shape: float = 1.0,
     groups: Iterable[tuple[int, float]] = (),
 ) -> Availability:  # fmt: skip
-    """Independent failures of machines, and failures of groups.
+    """A random availability: machines fail independently, and groups of machines fail together.
 
     mtbf, repair   mean seconds until a machine fails, and until it or its replacement is up
-    shape          of the Weibull distribution of times to failure: 1 is exponential, below 1 failures come in bursts;
-                   repair times are exponential
-    groups         (adjacent machines that fail together, mean seconds until such a group fails): nodes, racks, zones
+    shape          shape of the Weibull distribution of times to failure: 1 is exponential, below 1 failures come in
+                   bursts; repair times are exponential
+    groups         (number of adjacent machines that fail together, mean seconds until such a group fails), for nodes,
+                   racks or zones
 
     The same seed gives the same availability."""
     rng = random.Random(f"failures {seed}")

@@ -1,10 +1,10 @@
-"""The extra time of a step in which a worker dies, from a plan of the remainder by the recovery protocol.
+"""The extra time of a step in which a worker dies, from a plan of the remainder: the ops that then still have to run.
 
     broken = BrokenSteps(times)
     broken.excess((6, 6, 6, 6), layout, stage=2)       # seconds, without the stall
 
-A plan is cut at some moment and the dead worker's record is dropped. `protocol.ledger.remainder` computes the remaining
-ops, and the planner plans them, as in a real recovery."""
+The plan of the step is cut at the moment of the death, and the dead worker's record of done ops is dropped. Then
+`protocol.ledger.remainder` computes the remaining ops and the planner plans them, as in a real recovery."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from .job import Shape
 from .step_times import StepTimes
 
 CUTS = (0.2, 0.5, 0.8)
-"""Moments at which a step is cut, as shares of the step. Deaths are uniform in time."""
+"""Moments at which a step is cut, as shares of its length. Deaths are assumed to be uniform in time."""
 MOST = 24
-"""Maximum number of memberships and stages that are cut. Others use the mean of those, as a share of their step."""
+"""Maximum number of combinations of membership and stage that are cut. All others use the mean result of these."""
 LARGEST = 20_000
-"""Maximum number of ops of a step that is planned for each cut. Larger steps are cut once."""
+"""Number of ops. Larger steps are cut only once, in the middle."""
 
 
 class BrokenSteps:
     def __init__(self, times: StepTimes) -> None:
         self._times = times
-        self._known: dict[tuple[Shape, Layout, int], float] = {}  # share of the step
-        self._usual = 0.5  # before the first measurement
+        self._known: dict[tuple[Shape, Layout, int], float] = {}  # extra time as a share of the step
+        self._usual = 0.5  # mean share; this one before the first measurement
 
     def forget(self) -> None:
-        """Drops the results that are based on estimated plans."""
+        """Drops all results. Called after `StepTimes.plan`, since they were computed without its plans."""
         self._known.clear()
         self._usual = 0.5
 

@@ -1,4 +1,4 @@
-"""All policies on the same machines.
+"""Simulates all policies on the same machines.
 
 result = compare(job, there, costs, NAMES, seed=1)
 result.outcomes["rebalanced"].relative, result.times.covered

@@ -1,4 +1,4 @@
-"""Costs of a loss, a return and a checkpoint: measured by this project if possible, otherwise stated assumptions.
+"""Costs of losing a machine, of its return, and of a checkpoint: measured by this project, or stated assumptions.
 
 costs = Costs(recovery=Recovery.load("bench/out/recovery-fork-sleep.json"), bandwidth=2.5e9)
 costs.recovery.stall(rng), costs.transfer(16e9)
@@ -15,11 +15,11 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Recovery:
-    """Measured seconds.
+    """Measured durations, in seconds.
 
-    stalls    from a death until all workers continue
-    returns   from a death, on a machine that stays up, until the next process requests the state
-    source    the measurement
+    stalls    each from a death until all workers continue
+    returns   each from the death of a process, on a machine that stays up, until its next process requests the state
+    source    description of the measurement
     """
 
     stalls: tuple[float, ...]
@@ -31,7 +31,10 @@ class Recovery:
 
     @classmethod
     def load(cls, path: str | Path) -> Recovery:
-        """The output of bench/recovery.py. ValueError for another file, OSError if it cannot be read."""
+        """Reads the stalls in an output file of bench/recovery.py. `returns` are those of `measured`.
+
+        Raises ValueError if the file has another content, OSError if it cannot be read.
+        """
         try:
             data = json.loads(Path(path).read_text())
             launcher = f"{data['arguments']['launcher']}, compute={data['arguments']['compute']}"
@@ -44,18 +47,18 @@ class Recovery:
 
 
 def measured() -> Recovery:
-    """Measurements for this version: `recovery.json` beside this file, from bench/recovery.py."""
+    """The measurements of this version, from `recovery.json` beside this file. bench/recovery.py made them."""
     data = json.loads((files(__package__) / "recovery.json").read_text())
     return Recovery(tuple(data["stall_seconds"]), tuple(data["return_seconds"]), data["source"])
 
 
 @dataclass(frozen=True)
 class Costs:
-    """In seconds, and bytes per second. All but `recovery` are assumptions, set by flags.
+    """Durations in seconds, and a bandwidth in bytes per second. All except `recovery` are assumptions, set by flags.
 
     bandwidth     rate at which a worker receives a state
-    start         until a process on a new machine is ready: image, imports, CUDA
-    restart       of the whole job from a checkpoint: stop, start, load
+    start         from a machine's arrival until its process is ready: image, imports, CUDA
+    restart       restart of the whole job from a checkpoint: stop, start, load
     checkpoint    pause of training for each checkpoint, in policies that depend on checkpoints
     swap          replacement of a lost worker by a spare: about 20 s (TrainMover, arXiv 2412.12636, 1024 GPUs)
     quorum        stall of torchft's survivors: 1.05 s, measured on CPUs with timeouts of 1 s

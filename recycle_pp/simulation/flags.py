@@ -109,7 +109,10 @@ def policies_of(text: str) -> list[str]:
 
 
 def job_of(given: argparse.Namespace, microbatches: int | None) -> Job:
-    """The job of a profile, a preset, or durations. microbatches: per pipeline; None: as in the profile's run."""
+    """The job of --profile, of --model and --gpu, or of --durations.
+
+    microbatches: per pipeline; None: as in the profile's run
+    """
     for name in ("pipelines", "stages", "layers", "microbatch_size"):
         if getattr(given, name) is not None and getattr(given, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be at least 1")

@@ -3,8 +3,8 @@
     fleet = cheapest(kinds, target=40.0, repair=1200, lost=8.0)       # needs scipy
     fleet.counts, fleet.dollars_an_hour
 
-There are n_k whole machines of kind k. Each is up for a share a_k of the time and paid while it is up. It works s_k
-times as fast as the job's own machines and is interrupted i_k times an hour. Each interruption costs the whole job
+There are n_k whole machines of kind k. Each is up for a share a_k of the time and is paid for while it is up. It works
+s_k times as fast as the job's own machines and is interrupted i_k times an hour. Each interruption costs the whole job
 `lost` seconds:
 
     minimise    sum n_k a_k price_k
@@ -29,7 +29,10 @@ from .step_times import StepTimes
 
 @dataclass(frozen=True)
 class Fleet:
-    """Averages over the machines that are up. counts: machines of each kind, in the order of the kinds."""
+    """A number of machines of each kind, in the order of the kinds, and averages over time.
+
+    A machine counts in the averages only while it is up.
+    """
 
     counts: tuple[int, ...]
     dollars_an_hour: float
@@ -40,10 +43,10 @@ class Fleet:
 
 @dataclass(frozen=True)
 class Demand:
-    """What a throughput requires.
+    """The machines that a throughput requires.
 
-    machines   machines of speed 1 that are never interrupted
-    lost       seconds of the job that an interruption costs
+    machines   machines of speed 1 that would be enough without interruptions
+    lost       seconds that one interruption costs the whole job
     """
 
     machines: float
@@ -51,7 +54,7 @@ class Demand:
 
 
 def demand(job: Job, costs: Costs, per_hour: float) -> Demand:
-    """The demand of a throughput, from the job's plan without deaths.
+    """The demand for a throughput, from the job's plan without deaths.
 
     Any fleet is assumed to be as efficient as that plan. An interruption costs a stall, the extra time of the step, and
     the start of the replacement and the transfer of its state, during which one worker is missing.

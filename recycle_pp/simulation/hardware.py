@@ -35,18 +35,20 @@ GPUS = {
     "b200": Gpu(2250e12, 180e9),
 }
 STATE = 12
-"""Bytes of state per parameter sent to a joining worker: a float32 weight and its two moments."""
+"""Bytes of state per parameter that a joining worker receives: a float32 weight and its two moments."""
 
 
 def job_on(
     model: str, gpu: str, *, pipelines: int, stages: int, microbatches: int, microbatch_size: int = 1,
     utilization: float = 0.4, memory: Any = None, optimizer: str = "staggered",
 ) -> Job:  # fmt: skip
-    """The model of `model=NAME` on that GPU. Embedding and head count as layers.
+    """A job that trains the preset `model=NAME` on this GPU. Embedding and head count as layers.
 
-    Each of F, I and W takes 2 operations per parameter and token, and a third of the attention.
+    Each of F, I and W takes 2 operations per parameter and token, and a third of all operations of the attention.
 
-    utilization: the share of the data sheet's operations that F, I and W reach. ValueError for an unknown name.
+    utilization: share of the data sheet's operations per second that F, I and W reach
+
+    Raises ValueError for an unknown model or GPU.
     """
     if gpu not in GPUS:
         raise ValueError(f"--gpu must be one of {', '.join(GPUS)}, not {gpu!r}")

@@ -17,16 +17,16 @@ from recycle_schedules.layers import TIMES, Layout
 from recycle_schedules.op_kinds import SPLIT
 
 Shape = tuple[int, ...]
-"""Live workers of each stage, (P,). A plan depends on nothing else, since pipelines are alike."""
+"""Number of live workers of each stage: (P,). A plan's length depends on nothing else, since pipelines are alike."""
 
 
 @dataclass(frozen=True)
 class Job:
     """
-    problem       with `layers`, no deaths, in seconds
-    layer_bytes   state of each layer (weights and moments), which a worker that takes over the layer receives
-    tokens        per step
-    source        of the durations, for the report
+    problem       the planner's problem, with `layers` and without deaths; times in seconds
+    layer_bytes   bytes of each layer's state (weights and moments), sent to a worker that takes over the layer
+    tokens        tokens per step; 0 if unknown
+    source        origin of the durations, for the report
     """
 
     problem: Problem
@@ -44,11 +44,11 @@ class Job:
 
         durations      seconds of a stage's F, I, W and O with no deaths, one number or one per stage; spread evenly
                        over the layers of the stage
-        worker_bytes   state of a worker
-        send           seconds of a message
-        allreduce      seconds of a stage's sum
+        worker_bytes   bytes of a worker's state
+        send           seconds that a message takes
+        allreduce      seconds that the sum of a stage's gradients takes
 
-        ValueError, one sentence, for an impossible job."""
+        Raises ValueError for an impossible job."""
         if layers < stages:
             raise ValueError(f"--layers {layers}: at least one for each of the {stages} stages is needed")
         layout = even(layers, stages)
@@ -114,12 +114,12 @@ class Job:
         return self.total * sum(float(sums[kind][-1]) for kind in SPLIT)
 
     def stage_seconds(self, layout: Layout) -> tuple[float, ...]:
-        """(P,): seconds of F, I and W of one micro-batch."""
+        """Seconds of F, I and W together for one micro-batch, by stage: (P,)."""
         times = self.problem.model.durations(layout)
         return tuple(map(sum, zip(*(times[kind] for kind in SPLIT), strict=True)))
 
     def state_bytes(self, layout: Layout) -> float:
-        """State of a worker of the stage with the most."""
+        """Bytes of a worker's state, at the stage where it is largest."""
         ends = [sum(layout[: s + 1]) for s in range(self.stages)]
         return max(math.fsum(self.layer_bytes[e - n : e]) for e, n in zip(ends, layout, strict=True))
 

@@ -37,7 +37,7 @@ def job_of(
     """The measured job. Arguments that are None come from config.yaml beside the profile.
 
     Raises:
-        ValueError: one sentence: a file is missing or damaged, or `stages` differs from the measured number.
+        ValueError: a file is missing or damaged, or `stages` differs from the measured number.
     """
     folder = Path(path) if Path(path).is_dir() else Path(path).parent
     profile = folder / "profile.json" if Path(path).is_dir() else Path(path)

@@ -44,7 +44,7 @@ BARS = {
 HATCHES = {"recovering": "xxxx", "redone": "////", "idle": "....", "away": "\\\\\\\\"}
 WORDS = {"schedule": "bubbles, uneven loads", "away": "not there"}
 POINTS = 80
-"""Number of intervals that a curve is averaged over. Shorter ones would not be visible."""
+"""Number of intervals of a curve. It shows the mean over each interval; shorter ones would not be visible."""
 
 
 def save(comparison: Comparison, path: str | Path) -> None:

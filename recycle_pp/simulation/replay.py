@@ -1,11 +1,11 @@
-"""A real job of emulated workers on this machine, through an availability compressed into minutes.
+"""Runs a real job of emulated workers on this machine, with a long availability trace compressed into minutes.
 
     replayed = replay(job, there, seconds=240, seed=1)
     replayed.steps, replayed.there, replayed.run     # committed steps, actual availability, run folder
 
 torchrun starts the trainer with `emulate=sleep`: processes, messages and recoveries are real, and only ops sleep.
-`recycle_pp.chaos` kills workers and holds them back while they are down. Its output gives the killed workers and the
-exact times, so that the same changes can be simulated.
+`recycle_pp.chaos` kills workers and holds them back while they are down. It prints which workers it killed and when, so
+that the same changes can be simulated.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ from .job import Job
 WARM = 8
 """Steps before the trace begins. The first steps measure the durations."""
 STARTED = 240.0
-"""Timeout for these steps, in seconds."""
+"""Timeout in seconds for the job's start and these steps."""
 STRUCK = re.compile(r"\s*[\d.]+ s\s+(kill|return)\s+worker (\d+\.\d+)")
 
 
 @dataclass(frozen=True)
 class Replayed:
-    steps: float  # committed within the time of the trace
+    steps: float  # number of steps committed within the time of the trace
     there: Availability  # actual availability; machine k is worker (k // P, k % P)
     run: RunFolder
 
 
 def replay(job: Job, there: Availability, seconds: float, seed: int, folder: Path) -> Replayed:
-    """Runs a job of D x P local workers whose number follows `there`, in proportion.
+    """Runs a job of D x P local workers. The number of live workers follows `there`, scaled to D x P.
 
     Blocks for `seconds` plus the start and end of the job. folder: parent of the run folder.
 
     Raises:
         ValueError: the job's stages take different times, which cannot be emulated.
-        RuntimeError: the job ended; contains its last output.
+        RuntimeError: the job did not complete its first steps. The message contains the end of its output.
     """
     trace = folder / "trace.csv"
     trace.write_text("second,workers\n" + "".join(f"{at},{n}\n" for at, n in _counts(job, there, seconds)))
@@ -70,7 +70,7 @@ def replay(job: Job, there: Availability, seconds: float, seed: int, folder: Pat
 
 
 def _counts(job: Job, there: Availability, seconds: float) -> Iterator[tuple[float, int]]:
-    """The compressed trace: (seconds, workers). It begins with all workers, because the job does."""
+    """The compressed trace: (seconds, workers). It begins with all workers, because the job starts with all."""
     yield 0.0, job.workers
     for begin, _, machines in there.counts():
         yield max(0.2, begin * seconds / there.seconds), round(machines * job.workers / there.machines)
@@ -125,7 +125,10 @@ def _ended(run: RunFolder) -> bool:
 
 
 def _run_chaos(run: RunFolder, trace: Path, seed: int, stages: int, until: float) -> list[Change]:
-    """Kills and releases workers by the trace until then. Returns the actual changes (seconds from its start)."""
+    """Kills and releases workers as the trace says, until the time `until` (seconds since 1970) or the end of the job.
+
+    Returns the actual changes. Their times are seconds since chaos was started.
+    """
     command = [sys.executable, "-m", "recycle_pp.chaos", "--run-dir", str(run.path), "--trace", str(trace)]
     begun = time.time()
     changes: list[Change] = []
@@ -145,7 +148,7 @@ def _run_chaos(run: RunFolder, trace: Path, seed: int, stages: int, until: float
             while time.time() < until and not _ended(run):
                 time.sleep(0.2)
         finally:
-            chaos.send_signal(signal.SIGINT)  # releases the workers that it holds back
+            chaos.send_signal(signal.SIGINT)  # chaos then releases the workers that it holds back
             chaos.wait(30)
         listener.join(5)
     return changes

@@ -29,7 +29,7 @@ SHOWN = 8
 
 
 def table(found: Sequence[Comparison]) -> Table:
-    """A row for each policy. One comparison: all figures. Several: a column with `relative` for each."""
+    """A table with a row for each policy. One comparison: all figures. Several: `relative` of each."""
     out = Table(box=None, pad_edge=False)
     out.add_column("policy")
     names = found[0].outcomes
@@ -53,10 +53,10 @@ def table(found: Sequence[Comparison]) -> Table:
 def as_json(comparison: Comparison, kinds: Sequence[Kind] = ()) -> dict[str, Any]:
     """The figures of each policy.
 
-    relative              share of fault-free 1F1B
-    shares                of D x P workers' time: `work`, and the causes of lost time
-    dollars_per_million   per million tokens (micro-batches if the job has no tokens), by kind of machine; None if no
-                          work was done
+    relative              throughput relative to fault-free 1F1B
+    shares                shares of the time of all D x P workers: `work`, and each cause of lost time
+    dollars_per_million   price of a million tokens (micro-batches if the job has no tokens), by kind of machine;
+                          None if no work was done
     """
     prices = {kind.name: dollars(comparison, kind) for kind in kinds}
 
@@ -86,7 +86,7 @@ def label(policy: str) -> str:
 
 
 def summary(comparison: Comparison) -> list[str]:
-    """The throughput of the trainer as it is, with layers moved, and of the best published alternative."""
+    """Sentences about the throughput of the trainer as it is, of moving layers, and of the best other policy."""
     shares = {name: outcome.relative for name, outcome in comparison.outcomes.items()}
     out = []
     if TODAY in shares:
@@ -130,9 +130,9 @@ def remarks(comparison: Comparison) -> list[str]:
 
 
 def dollars(comparison: Comparison, kind: Kind) -> dict[str, float]:
-    """The price of a million tokens (micro-batches if the job has no tokens) on such machines, by policy.
+    """The price of a million tokens (of micro-batches if the job has no tokens) on machines of this kind, by policy.
 
-    All machines that are up are paid. Infinite if no work was done.
+    All machines that are up are paid for. The price is infinite if no work was done.
     """
     hours = comparison.there.mean * comparison.there.seconds / HOUR
     done = {name: _rate(comparison, o) * comparison.there.seconds / HOUR for name, o in comparison.outcomes.items()}
@@ -140,7 +140,7 @@ def dollars(comparison: Comparison, kind: Kind) -> dict[str, float]:
 
 
 def price_table(found: Sequence[tuple[Kind, Comparison]]) -> Table:
-    """A row for each policy, a column for each kind of machine: share of fault-free 1F1B, and dollars a million."""
+    """A row for each policy, and two columns for each kind of machine: share of fault-free 1F1B, dollars a million."""
     thing = "tokens" if found[0][1].job.tokens else "micro-batches"
     out = Table(box=None, pad_edge=False)
     out.add_column("policy")
@@ -157,7 +157,7 @@ def price_table(found: Sequence[tuple[Kind, Comparison]]) -> Table:
 
 
 def shape_table(found: Sequence[Found]) -> Table:
-    """The fastest shapes first. Work and causes as in `table`."""
+    """The SHOWN fastest shapes, fastest first. The columns for work and causes are those of `table`."""
     out = Table(box=None, pad_edge=False)
     for column in ("pipelines x stages x micro-batches", "micro-batches/h", "work", *CAUSES):
         out.add_column(column, justify="right")

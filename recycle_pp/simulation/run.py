@@ -47,16 +47,16 @@ class Policy(Protocol):
 
 @dataclass
 class Outcome:
-    """steps is a float, because the last step may be incomplete. relative: to fault-free 1F1B throughout."""
+    """steps is a float, because the last step may be incomplete. relative: throughput relative to fault-free 1F1B."""
 
     policy: str
     seconds: float
     steps: float
     relative: float
-    shares: dict[str, float]  # of D x P workers' time, by cause, and "work"; they add up to 1
+    shares: dict[str, float]  # of the time of D x P workers, by cause, and "work"; they add up to 1
     redone: float  # steps that were completed and discarded
     changes: int
-    # (time from which it holds, pace relative to fault-free 1F1B, machines up)
+    # (time in seconds, pace from then on relative to fault-free 1F1B, machines up)
     curve: list[tuple[float, float, int]] = field(repr=False)
     spent: dict[Key, float] = field(repr=False)  # seconds by membership, for `StepTimes.plan`
     note: str = ""
@@ -100,7 +100,7 @@ class Run:
         self._until = max(self._until, self.now) + seconds
 
     def drop_step(self, batch: float = 1.0) -> None:
-        """Discards the step in progress, half a step on average, unless the job is stalled."""
+        """Discards the step in progress, on average half a step. Does nothing while the job is stalled."""
         if self._until <= self.now and self._pace:
             self.throw_away(batch / 2)
 
@@ -139,7 +139,7 @@ class Run:
         self._pass(to)
 
     def _pass(self, to: float) -> None:
-        """Advances time without changes, except that a stall may end."""
+        """Advances time to `to`. In between nothing changes, except that a stall may end."""
         workers = self.job.workers
         live = min(len(self.up), workers)
         used = min(self._used, live)
@@ -161,7 +161,7 @@ class Run:
             self.curve.append((to - going, self.pace * self.reference, len(self.up)))
 
     def _note(self) -> None:
-        """Adds a point to the curve, and replaces one of the same moment."""
+        """Adds a point to the curve, or replaces the last one if it has the same time."""
         if self.curve and self.curve[-1][0] == self.now:
             self.curve.pop()
         still = self._until > self.now

@@ -1,9 +1,10 @@
-"""The best D x P x M for expected machines.
+"""Finds the best pipelines x stages x micro-batches (D x P x M) for the expected machines.
 
     for found in best_shapes(job, there, costs, "rebalanced", capacity=80e9): found.job, found.rate
 
-Layers and global batch stay the same, and a stage must fit into a machine. The number of pipelines uses either all
-machines, or the mean number that are up and leaves the rest as spares. Every shape is simulated on the same machines.
+Layers and global batch stay the same, and a stage must fit into a machine. For each number of stages there are two
+candidates: one uses all machines, the other the mean number of machines that are up, and leaves the rest as spares.
+Every shape is simulated on the same machines.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from .job import Job
 from .run import Outcome
 
 PLANS = 8
-"""Plans for each shape. Two shapes differ by more than the error of the estimates."""
+"""Plans made for each shape. Few are enough, because shapes differ by more than the error of the estimates."""
 DEEPEST = 16
 """Maximum number of stages. More stages only add bubbles."""
 

@@ -1,19 +1,21 @@
-"""The duration of a step, by membership, from plans that are each made once.
+"""The duration of a step for each membership (the number of live workers of each stage), from plans.
 
     times = StepTimes(job)
     times.reference                          # a fault-free step of 1F1B: the unit of all results
     times.one_f_one_b(stages=4, microbatches=38)
     layout = times.layout((5, 6, 6, 4))      # the boundaries between stages that suit this membership
     times.seconds((5, 6, 6, 4), layout)
-    times.plan(spent)                        # make real plans of those memberships that lasted longest
+    times.plan(spent)                        # makes plans for the memberships that lasted longest
 
-The duration of a plan depends only on the number of live workers of each stage. A month of a thousand machines still
-has tens of thousands of such memberships, and most last for seconds. So a simulation runs twice:
+The duration of a plan depends only on the membership, so each plan is made once. A month of a thousand machines still
+has tens of thousands of memberships, and most last for seconds. So a simulation runs twice:
 
-1. by *load*, the work of the fullest worker, to find out how long each membership lasts;
-2. with plans of the longest-lasting memberships. The median ratio of plan to load is applied to all others.
+1. With estimates by *load*, the work of the fullest worker, to find out how long each membership lasts.
+2. With plans for the memberships that lasted longest. All others are estimated: their load times the median ratio of
+   plan to load.
 
-`covered` is the share of the time that was planned. `spread` is the deviation of plans from that rule.
+`covered` is the share of the time with a planned membership. `spread` is the mean relative deviation of the plans from
+their estimates.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ Key = tuple[Shape, Layout]
 
 SEARCHED, SMALL = 24, 1500
 """In jobs of up to `SMALL` ops per step, the `SEARCHED` longest-lasting memberships get a search over layouts. Others
-get the plan of the most even layout, which in larger jobs is within 0.4 % of it."""
+get the plan of the most even layout, which in larger jobs is within 0.4 % of the searched one."""
 
 
 class StepTimes:
@@ -58,7 +60,7 @@ class StepTimes:
 
     @cache  # noqa: B019  (lives as long as the simulation)
     def one_f_one_b(self, stages: int, microbatches: int) -> float:
-        """Step of one pipeline with its best layout, including optimizer steps."""
+        """Seconds of a 1F1B step of one pipeline with its best layout, optimizer steps included."""
         return one_f_one_b(self._usual(stages).replace(microbatches=microbatches)).makespan
 
     @cache  # noqa: B019
@@ -74,13 +76,16 @@ class StepTimes:
     # ---- schedules of recycle_pp
 
     def layout(self, shape: Shape) -> Layout:
-        """The boundaries that suit the membership: those of its plan, otherwise the most even load."""
+        """The layout that suits the membership: that of its plan, otherwise the one with the most even load."""
         if shape not in self._layouts:
             self._layouts[shape] = self._even(shape)
         return self._layouts[shape]
 
     def seconds(self, shape: Shape, layout: Layout) -> float:
-        """A step in which every stage has a live worker: the period of its plan, otherwise the estimate."""
+        """Seconds of a step: the period of its plan if there is one, otherwise an estimate.
+
+        Every stage must have a live worker.
+        """
         key = shape, layout
         if key in self.planned:
             return self.planned[key].value
@@ -89,12 +94,12 @@ class StepTimes:
         return self._estimates[key]
 
     def load(self, shape: Shape, layout: Layout) -> float:
-        """The work of the fullest worker, a lower bound of any plan."""
+        """Seconds of work of the fullest worker. No plan is shorter."""
         N = self.job.total
         return max(-(-N // n) * t for n, t in zip(shape, self.job.stage_seconds(layout), strict=True))
 
     def plan(self, spent: Mapping[Key, float]) -> None:
-        """Plans the memberships that took the most time. spent: seconds by membership."""
+        """Plans the memberships that lasted longest. spent: seconds that each membership lasted."""
         ranked = sorted((key for key in spent if spent[key] > 0), key=lambda key: -spent[key])
         mine = self.job.layout
         for number, (shape, layout) in enumerate(ranked[: self.most]):

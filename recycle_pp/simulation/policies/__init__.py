@@ -1,4 +1,4 @@
-"""Reactions to losses: one class each, with its source.
+"""The reactions of training systems to lost machines: one class for each system.
 
 for policy in policies("rebalanced", world): ...     # several variants: the best outcome counts
 """

@@ -17,12 +17,13 @@ from .base import Base, World
 class Rerouted(Base):
     """The policy of the trainer.
 
-    - A death costs the measured stall and the extra time to redo the lost ops (the protocol's remainder, planned). From
-      then on steps follow the plan for the remaining workers.
+    - A death costs the measured stall and the extra time to redo the lost ops (`broken_step`). From then on steps
+      follow the plan for the remaining workers.
     - A joining machine takes the vacant place at the stage with the fewest workers. A peer sends it the state while
       training continues, and it takes part from the next commit.
-    - If a stage loses all its workers, others move in, all load the newest checkpoint, and later steps are redone.
-    - With fewer workers than stages the job stops until there are more."""
+    - If a stage loses all its workers, workers of other stages move there, all workers load the newest checkpoint, and
+      the steps after it are redone.
+    - With fewer workers than stages, the job stops until there are enough."""
 
     def __init__(self, world: World, name: str, broken: BrokenSteps, save_every: float = 600.0) -> None:
         super().__init__(world, name)
@@ -33,12 +34,12 @@ class Rerouted(Base):
         D, P = self.job.pipelines, self.job.stages
         self.layout = self.job.layout
         self.roles = {rank: Worker(rank // P, rank % P) for rank in range(D * P)}
-        self.ranks: dict[int, int] = {}  # by machine that takes part or is joining
+        self.ranks: dict[int, int] = {}  # machine -> rank, of machines that take part or are joining
         self.joining: set[int] = set()
         self.waiting: list[int] = []  # machines without a place
-        self.attempts: Counter[int] = Counter()  # joins of each machine
-        self.version = 0  # of the membership
-        self.saved = 0.0  # steps in the newest checkpoint
+        self.attempts: Counter[int] = Counter()  # machine -> number that grows when its scheduled join becomes void
+        self.version = 0  # grows with every change of the membership
+        self.saved = 0.0  # number of steps in the newest checkpoint
         run.later(self.save_every, self._save)
         for machine in sorted(run.up):
             if machine < D * P:
@@ -105,11 +106,11 @@ class Rerouted(Base):
             self._expect(machine)
 
     def _worth(self, live: list[int], stage: int) -> float:
-        """Rank of a stage for a new machine, smallest first: stages with the fewest workers."""
+        """Sort key of a stage. A new machine joins the stage with the smallest key: that with the fewest workers."""
         return live[stage]
 
     def _place_of(self, machine: int, best: int) -> int:
-        """The vacant place for the machine: the best one, since any machine may take it."""
+        """The vacant rank that the machine takes: `best`, since any machine may take any rank."""
         return best
 
     def _expect(self, machine: int) -> None:
@@ -125,7 +126,7 @@ class Rerouted(Base):
             self._adopt()
 
     def _restore(self) -> None:
-        """Restarts all machines from the newest checkpoint, if there are enough."""
+        """Restarts all machines from the newest checkpoint, if there are at least as many as stages."""
         self.run.throw_away(self.run.done - self.saved)
         self.version += 1
         self.live = [0] * self.job.stages
@@ -163,8 +164,11 @@ class Rerouted(Base):
 
 
 class Respawned(Rerouted):
-    """`Rerouted` for a replay, in which only processes die. A returning process takes its own place (machine k is rank
-    k). Chaos never kills the last member of a stage. If a trace suggests that, a joining member has already arrived."""
+    """`Rerouted` for a replay, in which only processes die. A returning process takes its former rank (machine k
+    is rank k).
+
+    `recycle_pp.chaos` never kills the last member of a stage. So if the last member dies in the simulation although a
+    worker is joining the stage, that worker had already joined in reality."""
 
     def _place_of(self, machine: int, best: int) -> int:
         return machine if machine in self.free else best
@@ -177,11 +181,11 @@ class Respawned(Rerouted):
 
 
 class Rebalanced(Rerouted):
-    """`Rerouted`, and the boundaries between stages move to balance the load (`plan_layout`).
+    """`Rerouted` that also moves the boundaries between stages, to balance the load (`plan_layout`).
 
-    A worker receives its missing layers while training continues with the old layout, and uses them from the commit
-    after that. A further change cancels the move. A move that gains less than 1 % is not started. The planner supports
-    this; the trainer does not move layers at run time yet."""
+    While training continues with the old layout, workers receive the layers that they lack. The new layout is used from
+    the first commit after that. If the membership changes before, the move is cancelled. A move that gains less than
+    1 % is not started. The planner supports this; the trainer does not move layers at run time yet."""
 
     def _adopt(self) -> None:
         super()._adopt()
@@ -192,7 +196,7 @@ class Rebalanced(Rerouted):
             self.run.later(seconds, lambda: self._moved(version, target))
 
     def _worth(self, live: list[int], stage: int) -> float:
-        """Seconds of the resulting step."""
+        """Sort key of a stage: seconds of a step if the new machine joins this stage."""
         shape = tuple(n + (s == stage) for s, n in enumerate(live))
         return self.world.times.seconds(shape, self.world.times.layout(shape)) if 0 not in shape else float(stage)
 

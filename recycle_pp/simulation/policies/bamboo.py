@@ -9,13 +9,13 @@ from .base import Base
 
 
 class Bamboo(Base):
-    """Every worker also computes the forward of the next stage, so that it can take over when that worker dies (Thorpe
-    et al., NSDI'23). A step therefore takes (2F + I + W) / (F + I + W) as long. A lost machine costs no work, but the
-    pipelines are formed again from all machines that are up, in `reconfigure` seconds. Surplus machines stand by and
-    replace lost ones.
+    """Every worker also computes the forward of the next stage, so that it can replace a dead worker of that stage
+    (Thorpe et al., NSDI'23). A step therefore takes (2F + I + W) / (F + I + W) times as long. A lost machine costs no
+    work, but the pipelines are formed again from all machines that are up, in `reconfigure` seconds. Surplus machines
+    stand by and replace lost ones.
 
     Simplified: redundant forwards never fit into bubbles, and memory always suffices (on ReCycle's trace the larger
-    model ran out of memory; the small one reached 57.7 %)."""
+    model ran out of memory; the small one reached 57.7 % of the fault-free throughput)."""
 
     def begin(self, run: Run) -> None:
         super().begin(run)

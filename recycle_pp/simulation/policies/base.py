@@ -14,8 +14,10 @@ from ..step_times import StepTimes
 
 @dataclass(eq=False)
 class World:
-    """The information available to a policy: durations of steps, costs, and the true mean seconds between losses, for
-    the choice of a checkpoint interval."""
+    """The information available to a policy: durations of steps, costs, and the true mean seconds between losses.
+
+    `between_losses` is for the choice of a checkpoint interval.
+    """
 
     times: StepTimes
     costs: Costs

@@ -1,4 +1,4 @@
-"""An upper bound of every policy."""
+"""An upper bound for every policy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .base import Base
 
 class Bound(Base):
     """Every machine that is up works all the time, up to D x P machines: no bubbles, no recovery, arbitrary division of
-    layers. A step is `Job.work` seconds of workers' time under any schedule."""
+    layers. Under any schedule a step takes `Job.work` seconds of workers' time."""
 
     def begin(self, run: Run) -> None:
         super().begin(run)

@@ -11,11 +11,12 @@ from .base import Base
 
 class Oobleck(Base):
     """All machines train, in pipelines whose lengths differ by at most one, each from a template planned in advance
-    (Jang et al., SOSP'23, doi 10.1145/3600006.3613152). No pipeline is shorter than P, the least that holds the model.
-    Micro-batches are divided so that all pipelines end together. The number of pipelines is the best for the machines.
+    (Jang et al., SOSP'23, doi 10.1145/3600006.3613152). No pipeline has fewer than P stages, the least that hold the
+    model. Micro-batches are divided so that all pipelines end together. The number of pipelines is the best one for the
+    machines.
 
-    Every change of membership costs the step and `reconfigure` seconds. On ReCycle's trace 79.4 % and 88.1 % of the
-    fault-free throughput were measured (two models)."""
+    Every change of membership costs the step and `reconfigure` seconds. ReCycle's authors measured 79.4 % and 88.1 %
+    of the fault-free throughput on their trace (two models)."""
 
     def begin(self, run: Run) -> None:
         super().begin(run)
@@ -52,7 +53,7 @@ class Oobleck(Base):
         even = total / pipelines
         if not longer:
             return self._pipeline(short, math.ceil(even))
-        # micro-batches of a short pipeline; longer ones are at least as fast
+        # m: micro-batches of a short pipeline; at most its even share, since longer pipelines are at least as fast
         for m in range(math.floor(even * 0.7), math.ceil(even) + 1):
             rest = math.ceil((total - m * (pipelines - longer)) / longer)
             if m >= 1 and rest >= 1:
@@ -60,7 +61,7 @@ class Oobleck(Base):
         return best
 
     def _pipeline(self, stages: int, microbatches: int) -> float:
-        """1F1B takes (M + P - 1) times the slowest stage, so two plans determine both unknowns."""
+        """Seconds of a 1F1B step: (M + P - 1) times the slowest stage. It is linear in M, so two plans determine it."""
         one = self.world.times.one_f_one_b
         stages = min(stages, self.job.problem.model.count)
         first, second = one(stages, 2 * stages), one(stages, 2 * stages + 1)

@@ -12,15 +12,16 @@ class Recycle(Base):
     """Peers take over the micro-batches of dead workers, with decoupled backward and staggered optimizer (Gandhi et
     al., SOSP'24, doi 10.1145/3694715.3695960). Failures are normalised: only their number matters, because workers move
     so that the dead are spread evenly over the stages. A step takes as long as our planner's plan, and at least as long
-    as a fault-free step of 1F1B, which runs until the first death.
+    as a fault-free step of 1F1B, the schedule until the first death.
 
-    A change costs our measured stall and the step. A worker that moves to another stage receives its state while all
-    others wait. Published for ReCycle's own job: 95.2 % of fault-free on its trace, including recovery."""
+    A death costs our measured stall and the step in progress. A worker that moves to another stage receives its
+    state while all others wait. The paper reports 95.2 % of the fault-free throughput for its own job and trace,
+    recovery included."""
 
     def begin(self, run: Run) -> None:
         super().begin(run)
         D, P = self.job.pipelines, self.job.stages
-        self.stage: dict[int, int] = {}  # by machine that takes part
+        self.stage: dict[int, int] = {}  # machine that takes part -> its stage
         self.attempts: Counter[int] = Counter()
         for k, machine in enumerate(sorted(run.up)[: D * P]):
             self.stage[machine] = k % P

@@ -52,7 +52,10 @@ class Spares(Base):
 
 
 def worth_trying(pipelines: int, stages: int, counts: list[tuple[float, float, int]]) -> list[int]:
-    """The candidate numbers of pipelines: those with enough machines most of the time, and those in between."""
+    """The candidate numbers of pipelines: those that fill low to high quantiles of the number of machines over time.
+
+    counts: (start, end, machines that are up) of each interval
+    """
     live = sorted((n, end - begin) for begin, end, n in counts)
     whole = sum(seconds for _, seconds in live)
     found, passed = set(), 0.0
