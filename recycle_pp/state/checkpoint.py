@@ -7,15 +7,16 @@
     newest(folder); state = load(path, names); about = read_about(path)
 
 `folder/step-000020` is an ordinary `torch.distributed.checkpoint` with the tensors `model.NAME`, `exp_avg.NAME`,
-`exp_avg_sq.NAME` and `exponent.NAME`. The names are those of the full model, so any split into stages can load it, and
-so can `dcp.load`.
+`exp_avg_sq.NAME` and `exponent.NAME`. The names are those of the full model, so a run with any split into stages can
+load the checkpoint, and so can `dcp.load`.
 
-The folder gets its name when all of its content is on disk. A killed save leaves `step-000020.tmp` and does not touch
-the previous checkpoint. Each attempt writes its part into a new folder, and only files named by these parts enter the
-checkpoint, so leftovers of a killed save never do. Saving uses no collective, so a dying stage cannot block the others.
+The folder gets its final name when all of its content is on disk. A killed save leaves `step-000020.tmp` and does not
+touch the previous checkpoint. Each attempt writes its part into a new folder, and `finish` uses only the parts that it
+is given, so leftovers of a killed save never enter a checkpoint. Saving uses no collective, so a dying stage cannot
+block the others.
 
-A part may contain boxes of tensors (`NAME@OFFSETS/SHAPE`, such as `model.head.weight@128,0/256,64`). The checkpoint
-stores them as chunks, like any sharded checkpoint of torch.
+A part may contain boxes, which are rectangular blocks of tensors (`NAME@OFFSETS/SHAPE`, such as
+`model.head.weight@128,0/256,64`). The checkpoint stores boxes as chunks, like any sharded checkpoint of torch.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from recycle_pp.wire.records import About
 from .checksum import ABOUT, fingerprint
 from .table_of_contents import check_chunks, check_files, read_table
 
-TOGETHER = "together.json"  # in a part: names of the tensors that it shares with other parts, as boxes
+TOGETHER = "together.json"  # file in a part: names of the tensors that several parts save together
 
 
 def _dcp() -> Any:
@@ -75,10 +76,11 @@ class Saver:
     ) -> Future[str]:
         """Copies `state` and returns. After the previous save, a thread writes it to step-STEP.tmp/stage-PART-....
 
-        together: names of the tensors that are shared with other parts; each worker saves its own boxes.
-        final: `state` does not change any more, so what is on the CPU is not copied.
+        together: names of the tensors that several parts save together; each worker saves its own boxes.
+        final: `state` does not change any more, so tensors that are on the CPU are not copied.
 
-        The future's result is the folder's name, once it is on disk; RuntimeError if it cannot be written.
+        The future's result is the name of the part's folder, once the part is on disk. The future raises RuntimeError
+        if the part cannot be written.
         """
         copy = {name: tensor.detach().to("cpu", copy=not final) for name, tensor in state.items()}
         before, self._saving = self._saving, Future()
@@ -93,7 +95,7 @@ class Saver:
         return not self._saving.done()
 
     def wait(self) -> str:
-        """Blocks until the last part is on disk; its name. RuntimeError if it could not be written."""
+        """Blocks until the last part is on disk. Returns its name. Raises RuntimeError if it could not be written."""
         return self._saving.result()
 
 
@@ -108,7 +110,7 @@ def _write_part(
         dcp.save(state, storage_writer=writer, no_dist=True)
         (part / TOGETHER).write_text(json.dumps(together))
     except BaseException as error:  # torch's CheckpointException is not an Exception
-        failures = getattr(error, "failures", None)  # it contains the original errors, by rank
+        failures = getattr(error, "failures", None)  # the original errors, by rank
         cause = failures[0][0] if failures else error
         saving.set_exception(RuntimeError(f"the checkpoint part {part} could not be written: {cause}"))
     else:
@@ -116,12 +118,12 @@ def _write_part(
 
 
 def finish(folder: str | Path, step: int, parts: Sequence[str], about: Mapping[str, Any]) -> Path:
-    """Merges parts into one checkpoint; its folder. Another worker may repeat the call if the first one dies.
+    """Merges parts into one checkpoint. Returns its folder. If the calling worker dies, another one may call again.
 
     parts  names that `Saver.save` returned
     about  JSON for a resume, see `describe`
 
-    Raises ValueError if a tensor or a box is in none of the parts, or if a file is shorter than it should be.
+    Raises ValueError if a tensor or a box is in none of the parts, or if a file is too short.
     """
     from torch.distributed.checkpoint.metadata import Metadata
 
@@ -133,7 +135,7 @@ def finish(folder: str | Path, step: int, parts: Sequence[str], about: Mapping[s
         for index, info in (metadata.storage_data or {}).items():
             info.relative_path = f"{part}/{info.relative_path}"
             tensor, whole, where = _boxed(index, metadata.state_dict_metadata[index.fqn])
-            if where not in storage:  # not in the part of another holder
+            if where not in storage:  # not already found in the part of another holder
                 storage[where] = info
                 known = tensors.setdefault(tensor, whole)
                 known.chunks += whole.chunks if known is not whole else []
@@ -154,7 +156,8 @@ def finish(folder: str | Path, step: int, parts: Sequence[str], about: Mapping[s
 
 
 def _rename(place: Path, final: Path) -> Path:
-    """Renames a finished checkpoint. Replaces one of the same step, written before a restart from an older one."""
+    """Renames a finished checkpoint. Replaces a checkpoint of the same step, which was written before the job restarted
+    from an older one."""
     replaced = final.with_name(f"{final.name}.replaced.tmp")
     shutil.rmtree(replaced, ignore_errors=True)
     if final.exists():
@@ -177,7 +180,8 @@ def _delete_all_but(final: Path, files: Collection[str]) -> None:
 
 
 def _boxed(index: Any, of: Any) -> tuple[str, Any, Any]:
-    """(tensor's name, its metadata, its index in the merged table) of an entry of a part: a tensor or a box of one."""
+    """(name of the tensor, metadata of the tensor, index in the merged table) for an entry of a part. The entry is a
+    whole tensor or a box."""
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
 
     if "@" not in index.fqn:
@@ -189,7 +193,8 @@ def _boxed(index: Any, of: Any) -> tuple[str, Any, Any]:
 
 
 def _check_whole(tensors: Mapping[str, Any], together: Collection[str]) -> None:
-    """ValueError unless all elements of all tensors were saved. Boxes never overlap: they are parts of units."""
+    """Raises ValueError unless all elements of all tensors were saved. Compares only numbers of elements, because boxes
+    never overlap."""
     if gone := sorted(together - tensors.keys()):
         raise ValueError(f"no part of {gone[0]} was saved, because its holders have died")
     for tensor, of in tensors.items():
@@ -202,7 +207,7 @@ def _check_whole(tensors: Mapping[str, Any], together: Collection[str]) -> None:
 
 
 def temporary(folder: str | Path, step: int) -> Path:
-    """The folder of a save's parts until it is finished."""
+    """The folder of a checkpoint's parts until the checkpoint is finished."""
     return Path(folder) / f"{name(step)}.tmp"
 
 

@@ -20,7 +20,8 @@ def fingerprint(path: Path) -> list[int]:
 
 
 def damage(path: Path, step: int) -> str | None:
-    """Describes the damage of the finished checkpoint of `step` steps; None if it is whole. Reads all files."""
+    """A description of the damage to the finished checkpoint after `step` steps; None if the checkpoint is intact.
+    Reads all files."""
     try:
         about = json.loads(_regular(path / ABOUT).read_text())
         if about["step"] != step:

@@ -1,18 +1,18 @@
 """The messages between the workers of a stage about units: state, gradients and weights.
 
     exchange = Exchange(links, stage, optimizer, me, wait)
-    exchange.exponents(source)                       # when a generation starts with a new worker
-    exchange.copies(shares, took)                    # copies of the units that this worker must hold
-    reduced = exchange.reduce(shares, peers, sent)   # gradients of its units
-    reduced = exchange.tied.reduce(shares, reduced)  # for tied units, sums over all stages
-    exchange.weights(shares, peers, ...)             # after the update: each unit from its first holder
-    exchange.masters(shares, peers)                  # all tensors in full, one at a time
+    exchange.exponents(source)                       # if weights are out of date when a generation starts
+    exchange.copies(shares, took)                    # copies units to workers that must hold them
+    reduced = exchange.reduce(shares, peers, sent)   # sums the gradients of this worker's units
+    reduced = exchange.tied.reduce(shares, reduced)  # sums tied units over all stages that hold them
+    exchange.weights(shares, peers, ...)             # after an update: sends each unit from its first holder
+    exchange.masters(shares, peers)                  # yields all tensors in full, one at a time
 
 If all workers of the stage hold all units (`Shares.together`), one all-reduce sums the gradients and no other message
 is sent. Otherwise the first holder of a unit sums its gradient and sends it to the other holders.
 
 All peers make the same calls, in the same order, with the same `Shares`. Every method blocks, and raises LinkBroken
-when the generation ends. `passing` transfers the tensors.
+when the generation ends. The module `passing` transfers the tensors.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from .passing import GRADIENTS, MASTERS, STATE, WEIGHTS, passing
 from .runs import Run, rounds, runs_of
 from .ties import Ties, Wait
 
-AHEAD = 8  # copies in flight to this worker
+AHEAD = 8  # maximum number of copies in flight to this worker
 
 
 class Exchange:
-    """wait(pending, giver): waits for a message and reports the wait. giver: its sender, if of another stage."""
+    """wait(pending, giver): waits for a message and reports the wait. giver: the sender, if it is of another stage."""
 
     def __init__(self, links: Links, stage: Stage, optimizer: StageOptimizer, me: Worker, wait: Wait) -> None:
         self._links, self._stage, self._optimizer = links, stage, optimizer
@@ -52,7 +52,7 @@ class Exchange:
         self._cut: tuple[Shares | None, list[Run]] = None, []  # cached: shares, their runs
 
     def exponents(self, source: int) -> None:
-        """All peers take the exponents of the peer `source`."""
+        """Copies the fixed-point exponents of the peer `source` to all peers."""
         gradients = self._stage.gradients
         if gradients.reproducible:
             tensor = gradients.exponents.clone()  # an aborted broadcast may write to it
@@ -75,8 +75,8 @@ class Exchange:
             self._take(*each, took)
 
     def reduce(self, shares: Shares, peers: Sequence[int], sent: Callable[[], None]) -> Reduced:
-        """The gradients of the units that this worker holds, with the book and norms of all units. Out of place: an
-        aborted sum leaves the accumulators unchanged.
+        """The summed gradients of the units that this worker holds, with the book (see `numerics.gradients`) and the
+        norms of all units. Does not change the accumulators, even if the sum is aborted.
 
         The norms and gradients of tied units are missing until `tied.reduce`. sent(): called after this worker's first
         message."""
@@ -119,9 +119,11 @@ class Exchange:
     def weights(self, shares: Shares, peers: Sequence[int], ahead: bool, known: bool) -> None:
         """Sends the weights of all units to every peer.
 
-        ahead: the update may still be undone. Received weights are then copied into place, because a late message could
-            overwrite newer weights. Otherwise they are received in place: a late message has the same bits.
-        known: this worker has these weights already, and micro-batches in flight use their autograd version
+        ahead: whether the update may still be undone. If so, weights are received in a buffer and then copied into
+            place, because a late message could overwrite newer weights. Otherwise weights are received in place,
+            because a late message has the same bits.
+        known: whether this worker has these weights already. If so, their autograd version is kept, because
+            micro-batches in flight use it.
         """
         if all(len(run.holders) == len(peers) for run in self._runs(shares)):
             return
@@ -138,7 +140,7 @@ class Exchange:
                 elif takers and (self._passing.collective or self._me == source):
                     given = place if self._me == source else self._spare(len(place), place.dtype)
                     self._passing.give(given, source, takers, WEIGHTS)
-            for pending, room, place in before:  # at most one round is buffered for a slow worker
+            for pending, room, place in before:  # the previous round; so at most one is buffered for a slow worker
                 self._wait(pending)
                 if ahead:
                     place.copy_(room)
@@ -166,14 +168,14 @@ class Exchange:
                     coming.append(self._passing.give(given, source, takers, MASTERS))
             for pending in coming:
                 self._wait(pending)
-            # Waits for all peers, or a slow peer would have to buffer what the others send, up to the whole stage.
+            # Waits for all peers. Otherwise a slow peer could have to buffer messages of the size of the whole stage.
             self._wait(self._links.all_reduce([torch.zeros(1, device=self._stage.device)]))
             first += len(units)
             yield name, flat[: prod(layout.shapes[index])].view(layout.shapes[index])
 
     def _room(self, units: Sequence[int]) -> tuple[dict[int, Tensor], Tensor]:
-        """Fresh memory for the gradients of these units: by unit, and as one vector. A message of an aborted reduction
-        may still arrive in older memory."""
+        """New memory for the gradients of these units, as (unit -> part of the vector, whole vector). Memory is not
+        reused, because a message of an aborted reduction may still arrive in it."""
         sizes = [self._spans[unit].stop - self._spans[unit].start for unit in units]
         flat = aligned_bytes(4 * sum(sizes), self._stage.device).view(torch.float32)
         return dict(zip(units, flat.split(sizes), strict=True)), flat
@@ -186,7 +188,7 @@ class Exchange:
             took(unit)
 
     def _forward(self, unit: int, holders: Sequence[int], grad: Tensor | None, tag: int) -> list[Pending]:
-        """Sends a unit's gradient from its first holder to the others. Returns what this worker must wait for.
+        """Sends a unit's gradient from its first holder to the others. Returns the messages to wait for.
 
         grad: this worker's gradient, or memory for it; None if it does not hold the unit"""
         first, *others = holders
@@ -199,7 +201,7 @@ class Exchange:
         return []
 
     def _spare(self, size: int, dtype: torch.dtype) -> Tensor:
-        """A reusable buffer with arbitrary content, for messages between other workers."""
+        """A reusable buffer with arbitrary content, for collectives whose result this worker does not need."""
         spare = self._spares.get(dtype)
         if spare is None or len(spare) < size:
             spare = self._spares[dtype] = torch.empty(size, dtype=dtype, device=self._stage.device)

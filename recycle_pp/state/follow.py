@@ -8,14 +8,15 @@ until a commit makes it a holder.
     following = Following(optimizer, gradients, participant, token, interface, inject)   # on the returning worker
     following.start(synced=lambda step, session: ...)                 # donors connect to following.address
 
-The coordinator assigns units to donors (`Donate`). A thread of the donor copies and sends its units, one part at a
-time. After each commit it sends the step's reduced gradient for the units sent so far, so every part on the follower is
-in the state after some step. When all its units are after the same step, the follower can become a member.
+The coordinator assigns units to donors (`Donate`). A thread of each donor copies and sends the assigned units, a few at
+a time (a part). After each commit the thread sends the step's reduced gradient for the units sent so far. So every unit
+on the follower is in the state after some step. When all units are in the state after the same step, the follower can
+become a member.
 
-A donor keeps no copy of its state and never waits for a follower. A copy delays its optimizer by at most one part
-(`PART`: a few milliseconds). If a stream breaks, the coordinator starts another session, with other donors if one died.
-The first message of a session closes the streams of older sessions, because their donors may hang. If more than
-`WAITING` gradients are queued for a follower, it starts again from the newest state, so queues are bounded.
+A donor keeps no copy of its state and never waits for a follower. Its optimizer waits at most until one part is copied
+(a few milliseconds, see `PART`). If a stream breaks, the coordinator starts another session, with other donors if one
+died. The first message of a session closes the streams of older sessions, because their donors may hang. If more than
+`WAITING` gradients are queued for a follower, the donor drops them and sends its newest state from the beginning.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ from recycle_pp.wire.messages.steps import Commit
 
 Inject = Callable[[str, int], None]  # callback for fault injection: (moment, step)
 _log = logging.getLogger(__name__)
-PART = 1 << 20  # elements per vector and part, unless a unit has more: 12 MB of state, copied in about 3 ms
-# Most gradients that queue for a follower. A gradient has a third of the state's size, so a bound of a fifth of the
-# state would stop every follower. With two queued steps, a follower with complete state may fall behind by one and
-# catch up.
+PART = 1 << 20  # elements of a part in each vector, unless a unit has more; 12 MB of state, copied in about 3 ms
+# Maximum number of gradients in the queue of a follower. It is not a limit in bytes, because a single gradient has a
+# third of the state's size. With two queued steps, a follower with complete state may fall behind by one step and catch
+# up.
 WAITING = 2
 PATIENCE = 3600.0  # seconds of silence before a stream times out; a step may take long, and heartbeats detect deaths
 
@@ -64,7 +65,7 @@ class Donations:
         self._optimizer, self._gradients, self._token, self._inject = optimizer, gradients, token, inject
         self._lock = threading.Lock()
         self._newest: _Step | None = None  # without its gradient
-        self._asked: list[Donate] = []  # requests before the first commit
+        self._asked: list[Donate] = []  # requests that arrived before the first commit
         self._donors: list[_Donor] = []
 
     def asked(self, message: Donate) -> None:
@@ -76,7 +77,7 @@ class Donations:
                 self._begin(message, self._newest)
 
     def committed(self, commit: Commit, reduced: Reduced) -> None:
-        """Queues the step for all followers. The optimizer has applied it."""
+        """Queues the step for all followers. To be called after the optimizer has applied the step."""
         gradient = None if commit.scale is None else reduced
         step = _Step(commit.step, commit.scale, gradient, self._gradients.exponents)
         with self._lock:
@@ -105,7 +106,7 @@ class _Donor(threading.Thread):
         self._changed = threading.Condition()
         self._waiting: deque[_Step] = deque()  # commits that have not been sent
         self._newest = begin  # the newest commit sent
-        self._sent = 0  # units sent
+        self._sent = 0  # number of units sent
         self.start()
 
     def committed(self, step: _Step) -> None:
@@ -129,7 +130,7 @@ class _Donor(threading.Thread):
             _log.info("stopped sending state: unit %s is now held by other workers", error)
 
     def _send_next(self, stream: Stream) -> None:
-        """Sends the next commit or the next part of the state, or waits for one."""
+        """Sends the next commit or the next part of the state. If there is neither, waits for a commit."""
         with self._changed:
             sent = self._sent
             step = self._waiting.popleft() if self._waiting else None
@@ -147,17 +148,17 @@ class _Donor(threading.Thread):
             return
         units = self._part(sent)
         part = self._optimizer.copy(units, newest=newest.step)
-        if part is None:  # the state is speculative, or has a step that was not sent
+        if part is None:  # the state is speculative, or includes a step that was not sent
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting, timeout=0.001)
             return
         stream.send(StatePart(session, newest.step, units, of), part | _sent(newest))
         with self._changed:
-            if self._sent == sent and self._newest is newest:  # otherwise the follower starts again
+            if self._sent == sent and self._newest is newest:  # otherwise `committed` has restarted the transfer
                 self._sent = sent + len(units)
 
     def _part(self, first: int) -> list[int]:
-        """The units after the first `first`, up to PART elements, and at least one."""
+        """The next units after the first `first` ones: up to PART elements in total, but at least one unit."""
         sizes, size = self._gradients.layout.unit_sizes, 0
         units: list[int] = []
         for unit in self._units[first:]:
@@ -190,7 +191,7 @@ class Following:
         self._inject = inject
         self._receiver = Receiver(interface, token)
         self._taking = threading.Lock()
-        self._session = -1  # the newest session with a message
+        self._session = -1  # the newest session from which a message has arrived
         self._streams: list[tuple[int, Stream]] = []  # streams of that session
         self._have: dict[int, int] = {}  # unit -> newest step in its state
         self._exponents = -1  # newest step in the exponents
@@ -200,7 +201,7 @@ class Following:
     def start(self, synced: Callable[[int, int], None]) -> None:
         """Receives states and steps in threads, until this worker is a member.
 
-        synced(step, session): called whenever all its units are in the state after `step`"""
+        synced(step, session): called whenever all units of the session are in the state after `step`"""
         threading.Thread(target=self._accept, args=(synced,), name="join", daemon=True).start()
 
     def close(self) -> None:
@@ -220,7 +221,7 @@ class Following:
                     about, tensors = stream.receive()
                     with self._taking:
                         if about.session < self._session or self._participant.generation >= 0:
-                            return  # replaced donors, or a member, which reduces gradients itself
+                            return  # the donor was replaced, or this worker is a member and reduces gradients itself
                         if all(of is not stream for _, of in self._streams):
                             self._streams.append((about.session, stream))
                         complete = self._take(about, tensors)
@@ -230,7 +231,7 @@ class Following:
             _log.info("lost the donor: %s", error)  # the coordinator starts another session
 
     def _take(self, about: StatePart | StepGradient, tensors: dict[str, Tensor]) -> bool:
-        """Applies a message. True if all units are then in the state after `about.step`."""
+        """Applies a message. Returns whether all units are then in the state after `about.step`."""
         if about.session > self._session:
             self._begin(about)
         if (exponents := tensors.pop("exponents", None)) is not None and about.step >= self._exponents:
@@ -260,5 +261,5 @@ class Following:
 
 
 def _sent(step: _Step) -> dict[str, Tensor]:
-    """The exponents, sent with every message: few compared with the unit's elements."""
+    """The exponents. Every message includes them, because they are small compared with the units."""
     return {"exponents": step.exponents} if len(step.exponents) else {}

@@ -101,7 +101,7 @@ class Exported:
         return out
 
     def write_config(self, folder: Path) -> bool:
-        """Writes config.json and the tokenizer. False if the tokenizer is unknown."""
+        """Writes config.json and the tokenizer. Returns False if the tokenizer is unknown."""
         if self._folder is not None:
             _copy(Path(self._folder), ("generation_config.json",), folder)
         if self.config is not None:
@@ -133,13 +133,13 @@ def of_run(run_dir: str | Path, step: int | None, dtype: torch.dtype) -> tuple[E
             path = _checkpoint(run, step)
             return Exported(settings, path, dtype), path
         except (ValueError, OSError):
-            if last or finished(run.checkpoints) == before:  # not deleted by the job meanwhile
+            if last or finished(run.checkpoints) == before:  # the job has not deleted a checkpoint meanwhile
                 raise
     raise AssertionError("the last try returns or raises")
 
 
 def _checkpoint(run: RunFolder, step: int | None) -> Path:
-    """The finished checkpoint of `step` steps, or the newest undamaged one. Reads all of its bytes."""
+    """The finished checkpoint after `step` steps; None: the newest undamaged one. Reads all bytes of the checkpoint."""
     found = finished(run.checkpoints)
     if not found:
         raise ValueError(f"{run.path} has no complete checkpoint yet; checkpoint.every sets how often one is saved")
@@ -158,7 +158,7 @@ def _checkpoint(run: RunFolder, step: int | None) -> Path:
 
 
 def write(model: Exported, out: Path, shard: int = SHARD, report: Callable[[int, int], None] | None = None) -> bool:
-    """Writes the folder `out`, all or nothing; False if the tokenizer is unknown and therefore missing.
+    """Writes the folder `out` completely or not at all. Returns False if the tokenizer is unknown and thus missing.
 
     shard   maximum bytes per file of weights
     report  called after each file with (done, total) in bytes
@@ -221,7 +221,7 @@ def _rows(shape: tuple[int, ...], rows: slice) -> tuple[int, ...]:
 
 
 def _copy(source: Path, names: Sequence[str], folder: Path) -> bool:
-    """Copies those of the named files that `source` has. Returns whether it has any."""
+    """Copies the named files that exist in `source`. Returns whether there is any."""
     there = [name for name in names if (source / name).is_file()]
     for name in there:
         shutil.copyfile(source / name, folder / name)
@@ -229,7 +229,8 @@ def _copy(source: Path, names: Sequence[str], folder: Path) -> bool:
 
 
 def _copy_tokenizer(definition: Path, separator: str | None, folder: Path) -> None:
-    """Copies a tokenizer.json with the files beside it. Without them, writes the minimum for `from_pretrained`."""
+    """Copies a tokenizer.json with the files beside it. If there is no tokenizer_config.json, writes the minimum that
+    `from_pretrained` needs."""
     if definition.name == "tokenizer.json":
         _copy(definition.parent, TOKENIZER, folder)
     shutil.copyfile(definition, folder / "tokenizer.json")
@@ -254,7 +255,8 @@ def _write_bytes_tokenizer(folder: Path) -> None:
 
 
 def _byte_symbols() -> list[str]:
-    """GPT-2's printable character for each byte: the byte's own, or one from U+0100 on."""
+    """GPT-2's printable character for each byte: the character with this code, or, if that is not printable, one from
+    U+0100 on."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = iter(range(256, 512))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]

@@ -2,13 +2,14 @@
 
     way = passing(links, me, wait)
     pending = way.give(tensor, source, takers, tag)          # from one worker to some peers
-    for run, total in way.totals(sums, peers, rounds, sent): # the sum of each run, at its first holder
+    for run, total in way.totals(sums, peers, rounds, sent): # sums each run (neighbouring units) at its first holder
 
-Point-to-point messages (TCP) send the fewest bytes and involve only sender and receivers. With NCCL, all operations of
-a worker need one order, and each connection needs memory. So all peers take part in every transfer (`collective`), in
-the group that also sums their gradients. One broadcast per worker sends as many bytes as a ring all-gather.
+Point-to-point messages (TCP) send the fewest bytes and involve only sender and receivers. NCCL requires that all
+operations of a worker have one order, and each connection needs memory. So with NCCL all peers take part in every
+transfer (`collective`), in the group that also sums their gradients. One broadcast per worker sends as many bytes as a
+ring all-gather.
 
-All calls block only in `wait`, and end with LinkBroken when the generation ends.
+All calls block only in `wait`, and raise LinkBroken when the generation ends.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ from recycle_pp.numerics.layout import LayerMemory
 from .runs import Run
 
 PIECE = 1 << 18  # elements that a worker receives from each peer at a time
-AHEAD = 3  # reductions in flight
-# tags, above all those of mailboxes
+AHEAD = 3  # reductions in flight besides the newest one
+# tags of messages, larger than all tags of mailboxes
 SUMS, GRADIENTS, STATE, WEIGHTS, MASTERS, OWN_SUMS, TIED_GRADIENTS = range(MAX_TAG - 7, MAX_TAG)
 
 Rounds = Iterable[Sequence[Run | None]]
@@ -41,15 +42,17 @@ class Passing(Protocol):
     """Workers are given by pipeline. All workers of a stage make the same calls in the same order."""
 
     collective: bool
-    """Whether a worker must also call `give` for transfers between others, with a scratch buffer."""
+    """Whether a worker must also call `give` for transfers between other workers, with a scratch buffer."""
 
     def give(self, tensor: Tensor, source: int, takers: Collection[int], tag: int) -> Pending:
-        """Sends `tensor` from `source` to the takers. It must be contiguous, and unchanged until it has arrived."""
+        """Sends `tensor` from `source` to the takers. `tensor` must be contiguous, and must not change until it has
+        arrived."""
 
     def totals(
         self, sums: LayerMemory, peers: Sequence[int], rounds: Rounds, sent: Callable[[], None]
     ) -> Iterator[tuple[Run, Tensor | None]]:
-        """Each run, with its sum over all peers if this worker is the first holder, else None. Does not change `sums`.
+        """(run, sum over all peers) for each run. The sum is None unless this worker is the first holder of the run.
+        Does not change `sums`.
 
         sent(): called after this worker's first message
         """
@@ -62,8 +65,8 @@ def passing(links: Links, me: Worker, wait: Callable[[Pending], None]) -> Passin
 class ByMessages:
     """Point-to-point messages. A worker that sums a run receives one piece of it at a time from each peer.
 
-    So it needs memory for these pieces only, and senders need no buffer. A peer is at most one piece ahead, because it
-    waits for its own pieces.
+    So it needs memory for these pieces only, and senders need no buffer. A peer is at most one piece ahead of another,
+    because each of them waits for the pieces of its own run.
     """
 
     collective = False

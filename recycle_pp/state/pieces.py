@@ -4,8 +4,8 @@
     names = tensors_of(stage)                       # the tensors that all savers of the stage save together
 
 If a worker saves all units of a tensor from one piece of memory, the tensor has its plain name (`model.NAME`).
-Otherwise each unit is one or more boxes, `model.NAME@OFFSETS/SHAPE` (see `state.checkpoint`). The first stage of a tied
-tensor saves it.
+Otherwise each unit is one or more boxes, `model.NAME@OFFSETS/SHAPE` (see `state.checkpoint`). A tied tensor is saved by
+the first stage that holds it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from recycle_pp.numerics.optimizer import StageOptimizer
 
 
 def pieces(optimizer: StageOptimizer, stage: Stage, units: Collection[int]) -> dict[str, Tensor]:
-    """Live views of the state of these units, by name. The stage's first unit includes the exponents."""
+    """Live views of the state of these units, by name. Includes the exponents if unit 0 is among them."""
     found: dict[str, Tensor] = {}
     layout = stage.layout
     saved = [unit for unit in sorted(units) if not stage.borrows(layout.names[layout.units[unit].tensor])]

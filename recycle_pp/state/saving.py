@@ -5,8 +5,8 @@
     session.assemble = saving.assemble               # merges the parts of all stages
 
 Saving does not stop training: the state is copied at the commit, and threads write it. Every worker also copies its
-masters and sends their digests, which the coordinator compares before a checkpoint is finished. For units that are held
-separately, it also compares checksums of the whole state.
+masters and sends their digests, which the coordinator compares before a checkpoint is finished. If the state is
+sharded, the coordinator also compares checksums of each unit's whole state.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class StageSaving:
         self._lock = threading.Lock()
         self._done = 0  # completed steps in the parameters
         self._wanted = -1  # step of a requested checkpoint
-        self._answer: Saved | SaveFailed | None = None  # to that request, once it is known
+        self._answer: Saved | SaveFailed | None = None  # the answer to this request, once it is known
 
     def committed(self, commit: Commit, reduced: Reduced) -> None:
         with self._lock:
@@ -76,7 +76,7 @@ class StageSaving:
         """Saves all units of this worker, because a saver died at the end of the job. The state is final, but the
         executor may still have to apply the last step."""
         with self._lock:
-            if message.step == self._wanted:  # repeated after a reset, or by another coordinator
+            if message.step == self._wanted:  # a request that was repeated after a reset, or by another coordinator
                 if self._answer is not None:
                     self._send(self._answer)
                 return
@@ -84,7 +84,7 @@ class StageSaving:
             if self._done < self._wanted:
                 return
         try:
-            self._optimizer.checksums()  # there may be no other copy left to compare with
+            self._optimizer.checksums()  # fails if the state is damaged; no other copy may be left to compare with
         except RuntimeError as error:
             with self._lock:
                 self._answer = SaveFailed(message.step, f"worker {self._worker}: {error}")
@@ -108,12 +108,12 @@ class StageSaving:
         part = f"{self._worker.stage}-{self._worker.pipeline}"
         state = pieces(self._optimizer, self._stage, self._optimizer.held if units is None else units)
         saving = self._saver.save(step, part, state, tensors_of(self._stage), final=last)
-        self._inject("checkpoint", step - 1)  # an injected fault: while the part is being written
+        self._inject("checkpoint", step - 1)  # here, because the part is being written
         arguments = (step, saving, units is None)
         threading.Thread(target=self._report, args=arguments, name="saved", daemon=True).start()
 
     def _masters(self, final: bool) -> dict[str, Tensor]:
-        """The masters of this worker's units, by name, on the CPU. Copies, unless they are final."""
+        """The masters (float32 weights) of this worker's units, by name, on the CPU. They are copies unless `final`."""
         if self._settings.parallel.copies:
             names = self._stage.layout.unit_names
             masters = {names[unit]: self._optimizer.vectors(unit)[0] for unit in sorted(self._optimizer.held)}

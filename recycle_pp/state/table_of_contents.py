@@ -36,7 +36,7 @@ def read_table(path: str | Path) -> Any:
 
 
 def check_files(path: Path) -> None:
-    """Checks that every tensor is complete and that every file has the bytes that the table names."""
+    """Checks that every tensor is complete and that every file is as long as the table requires."""
     table = read_table(path)
     for key in table.state_dict_metadata:
         check_chunks(path, key, table)

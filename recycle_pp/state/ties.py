@@ -4,13 +4,13 @@
     tied.units                                       # numbers of this stage's tied units; empty in most models
     reduced = tied.reduce(shares, reduced)           # after the stage's own reduction, once per generation
 
-A worker with its stage's sum of a unit exchanges it with one such worker of each other stage of the unit. If the stage
-sums all gradients together, all its workers have the sum. Otherwise the first holder has it, and sends the gradient to
-the other holders. `Shares.elsewhere` names the workers of the other stages. Both sides derive the same pairs from these
-lists, and distribute them over the workers.
+A worker that has its stage's sum of a unit exchanges it with one such worker of each other stage that holds the unit.
+If a stage sums all gradients by one all-reduce, all its workers have the sum. Otherwise only the first holder has it,
+and sends the resulting gradient to the other holders. `Shares.elsewhere` names the workers of the other stages. Both
+stages derive the same pairs of workers from these lists, and distribute the pairs over their workers.
 
-Workers call `reduce` after their stage's reduction and vote afterwards. So every vote is about the sum over all stages,
-also after a death, whether the stage's sum is of this generation or an earlier one.
+Workers call `reduce` after their stage's reduction and vote afterwards. So every vote refers to the sum over all
+stages. This also holds after a death, even if the stage's own sum is from an earlier generation.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Ties:
         self.units = self._sums.units
 
     def reduce(self, shares: Shares, reduced: Reduced) -> Reduced:
-        """Adds the sums of the other stages: gradients for the holders of tied units, norms for all peers.
-        May be called again.
+        """Adds the sums of the other stages. Then the holders of tied units have the gradients of these units, and all
+        peers have the norms. May be called again.
 
         Blocks until the other stages have their sums. Raises LinkBroken when the generation ends."""
         me, table = self._me.pipeline, shares.holders
@@ -57,7 +57,7 @@ class Ties:
         return self._sums.counted_once(reduced if shares.together else self._agreed(table, reduced, mine))
 
     def _exchanged(self, shares: Shares, reduced: Reduced, mine: list[int]) -> list[tuple[int, list[int], Tensor]]:
-        """(stage, units, parcel) from the workers of the other stages."""
+        """(stage, units, parcel) from the workers of the other stages; a parcel has a stage's sums of these units."""
         table = shares.holders
         takes: dict[Worker, list[int]] = {}
         gives: dict[Worker, list[int]] = {}
@@ -102,7 +102,7 @@ class Ties:
         forwarded: list[Pending] = []
         for unit in self.units:
             grad = grads.get(unit)
-            if grad is not None and unit not in mine:  # a late message of an old generation must not change it
+            if grad is not None and unit not in mine:  # new memory, because a message may arrive late and change it
                 grad = torch.empty_like(grad)
                 arriving.append((unit, grad))
             forwarded += self._forward(unit, table[unit], grad, TIED_GRADIENTS)
