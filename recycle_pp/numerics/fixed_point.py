@@ -1,25 +1,25 @@
 """Fixed-point sums in int64 or int32, which depend neither on the order nor on the placement of their terms.
 
     e = exponents(largest, terms, INT64)                        # (rows,) int32: quantum 2^-e of each row
-    ops.accumulate(total, grad, e, limit(terms, INT64), bad, first)    # total += round(grad 2^e); `bad`: misfits
+    ops.accumulate(total, grad, e, limit(terms, INT64), bad, first)    # total += round(grad 2^e); `bad` flags misfits
     ops.restore(total, e, out)                                  # out = total 2^-e, float32
-    prepare()                                                   # once per process: every call is deterministic
+    prepare()                                                   # once per process: makes torch deterministic
 
 Every element is rounded once, to a multiple of 2^-e, the quantum of its row. From then on the sum is exact: any split
 of the terms over workers, in any order, gives the same bits. All rows of a unit (see `layout`) share one exponent. The
-exponent leaves room for the largest number of terms and for `growth` bits above the last sum. With 16 terms an element
-2^-22 of the unit's largest still keeps the 24 bits of a float32, and rounding a term moves no element by more than
-2^-46 of the largest. This file defines the format. `numerics.operations` computes in it with the same bits, on a CPU
-and in kernels.
+exponent leaves room for the largest number of terms, and for a gradient 2^`growth` times as large as the last one. With
+16 terms, an element that is 2^-22 of the unit's largest element still keeps the 24 bits of a float32, and the rounding
+of a term changes no element by more than 2^-46 of the largest. This file defines the format. `numerics.operations`
+computes in this format, with the same bits on a CPU and in kernels.
 
-INT32 takes half of the memory. Each row then has its own exponent, for at least `FLOOR` of the tensor's largest
-element: a row that was idle (a token that was rare for a while) must fit when it becomes active. With 16 terms an
-element of a row's largest keeps 18 bits. The magnitude of the first gradient is unknown, so the first step is computed
-twice.
+INT32 takes half of the memory. Each row then has its own exponent. The expected magnitude of a row is at least `FLOOR`
+times the tensor's largest element, so that a row that was idle (the row of a rare token) still fits when it becomes
+active. With 16 terms the largest element of a row keeps 18 bits. The magnitude of the first gradient is unknown, so the
+first step is computed twice.
 
-A finite number that does not fit does not skip the step. The step is repeated, and its n-th repetition has exponents
-that are n times `step` smaller. They are a function of the last step's exponents, so a worker that returns in between
-has the same ones.
+If a finite number does not fit, the step is repeated, not skipped. In the n-th repetition the exponents are n times
+`step` smaller. They are a function of the last step's exponents, so a worker that returns in the meantime has the same
+exponents.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-FIRST = 1.0  # the largest gradient to expect before the first step
-FLOOR = 2.0**-6  # the least magnitude to expect of a row, as a share of the tensor's largest
+FIRST = 1.0  # the magnitude that is expected of the first gradient
+FLOOR = 2.0**-6  # the least magnitude that is expected of a row, as a share of the tensor's largest element
 LEAST_BITS = 16  # bits that the largest element of a row must keep
 
 
 @dataclass(frozen=True)
 class Format:
-    """dtype of the sums.
+    """A fixed-point format.
 
+    dtype: dtype of the sums
     bits: a sum stays below 2^bits quanta
-    growth: bits by which a gradient may exceed the last one and still fit
-    step: further bits of room in each repetition of a step
+    growth: a gradient still fits if it is 2^growth times as large as the last one
+    step: bits of room that each repetition of a step adds
     """
 
     dtype: torch.dtype
@@ -55,7 +56,7 @@ class Format:
         return self.dtype == torch.int32
 
     def kept(self, terms: int) -> int:
-        """Bits that an element as large as its row's largest keeps, at least, in a sum of `terms` terms."""
+        """The least number of bits that the largest element of a row keeps in a sum of `terms` terms."""
         return self.bits - self.growth - _log2(terms)
 
 
@@ -64,7 +65,8 @@ INT32 = Format(torch.int32, bits=30, growth=8, step=6)
 
 
 def prepare() -> None:
-    """Makes cuBLAS and attention deterministic, as a CPU is. Call it before the first CUDA call of a process."""
+    """Makes cuBLAS and attention deterministic, as they are on a CPU. To be called before the process first uses
+    CUDA."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     # Not use_deterministic_algorithms: it imports torch.compile, which takes a second.
     torch.set_deterministic_debug_mode("error")
@@ -74,7 +76,7 @@ def prepare() -> None:
 def exponents(largest: Tensor, terms: int, of: Format = INT64) -> Tensor:
     """Exponents e (int32, shape of `largest`) of the quanta 2^-e for sums of `terms` tensors.
 
-    largest: float32 above 0, the magnitudes of the last sums"""
+    largest: largest magnitudes of the last sums, float32, positive"""
     _, bits = torch.frexp(largest)
     return (of.kept(terms) - bits).clamp_(-126, 126)  # keeps 2^e a normal float32
 
@@ -85,7 +87,7 @@ def powers(e: Tensor) -> Tensor:
 
 
 def limit(terms: int, of: Format = INT64) -> float:
-    """Bound in quanta for each of `terms` addends: below it, their sum fits."""
+    """Bound in quanta for each of `terms` addends. If all addends are below the bound, their sum fits."""
     return 2.0 ** (of.bits - _log2(terms))
 
 

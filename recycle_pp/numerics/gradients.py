@@ -9,9 +9,11 @@
 By default the sums are float32. With `reproducible` they are fixed point (see `fixed_point`): int64 with one exponent
 per unit, or int32 with one per row. `follow(reduced)` derives the next exponents from the reduced gradient, which all
 peers hold, so all peers have the same exponents. After a gradient that did not fit, `begin_again(attempt, reduced)`
-clears the sums and sets other exponents. The book, four rows of G float64, is reduced with the gradient. Its rows are,
-for each micro-batch: how often it was counted, its loss, whether its gradient did not fit the fixed point, and whether
-its gradient was not finite.
+clears the sums and sets other exponents.
+
+The book is reduced together with the gradient. It has four rows of G float64 numbers. They contain, for each
+micro-batch: how often it was counted, its loss, whether its gradient did not fit the fixed point, and whether its
+gradient was not finite.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ class Reduced:
     finite   False if an addend had a NaN or an infinity
     fits     False if the finite gradient did not fit the sums; the step must be repeated
     shared   this stage's own sums of the tied units that this worker sums, in one vector (`numerics.ties`), or None
-    largest  input of `Gradients.follow` for all units, if `flat` does not have them all; else None
+    largest  `Gradients.largest_of` for all units, which `follow` needs; None if `flat` has all units
     units    numbers of the units in `flat`, ascending; None: all units of the stage
     """
 
@@ -100,11 +102,12 @@ class Gradients:
         self._ops = ops
         self._shared = set(shared)
         self.device, self.dtype = device, form.dtype if reproducible else torch.float32  # dtype of the sums
-        self._form, self._attempt, self._learnt = form, 0, 0  # current attempt; the one that set the exponents
+        # _attempt: number of the current attempt; _learnt: number of the attempt that set the exponents, or 0
+        self._form, self._attempt, self._learnt = form, 0, 0
         self._parts = list(parts or [1] * len(layout.names))
         self.layout, self._index = layout, {name: index for index, name in enumerate(layout.names)}
         self._alone: dict[int, Any] = {}  # `ops.places` of single units
-        self._memory = layout.memory(device, self.dtype)  # the first gradient of each tensor is written
+        self._memory = layout.memory(device, self.dtype)  # not zeroed, because a tensor's first gradient is written
         self._sums = layout.views(self._memory)
         self._book = torch.zeros(4, microbatches, dtype=torch.float64, device=device)
         self._bad = torch.zeros(2, dtype=torch.float64, device=device)
@@ -127,8 +130,8 @@ class Gradients:
             total.add_(grad)
 
     def add_product(self, index: int, dy: Tensor, x: Tensor, parts: int = 1) -> None:
-        """Adds the gradient dy^T x of a matrix, or one of `parts` addends of it. dy (N, O), x (N, K), float32 or
-        bfloat16."""
+        """Adds the gradient dy^T x of a matrix, or one of the `parts` addends of this gradient. dy (N, O), x (N, K),
+        float32 or bfloat16."""
         total, first = self._sums[index], self._fresh(index)
         if self.reproducible:
             self._ops.accumulate_product(total, dy, x, *self._format(index, parts), first)
@@ -157,7 +160,7 @@ class Gradients:
 
     @property
     def without(self) -> list[str]:
-        """Tensors without a gradient since `clear`."""
+        """The names of the tensors to which no gradient was added since `clear`."""
         return [name for name, empty in zip(self.names, self._empty, strict=True) if empty]
 
     def close(self, g: int, loss: Tensor | float | None) -> None:
@@ -217,7 +220,7 @@ class Gradients:
         largest: Tensor | None = None,
         units: tuple[int, ...] | None = None,
     ) -> Reduced:
-        """The result of a reduction. book: summed; squares: of all units; other arguments: see `Reduced`."""
+        """The result of a reduction. book: summed over the peers; other arguments: see `Reduced`."""
         counts, losses, misfits, broken = book.cpu()
         fits = not self.reproducible or (self.known and not misfits.any())
         finite = math.isfinite(losses.sum().item()) and not broken.any() and (not fits or math.isfinite(sum(squares)))
@@ -234,7 +237,8 @@ class Gradients:
         """Drops all micro-batches of the current step. A new attempt (number `attempt`, from 1) has other exponents;
         the same attempt keeps its exponents.
 
-        reduced: result of the previous attempt, if this worker holds it. After the first attempt of a job, all do.
+        reduced: result of the previous attempt, if this worker holds it. After the first attempt of a job, every worker
+            holds it.
         """
         learnt = self._learnt
         if attempt > self._attempt and not self.known and reduced is not None:
@@ -251,16 +255,17 @@ class Gradients:
 
     @property
     def known(self) -> bool:
-        """The exponents come from a gradient. Otherwise the first attempt with int32 sums only measures magnitudes.
-        This is a function of the exponents alone, so all peers agree, including those that joined in the meantime."""
-        learnt = self._learnt > 0  # in this step
+        """Whether the exponents were derived from a gradient. If not, the first attempt with int32 sums only measures
+        magnitudes. The first attempt of a step decides this by the exponents alone. So all peers agree, including those
+        that joined in the meantime."""
+        learnt = self._learnt > 0  # derived in this step
         return learnt or not self._form.by_row or not torch.equal(self.exponents, self._first)
 
     def exponents_of(self, index: int) -> Tensor:
         """The exponents of a tensor, (rows of the tensor,)."""
         return self.exponents.split(self.layout.rows)[index]
 
-    # --- single units: vectors that include the gap behind the unit
+    # --- single units: vectors that include the gap after the unit
 
     def grads(self, reduced: Reduced) -> dict[int, Tensor]:
         """Views of the units' gradients in `reduced`."""
@@ -295,7 +300,7 @@ class Gradients:
         out[view.numel() :].zero_()
 
     def square(self, unit: int, grad: Tensor) -> Tensor:
-        """The squared norm of a unit's gradient, (1,) float64, with the bits of `squared_norms`."""
+        """The squared norm of a unit's gradient, (1,) float64, with the same bits as from `squared_norms`."""
         if unit not in self._alone:
             self._alone[unit] = self._ops.places(self.layout.part(range(unit, unit + 1)), self.device)
         return self._ops.squared_norms(grad, self._alone[unit])
@@ -317,7 +322,8 @@ class Gradients:
         return grad.abs().max().view(1)
 
     def _expected(self, reduced: Reduced) -> Tensor:
-        """The magnitude to expect in each row, (rows,) float32. With int64 sums, the largest in its unit."""
+        """The magnitude that is expected in each row, (rows,) float32. With int64 sums, the largest in the row's
+        unit."""
         largest = reduced.largest
         if largest is None:
             largest = torch.cat([self._largest(grad) for grad in self.layout.units_of(reduced.flat)])

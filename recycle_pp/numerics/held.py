@@ -1,7 +1,7 @@
 """The state of units that one worker holds.
 
 held = Held(range(3, 4), (master, mean, square))
-held.seal = held.checksum(); held.inspect()          # has memory changed without an update?
+held.seal = held.checksum(); held.inspect()          # detects a change of memory without an update
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ VECTORS = ("model", "exp_avg", "exp_avg_sq")  # names of a unit's vectors in a c
 class Held:
     """The state of neighbouring units in one piece of memory.
 
-    state    masters, means, mean squares: flat float32
+    state    masters (float32 weights), mean gradients, mean squared gradients; flat float32
     before   the state before a speculation; allocated by the first speculation, then reused
-    seal     (1,) int64, checksum after the newest update, or None
-    changed  (1,) bool, whether the state has differed from its seal; None before the first inspection
+    seal     (1,) int64, checksum of `state` after the newest update; None if the job does not use seals
+    changed  (1,) bool, whether an inspection has found damage (see `inspect`); None before the first inspection
     """
 
     units: range
@@ -37,14 +37,14 @@ class Held:
     def checksum(self, before: bool = False) -> Tensor:
         """(1,) int64 checksum of the state: the sum of its 64-bit words, modulo 2**64. Any bit flip changes it.
 
-        before: of the state before a speculation"""
+        before: use the state before a speculation"""
         state = self.before if before else self.state
         assert state is not None
         master, mean, square = (vector.view(torch.int64).sum(0, keepdim=True) for vector in state)
         return master + 3 * mean + 5 * square  # odd factors lose no bit
 
     def inspect(self) -> None:
-        """Sets `changed` if the state differs from its seal."""
+        """Sets `changed` if the checksum differs from the seal: memory has changed without an update."""
         if self.seal is not None:
             now = self.checksum() != self.seal
             self.changed = now if self.changed is None else self.changed | now

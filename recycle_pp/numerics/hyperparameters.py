@@ -35,8 +35,8 @@ def learning_rate(optimizer: Optimizer, step: int, steps: int) -> float:
 
 
 def factors(optimizer: Optimizer, name: str) -> tuple[float, float]:
-    """The factors (of lr, of weight_decay) for a parameter: those of the first group in `optimizer.groups` that
-    matches its name, else 1 and 1.
+    """(factor of lr, factor of weight_decay) for a parameter, from the first group in `optimizer.groups` that matches
+    its name; (1, 1) if no group matches.
 
     name: full-model name, matched as by `fnmatch`"""
     for group in optimizer.groups or ():
@@ -47,8 +47,8 @@ def factors(optimizer: Optimizer, name: str) -> tuple[float, float]:
 
 
 def unit_size(optimizer: Optimizer, name: str, shape: Sequence[int]) -> int | None:
-    """Most elements of a unit of a tensor (see `layout`); None if an update needs the whole tensor.
+    """Maximum number of elements of a unit of a tensor (see `layout`); None if an update needs the whole tensor.
 
-    AdamW is elementwise, so it updates any rows of any tensor alone. With int64 sums the elements of a unit share an
-    exponent, so another size gives other bits."""
+    AdamW is elementwise, so it can update any rows of a tensor separately. With int64 sums the elements of a unit share
+    an exponent, so a different size changes the bits of the result."""
     return 1 << 20

@@ -1,4 +1,4 @@
-"""The moments with which a unit begins: zero, or those of a checkpoint.
+"""The initial moments of a unit: zero, or those of a checkpoint.
 
 moments = InitialMoments(layout, device)             # zero
 moments = InitialMoments(layout, device, load)       # those of a checkpoint
@@ -19,7 +19,8 @@ Load = Callable[[list[str]], Mapping[str, Tensor]]  # tensors of a checkpoint, b
 
 
 class InitialMoments:
-    """Reads a tensor of the checkpoint when its first unit begins, and keeps it until a unit of another one does."""
+    """Reads a tensor of the checkpoint when the first of its units is requested, and keeps the tensor until a unit of
+    another tensor is requested."""
 
     def __init__(self, layout: Layout, device: torch.device, load: Load | None = None) -> None:
         self._layout = layout

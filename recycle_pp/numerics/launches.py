@@ -19,7 +19,8 @@ from .operations import Operations
 
 @dataclass(frozen=True)
 class Run:
-    """Neighbouring tensors of one group: elements `part` of a vector, updated with `lr` times the learning rate."""
+    """Neighbouring units of one parameter group. They occupy the elements `part` of a vector, and are updated with `lr`
+    times the learning rate."""
 
     part: slice
     places: Any
@@ -28,7 +29,7 @@ class Run:
 
 
 def runs_of(settings: Optimizer, gradients: Gradients, ops: Operations, units: range) -> list[Run]:
-    """Splits neighbouring units into as few runs as their groups allow; without groups, into one."""
+    """Splits neighbouring units into as few runs as the parameter groups allow; without groups, into one run."""
     layout, runs = gradients.layout, []
     start = layout.spans[units[0]].start
     groups = groupby(units, key=lambda unit: factors(settings, layout.names[layout.units[unit].tensor]))

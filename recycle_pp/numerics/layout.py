@@ -10,14 +10,14 @@
 The stage's own memory is one tensor for each layer, so that a layer can move. Temporary results, such as a reduced
 gradient, are one tensor. Both have the same layout.
 
-Every tensor begins at a multiple of 256 bytes, also as bfloat16. The bits of a matrix product may depend on the
+Every tensor begins at a multiple of 256 bytes, also in bfloat16. The bits of a matrix product may depend on the
 alignment of its operands (MKL on a CPU; cuBLAS checks up to 256 bytes), and they must not depend on the size of a
-stage. The gaps stay zero.
+stage. The gaps between tensors stay zero.
 
-A tensor is treated as a matrix: a row is its fewest last dimensions that have `ROW` elements together, so a vector is
-one row. A unit is whole rows of one tensor, at a multiple of 256 bytes. The optimizer says how many elements it may
-have, or that it is the whole tensor. The units of a tensor follow from its name and shape alone, not from its stage or
-from the live workers. State is held, copied and saved by units.
+A tensor is treated as a matrix. Its last dimensions form a row, as few of them as have at least `ROW` elements
+together, so a vector is one row. A unit consists of whole rows of one tensor, and begins at a multiple of 256 bytes.
+The optimizer sets the maximum size of a unit, or requires that a unit is a whole tensor. The units of a tensor depend
+only on its name and shape, not on its stage or on the live workers. State is held, copied and saved by units.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from recycle_pp.comm.tensor_bytes import ALIGNMENT as BYTES
 from recycle_pp.comm.tensor_bytes import aligned_bytes
 
 ALIGNMENT = BYTES // 2  # elements; 256 bytes of bfloat16, 512 of float32
-ROW = 16  # fewest elements of a row, if the tensor has as many
-Cut = Callable[[str, Sequence[int]], int | None]  # (name, shape) of a tensor -> most elements of a unit; None: whole
+ROW = 16  # minimum number of elements of a row, if the tensor has as many
+Cut = Callable[[str, Sequence[int]], int | None]  # (name, shape) of a tensor -> maximum size of its units; None: one
 
 
 @dataclass(frozen=True)
@@ -78,16 +78,16 @@ class LayerMemory:
 
 class Layout:
     """Attributes, in order:
-    names, shapes, sizes (elements, including the gap behind) and rows: of each tensor
-    units
-    spans: elements of the vector, by unit; the last unit of a tensor includes the gap behind it.
-        Spans are contiguous, and begin and end at multiples of `ALIGNMENT`.
+    names, shapes, sizes (elements, including the gap after the tensor), rows (their number): by tensor
+    units: all units, in order
+    spans: the elements of the vector that a unit occupies, by unit; the last unit of a tensor includes the gap after
+        it. Spans are contiguous, and begin and end at multiples of `ALIGNMENT`.
     layers: the units of each layer
     size: elements of the vector
     """
 
     def __init__(self, shapes: Mapping[str, Sequence[int]], cut: Cut, layers: Sequence[int] = ()):
-        """cut: most elements of a tensor's units, unless a row has more; None: the tensor is one unit
+        """cut: maximum number of elements of a tensor's units, unless a row has more; None: the tensor is one unit
         layers: the layer number of each tensor, ascending; if empty, there is one layer"""
         self.names = list(shapes)
         self.shapes = [tuple(shape) for shape in shapes.values()]
@@ -117,7 +117,8 @@ class Layout:
         self.layers = [range(first, end) for first, end in pairwise(ends)]
 
     def part(self, units: range) -> Layout:
-        """The layout of neighbouring units alone, with the same units. A tensor that is cut becomes a matrix."""
+        """A layout with these neighbouring units only, cut in the same way. If not all rows of a tensor are among them,
+        the tensor becomes a matrix."""
         shapes: dict[str, Sequence[int]] = {}
         for index, found in groupby(self.units[units.start : units.stop], key=lambda unit: unit.tensor):
             of = list(found)
@@ -131,7 +132,7 @@ class Layout:
         return slice(self.spans[units[0]].start, self.spans[units[-1]].stop)
 
     def matrix(self, unit: int, flat: Tensor) -> Tensor:
-        """The vector of one unit as (rows, columns), without the gap behind it."""
+        """The vector of one unit as (rows, columns), without the gap after it."""
         rows, columns = self.units[unit].length, self._columns(self.units[unit].tensor)
         return flat[: rows * columns].view(rows, columns)
 
@@ -142,7 +143,7 @@ class Layout:
         return memory
 
     def memory(self, device: torch.device, dtype: torch.dtype) -> LayerMemory:
-        """Uninitialised, with zeros in the gaps. On a CPU, pages are allocated when they are written."""
+        """Uninitialised memory, with zeros in the gaps. On a CPU, pages are allocated when they are written."""
         sizes = [self.spans[units[-1]].stop - self.spans[units[0]].start for units in self.layers]
         memory = LayerMemory([aligned_bytes(size * dtype.itemsize, device).view(dtype) for size in sizes])
         for piece, shape in zip(self._pieces(memory), self.shapes, strict=True):
@@ -170,11 +171,11 @@ class Layout:
 
     @property
     def unit_sizes(self) -> list[int]:
-        """Elements of each unit, including the gap behind it."""
+        """Number of elements of each unit, including the gap after it."""
         return [span.stop - span.start for span in self.spans]
 
     def _pieces(self, vector: LayerMemory | Tensor) -> Iterator[Tensor]:
-        """The elements of each tensor, including the gap behind it."""
+        """The elements of each tensor, including the gap after it."""
         starts = accumulate(self.sizes, initial=0)
         return (vector[start : start + size] for start, size in zip(starts, self.sizes, strict=False))
 

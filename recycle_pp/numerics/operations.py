@@ -1,4 +1,4 @@
-"""The computation of a stage except matrix products and attention: one interface, two backends, one setting to choose.
+"""The computation of a stage except matrix products and attention: one interface with two backends.
 
     ops = operations(settings.model.kernels, device)    # auto (triton on GPUs) | triton | reference
     y, h = ops.add_rms_norm(x, branch, weight, eps)
@@ -6,13 +6,15 @@
 A backend is a module with the functions of `Operations`: `torch_operations`, or `triton_operations` with the kernels of
 `recycle_kernels`. The rest of the trainer does not depend on the choice.
 
-Between the backends, values and gradients may differ by rounding in another order. Under bf16, Triton also keeps weight
-gradients in float32, while torch rounds each product to bf16. Within a backend no bit differs between equal devices
-with equal library versions (`execution.device.platform`, the same on all workers of a job). Every function is
-deterministic, and its launches depend on shapes and dtypes alone. If torch's own operations are deterministic too (on a
-GPU with `numerics.reproducible`), a micro-batch has the same gradient on any peer, and I then W has the bits of B. The
-fixed-point functions are exact sums of addends that are rounded once: equal addends give equal sums, in any order, on
-both backends.
+The results of the two backends may differ slightly, because they round in a different order. Under bf16, Triton also
+keeps weight gradients in float32, while torch rounds each product to bf16. With the same backend, equal devices with
+equal library versions give bit-identical results (`execution.device.platform`, the same on all workers of a job).
+
+Every function is deterministic, and its launches depend on shapes and dtypes alone. If torch's own operations are
+deterministic too (on a GPU with `numerics.reproducible`), a micro-batch has the same gradient on any peer. Then the op
+`I` (backward for the input) followed by `W` (backward for the weights) also gives the same bits as `B` (both in one).
+The fixed-point functions round each addend once and sum exactly. So equal addends give equal sums in any order, on both
+backends.
 """
 
 from __future__ import annotations
@@ -31,15 +33,15 @@ State = tuple[Tensor, Tensor, Tensor]  # parameters, mean gradients, mean square
 
 
 class Operations(Protocol):
-    """`first`: the sum is empty, so it is written and its old memory is ignored."""
+    """Argument `first` of the sums: the sum is empty, so the function overwrites it without reading it."""
 
     # --- layers, differentiable
 
     def add_rms_norm(self, x: Tensor, branch: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """(y, h): h = x + branch, or x without a branch, is the new residual stream; y = h / rms(h) * weight.
 
-        x (N, H) float32 or bfloat16, branch (N, H) of any float dtype, weight (H,) float32. y has the dtype for the
-        next matrix product (that of autocast, or of x), h that of x.
+        x (N, H) float32 or bfloat16, branch (N, H) of any float dtype, weight (H,) float32. y has the dtype of the next
+        matrix product (the autocast dtype, or the dtype of x). h has the dtype of x.
         """
         ...
 
@@ -54,7 +56,7 @@ class Operations(Protocol):
     def head_loss(self, x: Tensor, weight: Tensor, targets: Tensor, sink: WeightGradStore | None, index: int) -> Tensor:
         """x (N, H), weight (V, H), targets (N,) int64 -> the mean negative log-likelihood, a float32 scalar.
 
-        The weight's gradient goes to the sink as that of tensor `index`; without a sink, to autograd.
+        The weight's gradient goes to the sink, as the gradient of tensor `index`. Without a sink it goes to autograd.
         """
         ...
 
@@ -70,8 +72,8 @@ class Operations(Protocol):
         grad: float32 or bfloat16, as many elements as total
         e: int32 (rows,), an exponent for each row of the tensor (rows as in `layout`)
         limit: bound for each addend, in quanta
-        bad: (2,) float64; the first increases if an element reaches `limit`, is NaN or is infinite, which makes
-            total invalid; the second increases if an element is NaN or infinite
+        bad: (2,) float64. bad[0] becomes positive if an element reaches `limit`, is NaN or is infinite; total is then
+            invalid. bad[1] becomes positive if an element is NaN or infinite.
         """
         ...
 
@@ -88,7 +90,7 @@ class Operations(Protocol):
     # --- the end of a step
 
     def places(self, layout: Layout, device: torch.device) -> Any:
-        """The form of the layout that `squared_norms` and `adamw` take. Computed once."""
+        """The layout in the form that `squared_norms` and `adamw` take. To be computed once."""
         ...
 
     def squared_norms(self, flat: Tensor, places: Any) -> Tensor:

@@ -11,16 +11,17 @@
 
 A unit (`numerics.layout`) has three float32 vectors: masters, mean gradients, mean squared gradients. A step updates
 the units that have a gradient in `reduced`, and drops the others because their state is out of date. AdamW is
-elementwise, and units begin and end at multiples of 16 elements, the width of a CPU's vector loop, so a unit has the
-same bits alone as with its neighbours. One launch updates neighbouring units in one piece of memory.
+elementwise, and units begin and end at multiples of 16 elements, the width of a CPU's vector loop. So a unit gets the
+same bits whether it is updated alone or with its neighbours. One launch updates neighbouring units in one piece of
+memory.
 
-Matrices decay, norm weights do not (Loshchilov and Hutter 2019, arXiv:1711.05101). On a CPU the bits are those of
-`torch.optim.AdamW(fused=True)`. Without bf16 the masters are the weights: views of the stage's vector.
+Weight decay applies to matrices, not to norm weights (Loshchilov and Hutter 2019, arXiv:1711.05101). On a CPU the bits
+are those of `torch.optim.AdamW(fused=True)`. Without bf16 the masters are the weights: views of the stage's vector.
 
 With control.mismatch=third each unit has a seal: the checksum of its state after the newest update. A copy of the unit
 includes its seal. So a worker can detect by itself that its memory has changed without an update.
 
-Only one thread updates. Another thread may copy the state (`copy`). A lock makes each wait for the other, so an update
+Only one thread updates. Another thread may `copy` the state. A lock makes each of them wait for the other, so an update
 waits at most for one such copy.
 """
 
@@ -47,7 +48,7 @@ from .operations import Operations, State
 
 
 class Updated(Protocol):
-    """What the optimizer uses of a stage (`model.stage.Stage`).
+    """The attributes of a stage (`model.stage.Stage`) that the optimizer uses.
 
     flat: the masters, in the order of `layout`
     working: the weights, in the same order; bf16, or `flat` itself
@@ -66,7 +67,7 @@ class Updated(Protocol):
 
 
 class StageOptimizer:
-    """Attributes: held, by unit; units in one piece of memory share one `Held`."""
+    """Attributes: held: unit -> its state. Units in one piece of memory share one `Held`."""
 
     def __init__(self, settings: Settings, stage: Updated, whole: bool = True) -> None:
         self._settings, self._stage, self._whole = settings.optimizer, stage, whole
@@ -77,7 +78,7 @@ class StageOptimizer:
         self._initial = InitialMoments(stage.layout, stage.device)
         self._lock = threading.Lock()  # held while the state changes or a part of it is copied
         self._committed = -1  # newest step in the state
-        self._ahead: tuple[Reduced, int, Tensor] | None = None  # open speculation: its step, the exponents before
+        self._ahead: tuple[Reduced, int, Tensor] | None = None  # open speculation: gradient, step, exponents before it
         self.held: dict[int, Held] = {}
         if whole:
             moments = stage.layout.zeros(stage.device), stage.layout.zeros(stage.device)
@@ -91,8 +92,8 @@ class StageOptimizer:
     # -- held units
 
     def resume(self, load: Load) -> None:
-        """Starts from a checkpoint. Reads weights and exponents now, and the moments of a tensor when a unit of it
-        begins. With `whole`, reads everything now."""
+        """Starts from a checkpoint. Reads weights and exponents now, and the moments of a tensor when `begin` is called
+        for one of its units. With `whole`, reads everything now."""
         if self._whole:
             self.load(load(list(self.state())))
             return
@@ -107,7 +108,7 @@ class StageOptimizer:
 
     @torch.no_grad()
     def begin(self, unit: int) -> None:
-        """Holds a unit in its initial state."""
+        """Starts to hold a unit, in its initial state."""
         master = self._stage.flat[self._stage.layout.spans[unit]]
         own = empty(len(master), master.device).copy_(master) if self._rounds else master
         held = Held(range(unit, unit + 1), (own, *self._initial.of(unit)))
@@ -116,10 +117,10 @@ class StageOptimizer:
 
     @torch.no_grad()
     def put(self, unit: int, parcel: Sequence[Tensor]) -> None:
-        """Holds a unit in the state that another holder has `given`. Updates its weights.
+        """Starts to hold a unit, in the state that `given` of another holder returned. Updates the unit's weights.
 
-        parcel: the three vectors, then the seal if there are seals. The optimizer keeps these tensors, unless it has
-            memory for the unit already: then it copies them."""
+        parcel: the three vectors, then the seal if there are seals. The optimizer keeps these tensors, or copies them
+            if it has memory for the unit already."""
         span, (master, mean, square, *seal) = self._stage.layout.spans[unit], parcel
         if self._whole:
             for mine, vector in zip(self.vectors(unit), parcel, strict=True):
@@ -144,7 +145,8 @@ class StageOptimizer:
         return [*self._vectors(range(unit, unit + 1)), *seal]
 
     def settled(self) -> None:
-        """Ends the setup: the worker holds all its units. Frees the initial state, and with bf16 its float32 vector."""
+        """Ends the setup, once the worker holds all its units. Frees the initial state. With bf16 and sharded state,
+        also frees the stage's float32 vector."""
         self._initial = InitialMoments(self._stage.layout, self._stage.device)
         if self._rounds and not self._whole:
             self._stage.flat = self._stage.working
@@ -174,13 +176,13 @@ class StageOptimizer:
             return found | ({"seal": torch.cat([of.cpu() for of in seals if of is not None])} if self._seals else {})
 
     def start_following(self) -> None:
-        """Drops all units, before a new session follows others."""
+        """Drops all units, before a new session of following begins."""
         if not self._whole:
             self.held = {}
 
     @torch.no_grad()
     def take(self, units: Sequence[int], state: Mapping[str, Tensor]) -> None:
-        """Holds these units in the state that `copy` returned on another worker."""
+        """Starts to hold these units, in the state that `copy` returned on another worker."""
         sizes = [self._stage.layout.spans[unit].stop - self._stage.layout.spans[unit].start for unit in units]
         vectors = [state[name].split(sizes) for name in VECTORS]
         seals = [state["seal"].split(1)] if self._seals else []
@@ -190,7 +192,8 @@ class StageOptimizer:
 
     @torch.no_grad()
     def follow(self, reduced: Reduced, step: int, scale: float) -> None:
-        """Updates followed units. Leaves other units as they are; exponents arrive with the gradient."""
+        """Updates followed units. Keeps other units and the exponents as they are. New exponents arrive with the
+        gradient."""
         grads = replace(reduced, flat=reduced.flat.to(self._stage.device))
         with self._lock:
             self._update(grads, step, scale, ahead=False)
@@ -209,7 +212,8 @@ class StageOptimizer:
 
     @torch.no_grad()
     def speculate(self, reduced: Reduced, step: int) -> None:
-        """The step with scale 1, before its commit. Keeps the overwritten state. Not available with seals."""
+        """Applies the step with scale 1 before its commit. Keeps a copy of the previous state for `undo`. Not available
+        with seals."""
         assert self._ahead is None, "confirm() or undo() the last speculation first"
         with self._lock:
             self._ahead = reduced, step, self._stage.gradients.exponents
@@ -230,8 +234,8 @@ class StageOptimizer:
 
     @torch.no_grad()
     def undo(self) -> None:
-        """Restores state, exponents and weights of the updated units as before speculate(), in every bit. Does not
-        restore the weights of units that other workers hold."""
+        """Restores, bit for bit, the state, exponents and weights that the updated units had before speculate(). Does
+        not restore the weights of units that other workers hold."""
         assert self._ahead is not None, "nothing was speculated"
         with self._lock:
             reduced, _, exponents = self._ahead
@@ -245,8 +249,8 @@ class StageOptimizer:
 
     @torch.no_grad()
     def inspected(self, reduced: Reduced) -> tuple[dict[int, int], list[int]]:
-        """(checksum of each unit that has a gradient, before the step; units among them that changed without an
-        update). The second is empty without seals. Reads the whole state."""
+        """(unit -> checksum of its state before the step, units whose memory has changed without an update), for the
+        units that have a gradient in `reduced`. Without seals, no changed unit is found. Reads the whole state."""
         held = {unit: self.held[unit] for unit in reduced.units or ()}
         checksums = torch.cat([of.checksum(self.is_ahead) for of in held.values()]).tolist() if held else []
         changed = []
@@ -258,8 +262,8 @@ class StageOptimizer:
 
     @torch.no_grad()
     def checksums(self) -> dict[int, int]:
-        """The checksum of each unit; none if all units are in one piece of memory. Raises RuntimeError with the unit's
-        name if its state has changed without an update and must not be saved."""
+        """Unit -> checksum of its state; empty with `whole`. Raises RuntimeError with the unit's name if its state has
+        changed without an update and must not be saved."""
         found = {}
         for unit, held in () if self._whole else sorted(self.held.items()):
             held.inspect()
@@ -324,7 +328,7 @@ class StageOptimizer:
         for held, units, place, size in self._pieces(reduced.units):
             if ahead and held.before is None:
                 held.before = self._vectors(held.units)
-            held.inspect()  # before the new seal would cover up a change
+            held.inspect()  # before the update, because the new seal would hide a change
             state, kept = parts(held.state, place), parts(held.before, place) if ahead and held.before else None
             self._launch(units, state, reduced.flat[start : start + size], self.lr(step), step, scale, kept)
             self._round(self._stage.layout.span(units), state[0])
@@ -342,7 +346,10 @@ class StageOptimizer:
             )  # fmt: skip
 
     def _pieces(self, units: Sequence[int] | None) -> Iterator[tuple[Held, range, slice, int]]:
-        """(held, its neighbouring units, their elements in it, element count) for these units, ascending; None: all."""
+        """(held, neighbouring units in it, their slice of its vectors, number of elements) for these units, ascending.
+
+        units: None: all
+        """
         layout, held = self._stage.layout, self.held
         if units is None and self._whole:
             for layer in layout.layers:
@@ -361,7 +368,7 @@ class StageOptimizer:
         self._stage.gradients.follow(reduced)
 
     def _agreed(self, reduced: Reduced, step: int) -> None:
-        """Records the step as committed. Drops units that it has not updated, as they are out of date."""
+        """Records the step as committed. Drops units that the step has not updated, because they are out of date."""
         self._committed = step
         if reduced.units is not None:
             self.held = {unit: self.held[unit] for unit in reduced.units}
@@ -370,7 +377,7 @@ class StageOptimizer:
         if units not in self._runs:
             runs = runs_of(self._settings, self._stage.gradients, self._stage.ops, units)
             if len(units) > 1 and units not in self._stage.layout.layers:
-                return runs  # not cached: a part that grows
+                return runs  # not cached, because a follower has more units at the next step
             self._runs[units] = runs
         return self._runs[units]
 

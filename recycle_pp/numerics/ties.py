@@ -7,7 +7,7 @@ over these stages.
 
 A stage first sums its own gradients over its workers. Workers of the stages then exchange these sums (int64, int32 or
 float32) and add them in the order of the stages, so the bits are the same in all stages. Each stage cuts the tensor
-into the same units. The gradient's norm counts a tied unit once, in its first stage. `state.ties` has the messages.
+into the same units. The gradient's norm counts a tied unit once, in its first stage. `state.ties` sends the messages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .gradients import Gradients, Reduced
 class Ties:
     """stage: number of this stage
     units: numbers of its tied units, in an order that is the same in all stages
-    stages: for each of them, all stages that hold it, ascending
+    stages: unit -> all stages that hold it, ascending
     """
 
     def __init__(self, gradients: Gradients, stage: int, shared: Mapping[str, Sequence[int]]) -> None:
@@ -36,7 +36,7 @@ class Ties:
         self.stages = {unit: sorted(shared[layout.names[layout.units[unit].tensor]]) for unit in self.units}
 
     def own(self, reduced: Reduced, mine: Sequence[int]) -> dict[int, Tensor]:
-        """This stage's own sums. mine: tied units that this worker sums, in order."""
+        """This stage's own sums, by unit. mine: tied units that this worker sums, in order."""
         assert reduced.shared is not None
         sizes = [self._size(unit) for unit in mine]
         return dict(zip(mine, reduced.shared.split(sizes), strict=True))
@@ -61,7 +61,7 @@ class Ties:
         parcels: (stage, units, parcel) from every other stage that holds one of the units
         """
         gradients = self.gradients
-        # A stage's own int32 sum has half a bit to spare.
+        # The sums of several stages together may overflow int32: the format leaves no more than one bit of room.
         wide = torch.int64 if gradients.dtype == torch.int32 else gradients.dtype
         sums = {(unit, self.stage): own for unit, own in self.own(reduced, mine).items()}
         for stage, units, parcel in parcels:

@@ -1,7 +1,7 @@
 """The operations of a stage in plain torch, on any device. They are the reference for the kernels.
 
-The layers are autograd Functions with explicit backward passes. On a CPU each pass over memory counts, and one pass can
-compute the gradients of a norm's weight and of its input.
+The layers are autograd Functions with explicit backward passes. On a CPU each pass over memory takes noticeable time,
+and an explicit backward can compute the gradients of a norm's weight and of its input in one pass.
 """
 
 from __future__ import annotations
@@ -151,8 +151,8 @@ class _RMSNorm(torch.autograd.Function):
 class _RopeQKV(torch.autograd.Function):
     """Rotary positions (Su et al. 2021, arXiv:2104.09864): the pair (i, i + d/2) of a head turns by its angle.
 
-    Takes the packed projection apart in the same pass; left to autograd, backward would fill three zeroed gradients
-    of the whole projection and add them up.
+    Splits the packed projection in the same pass. Autograd would instead fill three zeroed gradients of the whole
+    projection in the backward, and add them up.
     """
 
     @staticmethod

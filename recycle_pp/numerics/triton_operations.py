@@ -1,6 +1,6 @@
-"""The operations of a stage in Triton. `operations` has their contracts, `recycle_kernels` the kernels.
+"""The operations of a stage in Triton. `operations` documents them, and `recycle_kernels` contains the kernels.
 
-They need a GPU. With TRITON_INTERPRET=1 tests run them on a CPU, in float32.
+The operations need a GPU. With TRITON_INTERPRET=1 tests run them on a CPU, in float32.
 """
 
 from __future__ import annotations

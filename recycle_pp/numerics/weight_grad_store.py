@@ -2,14 +2,14 @@
 
     sink = WeightGradStore(); sink.gradients = gradients   # recycle_pp.numerics.gradients.Gradients
     y = linear(x, weight, sink, index)      # autograd sees an operation on x alone
-    sink.queue = []                         # I: backward queues (dy, x) of every layer
+    sink.queue = []                         # op I (for the input): backward queues (dy, x) of every layer
     y.backward(dy)
-    sink.flush(queue)                       # W: computes dy^T x into the accumulators
-    sink.queue = None                       # B: backward computes both at once
+    sink.flush(queue)                       # op W (for the weights): adds dy^T x to the accumulators
+    sink.queue = None                       # op B (both at once): backward adds dy^T x itself
 
 Splitting the backward pass is the zero-bubble idea (Qi et al. 2023, arXiv:2401.10241). Both ways compute a weight
-gradient by the same call on the same operands, so I then W has the bits of B. With `sink=None` the layers are ordinary
-autograd layers, as the plain trainer uses them.
+gradient by the same call on the same operands, so `I` followed by `W` gives the same bits as `B`. With `sink=None` the
+layers are ordinary autograd layers, as the plain trainer uses them.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class _Linear(torch.autograd.Function):
 
 
 class _Norm(torch.autograd.Function):
-    """Passes a norm's weight through. Its gradient is a by-product of I and goes to the sink."""
+    """Passes a norm's weight through. The weight's gradient is a by-product of `I` and goes to the sink."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, sink: WeightGradStore, index: int) -> Tensor:
