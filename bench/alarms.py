@@ -6,13 +6,14 @@
 `quiet`: twelve workers on all cores, one of them killed and brought back. `load` processes burn CPU time beside them.
 Every sentence that calls a worker slow is an alarm, and there must be none.
 
-`slow`: a worker becomes slow, and later normal again. The figures are the steps until each is reported. The cases:
+`slow`: a worker becomes slow, and later normal again. The figures are the steps until the job reports each of the two.
+The worker is slow for one of these reasons:
 
-- `+slow_at`. It ends with the process: the worker is killed, and comes back normal.
-- Stopped three quarters of the time, as cpulimit does it.
-- A control group with a quarter of the processor time that it had before, as a container's limit (needs root).
-- A process that spins on the core to which the worker is pinned. It needs a core a worker, and one for the rest. On two
-  cores no worker is called slow: the spinning process displaces others, and the peer waits nearly as long.
+- `+slow_at`. It lasts as long as the process: the worker is killed, and comes back normal.
+- The worker is stopped three quarters of the time, as by cpulimit.
+- A control group allows the worker a quarter of its processor time so far, like a container's limit (needs root).
+- A process spins on the core to which the worker is pinned. This case needs one core for each worker, and one more. On
+  two cores no worker is called slow: the spinning process displaces others, and the peer waits nearly as long.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SPIN = [sys.executable, "-c", "while True: pass"]
 TRAIN = ["+fail_at=20:1.2", "+rejoin_at=40:1.2"]  # `make train`
 FOUR = ["parallel=2x2", "model=small", "run.steps=100000", "run.validate_every=0", "checkpoint.minutes=0"]
 TWO = ["parallel.pipelines=2", "parallel.stages=1", *FOUR[1:]]
-SLOW, BEGIN, KILLED = "1.0", 25, 45  # slow worker; step of the onset; step of its kill, if any
+SLOW, BEGIN, KILLED = "1.0", 25, 45  # the slow worker; the step in which it becomes slow; the step of its kill, if any
 
 
 def main() -> int:
@@ -67,7 +68,7 @@ def quiet(runs: int, load: int) -> int:
 
 
 def slow(cases: list[str]) -> int:
-    """The number of slow workers found too late, and of others called slow."""
+    """The number of mistakes: slow workers that were found too late, and other workers that were called slow."""
     bad = 0
     print(f"{'reason':<28}{'found after':>12}{'end after':>11}   steps; others called slow")
     for number, (name, workers, arguments, throttle) in enumerate(CASES):
@@ -126,7 +127,7 @@ def has_done(run: RunFolder, count: int) -> bool:
 
 
 def wait(run: RunFolder, event: str, after: int) -> int:
-    """Wait for that event of the slow worker in step `after` or later; return its step."""
+    """Wait until the slow worker has this event in step `after` or later. Return the step of the event."""
     found: list[int] = []
 
     def look() -> bool:
@@ -183,7 +184,7 @@ def limited(pid: int) -> Iterator[None]:
 
 @contextmanager
 def granted(pid: int) -> Iterator[None]:
-    """The worker gets a quarter of its processor time so far."""
+    """The worker gets a quarter of the share of processor time that it has used so far."""
     before, begun = cpu_seconds(pid), time.monotonic()
     time.sleep(3.0)
     share = (cpu_seconds(pid) - before) / (time.monotonic() - begun) / 4

@@ -1,9 +1,9 @@
-"""A case of a benchmark: one task, several ways to do it; the time of each, and whether they agree.
+"""A case of a benchmark: one task and several ways to do it. Measures each way, and compares their results.
 
     row = measure(Case("product", 2.0 * n**3, "flops", {"ours": f, "eager": g, "liger": h}), machine())
 
-On a GPU: the median of many runs, with the L2 cache flushed between them. Without one each way runs once, for its
-values.
+On a GPU, the time of each way is the median of many runs, with the L2 cache flushed between them. Without a GPU each
+way runs once, to compare the results.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ DEVICE = "cuda" if GPU else "cpu"
 
 @dataclass
 class Case:
-    """One task, several ways. `ours` and `eager` are always present; a call returns the results to compare."""
+    """One task and several ways to do it, always including `ours` and `eager`. A call returns the results to
+    compare."""
 
     name: str
     amount: float  # bytes that must move, or flops
@@ -34,7 +35,7 @@ class Case:
 def measure(case: Case, rates: dict[str, float]) -> dict[str, Any]:
     """One row: median milliseconds of every way, our share of the machine's rate, speed, difference, memory."""
     row: dict[str, Any] = {"kernel": case.name}
-    difference = apart(case.calls["ours"](), case.calls["eager"]())  # both for the first time: some add up
+    difference = apart(case.calls["ours"](), case.calls["eager"]())  # first calls only: some ways add to their result
     peaks: dict[str, int] = {}
     for who, call in case.calls.items():
         try:
@@ -50,7 +51,8 @@ def measure(case: Case, rates: dict[str, float]) -> dict[str, Any]:
 
 
 def machine() -> dict[str, float]:
-    """Bytes a millisecond of a large copy (read and write), flops a millisecond of a large bfloat16 product."""
+    """The machine's rates: bytes per millisecond in a large copy (read and write), and flops per millisecond in a large
+    bfloat16 product. Without a GPU both are 1."""
     if not GPU:
         return {"bytes": 1.0, "flops": 1.0}
     source, target = (torch.empty(1 << 30, dtype=torch.uint8, device=DEVICE) for _ in range(2))
@@ -60,7 +62,7 @@ def machine() -> dict[str, float]:
 
 
 def milliseconds(call: Callable[[], Any]) -> float:
-    """The median of a kernel's time on the GPU; infinite for a tile that does not fit it."""
+    """The median time of a kernel on the GPU; infinite for a tile that does not fit on the GPU."""
     try:
         return triton.testing.do_bench(call, warmup=50, rep=300, return_mode="median")
     except triton.runtime.errors.OutOfResources:
@@ -73,7 +75,8 @@ def listed(x: Tensor | tuple[Tensor, ...]) -> list[Tensor]:
 
 
 def timed(call: Callable[[], Any]) -> tuple[int, float]:
-    """(MiB at the peak above the level before, median milliseconds); one plain run without a GPU."""
+    """(peak memory in MiB above the level before the call, median milliseconds). Without a GPU: (0, milliseconds of one
+    run)."""
     if not GPU:
         began = time.perf_counter()
         call()

@@ -5,9 +5,9 @@
 Training is chaotic: initial weights that differ by bf16's rounding (2^-9 of each) lead to another loss a few hundred
 steps later. The distance between such runs of fp32 (`nudged`) is the scale for judging a precision.
 
-One process runs the trainer that tests compare with (`testing/reference_trainer.py`: the same operations, with the bits
-of a job). val_loss is the loss on held-out text at the end. For every seed it prints fp32's val_loss and the distance
-of the others above it, then the mean and the standard error of these distances.
+All runs are in one process, with the trainer to which tests compare jobs (`testing/reference_trainer.py`): it runs the
+operations of a job and gets the same bits. val_loss is the loss on held-out text at the end. For every seed the bench
+prints fp32's val_loss and how far the other runs end above it, then the mean and the standard error of these distances.
 """
 
 from __future__ import annotations

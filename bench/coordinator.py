@@ -4,7 +4,7 @@
     python bench/coordinator.py --sizes 128x32x128
 
 A step waits for the commit, and all votes arrive at once. Then a worker dies in the middle of a step of the planner's
-own schedule. Milliseconds, the least of three:
+own schedule. The bench prints milliseconds, the least of three runs:
 
     vote        decodes the votes and the records before them, and decides
     log         records the step afterwards
@@ -14,8 +14,8 @@ own schedule. Milliseconds, the least of three:
     follow      does the same for later steps, in a thread, while training continues
     MB          sent by adopt and follow together
 
-Results in bench/out/coordinator.json. `bench/loop.py` has the coordinator at work in its event loop, with a large run
-folder.
+The results are also in bench/out/coordinator.json. `bench/loop.py` measures the coordinator in its event loop, with a
+large run folder.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def main() -> int:
 
 
 def one_step(pipelines: int, stages: int, microbatches: int) -> dict[str, float]:
-    """Seconds from the last vote's arrival to the commit, and of the records after it, in an ordinary step."""
+    """Seconds from the arrival of all votes to the commit of an ordinary step, and seconds to record the step after
+    the commit."""
     job, _ = under_way(pipelines, stages, microbatches)
     settings = Settings(parallel=Parallel(pipelines=pipelines, stages=stages, microbatches=microbatches))
     with tempfile.TemporaryDirectory() as folder:
@@ -108,7 +109,7 @@ def one_step(pipelines: int, stages: int, microbatches: int) -> dict[str, float]
 
 
 def measured(worker: Worker, step: int, problem: Problem) -> Measured:
-    """Report of a worker that has run its pipeline's micro-batches, a second each."""
+    """Report of a worker that has run its pipeline's micro-batches, one second for each op."""
     done = [(kind, worker.pipeline, i) for i in range(problem.counts[worker.pipeline]) for kind in SPLIT]
     spans = [[*op, float(at), at + 1.0] for at, op in enumerate(done)]
     return Measured(step, pack(spans), samples=[], logged_bytes=0, lr=1e-4, cpu=float(step))
@@ -139,7 +140,7 @@ def under_way(pipelines: int, stages: int, microbatches: int) -> tuple[Job, dict
 
 
 def one_death(pipelines: int, stages: int, microbatches: int, at: float) -> dict[str, float]:
-    """Seconds of each phase, when a worker dies after this share of a step."""
+    """Seconds of each phase, if a worker dies when the share `at` of a step is over."""
     job, members = under_way(pipelines, stages, microbatches)
     steady = plan(job.problem)
     busy = work(steady, members, at * steady.makespan)
@@ -183,7 +184,7 @@ def deliver(member: Participant, message: Message) -> None:
 
 
 def work(steady: Plan, members: dict[Worker, Participant], now: float) -> dict[Worker, float]:
-    """Marks the ops that the plan starts before `now` as done; remaining time of the last op, by worker."""
+    """Mark the ops that the plan starts before `now` as done. Return the remaining time of each worker's last op."""
     busy = dict.fromkeys(members, 0.0)
     order = steady.running_order()
     a = steady.arrays.take(order)
@@ -203,7 +204,7 @@ def columns(a: Any) -> tuple[Any, ...]:
 
 
 def encoded(out: Iterable[Send]) -> int:
-    """Encoded messages in bytes; receivers of the same message share a frame."""
+    """Total size of the encoded messages in bytes. A message to several receivers is encoded once."""
     size, said, frame = 0, None, b""
     for _, message in out:
         if message is not said:

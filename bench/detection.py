@@ -2,7 +2,7 @@
 
     python bench/detection.py [--deaths 20] [--megabytes 300]
 
-A process that has imported torch and holds some memory gets SIGKILL. Milliseconds from the kill.
+A process that has imported torch and holds some memory gets SIGKILL. The bench prints milliseconds from the kill.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Twelve workers (3 x 4, 6 micro-batches a pipeline) sleep for every op: F = I = W
 `--steps` steps with all workers, then loses W(1,2), then runs as many steps without it. The measured step is the median
 from commit to commit. The plan is the planner's for these durations, with free messages and sums.
 
-The last line is the promise of ReCycle: with memory for it and a staggered optimizer, a step without W(1,2) takes as
+The last line tests the promise of ReCycle: with enough memory and a staggered optimizer, a step without W(1,2) takes as
 long as a step of 1F1B with all workers.
 """
 

@@ -46,7 +46,7 @@ PATIENCE = 600  # seconds for one run
 
 
 class Step(NamedTuple):
-    """CPU seconds and share of the mean loss, of one process or summed over processes."""
+    """CPU seconds, and a share of the mean loss. Both are of one process, or sums over processes."""
 
     seconds: float
     loss: float
@@ -103,7 +103,7 @@ def report(settings: Settings, samples: dict[str, list[float]], losses: dict[str
 
 
 def ours(overrides: list[str]) -> list[Step]:
-    """CPU seconds by the clocks of the workers, which the votes carry, and of the coordinator."""
+    """The steps of a job. Their CPU seconds are those of the coordinator and of the workers, whose votes carry them."""
     with Zygote() as zygote, zygote.run(overrides) as job:
         if job.wait(PATIENCE):
             raise SystemExit(job.output)
@@ -111,7 +111,8 @@ def ours(overrides: list[str]) -> list[Step]:
 
 
 def forked(target: Callable[[int, Settings, int], list[Step]], count: int, settings: Settings) -> list[Step]:
-    """Per step the sum over `count` processes that each run `target(rank, settings, port)`; none outlives this call."""
+    """The steps as sums over `count` processes, which each run `target(rank, settings, port)`. No process outlives this
+    call."""
     context = multiprocessing.get_context("fork")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

@@ -82,8 +82,8 @@ def run_all(todo: Sequence[Item], state: dict[str, Row], out: Path, deadline: fl
 
 
 def run(item: Item, seconds: float, results: Mapping[str, Mapping[str, Any]]) -> Row:
-    """Run the item's command in its own process group, which has ended when this returns. Its last line on stdout
-    is its result, JSON."""
+    """Run the item's command in its own process group, which has ended when this function returns. The command's last
+    line on stdout is the result as JSON."""
     began = time.monotonic()
     command, environment = item.command(results)
     paths = [str(ROOT), str(ROOT / "schedules"), str(ROOT / "kernels"), os.environ.get("PYTHONPATH", "")]
@@ -112,7 +112,7 @@ def run(item: Item, seconds: float, results: Mapping[str, Mapping[str, Any]]) ->
 
 
 def table(todo: Sequence[Item], state: Mapping[str, Row]) -> str:
-    """A line for each item: its status, its time, its figures or the last line of its output."""
+    """A line for each item: status, time, and the figures or the last line of the output."""
     lines = []
     for item in todo:
         row = state.get(item.name, {"status": "-", "seconds": 0.0, "result": {}, "log": ""})

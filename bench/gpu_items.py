@@ -30,8 +30,8 @@ MOMENTS = ("forward", "backward", "weight", "send", "receive", "allreduce", "vot
 
 @dataclass(frozen=True)
 class Item:
-    """claim: proven if it passes. seconds: its limit. least: with less time left it is not started. needs: items
-    that must have passed."""
+    """claim: what is proven if the item passes. seconds: time limit. least: seconds that must be left to start the
+    item. needs: items that must have passed before."""
 
     name: str
     claim: str
@@ -43,7 +43,7 @@ class Item:
 
 
 def items(cpu: bool, nccl: Path | None, out: Path) -> list[Item]:
-    """cpu: tiny sizes, Gloo in place of NCCL, kernels interpreted. out: folder for build outputs."""
+    """All items. cpu: use tiny sizes, Gloo instead of NCCL, and interpreted kernels. out: folder for build outputs."""
     interpreted = {"TRITON_INTERPRET": "1"} if cpu else {}
     steps, kills = (60, 1) if cpu else (300, 20)
     job = ["gpu_job.py", *(["--cpu"] if cpu else [])]
@@ -197,7 +197,7 @@ def _near_plain(result: Result, results: Results) -> str:
 
 
 def _level(result: Result, results: Results) -> str:
-    """Resources left after a rebuild; a few may be released late."""
+    """The resources that rebuilds have not released; a few may be released late."""
     grown = {name: result[f"{name}_after"] - result[f"{name}_before"] for name in ("descriptors", "threads", "gpu_mib")}
     allowed = {"descriptors": 8, "threads": 4, "gpu_mib": 64}
     return "; ".join(f"{name} grew by {grown[name]}" for name in grown if grown[name] > allowed[name])

@@ -62,7 +62,7 @@ def play(members: list[Worker], scenario: Any) -> dict[str, Any]:
 
 
 def alone(node: Node) -> None:
-    """The communicator itself: links of a worker without peers have none."""
+    """Try the communicator itself, because the links of a worker without peers have none."""
     device = connect(node)
     kind: Any = GlooGroup if device.type == "cpu" else NcclGroup
     generation, group = Generation(0), kind(node.store, "0/alone", 0, 1, device, 60.0, "127.0.0.1")

@@ -96,7 +96,7 @@ class FakeSupervisor:
         assert self._peer is not None
         match message:
             case SupervisorWelcome():
-                place = Place(HOST, self._all.port)  # a server must answer there, or the supervisor counts as dead
+                place = Place(HOST, self._all.port)  # a server must answer at this place, else the supervisor is dead
                 self._peer.send(Registration(place, self._order, self._worker is not None, self._deaths))
             case Spawn():
                 self._order = message

@@ -9,7 +9,7 @@ One run measures the machine first: the rate of a large copy and of a large bflo
 kernel:
 
 - the median milliseconds of each candidate, with the L2 cache flushed between runs;
-- ours as a share of that rate: bytes that must move, or flops that must be done, in our time;
+- our rate as a share of the machine's: bytes that must move, or flops that must be done, divided by our time;
 - our speed over the best other candidate;
 - the relative difference of our values from eager's.
 
@@ -90,7 +90,7 @@ def size(*tensors: Tensor) -> int:
 
 
 def both_ways(name: str, functions: dict[str, Callable], inputs: list[Tensor], kept: int) -> Iterator[Case]:
-    """Forward and backward of differentiable functions; `kept`: bytes that backward must read beside the gradients.
+    """Forward and backward of differentiable functions. kept: bytes that the backward must read besides the gradients.
 
     Every candidate has its own inputs and upstream gradients: Liger-Kernel's backward writes into them.
     """

@@ -2,10 +2,10 @@
 
     OMP_NUM_THREADS=1 python bench/links.py [--rounds 15]
 
-Processes on loopback. Every round measures all three, one after the other, so other load meets them alike. Printed are
-medians over the rounds: milliseconds (wall, the slowest process), milliseconds of CPU of all processes together, and
-the ratios to TCP in the same round. "new generation": the same members abort, rebuild and sum one number, as after a
-death.
+The processes communicate over loopback. Every round measures all three, one after the other, so other load affects them
+alike. The bench prints medians over the rounds: wall milliseconds of the slowest process, CPU milliseconds of all
+processes together, and the ratios to TCP in the same round. In "new generation" the same members abort, rebuild and sum
+one number, as after a death.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from recycle_schedules import Worker
 
 from recycle_pp.testing.rehearsal import Node, Rehearsal, grid
 
-FACES = ("tcp", "gloo", "group")  # ratios are to the first
+FACES = ("tcp", "gloo", "group")  # ratios are relative to the first of these
 # name -> (bytes, operations a round)
 MESSAGES = {"4 KiB there and back": (1 << 12, 200), "64 KiB there and back": (1 << 16, 100)}
 STREAMS = {f"{mib} MiB x 8, one way": (mib << 20, 8) for mib in (1, 4, 16)}
@@ -97,7 +97,7 @@ def run(face: Any, case: str, rank: int) -> tuple[float, float]:
         "sum": partial(face.sum, tensors[0]),
     }
     operation = next(function for name, function in operations.items() if name in case)
-    operation()  # both are here
+    operation()  # after this call, all processes are ready
     return timed(operation, 1 if operation is operations["one way"] else count)
 
 

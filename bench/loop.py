@@ -6,13 +6,14 @@
 The coordinator is the real one, on a real server. Its supervisors and workers are impostors in another process, which
 send the messages of real ones and compute nothing.
 
-1. They start and do some steps. One dies and returns.
+1. The workers start and do some steps. One worker dies and returns.
 2. All workers of a stage die. The newest checkpoint is read, byte for byte, while the coordinator serves the others.
 3. The coordinator is lost, and another one takes over with the whole folder.
 
-`still` is the longest callback of the loop, without the time in which its thread could run and others had the
-processors (schedstat). `wall` includes that time. `cpu` is the part spent computing. The rest is waiting: a bug, or a
-wait for the interpreter's lock. The longest five are named. Results in bench/out/loop.json.
+`still` is the time of the loop's longest callback, without the time in which the loop's thread was ready to run but
+other threads had the processors (schedstat). `wall` includes this time. `cpu` is the part spent computing. The rest is
+waiting: a bug, or a wait for the interpreter's lock. The five longest callbacks are named. The results are also in
+bench/out/loop.json.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def main() -> int:
 
 
 def prepare(run: RunFolder, steps: int, gigabytes: float) -> None:
-    """A run folder with so many steps, and a checkpoint at its end."""
+    """Make a run folder with this many steps and a checkpoint after the last one."""
     line = {"time": time.time(), "generation": 0, "loss": 2.0, "grad_norm": 1.0, "cpu_seconds": 0.5, "live_workers": 1}
     with run.metrics.open("w") as file:
         file.writelines(json.dumps({"step": step, **line}) + "\n" for step in range(steps))
@@ -123,7 +124,7 @@ class Alone:
         return self.places
 
 
-Still = tuple[float, float, float, str]  # seconds: still, of these computing, on the clock; of which callback
+Still = tuple[float, float, float, str]  # seconds: `still`, `cpu` and `wall` of a callback; its name
 
 
 class Stopwatch:
@@ -161,8 +162,8 @@ class Stopwatch:
 
 
 async def measure(settings: Settings, run: RunFolder, history: int) -> dict[str, list[Still]]:
-    sys.setswitchinterval(SWITCH_SECONDS)  # as a host does
-    gc.freeze()  # too, here and when its machine code is there
+    sys.setswitchinterval(SWITCH_SECONDS)  # as a host of the coordinator does
+    gc.freeze()  # a host calls this too, now and when the planner is compiled
     watch, progress = Stopwatch(), Progress(settings.run.steps, 1, io.StringIO())
     agreement: Any = Alone()
     current: Coordinator | None = None

@@ -3,15 +3,15 @@
     python bench/memory.py [--pipelines 2 4] [--copies 0 2 3] [--steps 3] [--rounds 3] [numerics=bf16 ...]
     python bench/memory.py --shapes 80GB                # no job: the tables of docs/measured.md, by `plan --memory`
 
-The fullest worker counts; 0 copies are unsharded.
+Memory is that of the fullest worker. A job with 0 copies is unsharded.
 
     planned      `model.memory` at the fullest moment, for the worker of the stage that saves the checkpoint
     allocated    peak bytes of tensors, each on pages of its own
     rss          the kernel's peak, with `parallel.memory`, against planned plus the process itself (`PROCESS`)
     sent         bytes of a step, against `sent_bytes`
-    less         how many times less than unsharded
-    cpu          seconds of a step: median over workers, steps (without the first) and rounds; then the ratio to
-                 unsharded jobs, which alternate with it
+    less         how many times fewer bytes are sent than unsharded
+    cpu          CPU seconds of a step: median over workers, steps (without the first) and rounds; then the ratio to
+                 the unsharded jobs, which alternate with this one
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def main() -> None:
 
 
 def shapes(capacity: float, overrides: list[str]) -> None:
-    """Markdown: for each shape the fullest stage with all workers alive, and the bytes of its workers."""
+    """Print a Markdown table: for each shape, the fullest stage with all workers alive, and the bytes of its
+    workers."""
     parts = ("weights", "optimizer state", "sums", "replay log")
     print(f"| model | D x P | copies | {' | '.join(parts)} | one micro-batch | in flight | all alive | one | two |")
     print("|" + "---|" * (len(parts) + 8))
@@ -106,7 +107,7 @@ def slower(outcome: Outcome, whole: Outcome) -> str:
 
 
 def measure(zygote: Zygote, jobs: list[list[str]], rounds: int) -> list[dict[str, Any]]:
-    """A row for each job and stage; the others are compared with the first job."""
+    """A row for each job and stage. Each row has ratios to the first job."""
     alone = [run(zygote, words, "allocator") for words in jobs]
     usual = [[run(zygote, words, "rss") for words in jobs] for _ in range(rounds)]  # alternating, as other load varies
     rows: list[dict[str, Any]] = []
@@ -139,7 +140,7 @@ def peak(found: list[Records], stage: int, key: str) -> float:
 
 
 def a_step(found: list[Records], stage: int, key: str) -> float:
-    """Median over the stage's workers and steps, without the first."""
+    """The median growth of a figure in a step, over the stage's workers and all steps but the first."""
     return median(after[key] - before[key] for of in records(found, stage) for before, after in pairwise(of))
 
 

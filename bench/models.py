@@ -9,8 +9,8 @@ Two stages, four micro-batches a step, one thread, random weights of the same sh
     torch      the stages of the same transformers module under `torch.distributed.pipelining.Schedule1F1B`: two
                processes, without separate F, I and W. In bf16 its AdamW steps the rounded weights, without masters
 
-Medians in milliseconds of CPU time: F, I and W of a micro-batch on the last stage, and a step of both stages with the
-optimizer. Memory: MiB at the peak of a step, above the level before the model.
+The bench prints medians in milliseconds of CPU time: F, I and W of a micro-batch on the last stage, and a step of both
+stages with the optimizer. Memory is MiB at the peak of a step, above the level before the model was built.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def settings_of(path: str, precision: str, folder: Path, a: argparse.Namespace) -> Settings:
-    """The same shape either way; a config.json for transformers."""
+    """Settings of one shape for any path. Writes a config.json for transformers into `folder`."""
     import transformers
 
     model = Model(
@@ -187,10 +187,10 @@ def timed(times: list[float], call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class Memory:
-    """Memory of a process at its peak, above its memory now."""
+    """Peak memory of this process, above its memory when this object was made."""
 
     def __init__(self) -> None:
-        Path("/proc/self/clear_refs").write_text("5")  # the peak is what there is now (proc(5))
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the current size (proc(5))
         self._before = memory_of("VmRSS")
 
     def peak(self) -> float:

@@ -129,7 +129,8 @@ def scale() -> list[dict[str, Any]]:
 
 
 def ahead() -> list[dict[str, Any]]:
-    """The plans for every next death of a uniform job with their lists: how many, how large, medians of CPU time."""
+    """The plans for every next death of a uniform job, with their action lists: number, size, and median CPU time to
+    make one and to look one up."""
     print(f"{'job':>14} {'plans':>6} {'MB':>8} {'made':>10} {'looked up':>10}")
     rows = []
     for D, P, M, _, _ in SIZES[:3]:
@@ -147,7 +148,7 @@ def ahead() -> list[dict[str, Any]]:
 
 
 def linked() -> list[dict[str, Any]]:
-    """Jobs with two pipelines on each host and half of the hosts in another zone, five times as far."""
+    """Jobs with two pipelines on each host. Half of the hosts are in another zone, with five times the latency."""
     heads = (("job", 14), ("dead", 4), ("latency", 7), ("plan", 9), ("without", 9), ("value", 8), ("ignoring", 8))
     print(*(f"{name:>{width}}" for name, width in (*heads, ("gap", 6))))
     rows = []
@@ -192,7 +193,7 @@ MOVED: list[tuple[str, tuple[int, int, int], list[tuple[int, int]], dict[str, An
     ("equal, large", (64, 16, 128), [(1, 2), (17, 3), (30, 9)], {}),
     ("equal, 4096 workers", (64, 64, 128), [(1, 3)], {}),
 ]
-"""Name; pipelines, stages, micro-batches; deaths; what is not as in the first: 8 equal layers a stage, F = I = W."""
+"""Name; pipelines, stages, micro-batches; deaths; differences from a job of 8 equal layers a stage with F = I = W."""
 
 
 def layered() -> list[dict[str, Any]]:

@@ -37,7 +37,7 @@ SHAPE = (
     "run.validate_samples=32",
 )
 COLOURS = {"fp32": "#222222", "bf16": "#0072b2", "bf16, int32 sums": "#d55e00", "bf16-autocast": "#009e73"}
-AVERAGED = 10  # steps, in the picture
+AVERAGED = 10  # number of steps over which the picture averages
 
 
 def main() -> None:

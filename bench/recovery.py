@@ -13,8 +13,8 @@ for a part of that step.
 
 With --mtbf workers are killed at random, on average one in that many seconds, whether or not the last one is back. The
 table has the time until a killed worker takes part again, part by part. `live work` is the number of committed steps,
-over the steps of all workers in that time, divided by the share of live workers. 1 means that a death costs only the
-dead worker's own work.
+divided by the number that all workers would commit in the same time, and divided by the share of live workers. 1 means
+that a death costs only the dead worker's own work.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ def main() -> None:
 
 
 def kill_one_by_one(run: RunFolder, deaths: int, rng: random.Random) -> list[float]:
-    """Kill a worker at a random instant of a step; wait until it is back and two more steps are done. Returns times."""
+    """Kill a worker at a random instant of a step; wait until it is back and two more steps are done. Repeat this.
+
+    Returns the times of the kills: time.monotonic()."""
     kills = []
     for number in range(deaths):
         back = _count(run, "rejoined")
@@ -93,7 +95,9 @@ def kill_one_by_one(run: RunFolder, deaths: int, rng: random.Random) -> list[flo
 
 
 def kill_at_random(run: RunFolder, arguments: argparse.Namespace, rng: random.Random) -> tuple[Kills, float, float]:
-    """Kill members at random instants, never the last of a stage. Returns (kills, from, to): time.time()."""
+    """Kill members at random instants, never the last one of a stage.
+
+    Returns the kills, the begin and the end of this phase. All times are time.time()."""
     live, kills = Live(run), []
     _until(lambda: _steps(run) > STEADY, 600)
     time.sleep(WARM_SECONDS)  # until all standby processes have finished their imports

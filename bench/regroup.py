@@ -3,13 +3,13 @@
     python bench/regroup.py [--workers 8 12 16] [--times 20]
 
 In each round one worker counts as dead. It is not killed, so the number of processes stays. All others abort, rebuild
-without it, and do a first all-reduce and a first message each way round the ring.
+without this worker, and do a first all-reduce and a first message each way round the ring.
 
     death    connections are kept, as after a death
     join     all connections are made again, as when a worker joins; this process distributes the addresses
     all      from the announcement to the last message
 
-Milliseconds: the slowest worker's, medians over the rounds.
+The bench prints milliseconds of the slowest worker, medians over the rounds.
 """
 
 from __future__ import annotations

@@ -2,15 +2,15 @@
 
     python bench/rejoin.py [--gigabytes 4] [--op 0.02] [--ops 24]
 
-Two processes on this machine. The donor "trains": ops that sleep, and a real AdamW step of its whole state at the end
-of a step. Meanwhile `recycle_pp.state.follow` feeds a joiner. Printed are:
+The bench has two processes on this machine. The donor "trains": its ops sleep, and a step ends with a real AdamW step
+of its whole state. Meanwhile `recycle_pp.state.follow` feeds a joiner. The bench prints:
 
 - the time from the commit at which a joiner was requested until it is a peer;
 - the longest wait of the donor's optimizer for its own donation;
 - the memory of the donation beside the state and the gradients;
 - whether the joiner ended with the donor's bits.
 
-The bound is the state's bytes through one loopback connection, at the rate of this run.
+The state goes through one loopback connection, whose rate is printed too and bounds the time.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Vectors:
         self.ops: Any = torch_operations
 
     def changed(self) -> None:
-        """There is no autograd here."""
+        """Do nothing: this stage has no autograd."""
 
 
 def main() -> None:
@@ -119,7 +119,7 @@ class Donor:
         flat = torch.full((self.stage.layout.size,), 1.0 / (1 + self.number))
         reduced = Reduced(flat, torch.ones(1).long(), torch.zeros(1), [], True)
         asked = time.monotonic()
-        with self._lock:  # what the optimizer waits for
+        with self._lock:  # the optimizer waits for this lock
             self.pauses.append(time.monotonic() - asked)
         self.optimizer.step(reduced, self.number)
         commit: Any = SimpleNamespace(step=self.number, scale=1.0)

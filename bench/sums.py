@@ -2,8 +2,8 @@
 
     python bench/sums.py [--addends 4 16 64] [--steps 20] [model=small ...]
 
-Real gradients of a small Transformer after some training steps. Those of one step are the addends; the step before gave
-the exponents. `rounded to bf16` rounds each addend to a bf16 product before the sum.
+The addends are the real gradients of one step of a small Transformer, after some training. The gradients of the step
+before give the exponents. `rounded to bf16` rounds each addend to bf16 before the sum.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from recycle_pp.numerics.gradients import Gradients, Reduced
 from recycle_pp.numerics.optimizer import StageOptimizer
 
 CPU = torch.device("cpu")
-Addends = list[list[Tensor]]  # of every micro-batch, of every tensor
-Sum = Callable[[Stage, Addends, Addends], list[Tensor]]  # (stage, of the step before, of this one)
+Addends = list[list[Tensor]]  # the gradients by micro-batch, then by tensor
+Sum = Callable[[Stage, Addends, Addends], list[Tensor]]  # (stage, addends of the step before, addends of this step)
 
 
 def main() -> None:
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def trained(settings: Settings, steps: int) -> tuple[Stage, Addends, Addends]:
-    """A stage after so many steps, and the addends of its last two."""
+    """A stage after this many steps, and the addends of its last two steps."""
     stage, batches = Stage(settings, 0, CPU), Batches(settings)
     optimizer = StageOptimizer(settings, stage)
     before: Addends = []

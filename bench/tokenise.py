@@ -2,9 +2,9 @@
 
     python bench/tokenise.py [--gigabytes 1] [--bpe 16000] [--keep train.bin]
 
-The text is one .jsonl of this machine's Python sources, repeated. It is tokenised as bytes, or with --bpe by a
-byte-level BPE of that size, trained for this bench. The second run gets SIGINT, SIGKILL, SIGINT and SIGKILL, each after
-a fifth of the work, and the same command continues. Both files must be equal.
+The text is one .jsonl file of this machine's Python sources, repeated. It is tokenised as bytes, or with --bpe by a
+byte-level BPE of that size, which the bench trains. The second run gets SIGINT, SIGKILL, SIGINT and SIGKILL, each after
+another fifth of the work. Each time the same command continues. Both files must be equal.
 
 Prints wall and CPU seconds. `bench/data.py` then finds samples in the file of --keep.
 """
@@ -104,7 +104,7 @@ def interrupted(corpus: Path, tokenizer: str, out: Path, size: int) -> list[floa
 
 
 def write(path: Path, size: int) -> tuple[Path, int]:
-    """The corpus, and its number of documents."""
+    """Write the corpus. Return its path and its number of documents."""
     texts = [path.read_text(errors="replace") for path in sources()]
     with path.open("w") as file:
         for count in itertools.count(1):
