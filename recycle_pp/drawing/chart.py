@@ -114,9 +114,11 @@ class Chart:
 
     @cached_property
     def links(self) -> tuple[np.ndarray, np.ndarray]:
-        """The boundary tensors as (sending op, receiving op), indices into the arrays: from F to F of the next stage,
-        from I or B to that of the previous one. If an op ran twice, the link starts at the latest run that ended before
-        its consumer started."""
+        """The boundary tensors: the indices of their sending ops, and those of their receiving ops.
+
+        An `F` sends to the `F` of the next stage, an `I` or `B` to the `I` or `B` of the previous stage. If the sending
+        op ran twice, its latest run that ended before the receiver started is used.
+        """
         P = self.problem.stages
         stage = self.row % P
         key = self.microbatch.astype(np.int64) * P + stage
@@ -129,12 +131,12 @@ class Chart:
             consumers = ops[(stage[ops] - step >= 0) & (stage[ops] - step < P)]
             if not len(producers) or not len(consumers):
                 continue
-            # of the producers with the wanted key, the last one that ended in time: keys and ends as one sorted number
+            # `have` is sorted by key, then end: a search for `want` finds the last producer that ended in time
             width = self.span + 1.0
             have = key[producers] * width + self.end[producers]
             want = (key[consumers] - step) * width + self.start[consumers]
             at = np.maximum(np.searchsorted(have, want + 1e-6 * width, side="right") - 1, 0)
-            late = key[producers[at]] != key[consumers] - step  # measured clocks may differ slightly: use the first run
+            late = key[producers[at]] != key[consumers] - step  # clocks may differ slightly: use the first run
             at = np.minimum(at + late, len(producers) - 1)
             found = key[producers[at]] == key[consumers] - step
             pairs.append((producers[at[found]], consumers[found]))
@@ -169,8 +171,8 @@ def _lost(key: np.ndarray, kind: np.ndarray, marks: np.ndarray) -> np.ndarray:
 def shown_rows(chart: Chart, most_rows: int) -> tuple[list[list[int]], list[str]]:
     """The rows to draw, at most `most_rows`, in groups from the top; and sentences about omitted parts.
 
-    All rows by pipeline, if they fit. Otherwise all workers of each stage with a death, and one worker of each other
-    stage. Without deaths, one pipeline of each kind that looks alike."""
+    If all rows fit, they are grouped by pipeline. Otherwise: all workers of each stage with a death, and one worker of
+    each other stage. Without deaths: one pipeline of each group that looks alike."""
     P, D = chart.problem.stages, chart.problem.pipelines
     if most_rows >= D * P or not chart.dead_from:
         shown, notes = shown_pipelines(chart, most_rows)
@@ -197,7 +199,10 @@ def shown_rows(chart: Chart, most_rows: int) -> tuple[list[list[int]], list[str]
 
 
 def _peers(chart: Chart, stage: int, room: int) -> list[int]:
-    """Rows of a stage: all, or the dead and the workers with the most re-routed and redone ops, at least two."""
+    """The rows of a stage to draw: all, if `room` rows are enough.
+
+    Otherwise those of dead workers and of the workers with the most re-routed and redone ops, at least two.
+    """
     rows = list(range(stage, len(chart.workers), chart.problem.stages))
     if len(rows) <= room:
         return rows
@@ -210,7 +215,7 @@ def _peers(chart: Chart, stage: int, room: int) -> list[int]:
 def shown_pipelines(chart: Chart, most_rows: int) -> tuple[list[int], list[str]]:
     """The pipelines to draw in at most `most_rows` rows, and sentences about omitted parts.
 
-    All if they fit; else one of each kind that looks alike; if there are too many kinds, those with deaths first."""
+    All if they fit, else one of each group that looks alike. With too many groups, those with deaths come first."""
     P, D = chart.problem.stages, chart.problem.pipelines
     room = max(1, most_rows // P)
     if room >= D:
@@ -228,7 +233,7 @@ def shown_pipelines(chart: Chart, most_rows: int) -> tuple[list[int], list[str]]
 
 
 def _ranges(numbers: Iterable[int]) -> str:
-    """0-3, 5, 7-9"""
+    """The sorted numbers as text, like "0-3, 5, 7-9"."""
     out: list[list[int]] = []
     for n in numbers:
         if out and n == out[-1][-1] + 1:

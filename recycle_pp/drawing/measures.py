@@ -19,7 +19,7 @@ from .chart import CUT, REROUTED, Chart
 
 @dataclass(frozen=True)
 class Measures:
-    """makespan, period (None for remainders and traces) and lower_bound in the chart's unit.
+    """makespan, period and lower_bound are in the chart's unit. period is None if the function `period` returns None.
 
     idle, bubble   share of bubbles, in total and by stage
     lost, redone   numbers of ops (docs/figures.md defines them)
@@ -59,8 +59,10 @@ class Measures:
 
 
 def overhead(plan: Plan, base: Plan) -> float:
-    """Relative extra length of a step of `plan`, compared to `base`: of periods, or of makespans if one has no
-    period."""
+    """How much longer a step of `plan` is than a step of `base`, as a share of the latter.
+
+    Compares periods, or makespans if one of the plans has no period.
+    """
     mine, other = period(plan), period(base)
     if mine is None or other is None:
         mine, other = plan.makespan, base.makespan
@@ -68,7 +70,11 @@ def overhead(plan: Plan, base: Plan) -> float:
 
 
 def period(plan: Plan) -> float | None:
-    """The period of a plan. None for remainders and for traces, because one measured step does not show the overlap."""
+    """The period of a plan.
+
+    None for a remainder, the plan for the rest of a broken step. None for a trace too, because one measured step does
+    not show how far it overlaps with the next step.
+    """
     return None if isinstance(plan, Trace) else plan.period
 
 

@@ -3,8 +3,8 @@
     palette.FILL[OpKind.FORWARD], palette.text_on(OpKind.FORWARD)
 
 The fills differ by at least 19 (CIE76) from each other and from both backgrounds, for normal vision, deuteranopia,
-protanopia and tritanopia (Machado, Oliveira, Fernandes 2009). The tests compute it. Letters, outlines and hatching
-repeat all information in colours.
+protanopia and tritanopia (Machado, Oliveira, Fernandes 2009). The tests check this. Letters, outlines and hatching
+repeat all information that colours carry.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ INK = "#14181F"
 PAPER = "#FFFFFF"
 DEAD = "#8A8F98"  # hatching of dead workers
 ALARM = "#B3123A"  # deaths, cut and lost ops
-STALL = "#F6D5DC"  # background of the ops, from the death to the last worker's next op
+STALL = "#F6D5DC"  # background of the ops during a stall
 
 
 def text_on(kind: OpKind) -> str:

@@ -25,8 +25,10 @@ class Recovery:
     def of(cls, trace: Trace, origin: float) -> Recovery | None:
         """The recovery in a trace; None if no phases were measured.
 
-        If the trace has no time for `died`, it is the last end of the dead workers' ops. If it names no dead workers,
-        they are the dead ones that ran ops in it."""
+        origin: time of the trace at which the chart's axis starts
+
+        If the trace has no time of death, this is the end of the dead workers' last op. If the trace does not name the
+        dead workers, they are the workers with a cut op, and the problem's dead workers that ran an op."""
         if not trace.phases:
             return None
         a, P = trace.arrays, trace.problem.stages

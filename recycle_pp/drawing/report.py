@@ -34,7 +34,7 @@ def table(charts: Sequence[Chart], baselines: Baselines = ()) -> Table:
 
 
 def figures(charts: Sequence[Chart], baselines: Baselines = ()) -> list[tuple[str, list[str]]]:
-    """(name, one cell per chart)."""
+    """The rows of the table: (name, one cell per chart)."""
     measures = [Measures.of(c) for c in charts]
     units = [c.unit for c in charts]
 
@@ -74,7 +74,7 @@ def _bound(m: Measures, unit: str) -> str:
 
 
 def _against(plan: Plan, base: Plan) -> str:
-    """Relative length of a step; "other unit" if the units differ (slots and measured milliseconds)."""
+    """The difference in length of a step, in per cent; "other unit" if the units differ (slots and milliseconds)."""
     if plan.time_unit != base.time_unit:
         return "other unit"
     length = period(base) or base.makespan
@@ -135,7 +135,7 @@ def count_of(count: int, noun: str) -> str:
 
 
 def number(x: float) -> str:
-    """Four digits, without an exponent up to a million."""
+    """Four significant digits; from 10,000 on a whole number."""
     return f"{x:.4g}" if abs(x) < 1e4 else f"{x:,.0f}"
 
 

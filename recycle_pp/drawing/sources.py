@@ -3,7 +3,7 @@
     charts_of(RunReader("runs/demo"), step=20, with_plan=True)
     baselines(plan)                                                # the same job without deaths
 
-Every mistake in them is a ValueError or OSError with one sentence.
+A file that cannot be read raises ValueError or OSError with one sentence.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from .chart import Chart
 
 
 def charts_of(run: RunReader, step: int, *, with_plan: bool) -> list[Chart]:
-    """The measured step, and with it the planner's plan of the same problem in the same unit. For a step with a death,
-    that is the plan of the following steps."""
+    """The measured step and, with `with_plan`, the planner's plan of the same problem in the same unit.
+
+    For a step with a death, this plan is the one for the following steps.
+    """
     trace = Chart.of(run.trace(step), f"step {step}, as measured")
     if not with_plan or trace.problem.remainder or not trace.problem.durations:
         return [trace]
@@ -35,8 +37,8 @@ def baselines(
     """The plans for comparison with a step.
 
     - a measured step: the previous traced step
-    - a planned step: fault-free 1F1B; with deaths also the fault-free plan of the same job; with layers also re-routing
-      without moving them
+    - a planned step: fault-free 1F1B; with deaths also the fault-free plan of the same job and, if the problem gives
+      layers, the plan that re-routes and moves no layers
 
     problem: the planned problem, if it gives layers."""
     if run is not None:
@@ -53,7 +55,7 @@ def baselines(
         alive, layout = fault_free.problem, fault_free.layout
         if p.dead and layout is not None:
             extra = [("re-routed", plan(problem.with_layout(layout)))]
-    elif of.layout is not None and p.dead:  # the job's layers without deaths are unknown
+    elif of.layout is not None and p.dead:  # the job's layout without deaths is unknown
         same = " with the same layers"
     one_f_one_b = alive.replace(backward="coupled", optimizer="barrier" if p.optimizer != "none" else "none",
                                 memory_limit={"base": "1f1b", "extra": 0}, reroute=None)  # fmt: skip
@@ -67,7 +69,7 @@ def baselines(
 
 
 def title_of(plan: Plan) -> str:
-    """Fault-free, or the dead workers."""
+    """A title: "fault-free", or the dead workers."""
     dead = sorted(plan.problem.dead)
     names = ", ".join(f"W({w.pipeline},{w.stage})" for w in dead[:4]) + (
         f" and {len(dead) - 4} more" if len(dead) > 4 else ""

@@ -3,7 +3,8 @@
     terminal.show([chart], Console())                     # with the figures under it
     terminal.show([fault_free, adapted], Console(), window=(0, 40), most_rows=1000)
 
-F I W B O are the ops. Lower-case letters run outside their own pipeline. The number is the global micro-batch.
+F I W B O are the ops. A lower-case letter is an op that runs outside its own pipeline. The number is the global
+micro-batch.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ WIDEST_SLOT = 4  # columns; wider slots only stretch the chart
 
 @dataclass(frozen=True)
 class Scale:
-    """Columns of `step` time units each, from `begin`, in `folds` of `width` columns."""
+    """A time axis from `begin`, with `step` time units per column, in `folds` lines of `width` columns each."""
 
     begin: float
     step: float
@@ -68,7 +69,7 @@ def show(
     most_rows: int = 48,
     baselines: report.Baselines = (),
 ) -> None:
-    """Prints the charts (those of one unit in one scale), a legend, the figures, and sentences about omitted parts."""
+    """Prints the charts, a legend, the figures, and sentences about omitted parts. Charts of one unit share a scale."""
     room = max(console.width - LABEL, 8)
     scales = {unit: Scale.of([c for c in charts if c.unit == unit], room, window) for unit in {c.unit for c in charts}}
     notes: list[str] = []
@@ -118,13 +119,13 @@ def _axis(chart: Chart, scale: Scale, fold: int) -> Text:
 
 
 def _round_up(x: float) -> float:
-    """The next of 1, 2, 5, 10, 20, ..."""
+    """The smallest of 1, 2, 5, 10, 20, ... that is at least x."""
     power = 10 ** np.floor(np.log10(x))
     return float(next(m * power for m in (1, 2, 5, 10) if m * power >= x * (1 - 1e-9)))
 
 
 def _row(chart: Chart, row: int, scale: Scale, fold: int, console: Console) -> Text:
-    """One worker's line: the op at the centre of every column. Runs of one op are one cell."""
+    """One worker's line. A column shows the op at its centre, and adjacent columns of one op are one cell."""
     ops, times = chart.ops_of(row), scale.times(fold)
     colour, plain = console.color_system is not None, not console.options.ascii_only
     line = Text(f"{chart.workers[row]!s:<{LABEL}}", "bold" if row in chart.dead_from else "")

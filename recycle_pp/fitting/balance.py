@@ -1,12 +1,12 @@
-"""model.split=auto: boundaries between stages by measured times of layers.
+"""model.split=auto: places the boundaries between stages by measured times of the layers.
 
     settings.with_values({"model.split": balanced(settings)})   # before any worker starts
     python -m recycle_pp.fitting.balance < settings.json    # the process that measures: prints the layers' times
 
-An embedding or a head of a large vocabulary takes as long as several layers. The embedding counts with the first layer,
-the head with the last one. One layer of each sort runs on a micro-batch of zeros, on the device of the workers, and
-`plan_layout` computes the boundaries. That takes seconds, so it happens only if even stages are not the best ones by
-the number of weights.
+An embedding or a head with a large vocabulary takes as long as several layers. The embedding counts as a part of the
+first layer, the head as a part of the last one. One layer of each sort (first, inner, last) runs on a micro-batch of
+zeros, on the device of the workers, and `plan_layout` computes the boundaries. The measurement takes seconds, so it
+runs only if the numbers of weights suggest that even stages are not the best ones.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from recycle_pp.model.split import layers_of
 from .problem import initial_problem
 
 ENOUGH = 1.02
-"""Stages stay even if their lower bound, by the number of weights, is at most this multiple of the best one."""
+"""Stages stay even if their lower bound is at most this multiple of the best layout's. Both bounds count weights."""
 REPEATS = 5
 ROOM = 0.9
 """Share of a GPU's memory for layers and micro-batches in flight; the rest is for messages and torch."""
 
 
 def balanced(settings: Settings) -> list[int] | None:
-    """The number of layers of each stage; None for as even as possible.
+    """The number of layers of each stage; None for stages as even as possible.
 
-    None with emulated compute, with a model that is not the project's own, if even stages are best, and after a printed
-    sentence if the measurement fails. Blocks for the time of a measurement.
+    Returns None with emulated compute, with a model that is not the project's own, or if even stages are best. Returns
+    None and prints a sentence if the measurement fails. Blocks during the measurement.
     """
     if settings.emulate.mode or settings.model.kind != "transformer" or settings.parallel.stages == 1:
         return None
@@ -62,7 +62,7 @@ def balanced(settings: Settings) -> list[int] | None:
 
 
 def layout_of(settings: Settings, measured: dict[str, Any]) -> list[int] | None:
-    """The best layout for the result of `measure`; None if that is the even one, or if no layout has room."""
+    """The best layout for the result of `measure`; None if it is the even one, or if no layout fits."""
     from recycle_schedules import plan_layout
 
     assert isinstance(settings.model.layers, int)
@@ -94,7 +94,7 @@ def _problem(settings: Settings, layers: dict[str, list[float]], capacity: float
 
 
 def measure(settings: Settings) -> dict[str, Any]:
-    """{"layers": the problem's key, in seconds, "capacity_bytes": of the device, None on a CPU}."""
+    """{"layers": the problem's key, times in seconds, "capacity_bytes": usable bytes of the GPU, None on a CPU}."""
     import torch
 
     torch.set_num_threads(1)  # the CPU clock of this thread then counts all of the work

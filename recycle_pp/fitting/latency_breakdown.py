@@ -1,7 +1,7 @@
 """The time of a step between its ops.
 
 between = breakdown_of(spans, after, barrier=True)
-between.turns        # seconds between two ops of a worker, if the input of the second one was there
+between.turns        # seconds between two ops of a worker, if the second one did not have to wait for its input
 between.messages     # (from, to) -> seconds from the end of an op to the start of the op that waited for its output
 between.sums         # stage -> seconds from the last gradient to the optimizer steps
 """
@@ -41,9 +41,10 @@ class _Ops(NamedTuple):
 def breakdown_of(spans: Spans, after: Spans, barrier: bool) -> LatencyBreakdown:
     """The breakdown of a step without deaths.
 
-    spans    of the step
-    after    of the next step, which contains the optimizer steps
-    barrier  optimizer steps wait for the gradients of all stages; `sums` then begin at the last of these
+    spans    spans of the step
+    after    spans of the next step, which contain the optimizer steps of this step
+    barrier  whether optimizer steps wait for the gradients of all stages; `sums` then count from the last gradient of
+             any stage
     """
     workers = sorted(spans)
     ops = _ops(spans, workers, (F, I, W, B))
@@ -69,7 +70,7 @@ def _ops(spans: Spans, workers: Sequence[Worker], kinds: Sequence[int]) -> _Ops:
 
 
 def _inputs(ops: _Ops, stages: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each op, when its boundary tensor was made and the index of its sender; time 0 if it takes none."""
+    """For each op, when its input was made and the index of its sender; time 0 if it takes no boundary tensor."""
     forward, backward = ops.kind == F, _MAKES_GRADIENT[ops.kind]
     direction = backward.astype(int)
     shape = 2, 1 + ops.pipeline.max(initial=0), 1 + ops.microbatch.max(initial=0), stages

@@ -22,10 +22,10 @@ import networkx as nx
 from recycle_schedules import Worker
 from recycle_schedules.links import Link
 
-MOST = 4  # links that one worker measures; with NCCL each of them needs a group
+MOST = 4  # links that one worker measures; with NCCL each link needs a group
 ALIKE = 2.0  # times within this factor of each other are alike
 
-Hosts = frozenset[str]  # one or two
+Hosts = frozenset[str]  # the two hosts of a link, or one host for the link within it
 
 
 class LinkTable:
@@ -49,7 +49,7 @@ class LinkTable:
         return self._links.get(frozenset((self._host.get(a, ""), self._host.get(b, ""))))
 
     def to_json(self) -> dict[str, Any]:
-        """measured: [host, host, seconds one way, bytes a second] of each link; hosts: by worker."""
+        """hosts: worker -> its host; measured: [host, host, seconds one way, bytes a second] for each link."""
         measured = [[min(hosts), max(hosts), *link] for hosts, link in self._links.items()]
         return {"hosts": {str(w): host for w, host in sorted(self._host.items())}, "measured": sorted(measured)}
 
@@ -63,9 +63,10 @@ class LinkTable:
     # -- pairs that measure ------------------------------------------------------------------------------------
 
     def wanted(self, live: Collection[Worker]) -> dict[Worker, dict[str, Worker]]:
-        """The pairs of workers that should measure the links of new hosts: worker -> host -> the worker there.
+        """The pairs of workers that should measure the links of new hosts: worker -> other host -> worker on that host.
 
-        Both are of neighbouring stages. Pairs of one pipeline come first because they are connected anyway.
+        The workers of a pair are of neighbouring stages. Pairs within a pipeline are preferred, because their workers
+        are connected anyway.
         """
         at: dict[str, list[Worker]] = defaultdict(list)
         for worker in sorted(w for w in live if w in self._host):
@@ -94,8 +95,8 @@ class LinkTable:
         """The value of the problem's key `links`; None if the largest boundary tensor takes about as long on all links.
 
         sizes     bytes of a boundary tensor, by boundary
-        overhead  seconds of a message in addition to those of its link
-        least     seconds; shorter times count as this
+        overhead  seconds that a message takes in addition to the time on its link
+        least     seconds; a message time below this counts as this
 
         Hosts that are near each other form a zone.
         """
@@ -143,8 +144,8 @@ def _neighbours(here: Iterable[Worker], there: Iterable[Worker]) -> list[tuple[W
 
 
 def _zones(between: Mapping[Hosts, float]) -> dict[str, str]:
-    """Host -> zone. Links about as fast as the fastest one join hosts to a zone, which has the name of its first
-    host."""
+    """Host -> zone. Hosts whose link is about as fast as the fastest one are in the same zone. A zone has the name of
+    its first host."""
     graph = nx.Graph()
     graph.add_nodes_from(host for hosts in between for host in hosts)
     nearest = min(between.values())

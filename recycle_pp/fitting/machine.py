@@ -14,13 +14,13 @@ from contextlib import suppress
 from recycle_pp.config.sizes import format_size
 from recycle_pp.linux.memory import host_memory
 
-SHARE = 0.9  # of the memory is for workers; the rest is for supervisors, drivers and messages
+SHARE = 0.9  # share of the memory for workers; the rest is for supervisors, drivers and messages
 
 
 def memory_of_a_worker(device: str, workers_here: int | None = None) -> str | None:
     """The memory of each worker of this machine, as text; None if unknown.
 
-    device: `run.device`. workers_here: default LOCAL_WORLD_SIZE, or 1.
+    device: the setting `run.device`. workers_here: workers of this machine; None: LOCAL_WORLD_SIZE, or 1.
     """
     gpu = None if device == "cpu" else gpu_memory()
     if gpu is not None:
@@ -31,7 +31,7 @@ def memory_of_a_worker(device: str, workers_here: int | None = None) -> str | No
 
 
 def gpu_memory() -> float | None:
-    """Bytes of the first GPU, by nvidia-smi; None without one."""
+    """Bytes of the first GPU, as nvidia-smi reports them; None without a GPU."""
     if shutil.which("nvidia-smi") is None:
         return None
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]

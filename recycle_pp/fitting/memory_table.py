@@ -5,8 +5,8 @@
     python -m recycle_pp.plan --memory 16GB model.layers=12 run.device=cpu --json
 
 Settings of the trainer describe the rest, as for a training run. If the job does not fit even without deaths, a
-sentence states what would, and the exit code is 2. Bytes count tensors; a GPU's context and libraries need additional
-memory.
+sentence states which settings would help, and the exit code is 2. Bytes count tensors; a GPU's context and libraries
+need additional memory.
 """
 
 from __future__ import annotations
@@ -52,8 +52,10 @@ def capacity_of(text: str | None) -> float | None:
 
 
 def show(arguments: argparse.Namespace, capacity: float, console: Console) -> int:
-    """Prints the tables, or JSON. The exit code: 2 if not even the job without deaths fits. ValueError: one
-    sentence."""
+    """Prints the tables, or JSON. Returns the exit code: 0, or 2 if the job does not fit even without deaths.
+
+    In the latter case it raises ValueError with one sentence, unless JSON is printed.
+    """
     settings = settings_of(arguments)
     compile_planner()
     device = "cpu" if settings.run.device == "cpu" else "cuda"
@@ -72,7 +74,7 @@ def show(arguments: argparse.Namespace, capacity: float, console: Console) -> in
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
-    """The settings of the command line: `--model`, the flags of a problem's shape, settings of the trainer."""
+    """The settings of the command line: `--model`, the flags of a problem's shape, and settings of the trainer."""
     if wrong := next((word for word in arguments.source if "=" not in word), None):
         raise ValueError(
             f"--memory: a model and settings of the trainer (parallel=2x4) are needed as well, not {wrong}"

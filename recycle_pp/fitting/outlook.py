@@ -2,11 +2,12 @@
 
     found = outlook(settings, capacity=80e9, device="cuda")    # three Outcomes, with a row for each stage
 
-Both deaths hit the same stage, and every stage is tried. A stage needs room for the P - s micro-batches of 1F1B. If a
-split backward leaves too little, the stage runs whole backwards (B). If that is not enough, it recomputes its layers,
+Both deaths hit the same stage, and every stage is tried. A stage needs room for the P - s micro-batches of 1F1B. If
+split backwards leave too little, the stage runs whole backwards (`B`). If that is not enough, it recomputes its layers,
 which costs one more F for each micro-batch. A run with model.recompute=auto decides in the same way, stage by stage.
 
-Durations are in proportion to multiplications. Periods therefore compare memory and deaths, not machines.
+Durations are proportional to numbers of multiplications. So periods show the effect of memory and of deaths, and not
+the speed of a machine.
 """
 
 from __future__ import annotations
@@ -31,13 +32,14 @@ DEATHS = ("no deaths", "one death", "two deaths")
 class Row:
     """The memory of one stage's workers.
 
-    layers, parameters   of the stage
+    layers, parameters   numbers of layers and of parameters of the stage
     peers                live workers; 0: the stage is lost, and the job restarts from its newest checkpoint
-    in_flight            limit of micro-batches in flight on a worker, by memory and `schedule`; 0: none fits
-    wanted               the limit by `schedule` alone
-    whole                every backward is a B
-    recompute            the backward recomputes the layers
-    parts                bytes of a worker at its peak, by part
+    in_flight            most micro-batches in flight on a worker, limited by its memory and by the settings of
+                         `schedule`; 0: not even one fits
+    wanted               the same, limited only by the settings of `schedule`
+    whole                whether every backward is whole (`B`), none is split
+    recompute            whether the backward recomputes the layers
+    parts                part of the memory -> its bytes when the worker's use is highest
     """
 
     stage: int
@@ -63,10 +65,10 @@ class Row:
 class Outcome:
     """
     dead     number of dead workers, all of one stage
-    rows     a row for each stage, as if that stage had the deaths
-    period   longest period over the stages that may be hit, in forwards of an average stage; None if a stage does not
+    rows     a row for each stage, for the case that all deaths are in this stage
+    period   the longest period of these cases, as a multiple of an average stage's forward; None if a stage does not
              fit or is lost
-    hit      the stage with that period; None without deaths
+    hit      the stage of the case with this period; None without deaths
     """
 
     dead: int
@@ -86,7 +88,9 @@ class Outcome:
 def outlook(settings: Settings, capacity: float, device: str) -> list[Outcome]:
     """The outcomes with 0, 1 and 2 dead workers.
 
-    capacity: bytes of a worker. device: cpu or cuda. ValueError if the model is not the project's own Transformer.
+    capacity: bytes of memory of a worker. device: cpu or cuda.
+
+    Raises ValueError if the model is not the project's own Transformer.
     """
     job = _Job(settings, capacity, device)
     return [job.outcome(dead) for dead in range(len(DEATHS))]

@@ -20,11 +20,11 @@ from recycle_pp.model.memory import room_for_tensors, stage_memory
 from .machine import gpu_memory
 
 Measured = Sequence[Sequence[Mapping[str, float]]]
-"""Bytes by stage, then without and with recomputing; the keys of a StageMemory."""
+"""For each stage, the fields of a StageMemory in bytes: first without recomputing, then with it."""
 
 
 def initial_problem(settings: Settings) -> Problem:
-    """The problem of a step with all workers. Durations are 1 before the profile, or those of `emulate`."""
+    """The problem of a step with all workers. Durations are those of `emulate`, or 1 until they are measured."""
     s, e = settings.schedule, settings.emulate
     known: dict[str, float] = {kind: getattr(e, kind) if e.mode else 1.0 for kind in TIMES}
     profiling = s.profile_steps > 0 and not e.mode
@@ -44,9 +44,9 @@ def initial_problem(settings: Settings) -> Problem:
 def memory_of(settings: Settings, measured: Measured | None = None) -> dict[str, Any] | None:
     """The value of the problem's key `memory`; None without `parallel.memory`, or if the bytes of stages are unknown.
 
-    measured: by workers (`model.measured_memory`), for a model that is not the project's own.
+    measured: bytes that the workers have measured (`model.measured_memory`), for a model that is not the project's own
 
-    One micro-batch in flight is always allowed: a job that may run out of memory is better than none.
+    One micro-batch in flight is always allowed: a job that may run out of memory is better than no job.
     """
     capacity = settings.parallel.memory
     if capacity in (None, "auto") or settings.emulate.mode or (not settings.model.own and measured is None):
@@ -63,9 +63,9 @@ def memory_of(settings: Settings, measured: Measured | None = None) -> dict[str,
 
 
 def with_less_memory(problem: Problem, worker: Worker) -> Problem:
-    """The problem with one micro-batch in flight less on that worker, but at least one.
+    """The problem with a limit of one micro-batch in flight less on that worker, but at least one.
 
-    Other workers keep their limits. The limits by bytes stay too.
+    Other workers keep their limits. The limits in bytes stay too.
     """
     limits = {}
     for d in range(problem.pipelines):

@@ -1,12 +1,12 @@
 """The input of `plan` and `visualize`, read from a command line.
 
     parser = ...; add_arguments(parser)
-    source = read_source(parser.parse_args())       # ValueError: one sentence
+    source = read_source(parser.parse_args())       # ValueError with one sentence
     source.problem, source.shown, source.run
 
-A command line names a file (a problem, a plan, a trace), a run folder, or a problem by flags. Defaults of the flags are
-those of a training run (`configs/`): 3 pipelines of 4 stages, memory for two micro-batches beyond 1F1B's, a backward
-that may be split, and an optimizer step at the commit. Settings of the trainer are also flags:
+The input is a file (a problem, a plan, a trace), a run folder, or a problem that flags describe. The defaults of the
+flags are those of a training run (`configs/`): 3 pipelines of 4 stages, memory for two micro-batches more than 1F1B
+keeps in flight, backwards that may be split, and optimizer steps at the commit. Settings of the trainer are also flags:
 
     --pipelines 3 --stages 4 --microbatches 6 --fail 1.2
     parallel=2x4 emulate=sleep optimizer.stagger=true +fail_at=20:1.2
@@ -52,7 +52,7 @@ _FLAGS = (*_KEYS, "fail", "durations", "memory", "speed")
 
 @dataclass(frozen=True)
 class Source:
-    """shown: the plan or trace in the source; None if it is only a problem to plan. run: for a run folder."""
+    """shown: the plan or trace to show; None if the problem still has to be planned. run: None unless a run folder."""
 
     problem: Problem
     unit: str = "slots"
@@ -62,7 +62,7 @@ class Source:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the sources and the flags of a problem."""
+    """Adds the positional argument `source`, and the flags that describe a problem."""
     add = parser.add_argument
     add(
         "source",
@@ -94,7 +94,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_source(arguments: argparse.Namespace, prefer_shown: bool = True) -> Source:
-    """The source of a parsed command line. prefer_shown: False to plan its problem in any case."""
+    """The source that a command line names.
+
+    prefer_shown: False drops the source's plan or trace, so that its problem is planned
+    """
     words, settings = _split(arguments.source)
     given = any(getattr(arguments, name) is not None for name in _FLAGS)
     if words and settings:
@@ -122,7 +125,7 @@ def read_source(arguments: argparse.Namespace, prefer_shown: bool = True) -> Sou
 
 
 def read_file(path: str | Path) -> Source:
-    """A file with a problem, a plan or a trace. ValueError: one sentence that names it."""
+    """Reads a file with a problem, a plan or a trace. Raises ValueError with one sentence that names the file."""
     try:
         data = json.loads(read(Path(path)).decode())
         if isinstance(data, dict) and {"pipelines", "stages", "microbatches"} & data.keys():
@@ -140,7 +143,7 @@ def read_file(path: str | Path) -> Source:
 
 
 def compile_planner() -> None:
-    """Waits until the planner's inner loops are compiled, because plans differ without them. Prints a line if that
+    """Waits until the planner's inner loops are compiled, because plans differ before that. Prints a line if it
     takes long."""
     if not compiled.load(timeout=1.0):
         sentence = "loading the planner's inner loops; the first time on a machine compiles them, for half a minute"
@@ -149,7 +152,7 @@ def compile_planner() -> None:
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(files and folders, settings of the trainer)."""
+    """Splits the words into (files and folders, settings of the trainer)."""
     settings = [word for word in words if "=" in word and not Path(word).exists()]
     return [word for word in words if word not in settings], settings
 
@@ -162,7 +165,10 @@ def _of_settings(settings: Settings) -> Source:
 
 
 def _of_run(run: RunReader, step: int | None) -> Source:
-    """A traced step. For a run without traces: the plan of its configuration with its measured durations."""
+    """The traced step; by default the last one with a death.
+
+    For a run without traces: the problem of its configuration, with its measured durations.
+    """
     if run.traced() or step is not None:
         at = run.last_recovery() if step is None else step
         trace = run.trace(at)
@@ -188,8 +194,8 @@ def _of_run(run: RunReader, step: int | None) -> Source:
 
 
 def _with_flags(source: Source, arguments: argparse.Namespace) -> Source:
-    """The source's problem with the keys that flags change. Without the shown plan, which belongs to the old
-    problem."""
+    """The source with the keys that flags change. If they change its problem, the shown plan is dropped, because it
+    belongs to the old problem."""
     keys: Json = {name: getattr(arguments, name) for name in _KEYS if getattr(arguments, name) is not None}
     if arguments.fail is not None:
         keys["failed"] = [_worker("--fail", text) for item in arguments.fail for text in item.split(",")]
@@ -215,7 +221,7 @@ def _worker(flag: str, text: str) -> Worker:
 
 
 def _pair(flag: str, text: str) -> tuple[str, Any]:
-    """(key, value) of KEY=NUMBER, or of KEY=NUMBER/NUMBER/... for one value per stage."""
+    """The (key, value) in a text KEY=NUMBER, or of KEY=NUMBER/NUMBER/... for one value per stage."""
     key, _, value = text.partition("=")
     try:
         numbers = [float(x) for x in value.split("/")]
@@ -225,12 +231,15 @@ def _pair(flag: str, text: str) -> tuple[str, Any]:
 
 
 def parse_durations(text: str) -> dict[str, Any]:
-    """`durations` in F=1,I=1/1/2/1: one number, or one per stage. The ValueError starts with the flag."""
+    """The problem's `durations` from a text like F=1,I=1/1/2/1. Messages of ValueError start with the flag."""
     return dict(_pair("--durations", item) for item in text.split(","))
 
 
 def parse_memory(text: str) -> Any:
-    """`memory_limit` in none, a number, one per stage, or 1f1b+k. The ValueError starts with the flag."""
+    """The problem's `memory_limit` from a text: none, a number, one per stage, or 1f1b+k.
+
+    Messages of ValueError start with the flag.
+    """
     try:
         if text == "none":
             return None

@@ -5,12 +5,12 @@
     problem = profile.problem(problem)       # with measured times, and the speeds of slow workers
 
 Step 0 is warm-up. The other profiled steps run I and W separately, and the last one runs B, so that every kind of op is
-measured. Later plans use the medians. These are of a span's `own`, which excludes the time in which the thread waited
-for a core, so a busy machine changes no plan.
+measured. Later plans use the medians of the spans' `own`, which excludes the time in which the thread waited for a
+core. So a busy machine changes no plan.
 
 Each later step is compared with the medians, worker by worker. `slowness` decides which workers are slow; plans use
 their speed until they recover. A worker that takes `FROM_THE_START` times as long as its peers in the profiled steps is
-not part of the medians, and is compared with those of its peers.
+left out of the medians. Its later steps are compared with the medians of its peers.
 
 Durations are those of a stage that does not recompute. If it recomputes, the problem adds an F to I and B.
 """
@@ -35,7 +35,7 @@ from .link_table import LinkTable
 from .problem import Measured
 from .slowness import Slowness, Speed
 
-MATTERS = 0.02  # of the shortest op; smaller differences between links change no plan
+MATTERS = 0.02  # share of the shortest op; message times below it change no plan
 FROM_THE_START = 1.6  # on shared busy cores, medians of the first steps are 0.87 to 1.1 times those of peers
 
 
@@ -48,14 +48,14 @@ class Profile:
         self._before: Spans = {}
         self._seconds: dict[str, list[list[float]]] = {kind: [[] for _ in stages] for kind in KINDS}
         self._turns: list[np.ndarray] = []
-        self._turn = 0.0  # their median, once the profile is complete
+        self._turn = 0.0  # median of `_turns`, once the profile is complete
         self._messages: dict[tuple[Worker, Worker], list[np.ndarray]] = {}  # (from, to) -> seconds
-        self._message = self._overhead = 0.0  # seconds of a message; the part that its link does not explain
+        self._message = self._overhead = 0.0  # seconds of a message, and without the time on its link
         self._sums: list[list[float]] = [[] for _ in stages]
         self._first_forward: dict[Worker, float] = {}
-        self._durations: dict[str, list[float]] = {}  # once the profile is complete
-        self._here: dict[Worker, dict[str, list[float]]] = {}  # the same seconds, by worker
-        self._usual: dict[Worker, dict[str, float]] = {}  # medians of these
+        self._durations: dict[str, list[float]] = {}  # by stage, once the profile is complete
+        self._here: dict[Worker, dict[str, list[float]]] = {}  # worker -> kind -> seconds of its profiled ops
+        self._usual: dict[Worker, dict[str, float]] = {}  # worker -> kind -> median, compared with later steps
         self._slowness = Slowness()
         self.links = LinkTable()
         self._memory: dict[int, Sequence[Mapping[str, float]]] = {}
@@ -72,7 +72,7 @@ class Profile:
         """Records what a worker reports about its stage.
 
         boundary_bytes  output of the stage for one micro-batch
-        deferred_share  share of its parameters whose gradients come with W
+        deferred_share  share of the stage's parameters whose gradients `W` computes
         memory          measured bytes without and with recomputing; empty if they are computed from shapes
         """
         self._model[stage] = boundary_bytes, deferred_share
@@ -86,15 +86,15 @@ class Profile:
         return [self._memory[stage] for stage in stages] if len(self._memory) == len(stages) else None
 
     def place(self, worker: Worker, machine: str, cores: int) -> None:
-        """Records the machine of a worker's new process. machine: host name, the same for all that share its cores."""
-        self._usual.pop(worker, None)  # may be of another machine
+        """Records the machine of a worker's new process. machine: host name of all workers that share its cores."""
+        self._usual.pop(worker, None)  # the medians may be of another machine
         self._slowness.place(worker, machine, cores)
         self.links.place(worker, machine)
 
     def add(self, tables: Mapping[Worker, np.ndarray], again: Sequence[bool] | None = None) -> list[Speed]:
         """Takes the spans of a committed step. Returns the workers that became slow or recovered.
 
-        tables: of `packing.unpack`. again: whether each stage recomputed in this step; default as before.
+        tables: from `packing.unpack`. again: for each stage, whether it recomputed in this step; None: as before.
         """
         self._again = self._again if again is None else again
         if self.complete:
@@ -127,7 +127,7 @@ class Profile:
         return (self._durations[kind][worker.stage] + again) * self._slowness.factors.get(worker, 1.0)
 
     def problem(self, problem: Problem) -> Problem:
-        """The problem of the next step: with measured times, or with the backward to profile."""
+        """The problem of the next step: with measured times or, before, with the kind of backward to measure."""
         s = self._settings
         if self.complete:
             return problem.replace(
@@ -146,7 +146,7 @@ class Profile:
         return problem.replace(backward="coupled" if self._seen == self._steps - 1 > 0 else "decoupled")
 
     def _message_times(self, durations: Mapping[str, Any], parallel: Parallel) -> dict[str, Any]:
-        """The problem's keys about messages: `links` if these differ enough to change a plan, else `send`."""
+        """The problem's keys about messages: `links` if the links differ enough to change a plan, else `send`."""
         shortest = min((t for kind in SPLIT for t in np.ravel(durations.get(kind, 0.0)) if t > 0), default=0.0)
         sizes = [self._model.get(stage, (0, 0.0))[0] for stage in range(parallel.stages - 1)]
         links = self.links.describe(parallel.pipelines, parallel.stages, sizes, self._overhead, MATTERS * shortest)
@@ -214,14 +214,17 @@ class Profile:
         self._overhead = _median(_joined(unexplained))
 
     def _link_seconds(self, sender: Worker, receiver: Worker) -> float:
-        """Seconds of a boundary tensor on its link; 0 if the link was not measured."""
+        """Seconds that a boundary tensor takes on its link; 0 if the link was not measured."""
         link = self.links.between(sender, receiver)
         first = min(sender.stage, receiver.stage)
         return link.time(self._model.get(first, (0, 0.0))[0]) if link else 0.0
 
     def _medians(self) -> dict[str, list[float]]:
-        """By stage, including the turn to the next op. A B that never ran counts as I + W. Emulated ops that never ran
-        have the durations of the settings."""
+        """Kind -> median seconds of an op at each stage, plus the turn: the time until the worker's next op starts.
+
+        A `B` that never ran takes as long as `I` and `W`. Emulated ops that never ran have the durations of the
+        settings.
+        """
         emulate = self._settings.emulate
         emulated = {kind: getattr(emulate, kind) for kind in TIMES} if emulate.mode else {}
         medians: dict[str, list[float]] = {
@@ -237,7 +240,11 @@ class Profile:
         return self._slowness.add(longer)
 
     def _longer(self, worker: Worker, table: np.ndarray) -> tuple[float, float] | None:
-        """Own and wall time of a worker's ops in a step, as multiples of their medians here, else on its stage."""
+        """Own and wall time of a worker's ops in a step, as multiples of the times by medians.
+
+        The medians are those of this worker, or of its stage if the worker was not profiled. Returns None if no op has
+        a median.
+        """
         here = self._usual.get(worker, {})
         known = {k: here.get(k) or self._durations[k][worker.stage] if k in COMPUTE else 0.0 for k in SPANS}
         if self._again[worker.stage]:
@@ -251,7 +258,7 @@ class Profile:
 
 
 def _subtract_recomputing(seconds: dict[str, list[float]]) -> None:
-    """Subtracts recomputing from the I and B of a worker, in place."""
+    """Subtracts the time of recomputing, an `F`, from the times of a worker's `I` and `B`, in place."""
     forward = _median(seconds[OpKind.FORWARD])
     for kind in COMPUTE:
         if kind.recomputes and kind in seconds:
@@ -259,7 +266,7 @@ def _subtract_recomputing(seconds: dict[str, list[float]]) -> None:
 
 
 def _peers(here: Mapping[Worker, Mapping[str, float]], worker: Worker) -> dict[str, float]:
-    """Kind -> the median over the other workers of its stage."""
+    """Kind -> the median over the other workers of the worker's stage."""
     others = [of for w, of in here.items() if w.stage == worker.stage and w != worker]
     return {kind: _median([of[kind] for of in others if kind in of]) for kind in {k for of in others for k in of}}
 

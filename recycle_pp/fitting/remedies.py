@@ -17,7 +17,7 @@ from .outlook import Outcome, fits
 
 
 def refusal(settings: Settings, outcome: Outcome, capacity: float, device: str, size: Callable[[float], str]) -> str:
-    """One sentence: the stage that does not fit, its bytes by part, and the settings with which it would.
+    """One sentence with the stage that does not fit, the bytes of each part, and settings with which the job would fit.
 
     size: formats a number of bytes.
     """
@@ -35,7 +35,7 @@ def refusal(settings: Settings, outcome: Outcome, capacity: float, device: str, 
 
 
 def remedies(settings: Settings, capacity: float, device: str, dead: int) -> list[str]:
-    """Up to three changes of settings with which the job fits after `dead` deaths, those with the fewest keys."""
+    """Up to three combinations of changes, each as small as possible, with which the job fits after `dead` deaths."""
     changes = list(_changes(settings))
     found: list[set[str]] = []
     for count in (1, 2, 3):
@@ -43,7 +43,7 @@ def remedies(settings: Settings, capacity: float, device: str, dead: int) -> lis
             words = [word for change in chosen for word in change]
             keys = {word.partition("=")[0] for word in words}
             if len(keys) < len(words) or any(keys == {word.partition("=")[0] for word in known} for known in found):
-                continue  # a smaller factor of the same keys is enough
+                continue  # a key is set twice, or a smaller change of the same keys is enough
             values = {key: _value(text) for key, _, text in (word.partition("=") for word in words)}
             changed = settings.with_values(values | {"model.split": None})
             try:
@@ -60,7 +60,7 @@ def remedies(settings: Settings, capacity: float, device: str, dead: int) -> lis
 
 
 def _changes(settings: Settings) -> Iterator[tuple[str, ...]]:
-    """Candidates: words of a command line that belong together."""
+    """The candidate changes. A change is one or more settings that belong together, as on a command line."""
     p, numerics = settings.parallel, settings.numerics
     if not p.copies:
         yield ("parallel.sharded=true", "parallel.optimizer_copies=2")

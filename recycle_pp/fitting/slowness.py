@@ -13,10 +13,11 @@ in which the thread waited for a core. A worker is slow in two cases:
   have been fast by chance. The first `STEPS` steps of a worker therefore correct its times, by `CHANCE` (1.25) at most.
 - It waits for a core longer than the other workers of its machine, for instance because of another process on its core
   or a limit of its container. Its wall time is at least `WAITS` (1.6) times theirs in 7 of the last `STEADY` (8) steps.
-  The factor is `CROWDED` (2.0) if the workers outnumber the cores: 12 on 2 reach 1.72. Workers of unknown machines
-  cannot be slow in this way.
+  The factor is `CROWDED` (2.0) if the workers outnumber the cores: 12 workers on 2 cores reach 1.72.
+  Workers of unknown machines cannot be slow in this way.
 
-A worker has recovered when the median that made it slow falls below `NORMAL` (1.2; waiting: 1.4), after 4 or 5 steps.
+A worker has recovered when the median of these times falls below `NORMAL` (1.2), or below `WAITS_NO_MORE` (1.4) if it
+waited for a core. That takes 4 or 5 steps.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from recycle_schedules import Worker
 
 SLOW, NORMAL, STEPS, CHANCE = 1.35, 1.2, 7, 1.25
 WAITS, CROWDED, WAITS_NO_MORE, STEADY = 1.6, 2.0, 1.4, 8
-AGAIN = 1.5  # the factor of a slow worker is updated if it changes by this
+AGAIN = 1.5  # the factor of a slow worker is updated if it changes by at least this ratio
 
 
 class Speed(NamedTuple):
@@ -44,7 +45,7 @@ class Slowness:
         self._machines: dict[Worker, str] = {}
         self._cores: dict[str, int] = {}
         self._own: dict[Worker, deque[float]] = {}
-        self._usual: dict[Worker, float] = {}  # own time in the first steps
+        self._usual: dict[Worker, float] = {}  # median own time in the first steps
         self._wall: dict[Worker, deque[float]] = {}
         self._waits: set[Worker] = set()  # slow only because they wait for a core
 
@@ -60,7 +61,7 @@ class Slowness:
     def add(self, longer: Mapping[Worker, tuple[float, float]]) -> list[Speed]:
         """Takes (own, wall) of each worker in a step. Returns the workers that became slow or recovered.
 
-        Later changes of a slow worker's factor are only in `factors`.
+        If the factor of a slow worker changes later, only `factors` shows it.
         """
         for worker, (own, _) in longer.items():
             others = [o for w, (o, _) in longer.items() if w != worker]
