@@ -1,4 +1,4 @@
-"""The listening address of this worker: `control.interface` as an address.
+"""Converts the setting `control.interface` to the listening address of this worker.
 
 address_of("127.0.0.1") == "127.0.0.1";  address_of("eth0") == "10.0.0.7";  address_of("node3") resolves the name
 """
@@ -9,11 +9,14 @@ import fcntl
 import socket
 import struct
 
-SIOCGIFADDR = 0x8915  # linux/sockios.h: the IPv4 address of a network interface
+SIOCGIFADDR = 0x8915  # linux/sockios.h: requests the IPv4 address of a network interface
 
 
 def address_of(interface: str) -> str:
-    """The numeric address of a network interface, a host name or an address. ValueError for anything else."""
+    """The numeric address for the name of a network interface, a host name or an address.
+
+    ValueError for anything else.
+    """
     if interface in (name for _, name in socket.if_nameindex()):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             request = struct.pack("256s", interface.encode()[:15])

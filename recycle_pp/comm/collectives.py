@@ -1,13 +1,13 @@
-"""Sums and broadcasts among a few workers, built from messages. No group exists that would have to be rebuilt after a
-death.
+"""Sums and broadcasts among a few workers, built from messages. There is no group to rebuild after a death.
 
     all_reduce(tensors, peers, slot)        # in place; peers[k] is the route to worker k, None for this worker
     reduce(tensors, peers, root, slot)      # only for worker `root`
     broadcast(tensors, peers, source, slot)
 
-Every worker calls them with the same shapes and dtypes (any, on the CPU), in the same order of workers, and with a slot
-that no other message of the pair uses. They block until all workers have called them, or until a route raises. Run them
-in a thread. After an error the contents of the tensors are undefined.
+Every worker calls the function with the same shapes and dtypes, the same order of workers, and the same slot. Tensors
+are on the CPU and may have any dtype. No other message between the same two workers may use the slot. A call blocks
+until all workers have called the function, or until a route raises, so run it in a thread. After an error the contents
+of the tensors are undefined.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-SMALL = 1 << 16  # bytes; up to this size a second exchange takes longer than sending the whole tensor
+SMALL = 1 << 16  # bytes; up to this size, sending the whole tensor takes less time than a second exchange
 
 
 class Message(Protocol):
@@ -27,20 +27,20 @@ class Message(Protocol):
 
 
 class Route(Protocol):
-    """The route to one peer. Messages of one slot arrive in the order in which they were sent. After the message's
-    `wait`, a sent tensor may be written, and a received one read."""
+    """The route to one peer. Messages with the same slot arrive in the order in which they were sent. After the
+    message's `wait`, a sent tensor may be written, and a received tensor may be read."""
 
     def send(self, tensor: Tensor, slot: int) -> Message: ...
     def receive(self, tensor: Tensor, slot: int) -> Message: ...
 
 
 def all_reduce(tensors: Sequence[Tensor], peers: Sequence[Route | None], slot: int) -> None:
-    """Sums contiguous tensors in place: worker k sums part k of each, then all workers exchange their sums.
+    """Sums contiguous tensors in place: worker k sums part k of each tensor, then all workers exchange their sums.
 
-    Each worker sends 2 (n-1)/n of the tensors' bytes, the minimum of any all-reduce, in two exchanges (reduce-scatter
-    and all-gather; Thakur, Rabenseifner and Gropp, 2005). Small tensors are sent whole in the first exchange and summed
-    everywhere. Each element is summed in the order of the workers, independently of arrival, so the same workers always
-    get the same bits.
+    Each of the n workers sends 2 (n-1)/n of the tensors' bytes, the minimum for any all-reduce, in two exchanges
+    (reduce-scatter and all-gather; Thakur, Rabenseifner and Gropp, 2005). Small tensors are sent whole in the first
+    exchange, and every worker sums them. Each element is summed in the order of the workers, not in the order of
+    arrival, so the same workers always get the same bits.
     """
     me = list(peers).index(None)
     small = [tensor for tensor in tensors if tensor.nbytes <= SMALL]
@@ -55,7 +55,7 @@ def all_reduce(tensors: Sequence[Tensor], peers: Sequence[Route | None], slot: i
 
 
 def reduce(tensors: Sequence[Tensor], peers: Sequence[Route | None], root: int, slot: int) -> None:
-    """Like `all_reduce`, but only worker `root` gets the sums. The tensors of other workers do not change."""
+    """Like `all_reduce`, but only worker `root` gets the sums. The tensors of the other workers do not change."""
     route = peers[root]
     if route is not None:
         _wait([route.send(tensor, slot) for tensor in tensors if tensor.numel()])
@@ -66,7 +66,7 @@ def reduce(tensors: Sequence[Tensor], peers: Sequence[Route | None], root: int, 
 
 
 def broadcast(tensors: Sequence[Tensor], peers: Sequence[Route | None], source: int, slot: int) -> None:
-    """Copies the tensors of worker `source` to all others."""
+    """Copies the tensors of worker `source` to all other workers."""
     route = peers[source]
     if route is None:
         _wait([other.send(t, slot) for other in peers if other is not None for t in tensors if t.numel()])
@@ -75,7 +75,8 @@ def broadcast(tensors: Sequence[Tensor], peers: Sequence[Route | None], source: 
 
 
 def _sum(outs: Sequence[Tensor], inboxes: Sequence[Sequence[Tensor]]) -> None:
-    """Sums in the order of the workers. One of the inboxes is `outs` itself; all may be overwritten."""
+    """Sums in the order of the workers, into `outs`. One of the inboxes is `outs` itself. All of them may be
+    overwritten."""
     for out, *contributions in zip(outs, *inboxes, strict=True):
         total = contributions[0]
         for contribution in contributions[1:-1]:
@@ -93,7 +94,7 @@ def _parts(tensor: Tensor, count: int) -> list[Tensor]:
 def _exchange(
     peers: Sequence[Route | None], slot: int, outgoing: Sequence[Sequence[Tensor]], incoming: Sequence[Sequence[Tensor]]
 ) -> None:
-    """Sends outgoing[k] to worker k and fills incoming[k] from it. Returns when both are done."""
+    """Sends outgoing[k] to worker k and fills incoming[k] with the tensors of worker k. Returns when all are done."""
     messages = []
     for route, tensors in zip(peers, incoming, strict=True):
         messages += [route.receive(tensor, slot) for tensor in tensors if route is not None and tensor.numel()]

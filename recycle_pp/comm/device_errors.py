@@ -1,15 +1,15 @@
-"""Distinguishes GPU failures and out-of-memory errors from failed connections: torch raises all as RuntimeError.
+"""Distinguishes GPU failures and out-of-memory errors from failed connections: torch raises RuntimeError for all three.
 
 is_gpu_failure(error)       # this process cannot use its GPU any more and must end; its peers are healthy
-is_out_of_memory(error)     # of the device or of the host
+is_out_of_memory(error)     # the memory of the device or of the host is full
 """
 
 from __future__ import annotations
 
 import torch
 
-# A CUDA error other than "out of memory" is sticky: every later call of the process returns it. The texts are from
-# torch (c10/cuda/CUDAException.cpp) and from NCCL (ncclGetErrorString, NCCLUtils.cpp).
+# A CUDA error other than "out of memory" is sticky: every later CUDA call of the process returns the same error. The
+# texts are from torch (c10/cuda/CUDAException.cpp) and from NCCL (ncclGetErrorString, NCCLUtils.cpp).
 GPU_FAILURES = ("CUDA error", "CUDA driver error", "unhandled cuda error", "ncclUnhandledCudaError")
 FULL_MEMORY = ("out of memory", "can't allocate memory")
 
@@ -23,7 +23,7 @@ def is_gpu_failure(error: BaseException | None) -> bool:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Also detects the plain RuntimeErrors of torch on a CPU, Triton and NCCL."""
+    """Also detects the plain RuntimeErrors that torch on a CPU, Triton and NCCL raise."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return error is not None and any(text in str(error) for text in FULL_MEMORY)

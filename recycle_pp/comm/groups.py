@@ -2,13 +2,13 @@
 
     links = Links(GroupTransport(store, device, timeout, NcclGroup))
 
-A worker has one group with its peers, for sums, from the start of the generation. It has a group with each worker with
-which a plan exchanges messages, from the adoption of the plan (`connect`): two groups in a step without a death.
+At the start of a generation a worker joins one group with its peers, for sums. When it adopts a plan (`connect`), it
+joins one further group with each worker with which it exchanges messages: two such groups in a step without a death.
 
-A single group for all messages would be correct, because plans have a total order (`recycle_schedules.actions`). But
-NCCL processes the operations of a group in order, so each message would wait for all earlier ones. If there are more
-groups than torch has streams (32 per GPU), some share a stream, which is slower and for the same reason safe.
-Rendezvous uses the control store, seen from C++ under "<generation>/".
+A single group for all messages would be correct, because the messages of a plan have a total order
+(`recycle_schedules.actions`). But NCCL processes the operations of a group in order, so each message would wait for all
+earlier ones. torch has 32 streams per GPU. With more groups, some share a stream. This is slower, and safe because of
+the total order. C++ finds the other members through the control store, under keys that start with "<generation>/".
 """
 
 from __future__ import annotations
@@ -30,37 +30,39 @@ from .waiting import Generation, Job, LinkBroken, Pending, Pool
 
 
 class Group(Protocol):
-    """A kind of groups, as used by `GroupTransport`. The constructor does not wait for other members.
+    """A group as `GroupTransport` uses it. The constructor does not wait for other members.
 
-    timeout    seconds until an operation fails on its own
+    timeout    seconds after which an unfinished operation fails
     interface  numeric listening address
     """
 
-    backend: Any  # a back end of torch; `wait` takes the results of its operations
+    backend: Any  # a back end of torch; pass the results of its operations to `wait`
 
     def __init__(
         self, store: dist.Store, prefix: str, rank: int, size: int, device: torch.device, timeout: float, interface: str
     ) -> None: ...
 
     def connect(self, pair: bool) -> list[Any]:
-        """Makes sure that no later operation waits for a connection. Returns works to be waited for."""
+        """Starts all connections in advance, so that later operations need not. Returns operations to wait for."""
 
     @staticmethod
     def wait(generation: Generation, work: Any) -> None:
-        """Blocks this thread until the work is done. LinkBroken if it failed or the generation has ended."""
+        """Blocks this thread until the operation is done. LinkBroken if it fails or the generation ends."""
 
     @staticmethod
     def abort(groups: Sequence[Any]) -> None:
-        """Makes pending and connecting operations of the groups raise, now or soon. Any thread; once per group."""
+        """Makes all pending operations of the groups raise soon, also those that still connect.
+
+        Call it from any thread, once per group."""
 
 
 class GroupTransport:
-    """
-    kind       class of the groups
-    timeout    seconds until an operation fails on its own
-    interface  listening address for Gloo (address, host name or interface name)
+    """A `comm.transport.Transport` over groups. A generation's groups share nothing with those of earlier generations.
 
-    Shares nothing with the groups of an earlier generation."""
+    kind       class that builds a group: GlooGroup or NcclGroup
+    timeout    seconds after which an unfinished operation fails
+    interface  listening address for Gloo (address, host name or interface name)
+    """
 
     ordered = True
 
@@ -86,7 +88,7 @@ class GroupTransport:
     def connect(self, generation: Generation, workers: Collection[Worker]) -> None:
         groups = self._of(generation)
         if missing := [worker for worker in workers if worker not in groups.pairs]:
-            # In a thread that can be abandoned, like the joining one: connecting to a dead worker may block for ever.
+            # Runs in a thread that can be abandoned, as `join` does: connecting to a dead worker may block for ever.
             generation.wait(self._pool.start(partial(self._meet, generation, groups, missing)))
 
     def _meet(self, generation: Generation, groups: Groups, others: Sequence[Worker]) -> None:
@@ -132,7 +134,7 @@ class GroupTransport:
             thread.join(timeout)
 
     def _build(self, generation: Generation, groups: Groups, together: Sequence[tuple[Worker, ...]]) -> list[Group]:
-        """Builds and connects a group for each of these sets of workers, one after the other."""
+        """Builds a group for each of these sets of workers, then connects the groups one after the other."""
         try:
             with self._store.one_message():
                 made = [groups.keep(self._make(generation, workers, groups.me)) for workers in together]
@@ -141,8 +143,8 @@ class GroupTransport:
                 for work in generation.attempt(partial(group.connect, pair)):
                     self._kind.wait(generation, work)
         except BaseException:
-            # Aborts the groups made after `end` took the others. In a separate thread: an abandoned thread's exceptions
-            # are lost, and an abort that hangs must end the process (threading.excepthook).
+            # Aborts the groups that were made after `end` took the others. This needs a thread of its own: exceptions
+            # in an abandoned thread are lost, but an abort that hangs must end the process (threading.excepthook).
             abort = threading.Thread(target=self._abort, args=(groups.take(),), name="recycle-abort", daemon=True)
             abort.start()
             abort.join()
@@ -160,7 +162,7 @@ class GroupTransport:
     def _abort(self, groups: list[Group]) -> None:
         self._kind.abort(groups)
         closing = threading.Thread(target=let_go, args=(groups,), name="recycle-close", daemon=True)
-        closing.start()  # before another thread may find it in `close`
+        closing.start()  # before `close`, in another thread, may join it
         self._closing = [*(thread for thread in self._closing if thread.is_alive()), closing]
 
     def _of(self, generation: Generation) -> Groups:
@@ -177,7 +179,7 @@ class GroupTransport:
     def _arrived(generation: Generation, works: list[Any]) -> bool:
         try:
             return generation.over or all(work.over if isinstance(work, Job) else work.is_completed() for work in works)
-        except RuntimeError:  # it has failed, and the wait for it will raise
+        except RuntimeError:  # the operation has failed, and the wait for it will raise
             return True
 
     def _finish(self, generation: Generation, works: list[Any]) -> None:
@@ -188,12 +190,15 @@ class GroupTransport:
 
 
 class Groups:
-    """The groups of worker `me` in one generation. peers: the live workers of its stage, including `me`. Any thread."""
+    """The groups of worker `me` in one generation. Methods may be called from any thread.
+
+    peers: the live workers of its stage, including `me`
+    """
 
     def __init__(self, peers: list[Worker], me: Worker):
         self.peers, self.me = peers, me
-        self.pairs: dict[Worker, tuple[Group, int]] = {}  # other worker -> (group, its rank in the group)
-        self.stage: Group | None = None  # None: it has no peers
+        self.pairs: dict[Worker, tuple[Group, int]] = {}  # other worker -> (group, rank of that worker in the group)
+        self.stage: Group | None = None  # the group of all peers; None if `me` is the only live worker of its stage
         self._lock = threading.Lock()
         self._made: list[Group] = []
 
@@ -203,7 +208,7 @@ class Groups:
         return group
 
     def take(self) -> list[Group]:
-        """Returns the groups made since the last call, so that each is aborted once."""
+        """Returns the groups made since the last call, so that each group is aborted only once."""
         with self._lock:
             made, self._made = self._made, []
         return made
@@ -212,15 +217,16 @@ class Groups:
 def meetings(me: Worker, others: Iterable[Worker]) -> list[tuple[Worker, Worker]]:
     """The pairs of `me` with workers of adjacent stages, in the order in which their groups are built.
 
-    All workers follow one global order of pairs, so there is always a pair that can proceed. The order has rounds of
-    pairs without common workers: first the links from even stages to the next with the same offset of pipelines, then
-    those from odd stages. A step without a death needs two rounds for any number of stages.
+    All workers follow one global order of pairs, so there is always a pair that can proceed. The order consists of
+    rounds, and the pairs of a round have no common worker. The first rounds link each even stage to the next stage, one
+    round for each difference between the two pipelines. Then odd stages follow in the same way. A step without a death
+    needs two rounds for any number of stages.
     """
     pairs = [(me, worker) if me.stage < worker.stage else (worker, me) for worker in others]
     return sorted(pairs, key=lambda pair: (pair[0].stage % 2, pair[1].pipeline - pair[0].pipeline, pair))
 
 
 def let_go(groups: list[Any]) -> None:
-    """Drops the last references to aborted groups. Blocks up to 300 ms per group: run it in a thread."""
+    """Drops the last references to aborted groups. Blocks for up to 300 ms per group, so run it in a thread."""
     time.sleep(0.1)
     groups.clear()

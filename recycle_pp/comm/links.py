@@ -2,13 +2,14 @@
 
     links = Links(transport)                        # see execution.transports
     links.rebuild(generation, members, me)          # in a thread that can be abandoned
-    links.connect({Worker(0, 1), Worker(1, 2)})     # partners of later messages
+    links.connect({Worker(0, 1), Worker(1, 2)})     # the workers that later messages come from or go to
     work = links.receive(buffer, frm=Worker(0, 1), tag=17)
     links.send(tensor, to=Worker(1, 2), tag=18)
     links.all_reduce([gradient, losses]).wait()     # in place, over the live workers of my stage
     links.abort()                                   # from any thread: all of the above raise LinkBroken
 
-The executor needs nothing else. It may have many pending receives and sends, in any order, with unique tags.
+The executor communicates only through this interface. It may have many pending receives and sends, in any order, if
+their tags are unique.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from .waiting import Generation, LinkBroken, Pending
 class Links:
     """Messages and sums among the members of the current generation, carried by `transport`.
 
-    Every method may be called from any thread. None holds a lock while it blocks.
+    Every method may be called from any thread. No method holds a lock while it blocks.
     """
 
     def __init__(self, transport: Transport):
@@ -46,19 +47,19 @@ class Links:
 
     @property
     def ordered(self) -> bool:
-        """Whether the workers of a stage only use sums and broadcasts among each other, in one order (groups of Gloo or
-        NCCL). Otherwise each pair also exchanges messages."""
+        """Whether the workers of a stage exchange only sums and broadcasts with each other, all in the same order. True
+        for groups (Gloo, NCCL). With TCP any two of them can also exchange messages."""
         return self._transport.ordered
 
     def rebuild(self, generation: int, members: Sequence[Worker], me: Worker, base: int | None = None) -> None:
-        """Makes `generation` the current one. Every member calls it with the same arguments except `me`.
+        """Makes `generation` the current one. Every member calls `rebuild` with the same arguments except `me`.
 
         base: the newest generation that a worker joined, or whose predecessor lost a connection between live workers.
-        Connections made since then are kept, so with TCP a death costs no message. None: this generation, so all
-        connections are made again. Groups (Gloo, NCCL) are always rebuilt.
+        Connections made since `base` are kept, so with TCP a death costs no message. None stands for `generation`
+        itself: all connections are made again. Groups (Gloo, NCCL) are always rebuilt.
 
-        Blocks until all connections are established. LinkBroken if it is aborted or a newer generation is requested;
-        nothing of it is usable then. Generations only grow.
+        Blocks until all connections are established. LinkBroken if the rebuild is aborted, or if an equal or newer
+        generation has been requested. The generation is then unusable.
         """
         new = Generation(generation)
         with self._lock:
@@ -77,46 +78,49 @@ class Links:
             raise
 
     def follow(self, generation: int) -> None:
-        """From now on operations belong to this generation: LinkBroken once another one is current.
+        """From now on operations belong to this generation. They raise LinkBroken while another generation is current.
 
-        A rebuild takes a millisecond in its own thread. Without this check, a thread that still follows the old plan
-        would send and reduce in the new generation, where its peers expect other messages.
+        A rebuild takes a millisecond, in another thread than the executor's. Without this check, the executor could
+        still follow the old plan, and send and reduce in the new generation, where its peers expect other messages.
         """
         self._followed = generation
 
     def connect(self, workers: Collection[Worker]) -> None:
         """Prepares messages with these workers of adjacent stages, once per generation.
 
-        Groups (Gloo, NCCL): blocks until each of them does the same, so all workers must adopt the same plans in the
-        same order. LinkBroken if the generation ends meanwhile. TCP connections exist since `rebuild`.
+        Groups (Gloo, NCCL): blocks until each of these workers calls `connect` too, so all workers must adopt the same
+        plans in the same order. LinkBroken if the generation ends meanwhile. TCP: does nothing, because `rebuild` made
+        the connections.
         """
         self._transport.connect(self._now(), workers)
 
     def meetings(self, me: Worker, workers: Iterable[Worker]) -> list[tuple[Worker, Pending]]:
-        """`connect` for each worker separately, so that the caller can report which one it waits for. Wait in this
-        order: it is the same global order of pairs for all workers, so there is always a pair that can proceed."""
+        """Runs `connect` for each worker separately, so that the caller can report which worker it waits for.
+
+        Wait for the results in the returned order. It is the same global order of pairs for all workers, so there is
+        always a pair that can proceed."""
         others = sorted({*workers}, key=lambda other: sorted((me, other)))
         return [(other, Pending(partial(self.connect, [other]))) for other in others]
 
     def send(self, tensor: Tensor, to: Worker, tag: int) -> Pending:
         """Sends a contiguous tensor, which must not be written to until the result's `wait` has returned.
 
-        0 <= tag < MAX_TAG, else ValueError. Does not block. The result and the tensor may be dropped. Groups (Gloo,
-        NCCL): only to workers passed to `connect`. NCCL ignores tags: messages between two workers match in the order
-        of both sides' calls.
+        0 <= tag < MAX_TAG, else ValueError. Does not block. The caller may drop its references to the result and the
+        tensor. Groups (Gloo, NCCL): `to` must have been passed to `connect`. NCCL ignores tags and matches the messages
+        between two workers in the order of both sides' calls.
         """
         return self._transport.send(self._now(), tensor, to, tag)
 
     def receive(self, tensor: Tensor, frm: Worker, tag: int) -> Pending:
         """Fills a contiguous tensor of exactly the sent size. It may be read when the result's `wait` has returned.
 
-        Does not block. After an abort the tensor must not be used again, because the message may still arrive in it.
+        Does not block. After an abort do not use the tensor again, because the message may still be written to it.
         """
         return self._transport.receive(self._now(), tensor, frm, tag)
 
     def all_reduce(self, tensors: Sequence[Tensor]) -> Pending:
-        """Sums each tensor in place over the live workers of my stage. All of them call it with the same shapes and
-        dtypes.
+        """Sums each tensor in place over the live workers of this worker's stage. All of them call it with the same
+        shapes and dtypes.
 
         Does not block. The sums are complete when the result's `wait` has returned. After an abort the contents of the
         tensors are undefined.
@@ -124,25 +128,28 @@ class Links:
         return self._transport.all_reduce(self._now(), tensors)
 
     def reduce(self, tensors: Sequence[Tensor], to: Worker) -> Pending:
-        """Like `all_reduce`, but only worker `to`, a live worker of my stage, gets the sums. Sends half as much. The
-        contents of the other workers' tensors are undefined."""
+        """Like `all_reduce`, but only worker `to` gets the sums. It must be a live worker of this worker's stage.
+
+        Sends half as much data. The contents of the other workers' tensors are undefined."""
         return self._transport.reduce(self._now(), tensors, to)
 
     def broadcast(self, tensors: Sequence[Tensor], source: Worker) -> Pending:
-        """Copies the tensors of `source`, a live worker of my stage, into those of its peers. Like `all_reduce`."""
+        """Copies the tensors of `source`, a live worker of this worker's stage, to those of its peers. Otherwise like
+        `all_reduce`."""
         return self._transport.broadcast(self._now(), tensors, source)
 
     def abort(self) -> None:
-        """Ends the current generation and any that is being built: blocked and later operations raise LinkBroken.
+        """Ends the current generation, and one that is being built. Blocked and later operations raise LinkBroken.
 
-        Any thread, any number of times.
+        May be called from any thread, any number of times.
         """
         with self._lock:
             over = self._take()
         self._end(over)
 
     def close(self, timeout: float = 5.0) -> None:
-        """Aborts and closes all connections, at the end of a process. Blocks for at most `timeout` seconds."""
+        """Ends all generations and closes all connections, at the end of a process. Blocks for at most `timeout`
+        seconds."""
         self.abort()
         self._transport.close(timeout)
 

@@ -4,7 +4,8 @@
     x, mask = unpack(buffer, specs)             # views of the received bytes
     buffer = room(specs, device)                # memory to receive such a message
 
-A boundary between two stages is always one message: one tag, and one size that both sides know in advance.
+The tensors that one stage passes to another for a micro-batch are always one message: one tag, and one size that both
+sides know in advance.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Spec(Protocol):
 
 
 def pack(tensors: Sequence[Tensor]) -> Tensor:
-    """The tensors, concatenated, each at a multiple of `ALIGNMENT` bytes."""
+    """The concatenated tensors, each starting at a multiple of `ALIGNMENT` bytes."""
     pieces = [_bytes(tensor) for tensor in tensors]
     if len(pieces) == 1:
         return pieces[0]
@@ -40,7 +41,7 @@ def pack(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def room(specs: Sequence[Spec], device: torch.device) -> Tensor:
-    """Uninitialised memory for a packed message of such tensors, at a multiple of `ALIGNMENT` bytes."""
+    """Uninitialised memory for a packed message of tensors with these specs, at a multiple of `ALIGNMENT` bytes."""
     sizes = [_size(spec) for spec in specs]
     size = sizes[0] if len(sizes) == 1 else sum(map(_padded, sizes))
     return aligned_bytes(size, device)

@@ -1,8 +1,8 @@
-"""The tensors that a worker has sent in uncommitted steps. If the receiver dies, they are sent again to a peer.
+"""The tensors that a worker has sent in uncommitted steps. If their receiver dies, they are sent to a peer of it.
 
 log = ReplayLog()                      # ReplayLog(on_host=True): in host memory
 log.keep(step, ("F", (0, 3), 1), [activation])
-log.get(step, ("F", (0, 3), 1))        # KeyError if it is not here
+log.get(step, ("F", (0, 3), 1))        # KeyError if the log does not hold it
 log.drop(step)                         # at the commit
 log.bytes, log.peak                    # memory used for fault tolerance
 """
@@ -19,8 +19,8 @@ class ReplayLog:
     """Tensors by step and by the name of the boundary tensor (`recycle_schedules.Tensor`: kind, micro-batch, stage).
     Not thread-safe.
 
-    on_host: keeps copies in pinned host memory, made in parallel with later compute. The newest tensors also stay on
-    their device until the next ones are kept, because a plan sends tensors right after computing them."""
+    on_host: keeps copies in pinned host memory, which are made while later ops compute. The newest tensors also stay on
+    their device until `keep` is called again, because a plan sends tensors right after computing them."""
 
     def __init__(self, on_host: bool = False) -> None:
         self._on_host = on_host
@@ -30,7 +30,7 @@ class ReplayLog:
         self.peak = 0  # maximum so far
 
     def keep(self, step: int, name: Hashable, tensors: Sequence[torch.Tensor]) -> None:
-        """Keeps references. The tensors must not be written to until the step is dropped."""
+        """Keeps references to the tensors, which must not be written to until the step is dropped."""
         held = self._tensors.setdefault(step, {})
         self.bytes += _nbytes(tensors) - _nbytes(held.get(name, ()))
         held[name] = [Parked(tensor) for tensor in tensors] if self._on_host else tensors
@@ -38,8 +38,9 @@ class ReplayLog:
         self.peak = max(self.peak, self.bytes)
 
     def get(self, step: int, name: Hashable) -> Sequence[torch.Tensor]:
-        """The tensors, which still belong to the log, or copies on their original device. KeyError if they are not
-        held."""
+        """The tensors, which the caller must not change, or copies of them on their original device.
+
+        KeyError if the log does not hold them."""
         held = self._tensors[step][name]
         if self._newest is not None and self._newest[:2] == (step, name):
             return self._newest[2]
@@ -60,7 +61,7 @@ class ReplayLog:
 
 
 class Parked:
-    """A copy of a tensor in host memory, made on a stream parallel to the compute streams."""
+    """A copy of a tensor in host memory, made on a stream of its own, parallel to the compute streams."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._device = tensor.device
@@ -73,14 +74,14 @@ class Parked:
         with torch.cuda.stream(beside):
             self._host.copy_(tensor, non_blocking=True)
             self._copied = beside.record_event()
-        tensor.record_stream(beside)  # its memory is not reused before the copy
+        tensor.record_stream(beside)  # the memory of `tensor` is not reused before the copy is done
 
     @property
     def nbytes(self) -> int:
         return self._host.nbytes
 
     def back(self) -> torch.Tensor:
-        """The tensor on its device. Waits on the host for the copy."""
+        """The tensor on its original device. Blocks until the copy to the host is done."""
         if self._copied is not None:
             self._copied.synchronize()
         return self._host.to(self._device, copy=True)

@@ -2,8 +2,9 @@
 
     transport = StagedTransport(TcpTransport(...), torch.device("cuda", 0))
 
-For workers that share a GPU, which NCCL rejects (one rank per GPU), and for machines without NCCL. A send waits for the
-ops that compute its tensor, so communication overlaps the compute of other workers, but not the worker's own.
+For workers that share a GPU, because NCCL allows only one rank per GPU, and for machines without NCCL. A send blocks
+until the ops that compute its tensor are done. So communication overlaps the compute of other workers, but not the
+worker's own compute.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from .waiting import Generation, Pending
 
 
 class StagedTransport:
-    """Applies `inner`, which needs host tensors, to tensors of `device`. Copies block the calling thread."""
+    """Applies `inner`, a transport for host tensors, to tensors on `device`. Copies block the calling thread."""
 
     def __init__(self, inner: Transport, device: torch.device):
         self._inner, self.ordered = inner, inner.ordered
-        self._pinned = device.type == "cuda"  # faster copies to the device
+        self._pinned = device.type == "cuda"  # makes copies to the device faster
         self.join, self.connect, self.end, self.close = inner.join, inner.connect, inner.end, inner.close
 
     def send(self, generation: Generation, tensor: Tensor, to: Worker, tag: int) -> Pending:
@@ -51,8 +52,9 @@ class StagedTransport:
 
 
 def _then_copy(pending: Pending, tensors: Sequence[Tensor], hosts: Sequence[Tensor]) -> Pending:
-    """Copies in the caller's thread, and so on the caller's stream. An aborted operation does not change the
-    tensors."""
+    """Copies `hosts` to `tensors` when `pending` is waited for, in the waiting thread and so on its stream.
+
+    An aborted operation does not change the tensors."""
 
     def finish() -> None:
         pending.wait()

@@ -2,11 +2,11 @@
 
     store = ControlStore(publish)          # publish(key, value): the coordinator forwards it to every worker
     store.deliver(key, value)              # called by the control thread for values of other workers
-    ProcessGroupGloo(PrefixStore("7/world", store), rank, size, options)    # C++ calls back into set, wait, get
+    ProcessGroupGloo(PrefixStore("7/world", store), rank, size, options)    # its C++ code calls set, wait and get
     store.abandon(7)                       # every wait for a key "7/..." ends with LinkBroken
 
-Keys start with their generation. A value is written once and never changes. So there is no `add` and no `compare_set`,
-which would need a server.
+Each key starts with a generation, and its value never changes after it is set. There is no `add` and no `compare_set`,
+because these would need a server.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ BATCH = "*"  # the key of a message with several keys
 class ControlStore(dist.Store):
     """Keys and values that all workers see, carried by `publish` and `deliver`.
 
-    publish(key, value) must pass the value to the `deliver` of every other worker, in any order. It is called without
-    locks, from the thread that sets the key. It may also pass the value back to the sender.
+    publish(key, value) must pass the value to `deliver` on every other worker. The order does not matter, and it may
+    also pass the value back to the sender. `publish` is called in the thread that sets the key, which holds no lock.
     """
 
     def __init__(self, publish: Callable[[str, bytes], None], timeout: float = 1800.0):
         super().__init__()
         self._publish = publish
-        self._timeout = timeout  # seconds; only a last resort, because the control plane detects deaths
+        self._timeout = timeout  # seconds; only a last resort, because the coordinator detects deaths
         self._values: dict[str, bytes] = {}
         self._changed = threading.Condition()
         self._abandoned = -1  # newest abandoned generation
         self._closed = False
-        self._batches: dict[int, dict[str, bytes]] = {}  # by thread
+        self._batches: dict[int, dict[str, bytes]] = {}  # thread id -> values set in its `one_message`
 
     def deliver(self, key: str, value: bytes) -> None:
-        """Stores a value published by another worker and wakes its waiters. Keys of abandoned generations are dropped.
+        """Stores a value published by another worker and wakes all waiters. Drops keys of abandoned generations.
 
         Does not block."""
         items = msgspec.msgpack.decode(value, type=dict[str, bytes]) if key == BATCH else {key: value}
@@ -52,7 +52,7 @@ class ControlStore(dist.Store):
             self._changed.notify_all()
 
     def abandon(self, generation: int) -> None:
-        """Ends all current and later waits for keys of this generation or older ones, and drops their values."""
+        """Ends all current and later waits for keys of this generation and older ones, and drops their values."""
         with self._changed:
             self._abandoned = max(self._abandoned, generation)
             self._values = {k: v for k, v in self._values.items() if not self._is_over(k)}
@@ -61,26 +61,27 @@ class ControlStore(dist.Store):
     def collect(self, keys: Sequence[str], cancelled: Callable[[], bool]) -> list[bytes]:
         """Blocks until all `keys` are present and returns their values.
 
-        LinkBroken when `cancelled` becomes true (the thread that changes it calls `wake`), TimeoutError after the
-        timeout."""
+        LinkBroken when `cancelled` returns True, or when the generation of a key is abandoned. The thread that changes
+        the result of `cancelled` must call `wake`. TimeoutError after the store's timeout."""
         with self._changed:
             self._wait(keys, self._timeout, cancelled)
             return [self._values[key] for key in keys]
 
     def wake(self) -> None:
-        """Makes every `collect` check again whether it is cancelled. Any thread."""
+        """Makes every `collect` check again whether it is cancelled. Call it from any thread."""
         with self._changed:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Ends all current and later waits with LinkBroken. Any thread."""
+        """Ends all current and later waits with LinkBroken. Call it from any thread."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     @contextmanager
     def one_message(self) -> Iterator[None]:
-        """Publishes the values that this thread sets inside as a single message at the end."""
+        """Publishes all values that this thread sets in the `with` block as a single message, at the end of the
+        block."""
         batch = self._batches[threading.get_ident()] = {}
         try:
             yield
@@ -117,7 +118,8 @@ class ControlStore(dist.Store):
             return all(key in self._values for key in keys)
 
     def delete_key(self, key: str) -> bool:
-        """Whether the key was here. Deletes it in this process only: other workers drop it with its generation."""
+        """Deletes the key in this process only. Returns whether it was present. Other workers drop it with its
+        generation."""
         with self._changed:
             return self._values.pop(key, None) is not None
 
@@ -147,6 +149,6 @@ class ControlStore(dist.Store):
 
 
 def _generation(key: str) -> int:
-    """The generation at the start of a key; -1 without one."""
+    """The generation at the start of a key; -1 if the key has none."""
     head = key.partition("/")[0]
     return int(head) if head.isdecimal() else -1

@@ -1,4 +1,4 @@
-"""The memory of a tensor as bytes, without a copy, and aligned memory for reproducible results."""
+"""Exposes the memory of a tensor as bytes without copying it, and allocates aligned memory for reproducible results."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ ALIGNMENT = 256  # bytes: the bits of a matrix product may depend on the alignme
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor of any dtype, writable. Keeps the tensor alive.
+    """The writable memory of a contiguous CPU tensor of any dtype. Keeps the tensor alive.
 
     RuntimeError if the tensor is not contiguous, because writes would go to a copy.
     """
-    # memoryview supports NumPy arrays, but its type does not
+    # memoryview accepts NumPy arrays, but its type annotation does not
     array: Any = tensor.detach().view(-1).view(torch.uint8).numpy()
     return memoryview(array)
 
 
 def aligned_bytes(size: int, device: torch.device) -> Tensor:
-    """Uninitialised memory, uint8 (size,), at a multiple of `ALIGNMENT` bytes. On a CPU torch aligns to 64 only."""
+    """Uninitialised memory, uint8 (size,), at a multiple of `ALIGNMENT` bytes. torch itself aligns to 64 on a CPU."""
     if device.type != "cpu":
-        return torch.empty(size, dtype=torch.uint8, device=device)  # on a GPU torch aligns to 512
+        return torch.empty(size, dtype=torch.uint8, device=device)  # torch aligns to 512 bytes on a GPU
     memory = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
     start = -memory.data_ptr() % ALIGNMENT
     return memory[start : start + size]
 
 
 def aligned(tensor: Tensor) -> Tensor:
-    """The tensor, contiguous, at a multiple of `ALIGNMENT` bytes. Copies it if necessary."""
+    """The tensor, or if necessary a copy, contiguous and at a multiple of `ALIGNMENT` bytes."""
     if tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0:
         return tensor
     memory = aligned_bytes(tensor.nbytes, tensor.device).view(tensor.dtype).view(tensor.shape)

@@ -6,9 +6,9 @@
     shutdown_connections(listener, peers); answer_for_missing(listener, ranks)   # any thread: blocked operations raise
     process_group(store, rank, size, {"cpu": gloo_backend(...), "cuda": nccl_backend(...)})
 
-Each fact holds in torch 2.11 to 2.13, in the source named with it. Tests in
-tests/recycle_pp/comm/test_{torch,gloo}_internals.py fail with the sentence that no longer holds.
-`python tests/torch_versions.py` runs them with every torch in pyproject's range.
+Each fact holds in torch 2.11 to 2.13, according to the source file named beside it. If a fact no longer holds, a test
+in tests/recycle_pp/comm/test_{torch,gloo}_internals.py fails and states the fact. `python tests/torch_versions.py` runs
+these tests with every version of torch in pyproject's range.
 
 Sockets are shut down because Gloo has no abort. `abort()`, `shutdown()` and dropping a group do not end a blocked
 operation (test_an_abort_does_not_end_a_blocked_operation). An operation raises within milliseconds after a shutdown of
@@ -33,14 +33,15 @@ Address = tuple[str, int]  # (ip, port), numeric
 
 # ---------------------------------------------------------------------------------------------------------------- Gloo
 
-MAX_TAG = 2**31 - 1  # Gloo's slots have 64 bits, torch's tags 31 of them (ProcessGroupGloo.cpp, checkTag)
+MAX_TAG = 2**31 - 1  # torch's tags use 31 of the 64 bits of a Gloo slot (ProcessGroupGloo.cpp, checkTag)
 
 
 def gloo_backend(store: dist.Store, rank: int, size: int, host: str, timeout: float) -> Any:
     """A Gloo back end whose constructor does not wait: with `lazy_init` it only listens and publishes its address.
 
-    host: numeric address. timeout: seconds until Gloo gives up an operation. One thread: its collectives run in order.
-    ProcessGroupGloo.Options has no public name in Python (init.cpp: `_Options`, `_devices`, `_timeout`, `_threads`).
+    host: numeric address. timeout: seconds after which Gloo fails an operation. The back end has one thread, so its
+    collectives run in order. ProcessGroupGloo.Options has no public name in Python (init.cpp: `_Options`, `_devices`,
+    `_timeout`, `_threads`).
     """
     from torch._C._distributed_c10d import ProcessGroupGloo
 
@@ -52,18 +53,18 @@ def gloo_backend(store: dist.Store, rank: int, size: int, host: str, timeout: fl
 
 
 def address_key(rank: int) -> str:
-    """The store's key for the listening address of a rank: "<device>/<rank>", with one device.
+    """The store's key for the listening address of a rank: "<device>/<rank>". The back end has one device, number 0.
 
-    Source: gloo/rendezvous/context.cc by ProcessGroupGloo.cpp, which prefixes the number of the device.
+    Source: gloo/rendezvous/context.cc writes the rank; ProcessGroupGloo.cpp prefixes the number of the device.
     """
     return f"0/{rank}"
 
 
 def listening_address(value: bytes) -> Address:
-    """The listening address in the value of `address_key`. ValueError for another format.
+    """The listening address, from the value that Gloo stores at `address_key`. ValueError for another format.
 
-    gloo/transport/tcp/context.cc and address.h: size_t length, host name; size_t length, {sockaddr_storage, ssize_t};
-    then, without lazy connections, one ssize_t per pair.
+    Format, from gloo/transport/tcp/context.cc and address.h: size_t length, host name; size_t length,
+    {sockaddr_storage, ssize_t}. If connections are not lazy, one ssize_t per pair follows.
     """
     try:
         (hostname,) = struct.unpack_from("=Q", value)
@@ -81,7 +82,7 @@ def listening_address(value: bytes) -> Address:
 
 
 def start_connections(backend: Any) -> Any:
-    """Starts all connections of a lazy back end without waiting. Keep the result as long as the back end.
+    """Starts all connections of a lazy back end without waiting. Keep the result for as long as the back end is used.
 
     A lazy pair connects at its first use, and *posting* a receive then blocks until the peer uses the same pair. So a
     schedule that posts receives in advance can deadlock. A receive from any source touches all pairs and does not block
@@ -93,28 +94,32 @@ def start_connections(backend: Any) -> Any:
 
 
 def shutdown_connections(listener: Address, peers: Collection[Address]) -> int:
-    """Shuts down all connections between `listener` (our end) and its peers' listening addresses. Returns their number.
-    Operations that block on one of them raise RuntimeError within milliseconds.
+    """Shuts down all of the group's connections and returns their number. Operations that block on one of them raise
+    RuntimeError within milliseconds.
 
-    Any thread. Repeat it as long as connections may still appear. Takes tens of microseconds per open descriptor. Does
-    not touch listening sockets: shutting one down ends the process (an uncaught exception in Gloo's event thread).
+    listener: this process's listening address. peers: the listening addresses of the other members.
+
+    Call it from any thread, and again as long as new connections may appear. Takes tens of microseconds per open
+    descriptor. Listening sockets stay open: shutting one down ends the process (an uncaught exception in Gloo's event
+    thread).
     """
     found = 0
     for sock in _sockets():
         with sock:
             if _connects(sock, listener, peers):
                 found += 1
-                with contextlib.suppress(OSError):  # the other end was faster
+                with contextlib.suppress(OSError):  # the other end has already closed the connection
                     sock.shutdown(socket.SHUT_RDWR)
     return found
 
 
 def answer_for_missing(listener: Address, ranks: Collection[int]) -> None:
-    """Connects to our own listener in the name of `ranks` and disconnects, so that waits for their connections raise.
+    """Makes all waits for connections from `ranks` raise: connects to our own listener as each of them and disconnects.
 
     Between two members the one with the higher address connects (gloo/transport/tcp/pair.cc compares sockaddrs by
-    bytes). The other waits without a socket that could be shut down. Gloo's handshake is the peer's rank in eight bytes
-    (ssize_t). A connection that closes after it fails the waiting operation as the peer's death would.
+    bytes). The other member waits without a socket that could be shut down. Gloo's handshake consists of the connecting
+    member's rank in eight bytes (ssize_t). If a connection closes after the handshake, the waiting operation fails as
+    after the death of that member.
     """
     family = socket.AF_INET6 if ":" in listener[0] else socket.AF_INET
     for rank in ranks:
@@ -123,12 +128,12 @@ def answer_for_missing(listener: Address, ranks: Collection[int]) -> None:
             try:
                 sock.connect(listener)
                 sock.sendall(struct.pack("=q", rank))
-            except OSError:  # the listener is gone, and so are the waits
+            except OSError:  # the listener is closed, so nothing waits for a connection any more
                 return
 
 
 def _sockets() -> Iterator[socket.socket]:
-    """A duplicate of every socket of this process, because an original may be closed and its number reused."""
+    """A duplicate of every socket of this process. Another thread may close an original, and its number be reused."""
     for name in os.listdir("/proc/self/fd"):
         try:
             fd = os.dup(int(name))
@@ -178,7 +183,7 @@ def nccl_backend(store: dist.Store, rank: int, size: int, timeout: float) -> Any
 
 
 def connect_nccl(backend: Any, device: torch.device) -> None:  # type: ignore[name-defined]  # noqa: F821
-    """Builds a single communicator for all operations, instead of one per pair at its first message.
+    """Builds a single communicator for all operations. Otherwise NCCL builds one per pair, at the pair's first message.
 
     Blocks until every member calls it, for at most NONBLOCKING_SECONDS (ProcessGroupNCCL.cpp,
     eagerConnectSingleDevice)."""
@@ -187,8 +192,8 @@ def connect_nccl(backend: Any, device: torch.device) -> None:  # type: ignore[na
 
 # ------------------------------------------------------------------------------------------------------- ProcessGroup
 
-# Operations that a subclass of ProcessGroup must forward. `Backend` cannot be subclassed in Python, ProcessGroup can,
-# and C++ calls these methods (PyProcessGroup.hpp). A torch without some of the newer names does not call them.
+# Operations that a subclass of ProcessGroup must forward. `Backend` cannot be subclassed in Python. ProcessGroup can,
+# and C++ calls these methods of the subclass (PyProcessGroup.hpp). An older torch does not call the newer ones.
 OPERATIONS = (
     "allgather", "allgather_coalesced", "allgather_into_tensor_coalesced", "_allgather_base", "all_gather_single",
     "all_gather_single_coalesced", "allreduce", "allreduce_coalesced", "alltoall", "alltoall_base", "all_to_all_single",
@@ -200,8 +205,10 @@ OPERATIONS = (
 
 
 def process_group(store: dist.Store, rank: int, size: int, backends: Mapping[str, Any]) -> Any:
-    """A C++ ProcessGroup over these back ends, by kind of device: "cpu" for Gloo, "cuda" for NCCL. The last one is its
-    default. A second back end for a device is ignored, so each generation needs a new process group.
+    """A C++ ProcessGroup over these back ends. The last one is its default. torch ignores a second back end for the
+    same device, so each generation needs a new process group.
+
+    backends: by type of device: "cpu" -> a Gloo back end, "cuda" -> an NCCL back end
 
     Source: distributed_c10d.py, _new_process_group_helper.
     """

@@ -1,16 +1,16 @@
-"""Named tensors from one worker to another over a separate TCP connection: the state for a rejoining worker.
+"""Sends named tensors from one worker to another over a separate TCP connection: the state for a rejoining worker.
 
     receiver = Receiver("127.0.0.1", token)                    # listens at once; (host, port) in receiver.address
     stream = receiver.accept(timeout=60)                       # Stream, authenticated
     about, tensors = stream.receive()                          # blocks; TransferError when the other side is gone
 
     stream = connect(address, token, timeout=10)               # the donor
-    stream.send(StepGradient(...), {"gradient": tensor})       # returns when the kernel has accepted all of it
+    stream.send(StepGradient(...), {"gradient": tensor})       # returns when the kernel has accepted all bytes
 
-Either side may send, any number of times. `close` from any thread ends blocked calls. Each transfer is a frame with a
-`Parcel` (see `wire.messages.states`), followed by the raw bytes of its tensors, in the byte order of the machine. A
-connection starts with the mutual authentication of `wire.authentication`. Received data is never unpickled or
-evaluated.
+Either side may send, any number of times. `close` may be called from any thread and ends blocked calls. Each transfer
+is a frame with a `Parcel` (see `wire.messages.states`), followed by the raw bytes of the tensors, in the byte order of
+the machine. A connection starts with the mutual authentication of `wire.authentication`. Received data is never
+unpickled or evaluated.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from .handshakes import Greeting, Handshakes
 
 MAX_TENSOR = 1 << 40  # bytes
 LOOK_SECONDS = 0.3  # seconds between two checks for connections that take too long to authenticate
-CHUNK = 4 << 20  # bytes per system call; `timeout` limits the time of each call
+CHUNK = 4 << 20  # bytes per system call; the stream's timeout limits each call
 
 _DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -59,11 +59,15 @@ _DTYPES = {
 
 
 class TransferError(ConnectionError):
-    """The stream is unusable: the other side has died, is too slow, or uses another format."""
+    """The stream is unusable: the other side has died, does not respond in time, or uses another format."""
 
 
 def connect(address: tuple[str, int] | list[Any], token: str, timeout: float = 10.0, idle: float = 60.0) -> Stream:
-    """A stream to the receiver at (host, port), within `timeout` seconds. TransferError if the connection fails."""
+    """Connects to the receiver at (host, port) and authenticates. TransferError if that fails.
+
+    timeout: seconds for the connection, and for each message of the authentication
+    idle: seconds without a byte after which a receive or send of the stream fails
+    """
     host, port = address
     try:
         sock = socket.create_connection((host, port), timeout)
@@ -88,16 +92,16 @@ class Receiver:
         self._listener.setblocking(False)
         self._token, self._closed = token, False
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
-        self._accepting = threading.Lock()  # guards the next three
+        self._accepting = threading.Lock()  # guards the next three attributes
         self._selector = selectors.DefaultSelector()
         self._handshakes = Handshakes(self._selector, self._listener, self._greet, self._admit)
         self._admitted: deque[socket.socket] = deque()
 
     def accept(self, timeout: float = 60.0, idle: float = 60.0) -> Stream:
-        """The next connection that authenticates. TransferError after `timeout` or `close`.
+        """The next connection that authenticates. TransferError after `timeout` seconds, or after `close`.
 
-        Other connections are closed by `comm/handshakes.py` and cause no delay. idle: seconds without a byte after
-        which a receive or send of the stream fails.
+        `comm/handshakes.py` closes connections that do not authenticate; they cause no delay. idle: seconds without a
+        byte after which a receive or send of the stream fails.
         """
         deadline = time.monotonic() + timeout
         with self._accepting:
@@ -144,14 +148,16 @@ class Stream:
         self._socket = sock
 
     def send(self, about: StatePart | StepGradient, tensors: Mapping[str, Tensor]) -> None:
-        """Sends the tensors, in order. They must not change until it returns. ValueError above 16 MiB of names."""
+        """Sends the tensors in their order. They must not change until `send` returns.
+
+        ValueError if the header with their names and shapes is larger than 16 MiB."""
         headers = [TensorHeader(name, _name(tensor.dtype), list(tensor.shape)) for name, tensor in tensors.items()]
         self._send_message(Parcel(about, headers))
         for tensor in tensors.values():
             self._write(_bytes_of(tensor.detach().to("cpu", memory_format=torch.contiguous_format).contiguous()))
 
     def receive(self) -> tuple[StatePart | StepGradient, dict[str, Tensor]]:
-        """The next `send` of the other side: (about, tensors on the CPU)."""
+        """The arguments of the other side's next `send`: (about, tensors on the CPU). Blocks until they arrive."""
         try:
             parcel = self._receive_message(TO_JOINER, MAX_FRAME)
             assert isinstance(parcel, Parcel)  # a joiner receives no other message
@@ -225,5 +231,5 @@ def _empty(header: TensorHeader) -> Tensor:
 
 def _bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor."""
-    array: Any = tensor.reshape(-1).view(torch.uint8).numpy()  # memoryview supports NumPy arrays, but its type does not
+    array: Any = tensor.reshape(-1).view(torch.uint8).numpy()  # memoryview's type annotation lacks NumPy arrays
     return memoryview(array)

@@ -1,5 +1,5 @@
-"""The interface of a back end of `Links`: TCP (`comm.tcp`), groups of Gloo or NCCL (`comm.groups`), or either of them
-through host memory (`comm.staging`). `execution.transports` chooses one for a job.
+"""The interface of a back end of `Links`: TCP (`comm.tcp`), groups of Gloo or NCCL (`comm.groups`), or TCP or Gloo
+between GPUs through host memory (`comm.staging`). `execution.transports` chooses one for a job.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from .waiting import Generation, Pending
 
 
 class Transport(Protocol):
-    """Every operation belongs to a generation prepared by `join`, and raises LinkBroken after that has ended.
+    """Every operation belongs to a generation prepared by `join`, and raises LinkBroken after the generation has ended.
 
     Tensors are contiguous and on the transport's device. Operations may be started from any thread and return without
-    waiting for a peer. Their results are waited for once or never. `Links` describes the arguments.
+    waiting for a peer. The caller waits for a result once or never. `Links` describes the arguments.
     """
 
     ordered: bool  # see `Links.ordered`
@@ -35,7 +35,7 @@ class Transport(Protocol):
     def broadcast(self, generation: Generation, tensors: Sequence[Tensor], source: Worker) -> Pending: ...
 
     def end(self, over: Sequence[Generation]) -> None:
-        """These generations have ended: wakes operations that block in the back end, and frees their resources."""
+        """Wakes operations of these generations that block in the back end, and frees the generations' resources."""
 
     def close(self, timeout: float) -> None:
         """Closes all connections. Blocks for at most `timeout` seconds."""

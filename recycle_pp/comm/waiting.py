@@ -1,13 +1,13 @@
-"""Waits that end together with their generation, even if the operation does not.
+"""Waits that end when their generation ends, even if the operation is still blocked.
 
     generation = Generation(7)
-    job = workers.start(work.wait)          # a thread of the pool blocks in C++
-    generation.wait(job)                    # the caller blocks here; LinkBroken as soon as the generation has ended
+    job = pool.start(work.wait)             # a thread of the pool blocks in C++
+    generation.wait(job)                    # the caller blocks here; LinkBroken as soon as the generation ends
     generation.end()                        # from any thread
 
-An operation that blocks in C++ runs in a thread of the pool, because a blocked operation of Gloo cannot be ended
-without breaking its connection. That thread stays blocked, while its waiter continues. This costs one switch between
-threads per wait, and avoids breaking connections between live workers.
+A blocked operation of Gloo can be ended only by breaking its connection. So it runs in a thread of the pool, which
+stays blocked while the waiting thread continues. This costs one switch between threads per wait, and connections
+between live workers need not be broken.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ T = TypeVar("T")
 class LinkBroken(RuntimeError):
     """The generation of an operation is over: it was aborted or superseded, or a peer's connection broke.
 
-    `aborted` is False if a socket reported the error first. Then a peer died, or tore down its group because it learned
-    of a death earlier, or the network is broken. The coordinator must be informed.
+    `aborted` is False if a socket reported an error before this process knew of an abort. Then a peer has died, or has
+    already closed its group after another death, or the network is broken. The coordinator must be informed.
     """
 
     def __init__(self, generation: int, reason: str, *, aborted: bool = True):
@@ -37,8 +37,11 @@ class LinkBroken(RuntimeError):
 
 
 class Job:
-    """A pending operation that one thread completes and others wait for: a function in a thread of the pool, or without
-    a function, until a call of `finish`. error: its exception, or None."""
+    """A pending operation that one thread completes while others wait for it.
+
+    It is done when its function has run in a thread of the pool. Without a function, `finish` completes it.
+
+    error: the exception with which the operation failed, or None"""
 
     def __init__(self, function: Callable[[], object] | None = None):
         self.error: BaseException | None = None
@@ -47,25 +50,27 @@ class Job:
         self._unfinished.acquire()
 
     def run(self) -> None:
-        """Calls the function in the calling thread, and drops it. Once."""
+        """Calls the function in this thread and then drops it. May be called only once."""
         function, self._function = self._function, None
         assert function is not None
         try:
             function()
         except RuntimeError as error:
-            self.finish(error.with_traceback(None))  # without its frames, which would keep Gloo's objects alive
+            self.finish(error.with_traceback(None))  # the traceback's frames would keep Gloo's objects alive
         except BaseException as error:
             self.finish(error)
         else:
             self.finish()
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Completes the job, once: all waits return. error: its exception, or None."""
+        """Completes the job, so that all waits return. error: the exception with which it failed, or None."""
         self.error = error
         self.release()
 
     def wait(self, seconds: float = -1) -> bool:
-        """Blocks until `finish` or `release`. False if that takes longer than `seconds` (-1: no limit). Any threads."""
+        """Blocks until `finish` or `release` is called. False if that takes longer than `seconds` (-1: no limit).
+
+        Several threads may wait."""
         over = self._unfinished.acquire(timeout=seconds)
         if over:
             self.release()
@@ -81,7 +86,8 @@ class Job:
 
 
 class Pool:
-    """Runs functions in threads. A job never waits for another one. Keeps up to two idle threads for reuse."""
+    """Runs each function in a thread at once, without waiting for other jobs. Keeps up to two idle threads for
+    reuse."""
 
     KEPT = 2
 
@@ -105,7 +111,7 @@ class Pool:
         inbox: SimpleQueue[Job] = SimpleQueue()
         while True:
             job.run()
-            del job  # and with it the tensors of its function
+            del job  # also frees the tensors of its function
             with self._lock:
                 if len(self._idle) == self.KEPT:
                     self.threads -= 1
@@ -115,7 +121,9 @@ class Pool:
 
 
 class Generation:
-    """The number of a generation and whether it has ended, shared by its operations. Any thread; holds no lock."""
+    """The number of a generation, and whether it has ended. Its operations share this object.
+
+    Methods may be called from any thread and hold no lock."""
 
     def __init__(self, number: int):
         self.number = number
@@ -135,8 +143,8 @@ class Generation:
     def wait(self, job: Job, seconds: float = -1) -> bool:
         """Blocks until the job is done. False if that takes longer than `seconds` (-1: no limit).
 
-        LinkBroken if the job failed, or as soon as the generation ends. The end releases the job, so no other
-        generation may wait for the same job."""
+        LinkBroken if the job failed, or as soon as the generation ends. The end of a generation releases the job, so
+        another generation must not wait for the same job."""
         self._awaited.add(job)
         done = self.over or job.wait(seconds)
         self._awaited.discard(job)
@@ -154,12 +162,13 @@ class Generation:
         try:
             return operation()
         except RuntimeError as error:
-            # Without frames, which would keep groups alive until some thread collects garbage and blocks in a group's
-            # destructor.
+            # The traceback is dropped, because its frames would keep groups alive until some thread collects garbage
+            # and then blocks in a group's destructor.
             raise self.broken(error) from error.with_traceback(None)
 
     def broken(self, error: BaseException) -> BaseException:
-        """The exception for a failed operation: LinkBroken, or `error` itself if the failure is this process's own."""
+        """The exception to raise for a failed operation: LinkBroken, or `error` itself if no connection caused it (a
+        GPU failure, full memory)."""
         if self.over:
             return LinkBroken(self.number, "aborted")
         own = is_gpu_failure(error) or is_out_of_memory(error) or isinstance(error, LinkBroken)
@@ -169,16 +178,19 @@ class Generation:
 
 
 class Pending:
-    """A pending operation. It may be waited for repeatedly, by one thread."""
+    """A pending operation. One thread may wait for it, any number of times."""
 
     __slots__ = ("_finish", "arrived")
 
     def __init__(self, finish: Callable[[], object] | None, arrived: Callable[[], bool] = lambda: False):
-        """arrived: whether a wait would return at once, as far as known; for any thread."""
+        """
+        finish   blocks until the operation is done; None if it is done already
+        arrived  whether `wait` would return at once, as far as known; may be called from any thread
+        """
         self._finish, self.arrived = finish, arrived
 
     def wait(self) -> None:
-        """Blocks until done. LinkBroken if the generation ends first, or if a peer's connection breaks."""
+        """Blocks until the operation is done. LinkBroken if the generation ends first or a peer's connection breaks."""
         if self._finish is not None:
             self._finish()
             self._finish = None

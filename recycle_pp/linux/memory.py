@@ -1,8 +1,8 @@
 """Memory of this machine, and of the control groups (cgroup v1 and v2) that this process is in.
 
-host_memory()    # bytes for all processes of this machine or container; None if unknown
+host_memory()    # total bytes for all processes of this machine or container; None if unknown
 free_memory()    # bytes that are available now; None if unknown
-oom_kills()      # processes of this control group that the out-of-memory killer has killed
+oom_kills()      # number of processes in this control group that the out-of-memory killer has killed
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ class _Group(NamedTuple):
     version: int
 
     def limit(self) -> float:
-        """Bytes; infinite without a limit. OSError if the group has no such file."""
+        """The memory limit in bytes; infinite if there is none. OSError if the group lacks the file."""
         text = (self.folder / ("memory.limit_in_bytes" if self.version == 1 else "memory.max")).read_text().strip()
         return float("inf") if text == "max" else float(text)
 
     def used(self) -> float:
-        """Bytes. OSError if the group has no such file."""
+        """The memory used, in bytes. OSError if the group lacks the file."""
         return float((self.folder / ("memory.usage_in_bytes" if self.version == 1 else "memory.current")).read_text())
 
 
 def host_memory(proc: Path = PROC, groups: Path = GROUPS) -> float | None:
-    """Bytes of the machine, or the lowest limit of this process's control groups if that is lower."""
+    """Bytes of memory of this machine, or the lowest limit of this process's control groups if that is lower. None if
+    unknown."""
     found = [_meminfo(proc).get("MemTotal", float("inf"))]
     for group in _groups(proc, groups):
         with suppress(OSError, ValueError):
@@ -39,9 +40,10 @@ def host_memory(proc: Path = PROC, groups: Path = GROUPS) -> float | None:
 
 
 def free_memory(proc: Path = PROC, groups: Path = GROUPS) -> float | None:
-    """Bytes available on the machine, or in the fullest of this process's control groups (v2) if that is less.
+    """Bytes available on this machine, or in the fullest of this process's control groups if that is less. None if
+    unknown.
 
-    The usage of a group of v1 counts all cached files, so it says little about free memory.
+    Considers only groups of v2, because the usage of a v1 group includes all cached files, which can be freed.
     """
     found = [_meminfo(proc).get("MemAvailable", float("inf"))]
     for group in _groups(proc, groups):
@@ -52,7 +54,8 @@ def free_memory(proc: Path = PROC, groups: Path = GROUPS) -> float | None:
 
 
 def oom_kills(proc: Path = PROC, groups: Path = GROUPS) -> int:
-    """Number of killed processes in the control group (v2) of this process; 0 if unknown."""
+    """Number of processes that the out-of-memory killer has killed in this process's control group (v2); 0 if
+    unknown."""
     for group in _groups(proc, groups):
         with suppress(OSError, ValueError, KeyError):
             if group.version == 2:
@@ -62,7 +65,7 @@ def oom_kills(proc: Path = PROC, groups: Path = GROUPS) -> int:
 
 
 def _meminfo(proc: Path) -> dict[str, float]:
-    """The lines of /proc/meminfo, in bytes; {} if it is unreadable."""
+    """Name -> bytes of the lines of /proc/meminfo; {} if the file is unreadable."""
     with suppress(OSError, ValueError, IndexError):
         lines = (line.partition(":") for line in (proc / "meminfo").read_text().splitlines())
         return {name: int(value.split()[0]) * 1024.0 for name, _, value in lines}
@@ -70,7 +73,8 @@ def _meminfo(proc: Path) -> dict[str, float]:
 
 
 def _groups(proc: Path, groups: Path) -> Iterator[_Group]:
-    """The memory control groups from this process's own up to the root. A container may see its own as the root."""
+    """The memory control groups from this process's own group up to the root. In a container, the container's own group
+    may be the root."""
     lines: list[str] = []
     with suppress(OSError):
         lines = (proc / "self" / "cgroup").read_text().splitlines()

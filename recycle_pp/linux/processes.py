@@ -1,7 +1,7 @@
 """Processes of this machine, from /proc (proc(5)).
 
-process_stat(pid).started                # with `boot_id()`, identifies a process for ever
-process_stat(pid, thread=pid).cpu_ticks  # of its main thread alone
+process_stat(pid).started                # pid, this and `boot_id()` identify a process for ever
+process_stat(pid, thread=pid).cpu_ticks  # processor time of the main thread alone
 process_size(pid)                        # ProcessSize(mib=310.2, threads=14, descriptors=31)
 """
 
@@ -27,7 +27,7 @@ class ProcessStat(NamedTuple):
 
     @property
     def ended(self) -> bool:
-        """Whether the process has ended, although its parent has not waited for it yet."""
+        """Whether the process has ended. Its entry exists until the parent has waited for the process."""
         return self.state in "ZX"
 
 
@@ -49,30 +49,33 @@ def process_stat(pid: int, thread: int | None = None) -> ProcessStat | None:
 
 
 def process_status(pid: int | Self = "self") -> dict[str, str]:
-    """Name -> text of the lines of /proc/PID/status. OSError if there is no such process."""
+    """The lines of /proc/PID/status: name -> text. OSError if there is no such process."""
     lines = (line.partition(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return {name: value.strip() for name, _, value in lines}
 
 
 def memory_of(name: str, pid: int | Self = "self") -> int:
-    """Bytes of a line of the status: VmRSS, VmHWM, RssAnon, ... OSError or KeyError if the process has ended."""
+    """Bytes in the line `name` of /proc/PID/status: VmRSS, VmHWM, RssAnon, ...
+
+    OSError or KeyError if the process has ended."""
     return int(process_status(pid)[name].split()[0]) * 1024
 
 
 def process_size(pid: int) -> ProcessSize:
-    """The resources of a process. OSError or KeyError if it has ended."""
+    """The resources that a process uses. OSError or KeyError if the process has ended."""
     threads = int(process_status(pid)["Threads"])
     descriptors = len(os.listdir(f"/proc/{pid}/fd"))
     return ProcessSize(memory_of("VmRSS", pid) / 2**20, threads, descriptors)
 
 
 def parent_of(pid: int) -> int:
-    """The process id of a process's parent. OSError if there is no such process."""
+    """The id of a process's parent. OSError if there is no such process."""
     return int(process_status(pid)["PPid"])
 
 
 def children_of(pid: int) -> list[int]:
-    """The children that the main thread of a process started, oldest first; [] if there is no such process."""
+    """The ids of the children that the main thread of a process started, oldest first; [] if there is no such
+    process."""
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
@@ -80,10 +83,10 @@ def children_of(pid: int) -> list[int]:
 
 
 def boot_id() -> str:
-    """The id of this boot of the kernel, the same in all containers of a machine."""
+    """An id that the kernel draws at each boot. It is the same in all containers of a machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def pid_namespace(pid: int | Self = "self") -> str:
-    """The namespace of process ids that a process is in: containers have their own. OSError if unreadable."""
+    """The namespace of process ids to which a process belongs. Each container has its own. OSError if unreadable."""
     return os.readlink(f"/proc/{pid}/ns/pid")

@@ -1,11 +1,12 @@
-"""Converts times of other machines' monotonic clocks to this machine's clock, so that their spans fit into one trace.
+"""Converts times of other machines' monotonic clocks to this machine's clock, so that all spans fit into one trace.
 
     clocks.observe(worker, heartbeat["boot"], heartbeat["now"], time.monotonic())
     here = clocks.local(worker, there)          # seconds
 
-Processes with the same boot id of the kernel share a clock. The offset of another machine's clock is the smallest
-difference between arrival and sending of its last heartbeats. Its error is the shortest delay of a message between the
-two machines. Only the last heartbeats count, because clocks drift by about 10 ms an hour.
+Processes with the same boot id of the kernel share a clock. For another machine, each heartbeat gives a difference
+between its time of arrival, on this clock, and its time of sending, on the other clock. The smallest difference is used
+as the offset. Its error is the shortest delay of a message between the two machines. Only the last heartbeats count,
+because clocks drift by about 10 ms an hour.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections import deque
 
 from recycle_pp.linux.processes import boot_id
 
-KEPT = 60  # heartbeats
+KEPT = 60  # number of last heartbeats that count
 
 
 class Clocks:
@@ -26,8 +27,8 @@ class Clocks:
         """Updates the offset of the worker's clock from a heartbeat.
 
         boot:    boot id of the sender's machine
-        now:     seconds of the sender's clock
-        arrived: seconds of this machine's clock
+        now:     time of sending, in seconds of the sender's clock
+        arrived: time of arrival, in seconds of this machine's clock
         """
         if boot == self._boot:
             self._offsets.pop(worker, None)
@@ -35,5 +36,5 @@ class Clocks:
             self._offsets.setdefault(worker, deque(maxlen=KEPT)).append(arrived - now)
 
     def local(self, worker: object, there: float) -> float:
-        """A time of the worker's clock as seconds of this machine's clock."""
+        """Converts a time of the worker's clock to seconds of this machine's clock."""
         return there + min(self._offsets.get(worker, (0.0,)))

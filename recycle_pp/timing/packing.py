@@ -1,7 +1,8 @@
-"""Packs a worker's spans of a step into bytes. All workers send them at once, while the job waits for the coordinator.
+"""Packs the spans of a step, the times in which a worker ran its ops, into bytes. All workers send their spans at the
+same time, while the job waits for the coordinator.
 
 data = pack(spans)                  # [[kind, pipeline, index, start, end, own], ...]
-table = unpack(data, later=0.5)     # float64 (n, 6), kinds as positions in KINDS; times increased by 0.5 s
+table = unpack(data, later=0.5)     # float64 (n, 6); kind: position in KINDS; start and end increased by 0.5 s
 spans = listed(table)               # [[kind, pipeline, index, start, end], ...]
 
 own: seconds of the span in which the thread had a core (`execution.spans`).
@@ -18,14 +19,14 @@ from recycle_schedules import KINDS as OP_KINDS
 from recycle_pp.wire.messages.activity import REDUCTION
 
 KINDS = (*OP_KINDS, REDUCTION)
-"""Kinds of spans: ops, and the sum over the stage."""
+"""Kinds of spans: the kinds of ops, and a worker's part of the gradient sum over its stage."""
 
 Span = tuple[str, int, int, float, float, float]
-"""kind, pipeline, index, start, end, own: seconds of the worker's monotonic clock"""
+"""kind, pipeline, index, start, end, own; the last three are seconds, start and end of the worker's monotonic clock"""
 
-OWN = 5  # the column
+OWN = 5  # number of the column
 
-_ROW = np.dtype("<f8")  # for integers too: those of a span are exact in it
+_ROW = np.dtype("<f8")  # also for the integers of a span, which float64 represents exactly
 
 
 def pack(spans: Iterable[Any]) -> bytes:
@@ -33,7 +34,7 @@ def pack(spans: Iterable[Any]) -> bytes:
 
 
 def table_of(spans: Iterable[Any]) -> np.ndarray:
-    """The inverse of `listed`. A span without `own` had a core all the time."""
+    """The inverse of `listed`. For a span without `own`, `own` is its whole duration."""
     rows = [(KINDS.index(k), d, i, start, end, *(own or [end - start])) for k, d, i, start, end, *own in spans]
     return np.array(rows, _ROW).reshape(-1, 6)
 

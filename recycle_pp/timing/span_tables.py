@@ -1,11 +1,11 @@
-"""The times of all ops that the workers ran, on the clock of this process.
+"""The spans (start and end) of all ops that the workers ran, on the clock of this process.
 
     spans = SpanTables()
     spans.heartbeat(worker, message)            # updates the offset of the worker's clock
-    spans.add(worker, measured)                 # all ops that the worker ran in a step
-    spans.of(step)                              # {worker: table}, as `packing.unpack` returns it
+    spans.add(worker, measured)                 # the spans of all ops that the worker ran in a step
+    spans.of(step)                              # {worker: table}, with tables as `packing.unpack` returns them
     spans.local(worker, seconds)                # converts a time of the worker's clock
-    spans.drop(step)                            # forgets this step and all before it
+    spans.drop(step)                            # forgets this step and all steps before it
 
 The coordinator owns the tables and plans with them; telemetry writes traces from them.
 """
@@ -27,7 +27,8 @@ from .packing import unpack
 class SpanTables:
     def __init__(self) -> None:
         self._clocks = Clocks()
-        self._packed: dict[int, dict[Worker, tuple[bytes, float]]] = {}  # and the offset of the worker's clock
+        # step -> worker -> (packed spans, offset of the worker's clock in seconds)
+        self._packed: dict[int, dict[Worker, tuple[bytes, float]]] = {}
         self._tables: dict[int, dict[Worker, np.ndarray]] = {}
 
     def heartbeat(self, worker: Worker, message: WorkerHeartbeat) -> None:
@@ -37,12 +38,12 @@ class SpanTables:
         return self._clocks.local(worker, seconds)
 
     def add(self, worker: Worker, message: Measured) -> None:
-        """Adds the worker's spans of a step, in place of those of an earlier attempt at this step."""
+        """Adds the worker's spans of a step. They replace the worker's spans of an earlier attempt at this step."""
         self._packed.setdefault(message.step, {})[worker] = message.spans, self._clocks.local(worker, 0.0)
         self._tables.get(message.step, {}).pop(worker, None)
 
     def of(self, step: int) -> dict[Worker, np.ndarray]:
-        """The tables of all workers whose spans of this step have arrived."""
+        """Worker -> table, for all workers whose spans of this step have arrived."""
         packed = self._packed.get(step, {})
         tables = self._tables.setdefault(step, {})
         if len(tables) < len(packed):

@@ -2,7 +2,7 @@
 
 group = GlooGroup(store, "7/0.1-1.2", rank, size, device, timeout, "127.0.0.1")   # does not wait
 group.connect()                                                      # waits for every member's address
-job = group.backend.send([tensor], peer, tag)                        # also receive, sum, broadcast; may be dropped
+job = group.backend.send([tensor], peer, tag)                        # also recv, sums, broadcast; need not be kept
 GlooGroup.wait(generation, job)                                      # LinkBroken as soon as the generation ends
 GlooGroup.abort([group])                                             # from any thread
 group.gloo                                                           # torch's own back end
@@ -29,12 +29,12 @@ from recycle_pp.comm.waiting import Generation, Job, Pool
 
 
 class GlooGroup:
-    """Aborted by shutting down its connections: blocked operations of `gloo` raise RuntimeError.
+    """An abort shuts down the group's connections, so that blocked operations of `gloo` raise RuntimeError.
 
     Gloo does not report a connection that breaks in the middle of a message. So threads wait for the operations of
     `backend`: a caller of `wait` continues when the generation ends, even if the thread stays blocked.
 
-    device: unused, tensors are on the CPU. interface: a numeric address.
+    device: unused, because tensors are on the CPU. interface: a numeric address.
     """
 
     def __init__(
@@ -73,8 +73,9 @@ class GlooGroup:
 
 
 class InThreads:
-    """Operations of a Gloo back end, each with a thread that waits for it from the start. The thread keeps torch's work
-    and tensors alive, because dropping a work would cancel its message."""
+    """Operations of a Gloo back end. Each has a thread of its own, which waits until the operation is done.
+
+    The thread keeps torch's work object and the tensors alive, because dropping a work would cancel its message."""
 
     _pool = Pool()
 

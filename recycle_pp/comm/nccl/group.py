@@ -2,12 +2,12 @@
 
     group = NcclGroup(store, "7/0.1-1.2", rank, size, device, timeout)  # does not wait
     works = group.connect(pair=True)                                    # blocks until every member calls it
-    work = group.backend.send([tensor], peer, 0)                        # without tags: in the order of the calls
+    work = group.backend.send([tensor], peer, 0)                        # no tags: messages match in order of the calls
     NcclGroup.wait(generation, work)                                    # LinkBroken as soon as the generation ends
     NcclGroup.abort(groups)                                             # from any thread
 
-torch's `work.wait()` makes the stream wait while the host continues. After an abort, the host would count ops as done
-that followed a message which never arrived. So here first the host waits, then the stream.
+torch's `work.wait()` makes only the stream wait, and the host continues. If the message never arrives, the host would
+count the following ops as done after an abort. So `NcclGroup.wait` makes first the host wait, then the stream.
 """
 
 from __future__ import annotations
@@ -26,11 +26,15 @@ from recycle_pp.comm.waiting import Generation
 from .environment import NONBLOCKING_SECONDS
 
 POLL_SECONDS = 2e-5
-ABORT_SECONDS = NONBLOCKING_SECONDS + 10.0  # a connecting thread holds a lock that an abort needs
+ABORT_SECONDS = NONBLOCKING_SECONDS + 10.0  # includes the wait for a lock that a connecting thread holds
 
 
 class NcclGroup:
-    """device: of all its tensors. timeout: seconds. interface: unused, NCCL reads NCCL_SOCKET_IFNAME."""
+    """
+    device     the GPU that holds all tensors of the operations
+    timeout    seconds
+    interface  unused, because NCCL reads NCCL_SOCKET_IFNAME
+    """
 
     def __init__(
         self,
@@ -46,12 +50,12 @@ class NcclGroup:
         self.backend: Any = nccl_backend(dist.PrefixStore(prefix, store), rank, size, timeout)
 
     def connect(self, pair: bool) -> list[Any]:
-        """Uses the group once in each direction (a pair sends, larger groups sum), because NCCL connects at the first
-        use and then blocks the host until all members have come, for at most NONBLOCKING_SECONDS. Returns works to be
-        waited for.
+        """Uses the group once in each direction: a pair sends and receives, larger groups sum. Returns operations to
+        wait for. NCCL connects at the first use, and blocks the host until all members do the same, for at most
+        NONBLOCKING_SECONDS.
 
-        Runs on a separate stream, because the default stream computes. It has high priority, because streams of normal
-        priority belong to groups.
+        Runs on a separate stream, because the default stream computes. The stream has high priority, because the groups
+        use the streams of normal priority.
         """
         with torch.cuda.stream(torch.cuda.Stream(self._device, priority=-1)):
             token = torch.zeros(1, device=self._device)
@@ -63,14 +67,15 @@ class NcclGroup:
 
     @staticmethod
     def wait(generation: Generation, work: Any) -> None:
-        while not generation.attempt(work.is_completed):  # also after an abort, but the generation ends before that
+        # After an abort `is_completed` is true too, but the generation ends before the abort, so `attempt` raises.
+        while not generation.attempt(work.is_completed):
             time.sleep(POLL_SECONDS)
-        generation.attempt(work.wait)  # raises NCCL's errors; torch releases the tensors
+        generation.attempt(work.wait)  # raises NCCL's errors, and lets torch release the tensors
 
     @staticmethod
     def abort(groups: Sequence[NcclGroup]) -> None:
-        """Aborts all groups in parallel: an abort waits for running kernels, possibly a hanging operation of another
-        group (pytorch#119797).
+        """Aborts all groups in parallel, because an abort waits for running kernels, and such a kernel may be a hanging
+        operation of another group (pytorch#119797).
 
         TimeoutError if an abort hangs nevertheless: this process cannot use its GPU any more and must end. Other
         exceptions go to threading.excepthook. Both end the worker."""

@@ -2,14 +2,14 @@
 
     connection = Connection(sock, pool)                      # connected; starts the reading thread
     received = connection.receive(tensor, generation, tag)   # a Job: done when the message is in the tensor
-    sent = connection.send(tensor, generation, tag)          # a Job: done when the kernel has accepted all of it
-    connection.end(generation)                               # its messages, and older ones, are read and dropped
-    connection.close()                                       # every job fails
+    sent = connection.send(tensor, generation, tag)          # a Job: done when the kernel has accepted the message
+    connection.end(generation)                               # drops messages of this generation and of older ones
+    connection.close()                                       # every pending job fails
 
-A frame is (generation, tag, bytes) and the tensor's memory, in the byte order of the machine. Messages of one
-generation and tag arrive in the order in which they were sent. The reading thread never waits for a receive: a message
-without a posted receive goes to separate memory, so that a late receive does not delay later messages. That memory is
-bounded by the messages in the plan of a step.
+A frame consists of generation, tag, number of bytes, and the tensor's memory, in the byte order of the machine.
+Messages with the same generation and tag arrive in the order in which they were sent. The reading thread never waits
+for a call of `receive`: it reads a message that no receive expects yet into separate memory, so that a late receive
+does not delay later messages. The plan of a step bounds the size of this memory.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ from recycle_pp.comm.tensor_bytes import tensor_bytes
 from recycle_pp.comm.waiting import Job, Pool
 from recycle_pp.wire.keepalive import is_silent, set_keepalive
 
-FRAME = struct.Struct("=qqq")  # generation, tag, bytes that follow
+FRAME = struct.Struct("=qqq")  # generation, tag, number of bytes that follow
 MAX_MESSAGE = 1 << 40  # bytes
-SCRAP = 1 << 20  # bytes read at a time of a message to be dropped
+SCRAP = 1 << 20  # bytes that are read at a time from a message that is dropped
 
 Key = tuple[int, int]  # generation, tag
 
 
 class ConnectionLost(RuntimeError):
-    """The peer's process has ended, its machine is silent, or this side has closed the connection."""
+    """The peer's process has ended, its machine does not answer, or this side has closed the connection."""
 
 
 class Connection:
-    """All methods may be called from any thread; none of them blocks."""
+    """All public methods may be called from any thread; none of them blocks."""
 
     def __init__(self, sock: socket.socket, pool: Pool):
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket, self._pool = sock, pool
-        self._arriving = threading.Lock()  # guards the next four
+        self._arriving = threading.Lock()  # guards the next four attributes
         self._posted: dict[Key, deque[tuple[memoryview, Job]]] = defaultdict(deque)
         self._early: dict[Key, deque[bytearray]] = defaultdict(deque)
         self._over = -1  # newest generation that has ended
         self._error: ConnectionLost | None = None
-        self._leaving = threading.Lock()  # guards the next one, and the order of writes
+        self._leaving = threading.Lock()  # guards the next attribute and the order of writes
         self._unsent: deque[tuple[list[memoryview], Job]] = deque()
         threading.Thread(target=self._read, name="recycle-read", daemon=True).start()
 
     def send(self, tensor: Tensor, generation: int, tag: int) -> Job:
         """Sends a contiguous CPU tensor. It may be written to when the job is done.
 
-        The caller writes as much as the kernel accepts at once, and a thread of the pool writes the rest.
+        The calling thread sends as much as the kernel accepts at once, and a thread of the pool sends the rest.
         """
         data, job = tensor_bytes(tensor), Job()
         frame = memoryview(FRAME.pack(generation, tag, data.nbytes))
@@ -74,8 +74,8 @@ class Connection:
         return job
 
     def receive(self, tensor: Tensor, generation: int, tag: int) -> Job:
-        """Receives into a contiguous CPU tensor of exactly the sent size. The connection owns it until the job is
-        done."""
+        """Receives into a contiguous CPU tensor of exactly the sent size. The caller must not use the tensor until the
+        job is done."""
         data, job = tensor_bytes(tensor), Job()
         key = generation, tag
         with self._arriving:
@@ -97,7 +97,8 @@ class Connection:
         return job
 
     def end(self, generation: int) -> None:
-        """Drops all messages of this generation and older ones: posted receives, early messages, and later ones."""
+        """Drops all messages of this generation and of older ones: those that receives wait for, those that have
+        arrived early, and those that arrive later."""
         with self._arriving:
             self._over = max(self._over, generation)
             for held in (self._posted, self._early):
@@ -105,23 +106,23 @@ class Connection:
                     del held[key]  # type: ignore[attr-defined]
 
     def set_keepalive(self, seconds: float) -> None:
-        """Sets the seconds without an answer of the other machine after which the connection breaks, as after a network
-        cut."""
-        with contextlib.suppress(OSError):  # already broken
+        """Sets the seconds without an answer from the other machine after which the connection breaks. A cut network or
+        a dead machine gives no answer."""
+        with contextlib.suppress(OSError):  # the connection is already broken
             set_keepalive(self._socket, seconds)
 
     @property
     def is_over(self) -> bool:
-        """Whether it is broken or closed."""
+        """Whether the connection is broken or closed."""
         return self._error is not None
 
     @property
     def is_silent(self) -> bool:
-        """Whether the other machine currently leaves something unanswered."""
+        """Whether the connection currently waits for an overdue answer from the other machine."""
         try:
             return is_silent(self._socket)
         except OSError:
-            return True  # just broken
+            return True  # the connection has just broken
 
     def close(self) -> None:
         self._fail(ConnectionLost("the connection is closed"))
@@ -129,7 +130,8 @@ class Connection:
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def _write_at_once(self, parts: list[memoryview]) -> list[memoryview]:
-        """Returns the parts that the kernel did not accept. The reader detects broken connections."""
+        """Returns the parts that the kernel did not accept. Ignores errors, because the reading thread detects broken
+        connections."""
         try:
             done = self._socket.sendmsg(parts, (), socket.MSG_DONTWAIT)
         except OSError:
@@ -171,7 +173,7 @@ class Connection:
         except (OSError, ConnectionLost) as error:
             self._fail(ConnectionLost(str(error)))
         with self._leaving:
-            if not self._unsent:  # otherwise the writing thread closes it
+            if not self._unsent:  # otherwise the writing thread closes the socket
                 self._socket.close()
 
     def _take(self, key: Key, count: int) -> None:
@@ -199,7 +201,7 @@ class Connection:
         message = bytearray(count)
         self._fill(memoryview(message))
         with self._arriving:
-            posted = self._next(key)  # posted while the message was read
+            posted = self._next(key)  # a receive that was posted while the message was read
             if posted is None:
                 if key[0] > self._over:
                     self._early[key].append(message)
@@ -212,7 +214,7 @@ class Connection:
             job.finish(_wrong_size(key, count, data.nbytes))
 
     def _next(self, key: Key) -> tuple[memoryview, Job] | None:
-        """Removes and returns the oldest posted receive of this key. Call it with the lock."""
+        """Removes and returns the oldest posted receive of this key. The caller must hold `_arriving`."""
         posted = self._posted.get(key)
         if not posted:
             return None
@@ -236,7 +238,7 @@ class Connection:
             count -= min(count, SCRAP)
 
     def _fail(self, error: ConnectionLost) -> None:
-        """Ends all pending operations with the error. Later errors are ignored."""
+        """Breaks the connection: all pending operations fail with this error. Later errors are ignored."""
         with self._arriving:
             if self._error is not None:
                 return

@@ -2,18 +2,18 @@
 
     mesh = Mesh(rank, size, host="127.0.0.1", pool=pool)     # listens; does not wait
     mesh.address                                             # bytes: the address for other members
-    mesh.link({2: address, 5: address})                      # starts these connections, once
+    mesh.link({2: address, 5: address})                      # starts these connections; call it only once
     mesh.linked(2)                                           # a Job: done when that connection is established
     mesh[2].send(tensor, generation, tag)
     mesh.keep({2})                                           # member 5 is not a member any more
 
-Between two members the one with the higher rank connects, and retries until it succeeds. An address contains a secret
-of its mesh, which a connecting member sends first. Addresses travel over the control connections, so a stranger who
+Between two members the one with the higher rank connects, and retries until it succeeds. The address of a mesh contains
+a secret, which a connecting member must send first. Addresses travel over the control connections, so a stranger who
 finds the port does not know the secret. (Neither the data nor the secret are encrypted: docs/cluster.md.)
 
 One thread accepts, connects and authenticates (`comm/handshakes.py`). While a connection is missing, broken, or waits
-for an answer of the other machine, both ends attempt new connections (`attempts.py`). `reachability.py` measures how
-long all of these have failed.
+for an answer of the other machine, both ends attempt to connect again (`attempts.py`). `reachability.py` measures how
+long all attempts have failed.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from .reachability import Reachability
 SECRET = 16  # bytes
 HELLO = struct.Struct(f"!I{SECRET}s")  # rank, secret
 CALM, BUSY = 0.3, 0.1  # seconds between two checks of the connections: normally, and while attempts are pending
-LATE = 0.5  # seconds after which the lower rank also attempts to reach the higher one
-SURE = 0.5  # seconds of failed attempts after which all members of that machine are attempted
+LATE = 0.5  # seconds after `link` after which the member with the lower rank also attempts to connect
+SURE = 0.5  # seconds of failed attempts after which this process attempts to reach all members on the same machine
 
 
 class Address(NamedTuple):
@@ -64,8 +64,8 @@ class Mesh:
         reachability: Reachability | None = None,
         keepalive: float | None = None,
     ):
-        """keepalive: seconds without an answer of the other machine after which a connection breaks; None: the kernel's
-        default."""
+        """keepalive: seconds without an answer from the other machine after which a connection breaks; None: the
+        kernel's default."""
         self.rank = rank
         self._pool, self._reachability, self._keepalive = pool, reachability or Reachability(), keepalive
         self._secret = secrets.token_bytes(SECRET)
@@ -77,12 +77,12 @@ class Mesh:
         self._others = frozenset(range(size)) - {rank}
         self._connections: dict[int, Connection] = {}
         self._awaited: dict[int, list[Job]] = {other: [] for other in self._others}
-        self._addresses: Mapping[int, Address] | None = None  # of all members passed to `link`
-        self._members: frozenset[int] = frozenset()  # those members, without the ones dropped by `keep`
+        self._addresses: Mapping[int, Address] | None = None  # the members passed to `link`, and their addresses
+        self._members: frozenset[int] = frozenset()  # the members passed to `link` that `keep` has not dropped
         self._linked_at = 0.0
         self._closed = False
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # wakes the thread
-        # The following belong to the thread.
+        # Only the thread uses the following attributes.
         self._selector = selectors.DefaultSelector()
         self._handshakes = Handshakes(self._selector, self._listener, self._greet, self._admit)
         self._attempts: dict[int, Attempts] = {}
@@ -90,7 +90,9 @@ class Mesh:
         threading.Thread(target=self._serve, name="recycle-mesh", daemon=True).start()
 
     def link(self, addresses: Mapping[int, bytes]) -> None:
-        """Starts the connections to the members at `addresses`, by rank. Other members are missing for good. Once."""
+        """Starts the connections to the members in `addresses` (rank -> address).
+
+        May be called only once, so other members cannot be added later."""
         self._members, self._linked_at = frozenset(addresses), time.monotonic()
         self._addresses = {rank: Address(*json.loads(address)) for rank, address in addresses.items()}
         self._ring()
@@ -100,11 +102,10 @@ class Mesh:
         return self._addresses is not None
 
     def linked(self, rank: int) -> Job | None:
-        """Done when the connection is established, even if it has broken since; None if the member was not passed to
-        `link`.
+        """A job that is done once the connection has been established, even if the connection has broken since.
 
-        Each call returns a new job, because a generation releases its jobs when it ends, and the next one must wait
-        again.
+        None if the member was not passed to `link`. Each call returns a new job, because a generation releases its jobs
+        when it ends, and the next generation must wait again.
         """
         if self._addresses is None or rank not in self._addresses:
             return None
@@ -117,16 +118,16 @@ class Mesh:
         return job
 
     def keep(self, ranks: Collection[int]) -> None:
-        """The other members have left. Attempts to reach them end."""
+        """Keeps only `ranks` as members. Attempts to reach the other members end."""
         self._members = frozenset(ranks)
         self._reachability.keep(self._members)
 
     def __getitem__(self, rank: int) -> Connection:
-        """The connection. KeyError until it is established."""
+        """The connection to a member. KeyError until it is established."""
         return self._connections[rank]
 
     def end(self, generation: int) -> None:
-        """Drops the messages of this generation and of older ones."""
+        """Drops all messages of this generation and of older generations."""
         with self._lock:
             connections = list(self._connections.values())
         for connection in connections:
@@ -163,8 +164,10 @@ class Mesh:
         os.close(self._bell)
 
     def _update(self, now: float) -> None:
-        """Ends attempts that take too long, and attempts to reach members with a doubtful connection."""
-        passed, self._ticked = min(now - self._ticked, 2 * CALM), now  # a longer pause was a suspension of this process
+        """Ends attempts that are late or no longer needed, and starts attempts to reach members without a working
+        connection."""
+        # At most 2 * CALM of the time since the last update counts: if it was longer, this process was suspended.
+        passed, self._ticked = min(now - self._ticked, 2 * CALM), now
         self._handshakes.expire(now)
         addresses = self._addresses or {}
         doubtful = self._doubtful(addresses, now)
@@ -182,8 +185,10 @@ class Mesh:
         self._reachability.update(now)
 
     def _doubtful(self, addresses: Mapping[int, Address], now: float) -> set[int]:
-        """Members without a working connection. If one is unreachable for a while, also all members on its machine,
-        because a link between machines is cut as a whole, and idle connections show it late."""
+        """Members whose connection may not work.
+
+        If one member has been unreachable for SURE seconds, includes all members on its machine: the whole link between
+        the two machines may be cut, which idle connections show late."""
         members = self._members & addresses.keys()
         doubtful = {rank for rank in members if self._is_doubtful(rank, now)}
         machines = {addresses[rank].host for rank in doubtful if self._reachability.failing(rank) > SURE}
@@ -196,20 +201,22 @@ class Mesh:
         return rank < self.rank or now - self._linked_at > LATE
 
     def _reached(self, rank: int, at: Address, sock: socket.socket) -> None:
-        """Handles a successful attempt: it becomes the connection, or only proves that the member can be reached."""
+        """Handles a successful attempt. Its socket becomes the connection if there is none and this process must
+        connect. Otherwise the attempt only proves that the member can be reached."""
         self._reachability.reached(rank)
         if rank > self.rank or rank in self._connections:
             sock.close()
             return
         try:
-            sock.sendall(HELLO.pack(self.rank, bytes.fromhex(at.secret)))  # does not block, because the buffer is empty
+            # This does not block, because the buffer is empty.
+            sock.sendall(HELLO.pack(self.rank, bytes.fromhex(at.secret)))
         except OSError:
             sock.close()
         else:
             self._add(rank, sock)
 
     def _greet(self, sock: socket.socket) -> Greeting:
-        """The rank of a connecting member. Only members with a higher rank connect."""
+        """Returns the rank of a connecting member. Rejects lower ranks, which must not connect."""
         rank, secret = HELLO.unpack((yield HELLO.size))
         if hmac.compare_digest(secret, self._secret) and rank in self._others and rank > self.rank:
             return rank

@@ -1,12 +1,13 @@
-"""How long attempts to connect to each member have failed. Outlives meshes, so renewed links do not reset it.
+"""Measures how long attempts to connect to each member have failed. Outlives meshes: a new mesh does not reset it.
 
     reachability = Reachability(patience=10.0, report)      # report(ranks): attempts have failed for `patience` seconds
-    reachability.fails(2, 0.1)       # attempts to reach member 2 were pending for another 0.1 s, and failed
+    reachability.fails(2, 0.1)       # adds 0.1 s in which all attempts to reach member 2 failed
     reachability.reached(2)          # an attempt succeeded: back to zero
     reachability.keep({1, 3})        # the others are not members any more
-    reachability.update(now)         # reports, and repeats the report every second while it lasts
+    reachability.update(now)         # reports members, and repeats the report every second while they are unreachable
 
-Only time with attempts counts. A process that was suspended, or that waits for addresses, has no evidence.
+Only time in which attempts were pending counts. A process that was suspended, or that still waits for addresses, has
+made no attempts and cannot judge whether a member is reachable.
 """
 
 from __future__ import annotations
@@ -19,13 +20,16 @@ AGAIN = 1.0  # seconds between two reports of the same members
 
 
 class Reachability:
-    """Any thread. patience: seconds; None: never reports."""
+    """Methods may be called from any thread.
+
+    patience: seconds of failed attempts after which a member is reported; None: never
+    """
 
     def __init__(self, patience: float | None = None, report: Callable[[list[int]], None] = lambda ranks: None) -> None:
         self._patience, self._report = math.inf if patience is None else patience, report
         self._lock = threading.Lock()
-        self._failing: dict[int, float] = {}
-        self._reported: tuple[list[int], float] = ([], -math.inf)  # ranks, and time of the last report
+        self._failing: dict[int, float] = {}  # rank -> seconds
+        self._reported: tuple[list[int], float] = ([], -math.inf)  # the last report: ranks and time
 
     def failing(self, rank: int) -> float:
         """Seconds for which attempts to reach the member have failed."""

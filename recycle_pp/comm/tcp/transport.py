@@ -2,9 +2,9 @@
 
     links = Links(TcpTransport(store, "127.0.0.1", workers=all_workers, keepalive=10.0))
 
-Measured against Gloo over loopback (`bench/links.py`, torch 2.13, docs/process-group.md): a message of 4 to 64 KiB
-takes a third of the time and CPU. A sum of 4 KiB takes a quarter to a tenth, one of 16 MiB the same to a third more. A
-new generation takes a quarter.
+Time compared with Gloo over loopback (`bench/links.py`, torch 2.13, docs/process-group.md): a message of 4 to 64 KiB
+takes a third of the time, and a third of the CPU time. A sum of 4 KiB takes between a tenth and a quarter of the time.
+A sum of 16 MiB takes between the same time and a third more. A new generation takes a quarter.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from .connection import Connection
 from .mesh import Mesh
 from .reachability import Reachability
 
-GRACE = 2.0  # seconds beyond `patience` until a connection breaks: by then attempts have shown whether the link is cut
-MAX_TAG = 2**25  # the caller's tags are smaller, those of collectives larger
+GRACE = 2.0  # seconds beyond `keepalive` until a connection breaks; by then attempts have shown whether the link is cut
+MAX_TAG = 2**25  # the tags of callers are below; the tags of collectives start here
 
 
 class TcpTransport:
@@ -36,11 +36,11 @@ class TcpTransport:
 
     store        rendezvous for the workers' addresses
     interface    listening address (address, host name or interface name)
-    workers      all workers that may ever be members, the same list everywhere; without it no connection outlives a
-                 generation
-    keepalive    seconds of failed attempts after which a member is `unreachable`; a connection breaks after slightly
-                 more seconds without an answer; None: the kernel's default
-    unreachable  called with the members in a separate thread, repeatedly while it lasts
+    workers      all workers that may ever be members, the same list on every worker; without the list no connection
+                 outlives a generation
+    keepalive    seconds of failed attempts to connect after which a member is reported as unreachable; a connection
+                 breaks after GRACE more seconds without an answer; None: no reports, and the kernel's default
+    unreachable  called in a separate thread with the unreachable members, repeatedly while they stay unreachable
     """
 
     ordered = False
@@ -63,7 +63,7 @@ class TcpTransport:
         self._lock = threading.Lock()
         self._mesh: Mesh | None = None
         self._number = -1  # the generation in which the mesh was built
-        self._routes: dict[int, Routes] = {}  # of the current generation, by its number
+        self._routes: dict[int, Routes] = {}  # one entry: current generation -> its routes
 
     def join(self, generation: Generation, members: Sequence[Worker], me: Worker, base: int) -> None:
         all_workers = self._workers or list(members)
@@ -87,8 +87,8 @@ class TcpTransport:
             self._routes = {generation.number: Routes(routes, members, me)}
 
     def _wait_for_links(self, generation: Generation, mesh: Mesh, ranks: dict[Worker, int]) -> None:
-        """Blocks until all links are established, or until the generation ends. The coordinator decides how long that
-        may take, based on the reports of `unreachable`."""
+        """Blocks until all links are established, or until the generation ends. The coordinator, which learns from
+        `unreachable` which links are missing, decides how long that may take."""
         mesh.keep(ranks.values())
         for worker, rank in ranks.items():
             link = mesh.linked(rank)
@@ -181,13 +181,17 @@ class Route(NamedTuple):
 
 
 class Routes:
-    """The routes of one generation to every other member, and to peers in the order of summation."""
+    """The routes of one generation.
+
+    routes  other member -> its route
+    peers   routes to the workers of this stage, in the order in which their gradients are summed
+    """
 
     def __init__(self, routes: dict[Worker, Route], members: Sequence[Worker], me: Worker):
         self.routes = routes
         self.stage = [worker for worker in members if worker.stage == me.stage]
         self.peers = [routes.get(worker) for worker in self.stage]  # None: this worker
-        self.collectives = itertools.count()  # counts calls, which agree among the workers
+        self.collectives = itertools.count()  # numbers the calls; all workers of the stage make the same ones in order
 
 
 def _allowed(tag: int) -> int:

@@ -6,15 +6,16 @@
 
     group = torch.distributed.group.WORLD
     group.abort()                                                         # from any thread: blocked operations raise
-    group.rebuild(generation, rank, size)                                 # the same object, other members
+    group.rebuild(generation, rank, size)                                 # the same object with other members
 
 docs/process-group.md describes the requirements for a program; examples/ddp_survives.py is an example. The trainer
-itself uses `recycle_pp.comm.links`: small messages and sums over TCP, and new generations, take a quarter of the time
-(bench/links.py). CPU tensors use Gloo, CUDA tensors NCCL.
+itself uses `recycle_pp.comm.links`, whose TCP transport takes a quarter of the time for small messages, small sums and
+new generations (bench/links.py). CPU tensors use Gloo, CUDA tensors NCCL.
 
-`Backend` cannot be subclassed in Python, and a second backend in a group is ignored. So the group owns an inner group
-for each generation and forwards every operation. After a rebuild the group has its new rank and size. Objects that
-torch has derived from it (a DeviceMesh, a sub-group) must be created again by their users.
+`Backend` cannot be subclassed in Python, and torch ignores a second backend in a group. So this group owns one inner
+group per generation and forwards every operation to the inner group of the current generation. A rebuild gives the
+group a new rank and size. A program must create objects that torch has derived from the group (a DeviceMesh, a
+sub-group) again.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ NAME = "recycle"
 
 
 class RecycleProcessGroup(dist.ProcessGroup):
-    """store: any torch.distributed store. interface: listening address of Gloo; default: GLOO_SOCKET_IFNAME, else the
-    host's own name.
+    """
+    store      any store of torch.distributed
+    interface  listening address for Gloo; default: the interface GLOO_SOCKET_IFNAME, else the host's own name
     """
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, interface: str | None = None):
@@ -56,10 +58,11 @@ class RecycleProcessGroup(dist.ProcessGroup):
         self.rebuild(0, rank, size)
 
     def rebuild(self, generation: int, rank: int, size: int) -> None:
-        """Makes this the group of the members of `generation`, after an abort. Each member calls it with its rank.
+        """Aborts this group and makes it the group of the members of `generation`. Each member calls `rebuild` with its
+        own rank.
 
-        generation: larger than any before, else LinkBroken. Blocks until all members have called it. RuntimeError if
-        the store times out, LinkBroken if `abort` is called meanwhile.
+        generation: larger than any before, else LinkBroken. Blocks until all members have called `rebuild`.
+        RuntimeError if the store times out, LinkBroken if `abort` is called meanwhile.
         """
         self.abort()
         with self._lock:
@@ -86,9 +89,11 @@ class RecycleProcessGroup(dist.ProcessGroup):
             self._inner = inner
 
     def abort(self) -> None:
-        """Ends the current generation: its blocked operations raise RuntimeError, as do later ones until a rebuild.
+        """Ends the current generation: blocked operations raise RuntimeError, and so do later operations until a
+        rebuild.
 
-        Any thread, any number of times. The contents of tensors in pending operations are undefined."""
+        May be called from any thread, any number of times. The contents of tensors in pending operations are
+        undefined."""
         with self._lock:
             old = [self._inner, self._gloo, self._nccl]
             self._inner = self._gloo = self._nccl = None
