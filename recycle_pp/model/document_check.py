@@ -1,6 +1,6 @@
 """Checks that a stage keeps documents apart: the results of one document must not depend on the previous one.
 
-    refuse_leaks(stage)        # ValueError: a sentence for the user; two forwards of the stage
+    refuse_leaks(stage)        # runs two forwards; raises ValueError with a sentence for the user
 
 This check is for users' models, because no signature shows whether a model respects `position_ids` or `document_ids`.
 Each sample consists of two documents. The first one is changed, and the results of the second must be bit-identical.
@@ -20,7 +20,7 @@ _SEPARATOR = 0
 
 
 def refuse_leaks(stage: Stage) -> None:
-    """ValueError if the activations or the loss of a document depend on the previous one."""
+    """Raises ValueError if the activations or the loss of a document depend on the previous document."""
     settings = stage.settings
     b, T, cut = settings.parallel.microbatch_size, settings.model.sequence, settings.model.sequence // 2
     random = torch.Generator().manual_seed(0)

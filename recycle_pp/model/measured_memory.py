@@ -1,10 +1,11 @@
-"""Memory of a micro-batch at a stage of any model, measured on zeros. For models outside the scope of `model.memory`.
+"""Memory of a worker of a stage, measured with micro-batches of zeros. For models that `model.memory` does not cover.
 
     (memory,) = measured_memory(stage)               # StageMemory; before the first step, without side effects
     kept, recomputed = measured_memory(stage)        # with model.recompute=auto
 
-Torch counts the bytes of tensors: its profiler on a CPU, its allocator on a GPU. If shapes depend on the batch (chosen
-experts), the shapes for zeros are used. On a CPU the first profile of a process takes seconds.
+Torch counts the bytes of tensors: its profiler on a CPU, its allocator on a GPU. If shapes depend on the contents of
+the batch (chosen experts), the measured shapes are those for zeros. On a CPU the first profile of a process takes
+seconds.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from .stage_module import Batch
 
 
 def measured_memory(stage: Stage) -> list[StageMemory]:
-    """The memory of a worker of the stage, for each way in which it may run. Runs four micro-batches for each."""
+    """The memory of a worker of the stage. With model.recompute=auto there are two results: without and with
+    recomputation. Runs four micro-batches for each result."""
     module, before = stage.module, stage.module.recompute
     ways = [False, True] if stage.settings.model.recompute == "auto" else [before]
     found = []
@@ -45,8 +47,8 @@ class Allocations:
 
 @contextmanager
 def allocations(device: torch.device) -> Iterator[Allocations]:
-    """Counts this thread on the CPU, the process on a GPU. Memory from before that is freed meanwhile counts as
-    negative; on a CPU only if torch knows its size."""
+    """Counts the allocations of this thread on a CPU, or of the process on a GPU. Memory that was allocated before and
+    is freed within the context counts as negative (on a CPU only if torch knows its size)."""
     of = Allocations()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -66,7 +68,7 @@ def allocations(device: torch.device) -> Iterator[Allocations]:
 
 def _with_activations(stage: Stage) -> StageMemory:
     grads = [of.empty(stage.device).zero_() for of in stage.module.gives if of.differentiable]
-    for g in range(2):  # memory of the first use stays allocated: sums, the kernels' workspaces
+    for g in range(2):  # the first use allocates memory that stays: sums, the kernels' workspaces
         _forward(stage, g)
         stage.backward(g, grads)
     with allocations(stage.device) as forward:
@@ -95,7 +97,7 @@ def _with_activations(stage: Stage) -> StageMemory:
 
 
 def _forward(stage: Stage, g: int) -> int:
-    """Bytes of the sent tensors."""
+    """Runs the forward of micro-batch g. Returns the bytes of the tensors that the stage sends."""
     batch = Batch.blank(stage.settings) if stage.module.reads else None
     taken = [of.empty(stage.device).zero_() for of in stage.module.takes]
     return _bytes(stage.forward(0, g, batch, taken))

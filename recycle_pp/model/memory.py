@@ -1,12 +1,12 @@
 """Memory of a worker of a stage, in bytes: one definition for the start, the planner and `plan --memory`.
 
     memory = stage_memory(settings, stage=0, device="cpu")  # of the project's own Transformer
-    memory.peak(peers=3, ran=6, in_flight=4)                # {"weights": ..., ...} at the fullest moment of a step
+    memory.peak(peers=3, ran=6, in_flight=4)                # {"weights": ..., ...} when a step needs the most memory
     memory.in_flight(80e9, peers=3, ran=6)                  # number of micro-batches that fit
 
 Everything follows from shapes. Tests compare it with the tensors of real stages, `bench/memory.py` with whole jobs. It
 covers tensors only; `PROCESS` is the memory of Python and torch themselves. The copies for writing a checkpoint are on
-the host, so they count on a CPU only.
+the host, so they count only if the device is a CPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PROCESS = 310_000_000  # bytes of an empty worker on a CPU: Python and the used 
 FLOAT, HALF, LONG = 4, 2, 8
 GAP = 128  # tensors start at multiples of this many elements in the stage's vector (numerics.layout)
 BUCKET = 1 << 20  # elements summed at a time if the state is sharded (state.runs)
-PIECE = 1 << 18  # of these, elements received from each peer at a time; one may be ahead (state.passing, over TCP)
+PIECE = 1 << 18  # elements received from each peer at a time; a second piece may be ahead (state.passing, over TCP)
 TOGETHER = 4  # buckets that all peers sum at a time (over NCCL or Gloo)
 CHUNK = 512 << 20  # bytes of logits that the fused head computes at a time (recycle_kernels.head_loss)
 
@@ -90,7 +90,7 @@ def parameter_memory(settings: Settings, tensors: list[int], device: str) -> Sta
 
 
 def log_elsewhere(settings: Settings, device: str) -> bool:
-    """Whether the replay log uses none of the device's memory."""
+    """Whether the replay log is outside of the device's memory."""
     return settings.state.log == "host" and device != "cpu"
 
 
@@ -159,10 +159,10 @@ def _tensors(model: Model, layers: range) -> list[int]:
 class Activations:
     """Memory of a stage for one micro-batch of `tokens` tokens, in bytes.
 
-    flight     kept from F to I
-    waiting    kept from I to W
-    op         additional memory within an op
-    whole_op   the same within F or B
+    flight     kept from F (forward) to I (backward for the input)
+    waiting    kept from I to W (backward for the weights)
+    op         additional memory within any op
+    whole_op   additional memory within F or B, if the backward is not split into I and W
     stream     bytes of an element of the residual stream
     """
 
@@ -185,7 +185,7 @@ class Activations:
         queue = product * (4 * width + 2 * q + 2 * kv + 3 * ffn) + stream * width * recompute
         flight = stream * width if recompute else kept
         inner = whole = 4 * product * ffn + stream * width  # within SwiGLU's backward
-        if recompute:  # one layer is present as a whole, in I in addition to what the others left
+        if recompute:  # the memory of one whole layer exists, in I in addition to what other layers have left for W
             inner, whole = inner + max(0, kept - queue), whole + kept
 
         # Per token: embedding, head and document mask.
@@ -193,7 +193,7 @@ class Activations:
         flight_ends, waiting_ends, head = masked * recompute * model.sequence, 0, 0
         if first:  # the tokens, and the gradient of the embedded tokens
             flight_ends, waiting_ends = flight_ends + LONG, LONG + stream * width
-        if last and fused:  # x, dx, the log-sums and targets; W projects once more
+        if last and fused:  # x, dx, the log-sums and targets; W repeats the projection
             flight_ends += width * (stream + 2 * product) + FLOAT + LONG
             waiting_ends += product * width + FLOAT + LONG
         elif last:  # x and the log-softmax; in I the gradients of both

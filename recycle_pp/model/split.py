@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 
 def layers_of(layers: int, stages: int, split: Sequence[int] | str | None = None) -> list[range]:
-    """The layers of every stage: `split`, or as even as possible with the remainder on the first stages. "auto" is
-    even.
+    """The layers of every stage. Without `split`, and with "auto", the numbers of layers are as even as possible, and
+    the first stages may have one more.
 
     Raises:
         ValueError: fewer layers than stages, or a split that does not give `stages` stages at least one layer each,

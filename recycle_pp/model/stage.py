@@ -1,9 +1,10 @@
-"""The compute of one pipeline stage on one worker: F, I, W and B of a micro-batch. No communication, no decisions.
+"""The compute of one pipeline stage on one worker. No communication, no decisions.
 
     stage = Stage(settings, 1, torch.device("cpu"))
-    (y,) = stage.forward(step, g, batch, [x])   # F; at the last stage the loss
-    (dx,) = stage.backward_input(g, [dy])       # I, then later
-    stage.backward_weight(g)                    # W; or both at once: (dx,) = stage.backward(g, [dy])
+    (y,) = stage.forward(step, g, batch, [x])   # op F; at the last stage y is the loss
+    (dx,) = stage.backward_input(g, [dy])       # op I, the backward for the input
+    stage.backward_weight(g)                    # op W, the backward for the weights; may run later
+    (dx,) = stage.backward(g, [dy])             # op B, instead of I and W: both at once
     stage.gradients.payload()                   # the tensors that peers sum
 
 A `StageModule` defines the computation: the project's own Transformer, or any model. The gradient is that of the mean
@@ -38,7 +39,7 @@ from .stage_module import Batch, StageModule
 
 @dataclass
 class _Flight:
-    """A micro-batch between its F and its W. I frees inputs and outputs."""
+    """A micro-batch between its forward and the end of its backward. The op `I` frees inputs and outputs."""
 
     inputs: list[Tensor]
     outputs: list[Tensor]  # with their autograd graph
@@ -49,13 +50,13 @@ class _Flight:
 class Stage:
     """The layers of stage `stage`, their parameters and gradient accumulators.
 
-    Only these two persist across steps. Every result is a pure function of (parameters, step, g, operands), so any peer
-    computes the same bits.
+    A stage has no other state across steps. Every result is a pure function of (parameters, step, g, operands), so any
+    peer computes the same bits.
 
     Attributes:
         parameters: full-model name -> parameter, in canonical order; views of `working`.
-        flat: the masters, float32; `working` if each worker holds the masters of some units only.
-        working: the weights that are computed with: `flat` itself, in bf16 its rounding.
+        flat: the masters, float32; with bf16 and sharded state, `working` once the setup is complete.
+        working: the weights that the computation uses: `flat` itself, or with bf16 its rounded copy.
         names: the keys of `parameters`.
         module: the computation; `module.takes` and `module.gives` are the tensors between stages.
         gradients: the sum over the micro-batches that ran here.
@@ -93,10 +94,10 @@ class Stage:
         self._flights: dict[int, _Flight] = {}
 
     def forward(self, step: int, g: int, batch: Batch | None = None, boundary: Sequence[Tensor] = ()) -> list[Tensor]:
-        """F. boundary: the outputs of the previous stage, empty at stage 0. Returns the inputs of the next stage, or at
-        the last stage [the scalar loss].
+        """The op `F`, the forward. Returns the inputs of the next stage, or at the last stage [the scalar loss].
 
-        The batch may be on the CPU, where data are made. It may be None if the module does not read it.
+        batch: may be on the CPU, where data are made; may be None if the module does not read it
+        boundary: the outputs of the previous stage, empty at stage 0
         """
         leaves = [
             aligned(tensor.detach()).requires_grad_(of.differentiable)
@@ -109,39 +110,41 @@ class Stage:
         return results
 
     def backward_input(self, g: int, grads: Sequence[Tensor] = ()) -> list[Tensor]:
-        """I: the gradients of the differentiable inputs of F. The gradients of the weights wait for W.
+        """The op `I`. Returns the gradients of the forward's differentiable inputs. The gradients of the weights wait
+        for the op `W`.
 
-        grads: gradients of the differentiable outputs of F; none at the last stage.
+        grads: gradients of the forward's differentiable outputs; none at the last stage.
         """
         queue: Queue = []
         self._flights[g].queue = queue
         return self._backward(g, grads, queue)
 
     def backward_weight(self, g: int) -> None:
-        """W: adds the weight gradients that I left to the accumulators. Ends the micro-batch at this stage."""
+        """The op `W`. Computes the weight gradients that `backward_input` has queued, and adds them to the
+        accumulators. Ends the micro-batch at this stage."""
         flight = self._flights.pop(g)
         assert flight.queue is not None, "W before I"
         self._sink.flush(flight.queue)
         self._close(g, flight)
 
     def backward(self, g: int, grads: Sequence[Tensor] = ()) -> list[Tensor]:
-        """B: I and W at once, without a queue; the same bits."""
+        """The op `B`: `I` and `W` at once, without a queue. The results have the same bits."""
         result = self._backward(g, grads, None)
         self._close(g, self._flights.pop(g))
         return result
 
     @torch.no_grad()
     def evaluate(self, batch: Batch | None = None, boundary: Sequence[Tensor] = ()) -> list[Tensor]:
-        """F of a validation micro-batch: no dropout, keeps nothing."""
+        """The forward of a validation micro-batch. Has no dropout, and keeps nothing for a backward."""
         with self._autocast():
             outputs = self.module(self._here(batch), list(boundary), None)
         return [output.contiguous() for output in outputs]
 
     def warm(self) -> None:
-        """Runs every kernel of a step once, on zeros of the real shapes. Leaves no trace.
+        """Runs every kernel of a step once, on zeros of the real shapes. Leaves gradients and parameters as they were.
 
-        The first launch compiles a kernel, and in the middle of a step peers would take that for a hang. So a worker
-        compiles at its start, for which it has a lease.
+        The first launch compiles a kernel, which in the middle of a step would look like a hang. So a worker compiles
+        at its start, when it has a longer time limit (a lease).
         """
         module = self.module
         batch = Batch.blank(self.settings) if module.reads else None
@@ -159,7 +162,7 @@ class Stage:
         self.gradients.clear()
 
     def drop_flights(self) -> None:
-        """Drops the micro-batches between F and W. Gradients of finished ones stay."""
+        """Drops the micro-batches whose backward is not complete. Gradients of finished micro-batches stay."""
         self._flights.clear()
 
     def borrows(self, name: str) -> bool:
@@ -188,7 +191,7 @@ class Stage:
     def _backward(self, g: int, grads: Sequence[Tensor], queue: Queue | None) -> list[Tensor]:
         flight = self._flights[g]
         inputs, outputs = flight.inputs, flight.outputs
-        flight.inputs, flight.outputs = [], []  # I frees the graph and the input
+        flight.inputs, flight.outputs = [], []  # frees the graph and the input
         assert outputs, "a micro-batch has one backward"
         if self.last:
             grads = [torch.ones_like(outputs[0]) / self.microbatches]

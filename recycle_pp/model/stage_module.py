@@ -2,8 +2,8 @@
 
     module = transformer.part(settings, stage, device)         # the project's own Transformer: fused kernels
     module = general.part(settings, stage, device, run_dir)    # any nn.Module, any decoder of transformers
-    leaves = module.bind(masters, views, sink)                 # its parameters now live in these tensors
-    outputs = module(batch, boundary, key)                     # F; autograd and the sink do the rest
+    leaves = module.bind(masters, views, sink)                 # then its parameters are views of these tensors
+    outputs = module(batch, boundary, key)                     # the forward; autograd and the sink do the backward
 
 A stage module only computes: no communication, no sums, and parameters of its own layers only. Its forward is a pure
 function of (parameters, batch, boundary, key), so any worker gets the same bits.
@@ -50,8 +50,9 @@ class Batch:
 
     inputs  (b, T) int64
     labels  (b, T) int64; labels[i, t] is the target after inputs[i, t] (already shifted); `IGNORED` has no loss
-    items   counted labels of the step, divided by its number of micro-batches; None: as many as in this micro-batch.
-            Sums of losses divided by `items`, averaged over the micro-batches, are the mean over the step's tokens
+    items   mean number of counted labels per micro-batch of the step; None: the number in this micro-batch. If each
+            micro-batch divides its sum of losses by `items`, the mean over the micro-batches is the mean over the
+            step's counted labels
     more    further arguments of the model's forward (attention_mask, position_ids), each (b, ...); with
             data.document_mask the tensors of `data.batches.documents`
     """
@@ -87,18 +88,17 @@ class StageModule(Protocol):
     """
     ops        kernels for sums and updates, see `numerics.operations`
     shapes     full-model name -> shape of every parameter of this stage, in the order of use
-    layers     parameter -> the number of its layer, ascending; -1 and the number of layers: before the first, after the
-               last
-    takes      inputs of F from the previous stage; empty at the first stage
-    gives      outputs of F for the next stage; empty at the last stage, where F returns the loss
-    parts      number of addends in a micro-batch's gradient of a parameter, if it is not one
-    shared     parameters that other stages hold as well -> all stages with it; the gradient is the sum over them
-    deferred   parameters whose gradients come with W; all others come with I
-    reads      whether forward uses the batch
+    layers     parameter -> the number of its layer, ascending; -1: before the first layer; the number of layers: after
+               the last layer
+    takes      inputs of the forward from the previous stage; empty at the first stage
+    gives      outputs of the forward for the next stage; empty at the last stage, where the forward returns the loss
+    parts      parameter -> number of addends in its gradient of a micro-batch, if it is not one
+    shared     parameter that other stages also hold -> all stages that hold it; its gradient is the sum over them
+    deferred   parameters whose gradients wait for the op W; the op I adds all others
+    reads      whether the forward uses the batch
     all_names  the parameters of the whole model
-    recompute  whether layers keep only their input and run again in the backward. May change between two F, and does
-    not
-               change any bit
+    recompute  whether layers keep only their input and run again in the backward. May change between two forwards.
+               Does not change any bit of the results
     """
 
     ops: Operations
@@ -124,10 +124,10 @@ class StageModule(Protocol):
         ...
 
     def __call__(self, batch: Batch | None, boundary: Sequence[Tensor], key: Key | None) -> Sequence[Tensor]:
-        """F.
+        """The forward.
 
         boundary: tensors as in `takes`. key: None disables all randomness (validation).
 
-        Returns tensors as in `gives`. At the last stage the loss, a scalar: the mean over the counted labels, weighted
-        so that the mean over the micro-batches is that of the step."""
+        Returns tensors as in `gives`. At the last stage returns the loss, a scalar: the mean over the counted labels,
+        weighted so that the mean over the micro-batches is the mean of the step."""
         ...

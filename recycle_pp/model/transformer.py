@@ -5,10 +5,10 @@
     module = part(settings, 1, device)                                            # a pipeline stage, see `stage_module`
 
 RMSNorm, RoPE, grouped-query attention, SwiGLU, untied embedding and head. `model=llama` adds the features of Qwen, and
-ties. Activations are (b T, H) matrices. The residual stream is float32, also with bf16 autocast, which only affects
-matrix products. With bf16 the stream is bfloat16, like everything except the inside of norms, attention and loss.
-All randomness is keyed: initial weights by (seed, module), dropout by (seed, step, g, layer). So it depends neither on
-the split, nor on the worker, nor on recomputation.
+a tied embedding and head. Activations are (b T, H) matrices. The residual stream is float32, also with bf16 autocast,
+which only affects matrix products. With bf16 the stream is bfloat16, like everything except the inside of norms,
+attention and loss. All randomness is keyed: initial weights by (seed, module), dropout by (seed, step, g, layer). So
+random numbers depend neither on the split, nor on the worker, nor on recomputation.
 
 (Longer than other files because it is the whole model, readable from top to bottom.)
 """
@@ -60,7 +60,7 @@ class Build:
         self.ops: Operations = operations(self.model.kernels, self.device)
 
     def normal(self, rows: int, columns: int, std: float, *name: object) -> nn.Parameter:
-        """A matrix drawn on the CPU for every device, from (seed, name) alone."""
+        """A random matrix that depends on (seed, name) alone. It is drawn on the CPU, whatever the device."""
         if not self.drawn:
             return nn.Parameter(torch.empty(rows, columns, device=self.device))
         random = generator(torch.device("cpu"), self.seed, *name)
@@ -109,7 +109,7 @@ class Head(Linear):
 
 
 class Norm(nn.Module):
-    """RMSNorm, fused with the addition of the previous branch: (normalised, residual stream)."""
+    """RMSNorm, fused with the addition of the previous branch. Returns (normalised, residual stream)."""
 
     def __init__(self, build: Build, width: int | None = None):
         super().__init__()
@@ -159,7 +159,7 @@ class Attention(nn.Module):
         self.wo = Linear(build, model.heads * model.head_size, model.width, std, "layer", layer, "wo")
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
-        """mask (b, 1, T, T) bool: positions that each position attends to; None: all up to its own."""
+        """mask (b, 1, T, T) bool: positions to which each position attends; None: all positions up to its own."""
         qkv = self.wqkv(x)
         qkv = (qkv if self.qkv_bias is None else self.qkv_bias(qkv)).view(-1, *self.shape)
         if self.q_norm is not None and self.k_norm is not None:
@@ -195,7 +195,7 @@ class Layer(nn.Module):
     def __init__(self, build: Build, layer: int):
         super().__init__()
         self.layer, self.dropout = layer, build.model.dropout
-        # GPT-2: smaller initial weights of the residual branches in deeper models
+        # As in GPT-2, the residual branches of deeper models have smaller initial weights.
         std = STD / (2 * depth(build.model)) ** 0.5
         self.attention_norm = Norm(build)
         self.attention = Attention(build, std, layer)
@@ -211,7 +211,7 @@ class Layer(nn.Module):
         return x, self._drop(self.ffn(y), random)
 
     def closed(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, key: Key | None) -> Tensor:
-        """A function of one tensor, with the branch added, for recomputation."""
+        """The layer as a function of one tensor, for recomputation. Adds the last branch."""
         return torch.add(*self(x, None, cos, sin, mask, key))
 
     def _drop(self, x: Tensor, random: torch.Generator | None) -> Tensor:
@@ -246,8 +246,8 @@ class Transformer(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
 
     def uses(self) -> Iterator[tuple[str, Uses]]:
-        """(full-model name of its parameter, module), in the order of use. A tied name appears twice if both modules
-        are here."""
+        """(full-model name of the parameter, module that uses it), in the order of use. A tied name appears twice if
+        embedding and head are both in this part."""
         for name, module in self.named_modules():
             if isinstance(module, Uses):
                 yield "embedding.weight" if self.tied and module is self.head else f"{name}.weight", module
@@ -285,7 +285,7 @@ class Transformer(nn.Module):
 
 
 class TransformerStage:
-    """A `StageModule`. Every gradient waits for W; that of a norm is already computed in I."""
+    """A `StageModule`. The op `W` adds all gradients, including those of norms, which the op `I` has computed."""
 
     def __init__(self, settings: Settings, stage: int, device: torch.device):
         model, parallel = settings.model, settings.parallel
@@ -352,7 +352,7 @@ def depth(model: Model) -> int:
 
 
 def document_mask(documents: Tensor) -> Tensor:
-    """(b, T) -> (b, 1, T, T) bool: each position attends to those of its own document up to itself.
+    """(b, T) -> (b, 1, T, T) bool: each position attends to the positions of its own document up to itself.
 
     RoPE depends on differences of positions, so the start position of a document does not matter."""
     return (documents[:, None, :, None] == documents[:, None, None, :]).tril()
@@ -373,8 +373,9 @@ def rope_tables(
 
 
 def _scaled(frequency: Tensor, scaling: Sequence[float] | None) -> Tensor:
-    """Linear position interpolation (Chen et al. 2023, arXiv:2306.15595), or that of Llama 3.1: divides frequencies
-    with fewer than `low` rotations in `positions`, keeps those above `high`, and interpolates in between."""
+    """Scales frequencies: linear position interpolation (Chen et al. 2023, arXiv:2306.15595), or the method of Llama
+    3.1. This divides frequencies with fewer than `low` rotations in `positions`, keeps those with more than `high`, and
+    interpolates in between."""
     if scaling is None:
         return frequency
     factor, *rest = scaling

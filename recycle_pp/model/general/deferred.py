@@ -1,11 +1,11 @@
-"""I and W for unmodified modules: `nn.Linear`, and the Conv1D of GPT-2.
+"""Splits the backward of unmodified modules into the ops I and W: of `nn.Linear`, and of GPT-2's Conv1D.
 
     deferred = defer(model, {"blocks.0.up.weight": 3, ...}, sink)   # the names whose gradients now wait for W
 
-Applies to exactly these two classes, with plain parameters. Their class is replaced by one whose backward returns the
-input's gradient and passes (dy, x) to the sink. Results are bit-identical, also with autocast and recomputation. All
-other parameters get their gradients from autograd, in I: norms, embeddings, convolutions, experts, subclasses of
-Linear.
+Applies to exactly these two classes, with plain parameters. The class of such a module is replaced by one whose
+backward returns the input's gradient and passes (dy, x) to the sink. Results are bit-identical, also with autocast and
+recomputation. All other parameters get their gradients from autograd, in I: norms, embeddings, convolutions, experts,
+subclasses of Linear.
 """
 
 from __future__ import annotations

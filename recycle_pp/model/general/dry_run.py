@@ -1,18 +1,18 @@
-"""The data flow between a model's layers, from one run on fake tensors: no memory, no arithmetic, a second for 70B.
+"""The data flow between a model's layers, from one run on fake tensors. It computes nothing; 70B take a second.
 
-    outline = dry_run(source, batch, device_type="cpu", autocast=False)
+    outline = dry_run(source, batch, autocast=False)
     outline.boundary(4)           # tensors that cross the cut before layer 4: [(argument places, Boundary), ...]
     outline.names_of(range(4, 8)) # the parameters that a stage with these layers holds
-    outline.refuse(range(4, 8))   # ValueError: a pipeline cut here would train a different model
+    outline.refuse(range(4, 8))   # raises ValueError if a stage cannot start with layer 4
 
-The run is divided into regions. Region k lasts from the call of layer k to the call of layer k+1. Region 0 includes
-everything before layer 0, and the last region everything after the last layer.
+The run is divided into regions. Region k lasts from the call of layer k to the call of layer k+1. Region 0 also
+includes everything before layer 0, and the last region everything after the last layer.
 
 A value is *made* if it depends on a parameter. All other values (masks, positions, rotary tables) are functions of the
 batch, which every stage computes with the model's own code. A stage that starts with layer k receives the made values
 among the arguments of layer k: this is the boundary. If region k or a later one uses any other value made before layer
-k (a loss over all layers, a skip connection, inputs for each layer), a stage cannot start there, and the cut is
-rejected.
+k (a loss over all layers, a skip connection, inputs for each layer), no stage can start with layer k. Such a cut would
+train a different model, and is rejected.
 
 (Longer than other files because the origin of a value depends on all earlier operations of the run.)
 """
@@ -60,7 +60,7 @@ class Outline:
     returns     name of a layer, or of a module with parameters outside the layers -> results of its calls, in order
     bare        the names of parameters that are used outside the modules that hold them
     crossing    layer -> the made tensors among its arguments
-    joined      layer -> why no stage may start there
+    joined      layer -> why no stage may start with it
     weighs      whether the loss divides by `num_items_in_batch`
     """
 
@@ -76,7 +76,8 @@ class Outline:
     weighs: bool = False
 
     def boundary(self, layer: int) -> list[Crossing]:
-        """The distinct input tensors of layer `layer`; empty at both ends."""
+        """The distinct tensors that cross the cut before layer `layer`; empty before the first and after the last
+        layer."""
         return self.crossing[layer] if 0 < layer < len(self.layers) else []
 
     def names_of(self, layers: range) -> list[str]:
@@ -236,7 +237,7 @@ class _Watch(TorchDispatchMode):
                         raise ValueError(_changes(self._buffers[_storage(tensor)]))
 
     def _uses(self, tensor: Tensor, view: bool) -> bool:
-        """Records the use. Returns whether the result counts as made because of this tensor."""
+        """Records that an operation uses `tensor`. Returns whether this makes the operation's result a made value."""
         key, outline = _storage(tensor), self._outline
         self._read.add(key)
         if (name := self._parameters.get(key)) is not None:
@@ -273,7 +274,7 @@ class _Watch(TorchDispatchMode):
                 for place, argument in enumerate(given):
                     if argument is leaf and _storage(leaf) not in self._made:
                         return Argument(place)
-                self._mark(leaf)  # also values without parameters: another stage has zeros there
+                self._mark(leaf)  # even if it depends on no parameter, because other stages have zeros instead of it
                 return Boundary(tuple(leaf.shape), leaf.dtype)
 
             self._outline.returns[name].append(tree_map(described, out))
@@ -294,7 +295,7 @@ class _Watch(TorchDispatchMode):
         return call
 
     def _cut(self, k: int, args: Any, kwargs: Any) -> Any:
-        """Marks the made arguments as made in this region, because a stage may start here."""
+        """Marks the made arguments as made in this region, because a stage may start with this layer."""
         leaves, spec = tree_flatten((args, kwargs))
         crossing: dict[int, Crossing] = {}
         for place, leaf in enumerate(leaves):

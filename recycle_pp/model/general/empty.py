@@ -19,7 +19,7 @@ from .source import Source
 
 
 def empty(source: Source, traced: bool = False) -> nn.Module:
-    """The whole model in training mode, with parameters on `meta` from their registration on, and real buffers.
+    """The whole model in training mode, with real buffers. Parameters are moved to `meta` as they are registered.
 
     traced: see `Source.build`."""
     with _parameters_without_memory():
@@ -29,7 +29,7 @@ def empty(source: Source, traced: bool = False) -> nn.Module:
 def unshare(model: nn.Module) -> dict[str, str]:
     """Gives every place in `model` its own module, so that every use of a shared parameter can have its own leaf.
 
-    Returns each name of a parameter or buffer -> its first name."""
+    Returns name -> first name of the same tensor, for every name of a parameter or buffer."""
     first: dict[int, str] = {}
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     canonical = {name: first.setdefault(id(tensor), name) for name, tensor in named}

@@ -1,12 +1,12 @@
 """Detects a loss that shifts the labels a second time and would train each position on the token after the next.
 
-    check = LabelShift(name, loss_of)        # on the last stage, for users' modules
-    check.watch(leaves, batch, boundary)     # in the forward: the arguments of the last layer
+    check = LabelShift(name, vocabulary, loss_of)        # on the last stage, for users' modules
+    check.watch(leaves, batch, boundary)     # in the forward; leaves: the arguments of the last layer
 
 `batch.labels` are already shifted. A loss that shifts them again ignores the output at the last position, so the
-gradient of the last layer's input is exactly zero there. This is checked in the first backward. If it is zero, the loss
-is computed twice, with different labels at the first position. A second shift ignores those as well. A loss that only
-omits the last position does not.
+gradient of the last layer's input is exactly zero at this position. The first backward checks this gradient. If it is
+zero, the loss is computed twice, with different labels at the first position. A loss that shifts the labels again also
+ignores this difference. A loss that only omits the last position does not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from recycle_pp.config.mistakes import UserMistake
 from recycle_pp.model.stage_module import IGNORED, Batch
 
-# of a batch and the outputs of the previous stage; without randomness
+# (batch, outputs of the previous stage) -> the loss, without randomness
 LossOf = Callable[[Batch, Sequence[Tensor]], Tensor]
 
 
@@ -33,8 +33,8 @@ class LabelShift:
         self._decided = False
 
     def watch(self, leaves: Sequence[Any], batch: Batch, boundary: Sequence[Tensor]) -> None:
-        """Checks the gradient of the first tensor in `leaves` with a row per token, unless an earlier check has
-        decided."""
+        """Makes the backward check the gradient of the first tensor in `leaves` that has a row per token. Does nothing
+        after a check with a result."""
         b, T = batch.labels.shape
         if self._decided or T < 3 or bool((batch.labels[:, [0, -1]] == IGNORED).any()):
             return

@@ -3,9 +3,9 @@
     module = part(settings, stage, device, run_dir)        # a `StageModule`
 
 The whole model is built with parameters that have no memory, and only those of this stage are allocated. Its forward
-then runs unchanged. Modules and layers of earlier stages return cached zeros of the right shape. At the first own layer
-the boundary tensors replace its arguments. The call of the layer after the last own one ends the forward. Functions of
-the batch (masks, positions) are computed by the model's own code on every stage.
+then runs unchanged. Modules and layers of earlier stages return cached zeros of the right shape. At the first layer of
+this stage the boundary tensors replace the arguments. The call of the first layer of the next stage ends the forward.
+Functions of the batch (masks, positions) are computed by the model's own code on every stage.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Part:
         self.gives = [of for _, of in self._exit]
         self.deferred: frozenset[str] = frozenset()
         self._zeros: dict[Boundary, Tensor] = {}
-        self._leaves: dict[int, list[tuple[nn.Module, str, nn.Parameter]]] = defaultdict(list)  # by region
+        self._leaves: dict[int, list[tuple[nn.Module, str, nn.Parameter]]] = defaultdict(list)  # by region (`dry_run`)
         self.model = self._empty_model()
         self._autocast = settings.numerics.precision == "bf16-autocast"
         custom = settings.model.kind == "custom" and not self._exit
@@ -167,7 +167,8 @@ class Part:
         return sum((m, a) == (module, attribute) for uses in self._leaves.values() for m, a, _ in uses) > 1
 
     def _install(self) -> None:
-        """Wraps layers, and modules with parameters outside them, to check their region before they run."""
+        """Wraps the layers, and the modules with parameters outside of layers. The wrappers call only those modules
+        that belong to this stage."""
         container = layers_of(self.model, self._source.layers)
         for name, module in outside(self.model, container):
             module.forward = partial(self._call, name, module.forward)
@@ -177,7 +178,7 @@ class Part:
     # -- while the forward runs
 
     def _begin(self, region: int) -> None:
-        """Starts a region. Dropout is keyed by (seed, step, g, layer): independent of layout and recomputation."""
+        """Starts a region. Keys dropout by (seed, step, g, layer), so it does not depend on layout or recomputation."""
         self._region = region
         if region in self._several:
             for module, attribute, leaf in self._leaves[region]:
@@ -217,13 +218,14 @@ class Part:
         if self.recompute and torch.is_grad_enabled() and k in self._layers:
             from torch.utils.checkpoint import checkpoint
 
-            # The code of this method must not run again: another micro-batch is current at that time.
+            # Recomputation must not run this method again, because another micro-batch is then the current one.
             again = partial(checkpoint, forward, use_reentrant=False)
             return self._call(self._outline.layers[k], again, *args, **kwargs)
         return self._call(self._outline.layers[k], forward, *args, **kwargs)
 
     def _loss_of(self, batch: Batch, boundary: Sequence[Tensor]) -> Tensor:
-        """The loss, computed during a backward. Restores the autocast mode, which recomputation needs."""
+        """The loss, computed during a backward with the autocast mode of the forward. Leaves the model in training
+        mode."""
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._autocast):
             (loss,) = self(batch, boundary, None)
         self.model.train()
@@ -236,7 +238,7 @@ class Part:
 
 
 class _Leave(Exception):
-    """Ends the forward, raised instead of the call of the layer after the stage's last one."""
+    """Ends the forward. Raised instead of calling the layer after the stage's last layer."""
 
     def __init__(self, boundary: Sequence[Tensor]) -> None:
         super().__init__()

@@ -7,7 +7,7 @@
 A custom model consists of three values and needs no subclass: `build()` returns an nn.Module, `model.layers` names its
 list of layers, and `model.loss` is a function of (output, batch). Arguments of the model's forward are passed by name:
 `input_ids`, `labels` (already shifted: `labels[:, t]` follows `input_ids[:, t]`), `num_items_in_batch`, and further
-tensors of the data. A first argument with another name gets the inputs.
+tensors of the data. If the first argument has another name, it gets the inputs.
 """
 
 from __future__ import annotations

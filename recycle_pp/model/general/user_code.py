@@ -19,7 +19,7 @@ import torch
 from recycle_pp.comm.device_errors import is_gpu_failure, is_out_of_memory
 from recycle_pp.config.mistakes import UserMistake
 
-LONGEST = 500  # characters of a message
+LONGEST = 500  # maximum number of characters of a message
 _OURS = str(Path(__file__).resolve().parents[2]) + "/"
 _LIBRARIES = (_OURS, str(Path(torch.__file__).parent) + "/", "<frozen ")
 _PYTHON = sysconfig.get_paths()["stdlib"] + "/"
@@ -51,7 +51,7 @@ def from_model(error: BaseException) -> str:
 
 
 def raised_here(error: BaseException) -> bool:
-    """Whether it is a message of this package: a ValueError raised in one of its files."""
+    """Whether the exception is a ValueError that a file of this package has raised."""
     frames = _frames(error)
     return isinstance(error, ValueError) and bool(frames) and frames[-1][0].co_filename.startswith(_OURS)
 
