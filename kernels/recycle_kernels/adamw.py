@@ -3,7 +3,7 @@
     chunks = make_chunks(sizes, decayed, device)                       # once: the layout of the parameters
     squares = squared_norms(grad, chunks)                              # float64 [parameters], for the commit vote
     adamw(state, grad, chunks, AdamW(lr=1e-3), step=1, scale=0.5, undo=undo)
-    roll_back(state, undo)                                             # if post-validation fails
+    roll_back(state, undo)                                             # if the step does not commit
 
 All tensors are flat, contiguous and of equal length: the stage's parameters, concatenated. Each program processes a
 chunk of a single parameter, so weight decay on matrices but not on norm weights needs no mask. `state` is (param,
@@ -57,7 +57,8 @@ class Chunks(NamedTuple):
 
 
 def make_chunks(sizes: Sequence[int], decayed: Sequence[bool], device: torch.device | str) -> Chunks:
-    """The chunks of concatenated parameters. sizes: elements of each. decayed: whether each has weight decay."""
+    """The chunks of concatenated parameters. sizes, decayed: for each parameter, its number of elements and whether
+    weight decay applies to it."""
     firsts = np.cumsum([0, *sizes])
     pieces = [np.arange(first, first + size, BLOCK) for first, size in zip(firsts, sizes, strict=False)]
     counts = [len(piece) for piece in pieces]
@@ -103,7 +104,8 @@ def roll_back(state: State, undo: State) -> None:
 
 
 def squared_norms(grad: Tensor, chunks: Chunks) -> Tensor:
-    """[parameters] float64: sum of squares of each parameter's gradient. Non-finite if and only if an element is."""
+    """[parameters] float64: sum of squares of each parameter's gradient. The sum is non-finite if and only if an
+    element of the gradient is."""
     partial = torch.empty(len(chunks.decayed), dtype=torch.float64, device=grad.device)
     _norm_kernel[(len(partial),)](grad, partial, chunks.starts, **_launch(chunks))
     return torch.stack([part.sum() for part in partial.split(chunks.counts)])
@@ -116,7 +118,8 @@ def squared_norms_reference(grad: Tensor, chunks: Chunks) -> Tensor:
 
 
 def _launch(chunks: Chunks) -> dict[str, int]:
-    """Launch options. Unaligned loads need one address per element, so twice the threads share these registers."""
+    """Launch options. Unaligned loads need registers for one address per element, so twice as many threads share a
+    chunk."""
     return {"BLOCK": BLOCK, "ALIGN": 4 if chunks.aligned else 1, "num_warps": 4 if chunks.aligned else 8}
 
 

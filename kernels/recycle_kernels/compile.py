@@ -33,7 +33,7 @@ from .launches import StageShape, launches
 SHAPE = StageShape(
     batch=2, sequence=2048, width=4096, heads=32, kv_heads=8, ffn=14336, vocabulary=128256, parameters=1 << 24
 )
-SHARED_LIMIT = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # most bytes of shared memory per program
+SHARED_LIMIT = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}  # maximum bytes of shared memory per program
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,8 @@ def _pretend(arch: int) -> Iterator[dict[str, tuple[str, Any]]]:
 
 
 class _AbsentGPU(DriverBase):
-    """A driver with a target but no device. The device number is the architecture, because Triton caches by it."""
+    """A driver with a target but no device. The architecture serves as device number, because Triton caches compiled
+    kernels by device number."""
 
     def __init__(self, arch: int):
         self.arch = arch

@@ -4,9 +4,9 @@
     quantise_add(q, grad, exponents, limit, bad)     # q += rint(grad * 2^exponents), in any order, on any peer
     dequantise(q, exponents, total)                  # total = q * 2^-exponents, after the integer all-reduce
 
-Integer addition is associative, floating-point addition is not. So the int64 sum has the same bits on any assignment of
-micro-batches to peers and in any order of arrival. Each addend is rounded once, half to even, to a multiple (a step) of
-2^-exponent.
+Integer addition is associative, floating-point addition is not. So the int64 sum has the same bits for any assignment
+of micro-batches to peers and any order of arrival. Each addend is rounded once, half to even, to a whole number of
+steps; a step is 2^-exponent.
 
     q          int64 or int32, the sum
     grad       float32 or bfloat16, the addend
@@ -27,8 +27,8 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 1024
-_ROUND = tl.constexpr(1.5 * 2.0**52)  # adding it rounds a float64 below 2^51 to an integer: no mantissa bits are left
-_WHOLE = tl.constexpr(2.0**51)  # above it no rounding is needed: a float32 above 2^23 is an integer
+_ROUND = tl.constexpr(1.5 * 2.0**52)  # its addition rounds a float64 below 2^51 to an integer: no bit for a fraction
+_WHOLE = tl.constexpr(2.0**51)  # larger values need no rounding: a float32 above 2^23 is an integer
 
 
 def quantise_add(q: Tensor, grad: Tensor, exponents: Tensor, limit: float, bad: Tensor, first: bool = False) -> None:
@@ -71,7 +71,8 @@ def _powers(exponents: Tensor) -> Tensor:
 
 @triton.jit
 def to_steps(grad, scale, limit):
-    """(int64 steps, whether each is below the limit, whether each is finite) for a float32 block."""
+    """(number of steps int64, whether it is below the limit, whether the gradient is finite), for each element of a
+    float32 block."""
     steps = grad.to(tl.float64) * scale
     fits, finite = tl.abs(steps) < limit, tl.abs(grad) < float("inf")
     steps = tl.where(fits, steps, 0.0)

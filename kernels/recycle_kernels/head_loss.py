@@ -2,7 +2,7 @@
 
     loss = head_loss(x, weight, targets)                 # x [N, H], weight [V, H], targets [N] int64 -> float32 scalar
     loss = head_loss(x, weight, targets, defer=defer)    # deferred weight gradient: backward calls defer(later)
-    later(add)                                           # and W calls add(dl, x, parts) for each of `parts` chunks
+    later(add)                                           # the op W: calls add(dl, x, parts) for each of `parts` chunks
     loss = cross_entropy(logits, targets)                # for existing logits [N, V]
 
 Formula, for row n with logits l = x_n W^T (rounded to x's dtype, as torch does) and target t:
@@ -13,9 +13,9 @@ Formula, for row n with logits l = x_n W^T (rounded to x's dtype, as torch does)
 
 Rows are processed in chunks: project, convert the logits to dl in place, multiply, discard. This is the method of
 Liger-Kernel's fused linear cross-entropy (Hsu et al. 2024, arXiv:2410.10989). Forward also computes dx, because the
-logits exist then, and backward only scales it. For B, forward computes dW as well (3 products of N V H in total). For a
-deferred W, the projection is repeated from (x, targets, lse), so that no tensor of size V has to be kept (4 products).
-`add` accumulates dl^T x into the caller's gradient (`weight_grad`).
+logits exist at that time, and backward only scales dx. Without `defer`, forward computes dW as well (3 products of
+N V H in total). With `defer`, the op W repeats the projection from (x, targets, lse), so that no tensor of size V has
+to be kept (4 products). `add` accumulates dl^T x into the caller's gradient (`weight_grad`).
 
 A chunk has at most CHUNK_BYTES of logits. Chunks depend on the shape only, so all peers sum in the same order.
 """
@@ -35,7 +35,7 @@ from .weight_grad import weight_grad
 Add = Callable[[Tensor, Tensor, int], None]  # (dl [n, V], x [n, H], parts): add the dW of one of `parts` chunks
 Defer = Callable[[Callable[[Add], None]], None]
 
-CHUNK_BYTES = 512 << 20  # every chunk reads and writes dW (8 V H bytes): few chunks, each small beside a large dW
+CHUNK_BYTES = 512 << 20  # large, because every chunk reads and writes dW (8 V H bytes), but small beside a large dW
 
 
 def head_loss(x: Tensor, weight: Tensor, targets: Tensor, defer: Defer | None = None) -> Tensor:
@@ -102,7 +102,8 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _add_products(add: Add, x: Tensor, weight: Tensor, targets: Tensor, lse: Tensor, dloss: Tensor) -> None:
-    """Compute W: pass the chunks of dloss * dW to `add`, from a second projection and forward's lse [N]."""
+    """The op W: pass dl and x of every chunk to `add`, with dl multiplied by dloss. Projects again, and uses the lse
+    [N] of the forward."""
     x, weight = x.contiguous(), weight.to(x.dtype)
     chunks = _chunks(x, weight)
     for rows in chunks:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from .blocks import row_tile
 
-GROUPS = 256  # partial sums of the weight gradient: about two programs per multiprocessor
+GROUPS = 256  # maximum number of partial sums of the weight gradient: about two programs per multiprocessor
 FUSED_WIDTH = 8192  # wider rows take two passes, because both gradients do not fit into the registers
 
 
@@ -103,7 +103,8 @@ def _forward(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, dty
 
 
 def _backward(dy, h, weight, rstd, dh, x_dtype, residual_dtype, want_weight: bool):
-    """(dx, dresidual, partial weight gradients), with None for unneeded ones. If weight is None, only `partial`."""
+    """(dx, dresidual, partial weight gradients), with None for results that are not needed. Without `weight`, computes
+    only the partial weight gradients."""
     width, rows = h.shape[-1], rstd.numel()
     if weight is not None and want_weight and width > FUSED_WIDTH:
         dx, dresidual, _ = _backward(dy, h, weight, rstd, dh, x_dtype, residual_dtype, False)

@@ -1,4 +1,4 @@
-"""The weight gradient of a linear layer, accumulated in the epilogue of the matrix product. The core of a deferred W.
+"""The weight gradient of a linear layer, accumulated in the epilogue of the matrix product.
 
     weight_grad(buffer, dy, x)                              # buffer [O, K] float32 += dy^T x
     weight_grad(buffer, dy, x, first=True)                  # buffer = dy^T x; the old values are not read
@@ -6,7 +6,7 @@
 
 dy [T, O] and x [T, K] are bfloat16, float16 or float32 with adjacent elements in a row. The product is summed in
 float32 (float32 operands do not use tf32) and added to the buffer in the epilogue. So the gradient of a micro-batch is
-not rounded to bfloat16, and takes no extra write and read. One program computes each tile of the buffer and sums over T
+not rounded to bfloat16, and needs no extra write and read. One program computes each tile of the buffer and sums over T
 in a fixed order, without atomics or split-K. So the same `Tile` gives the same bits every time. The fixed-point variant
 (fixed_point.py) also makes the sum over micro-batches independent of their order.
 
@@ -27,8 +27,8 @@ from triton.runtime import driver
 
 from .fixed_point import power, raise_flags, to_steps
 
-# Rounds to add a tile to the buffer, with 64 or more elements per thread. With fewer rounds, registers spill or
-# only one program fits a multiprocessor.
+# Number of rounds in which a tile is added to the buffer, if each thread has 64 or more elements. With fewer rounds,
+# registers spill, or only one program fits on a multiprocessor.
 ROUNDS, ROUNDS_FIXED = 2, 8
 
 

@@ -2,13 +2,13 @@
 
     batches = Batches(settings)
     inputs, targets = batches.batch(step, g)        # (b, T) int64 each, targets are shifted by one token
-    batches.sample_ids(step, g)                     # the b windows of the training text, for the log of ids
-    inputs, targets = batches.validation(i)         # from the held-out end, or from data.validation_path
+    batches.sample_ids(step, g)                     # the numbers of its b windows, for the sample log
+    inputs, targets = batches.validation(i)         # from the held-out end of the data, or from data.validation_path
     batches.more(inputs)                            # with data.document_mask: each token's document and position
 
-The training data are cut into windows of T tokens. Sample n of the run (n = (step G + g) b + j) is window n of a keyed
-permutation of all windows, then of another permutation. So within an epoch each window occurs exactly once,
-independently of the number of workers and of resumes. With data.weights each source has its own order (`order`).
+The training data are cut into windows of T tokens. Sample n of the run (n = (step G + g) b + j) is the n-th window in a
+keyed permutation of all windows. Each epoch has another permutation. So within an epoch each window occurs exactly
+once, independently of the number of workers and of resumes. With data.weights each source has its own order (`order`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Batches:
 
     Attributes:
         ignores: whether some labels are -100 and have no loss.
-        name: of the data, for messages.
+        name: name of the data, for messages.
         fingerprint: of the tokens; equal fingerprints mean the same text.
         windows: training samples per epoch.
         validations: number of different validation micro-batches.
@@ -59,7 +59,7 @@ class Batches:
         return self._samples.ids((step * self._G + g) * self._b, self._b)
 
     def validation(self, i: int) -> tuple[Tensor, Tensor]:
-        """The i-th held-out micro-batch, like `batch`. They repeat after `validations`."""
+        """The i-th held-out micro-batch, like `batch`. The micro-batches repeat after `validations`."""
         if not self.validations:
             raise UserMistake(
                 f"data.validation_share leaves fewer than {self._b} held-out samples of {self._T} tokens of "
@@ -74,7 +74,9 @@ class Batches:
 
 
 def documents(inputs: Tensor, separator: int) -> dict[str, Tensor]:
-    """The document of each token in its sample (document_ids), and its position there (position_ids), (b, T) int64.
+    """document_ids: the document of each token in its sample; position_ids: the token's position in the document.
+
+    Both are (b, T) int64.
 
     A separator belongs to the document that follows: the first token of a document is predicted from the separator
     alone, and the last one predicts the next separator. So no target is lost, and none is predicted from another

@@ -2,13 +2,13 @@
 
     tokens = FileTokens.open("train.bin", np.dtype("<u2"), count=4000)
     tokens[0:1025]                # (1025,) tokens
-    tokens.part(0, 2000)          # the same file
+    tokens.part(0, 2000)          # the first 2000 tokens, as a FileTokens of the same open file
     slowest_read()                # Read(path, seconds); None if no file is open
-    probe()                       # reads a little of every open file from its disk; blocks as long as the disk does
+    probe()                       # reads a byte of every open file from its disk; blocks until the disk responds
 
 A read is a system call (pread), not a page fault, so the other threads of the process run while it waits. Each read
-checks that the opened file is unchanged: a truncated or overwritten file raises UserMistake. A file that was replaced
-under its name causes no error, because the old one stays open.
+checks that the opened file is unchanged: a truncated or overwritten file raises UserMistake. If another file gets its
+name, there is no error, because the old file stays open.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ import numpy as np
 from recycle_pp.config.mistakes import UserMistake
 
 PAGE = 4096
-_PIECES, _PIECE_TOKENS = 256, 1 << 16  # sampled from a large file for its fingerprint
+_PIECES, _PIECE_TOKENS = 256, 1 << 16  # number and size of the pieces that determine a large file's fingerprint
 _files: weakref.WeakSet[_File] = weakref.WeakSet()
 _lock = threading.Lock()  # guards _files
 _random = random.Random()  # not the module's own generator, which a user's model may have seeded
 
 
 class Read(NamedTuple):
-    """The longest pending read. path: of its file; seconds: since it began, 0 if no read is pending."""
+    """The longest pending read. path: path of the file; seconds: time since the read began, 0 if none is pending."""
 
     path: str
     seconds: float
 
 
 def slowest_read() -> Read | None:
-    """The longest pending read of this process; None without an open token file. Any thread."""
+    """The longest pending read of this process; None without an open token file. May be called from any thread."""
     now = time.monotonic()
     reads = [Read(file.path, max(0.0, now - file.waits_since(now))) for file in _open_files()]
     return max(reads, key=lambda read: read.seconds, default=None)
 
 
 def probe() -> None:
-    """Reads one byte of each open file, bypassing the kernel's cache, at a random place. Leaves errors to the next
-    read."""
+    """Reads one byte of each open file, at a random place, from the disk and not from the kernel's cache. Ignores
+    errors, because the next read will raise them."""
     for file in _open_files():
         with suppress(OSError, UserMistake):
             file.probe()
@@ -137,7 +137,10 @@ class _File:
         return data
 
     def _compare(self, modified: int) -> None:
-        """Compares the contents after a write or touch. modified: time of the change. UserMistake if they differ."""
+        """Checks by the fingerprint that a write or touch did not change the tokens. Raises UserMistake if it did.
+
+        modified: the new modification time of the file
+        """
         self._compares = True
         try:
             same = fingerprint(FileTokens(self, 0, self._count)) == self.fingerprint
@@ -153,7 +156,7 @@ class _File:
         self._read(offset, 1)
 
     def _read(self, offset: int, size: int) -> tuple[bytes, os.stat_result]:
-        """The bytes, fewer at the end of the file, and the file's state after the read."""
+        """(`size` bytes, or fewer at the end of the file; the file's state after the read)."""
         began = time.monotonic()
         self._reads.add(began)
         try:

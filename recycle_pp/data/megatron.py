@@ -1,12 +1,12 @@
 """Megatron-LM's indexed data sets: PREFIX.bin holds the tokens, PREFIX.idx their type and number.
 
-    prefix = find("corpus_text_document")     # also with .bin or .idx; None: no such pair
+    prefix = find("corpus_text_document")     # also accepts a name with .bin or .idx; None if there is no such pair
     read(prefix)
 
-The index: `MMIDIDX\\0\\0`, version 1, a code for the dtype, the numbers of sequences and of document boundaries, then
-the lengths (int32) and byte positions (int64) of all sequences. Megatron writes sequences consecutively, so the file is
-one row of tokens. Documents end with an end-of-document token, if its tokenizer wrote one. Megatron's own order of
-samples (three .npy files from numpy's RandomState) is not reproduced.
+The index contains `MMIDIDX\\0\\0`, version 1, a code for the dtype, the numbers of sequences and of document
+boundaries, then the lengths (int32) and byte positions (int64) of all sequences. Megatron writes sequences
+consecutively, so the .bin file is one row of tokens. Documents end with an end-of-document token, if Megatron's
+tokenizer wrote one. Megatron's own order of samples (three .npy files from numpy's RandomState) is not reproduced.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def find(path: str) -> str | None:
 
 
 def read(prefix: str) -> TokenSource:
-    """The tokens, read on demand. ValueError, a sentence without the key, if the index is invalid."""
+    """The tokens, read on demand. Raises ValueError if the index is invalid; the sentence does not name the
+    configuration key."""
     index, data = Path(prefix + ".idx"), Path(prefix + ".bin")
     if not data.is_file():
         raise ValueError(f"{index} has no {data.name} beside it")
@@ -51,7 +52,7 @@ def read(prefix: str) -> TokenSource:
     if code not in DTYPES:
         raise ValueError(f"{index} gives its tokens type {code}, which is not an integer type")
     needed = HEADER.size + 12 * sequences + 8 * boundaries
-    if size < needed:  # may be larger: a byte per sequence for multimodal data
+    if size < needed:  # a larger index is valid: for multimodal data it has one more byte per sequence
         raise ValueError(f"{index} has {size} bytes; {sequences} sequences and {boundaries} boundaries need {needed}")
     tokens = _count(index, sequences, np.dtype(DTYPES[code]).itemsize)
     if tokens < 1:
@@ -63,7 +64,7 @@ def read(prefix: str) -> TokenSource:
 
 
 def _count(index: Path, sequences: int, itemsize: int) -> int:
-    """Number of tokens in all sequences. ValueError if they are not consecutive from the start."""
+    """Number of tokens in all sequences. Raises ValueError if the sequences are not contiguous from byte 0 on."""
     if not sequences:
         return 0
     count, block = 0, 1 << 20

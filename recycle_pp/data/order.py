@@ -1,11 +1,12 @@
 """The order of samples: from the number of a sample to its window, in microseconds and without history.
 
-    order = Order([1000], None, seed=0)              # sample n is window n of a permutation of all, then of another
-    order = Order([1000, 50], [0.8, 0.2], seed=0)    # 4 of 5 samples from the first source, each in its own epochs
+    order = Order([1000], None, seed=0)              # each epoch is a permutation of all windows
+    order = Order([1000, 50], [0.8, 0.2], seed=0)    # 4 of 5 samples come from the first source
     order.window(n)                                  # windows of all sources are numbered consecutively
 
-Without weights every window of every source comes once per epoch. With weights the sources alternate in a fixed pattern
-of `PATTERN` turns, so any range of samples contains each source's share, rounded to 1 / PATTERN.
+Without weights every window of every source occurs once per epoch. With weights each source has its own epochs. The
+sources alternate in a fixed pattern of `PATTERN` turns, so any range of samples contains each source's share, rounded
+to 1 / PATTERN.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class Order:
 
 
 def _turns(weights: Sequence[float]) -> list[tuple[int, int, int]]:
-    """For every turn: (source, its turns before this one, its turns in total). Each source's turns are evenly
-    spread."""
+    """For every turn of the pattern: (source, number of the source's earlier turns, number of all its turns). The turns
+    of each source are evenly spread."""
     shares = np.asarray(weights, dtype=np.float64) / sum(weights) * PATTERN
     each = np.floor(shares).astype(int)
     for source in np.argsort(each - shares, kind="stable")[: PATTERN - int(each.sum())]:

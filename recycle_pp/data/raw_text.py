@@ -14,11 +14,12 @@ import numpy as np
 
 from .source import TokenSource
 
-SKIPPED = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}  # not the library's own text
+SKIPPED = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}  # not part of the library's own text
 
 
 def read(path: str | None) -> TokenSource:
-    """The tokens, uint8, in memory. ValueError (without the key) if there is no text."""
+    """The tokens, uint8, in memory. Raises ValueError if there is no text; the sentence does not name the configuration
+    key."""
     if path is None:
         root = Path(sysconfig.get_paths()["stdlib"])
         return TokenSource("Python's standard library", _bytes(files(root, ".py")))

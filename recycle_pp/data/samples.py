@@ -26,9 +26,9 @@ from .source import TokenSource
 
 class Samples:
     """Attributes:
-        name: of the sources, for messages.
+        name: names of the sources, for messages.
         fingerprint: of the tokens; equal fingerprints mean the same data.
-        windows, held_outs: numbers of samples.
+        windows, held_outs: number of training samples, number of held-out samples.
         separator: the token after every document, with data.document_mask; else None.
 
     Raises:

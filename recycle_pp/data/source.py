@@ -3,8 +3,8 @@
     source = TokenSource("train.bin", FileTokens.open("train.bin", np.dtype("<u2"), count))
     len(source), source.slice(0, 1025)
 
-A format is a function that returns one: `raw_text.read`, `token_file.read`, `megatron.read`. Text is held in memory. A
-slice of a token file reads only its own bytes.
+Each format has a function that returns a TokenSource: `raw_text.read`, `token_file.read`, `megatron.read`. Text is held
+in memory. A slice of a token file reads only the bytes of the slice.
 """
 
 from __future__ import annotations

@@ -2,9 +2,12 @@
 
     sources = training(settings); sources = validation(settings)      # [] without data.validation_path
 
+The path selects the format:
+
 - None: the source files of Python.
 - PREFIX.idx with PREFIX.bin: Megatron's format. Any other .bin: bare tokens.
-- Text: with data.tokenizer tokenised once into a file in `cache_folder()`, without it the raw bytes.
+- Anything else is text. With data.tokenizer it is tokenised once, into a file in `cache_folder()`. Without
+  data.tokenizer the raw bytes are the tokens.
 """
 
 from __future__ import annotations
@@ -26,13 +29,13 @@ Reporter = Callable[[str, Report], None]  # name of the source, progress
 
 
 def training(settings: Settings, report: Reporter | None = None) -> list[TokenSource]:
-    """The sources of data.path. ValueError: a sentence that names the key."""
+    """The sources of data.path. Raises ValueError with a sentence that names the configuration key."""
     named: list[str | None] = [*paths(settings.data.path)]
     return [_open(settings, "data.path", path, report) for path in named or [None]]
 
 
 def validation(settings: Settings, report: Reporter | None = None) -> list[TokenSource]:
-    """The sources of data.validation_path. ValueError: a sentence that names the key."""
+    """The sources of data.validation_path. Raises ValueError with a sentence that names the configuration key."""
     key = "data.validation_path"
     return [_open(settings, key, path, report) for path in paths(settings.data.validation_path)]
 
@@ -42,7 +45,7 @@ def paths(value: str | list[str] | None) -> list[str]:
 
 
 def untokenised(settings: Settings) -> int:
-    """Bytes of text to be tokenised before the first step."""
+    """Number of bytes of text that must be tokenised before the first step."""
     data, size = settings.data, 0
     for path in paths(data.path) + paths(data.validation_path):
         if data.tokenizer is not None and is_text(path):
@@ -52,10 +55,10 @@ def untokenised(settings: Settings) -> int:
 
 
 def separator(data: Data, found: Sequence[TokenSource]) -> int | None:
-    """The token after every document of all sources, for data.document_mask; None without it.
+    """The token that follows every document of all sources; None without data.document_mask.
 
-    A file of `recycle_pp.tokenize` names it; for other files data.tokenizer does. ValueError if it is unknown or
-    differs.
+    A file of `recycle_pp.tokenize` names this token. For other files data.tokenizer determines it. Raises ValueError if
+    the token is unknown, or differs between sources.
     """
     if not data.document_mask:
         return None
@@ -77,7 +80,8 @@ def separator(data: Data, found: Sequence[TokenSource]) -> int | None:
 
 
 def needs_preparation(data: Data) -> bool:
-    """Whether the data need more than a look at the size of a single file or folder of bytes or bare tokens."""
+    """Whether the data must be tokenised or checked before the workers start. False for a single file or folder of
+    bytes or bare tokens."""
     if data.document_mask:
         return True
     if data.path is None:

@@ -1,10 +1,10 @@
-"""Token files: bare numbers, as written by nanoGPT, and those of this project, which have a description beside them.
+"""Token files: files of bare numbers, as nanoGPT writes them, and files of this project, which have a description.
 
     read("train.bin", dtype="auto", vocabulary=50257)
-    describe("train.bin")                  # the content of train.bin.json, checked against the file; None without one
+    describe("train.bin")             # the content of train.bin.json, checked against the file; None if it is missing
 
-`train.bin` holds only little-endian uint16 or uint32. `recycle_pp.tokenize` writes `train.bin.json` beside it: dtype,
-count, vocabulary, checksum. Without it the type is unknown.
+`train.bin` holds only little-endian uint16 or uint32. `recycle_pp.tokenize` writes the description `train.bin.json`
+beside it: dtype, count, vocabulary, checksum. Without a description the dtype is unknown.
 """
 
 from __future__ import annotations
@@ -44,10 +44,12 @@ class Description:
 def read(path: str, dtype: str, vocabulary: int) -> TokenSource:
     """The tokens of `path`, read on demand.
 
-    dtype: uint16, uint32, or auto: as described beside the file, else uint32 if `vocabulary` is above 65536.
+    dtype: uint16, uint32 or auto. auto takes the dtype of the description. Without a description it is uint32 if
+        `vocabulary` is above 65536, else uint16.
 
     Raises:
-        ValueError: empty, not a whole number of tokens, or not as described; a sentence without the key.
+        ValueError: the file is empty, is not a whole number of tokens, or does not match its description; the sentence
+            does not name the configuration key.
     """
     place = Path(path)
     description = describe(place)
@@ -77,7 +79,8 @@ def sidecar(path: str | Path) -> Path:
 
 
 def describe(path: str | Path) -> Description | None:
-    """The description beside a token file; None if there is none. ValueError if the two do not match."""
+    """The description beside a token file; None if there is none. Raises ValueError if the description does not match
+    the file."""
     beside = sidecar(path)
     try:
         found = json.loads(beside.read_text())

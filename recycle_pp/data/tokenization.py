@@ -1,13 +1,13 @@
 """Tokenises text once into a file. An interruption costs only seconds.
 
     recipe = Recipe(Corpus.of(["corpus.parquet"]), load("models/smollm"))
-    description = tokenise(recipe, Path("train.bin"), report=print)     # blocks; the same call continues an interrupted
-    # one
-    description = verify(Path("train.bin"))                              # checks the checksum
+    description = tokenise(recipe, Path("train.bin"), report=print)     # blocks; after an interruption, call it again
+    description = verify(Path("train.bin"))                             # compares the checksum
 
-Meanwhile `train.bin.partial` exists with `train.bin.partial.json`, which records the durable bytes and the position in
-the text. The record is renewed every few seconds. A resumed file is identical to one made without interruption.
-`train.bin` appears by a rename, after its description and all its bytes have reached the disk.
+Until the file is complete, its tokens are in `train.bin.partial`. `train.bin.partial.json` records the number of
+durable tokens and the position in the text. This record is renewed every few seconds. A resumed file is identical to
+one made without interruption. `train.bin` appears by a rename, after its description and all its bytes have reached the
+disk.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from .documents import Corpus, Position
 from .token_file import DTYPES, Description, checksum, describe, sidecar, write_description
 from .tokenizer import Tokenizer
 
-TOGETHER = 1 << 19  # characters passed to the tokenizer at once: a fraction of a second, for which a Ctrl-C may wait
+TOGETHER = 1 << 19  # characters passed to the tokenizer at once; a Ctrl-C may wait for them, a fraction of a second
 SURE_SECONDS = 5.0  # seconds between two renewals of the record
-VERSION = 1  # of the tokenisation; a new version makes all files again
+VERSION = 1  # version of this method; with a new version all files are made again
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Progress:
     """The durable part of a file under construction."""
 
     recipe: str
-    file: int = 0  # Position
+    file: int = 0  # with `offset`, the `Position` in the text
     offset: int = 0
     tokens: int = 0
     documents: int = 0
@@ -69,7 +69,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Report:
-    """Progress in bytes of text. done: of `total`; begun: done before this call."""
+    """Progress. done: finished bytes of text; total: all bytes; begun: bytes that were finished before this call."""
 
     done: int
     total: int
@@ -78,14 +78,14 @@ class Report:
 
 
 def tokenise(recipe: Recipe, out: Path, report: Callable[[Report], None] = lambda report: None) -> Description:
-    """Makes `out` and its description, unless they exist for the same recipe. Blocks until then.
+    """Makes `out` and its description, unless they exist for the same recipe. Blocks until both exist.
 
-    After a KeyboardInterrupt or any other exception, another call continues. A second process with the same file waits
-    for the first.
+    After a KeyboardInterrupt or any other exception, another call continues the work. A second process with the same
+    file waits for the first.
 
     Raises:
-        ValueError: `out` holds something else, or the text cannot be read.
-        OSError: it cannot be written.
+        ValueError: `out` was made in another way, or the text cannot be read.
+        OSError: `out` cannot be written.
     """
     digest = recipe.digest
     if (found := _finished(out, digest)) is not None:
@@ -93,7 +93,7 @@ def tokenise(recipe: Recipe, out: Path, report: Callable[[Report], None] = lambd
     partial = Path(f"{out}.partial")
     out.parent.mkdir(parents=True, exist_ok=True)
     with _exclusive(partial) as file:
-        if (found := _finished(out, digest)) is not None:  # made by the process that was waited for
+        if (found := _finished(out, digest)) is not None:  # made by a process for which this one has waited
             partial.unlink()
             return found
         progress = _continue(file, partial, digest, recipe)
@@ -109,7 +109,7 @@ def tokenise(recipe: Recipe, out: Path, report: Callable[[Report], None] = lambd
 
 
 def verify(path: Path) -> Description:
-    """The description of a finished file. ValueError if it has none, or if its bytes differ from those written."""
+    """The description of a finished file. Raises ValueError if it has none, or if the checksum of the file differs."""
     description = describe(path) if path.is_file() else None
     if description is None:
         raise ValueError(f"{path} is not a finished token file with a {sidecar(path).name} beside it")
@@ -124,7 +124,7 @@ class _Writer:
         self._progress, self._renewed = progress, time.monotonic()
 
     def run(self, report: Callable[[Report], None]) -> Progress:
-        """Writes the remaining tokens. All are on the disk when it returns."""
+        """Writes the remaining tokens. Returns when all tokens are on the disk."""
         corpus = self._recipe.corpus
         begun, total = corpus.done(Position(self._progress.file, self._progress.offset)), sum(corpus.sizes)
         try:
@@ -182,7 +182,8 @@ class _Writer:
 
 
 def _finished(out: Path, digest: str) -> Description | None:
-    """The description of `out` if it exists. ValueError if it is something else."""
+    """The description of `out`; None if there is no such file. Raises ValueError if another recipe or another program
+    made the file."""
     if not out.exists():
         return None
     description = describe(out)
@@ -194,7 +195,8 @@ def _finished(out: Path, digest: str) -> Description | None:
 
 
 def _continue(file: BinaryIO, partial: Path, digest: str, recipe: Recipe) -> Progress:
-    """Cuts the partial file to its durable part. Returns its progress, or zero if it cannot be used."""
+    """Cuts the partial file to its durable part, or to nothing if it cannot be used. Returns the progress of this
+    part."""
     itemsize = DTYPES[recipe.dtype].itemsize
     progress = Progress(digest)
     try:
@@ -214,7 +216,8 @@ def _record(partial: Path) -> Path:
 
 @contextmanager
 def _exclusive(partial: Path) -> Iterator[BinaryIO]:
-    """The partial file, locked by this process. Blocks while another process holds it. A dead process holds no lock."""
+    """The partial file, locked by this process. Blocks while another process holds the lock. A process that dies
+    releases it."""
     while True:
         file = partial.open("ab")
         try:

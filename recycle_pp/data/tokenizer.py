@@ -47,7 +47,8 @@ def load(place: str, separator: str | None = None) -> Tokenizer:
     separator: the token after every document; None: the tokenizer's end-of-text token (for bytes: the byte 0).
 
     Raises:
-        ValueError: it is none of these, or has no such token; the sentence names the key.
+        ValueError: `place` is none of these, or the tokenizer has no such token; the sentence names the configuration
+            key.
     """
     if place == BYTES:
         if separator is not None:

@@ -1,8 +1,8 @@
 """The documents of text files, .jsonl and .parquet, in a fixed order, from any position.
 
     corpus = Corpus.of(["wiki.parquet", "notes"], column="text")
-    for piece in corpus.pieces(Position(0, 0)):      # piece.text, piece.ends, piece.next: where the next piece starts
-        ...
+    for piece, behind in corpus.pieces(Position(0, 0)):      # behind: position after the piece
+        ...                                                  # piece.text; piece.ends: a document ends here
 
 A format is a module with `pieces(file, column, offset)`. The meaning of `offset` depends on the format: a byte of a
 text file or .jsonl, a row of a .parquet. A text file is one document, split into pieces. The others hold one document
@@ -35,7 +35,7 @@ class Position:
 
 @dataclass(frozen=True)
 class Corpus:
-    """files: in order; sizes: in bytes; column: the one that holds the text in .jsonl and .parquet."""
+    """files: in order; sizes: in bytes; column: name of the column that holds the text in .jsonl and .parquet."""
 
     files: tuple[Path, ...]
     sizes: tuple[int, ...]
@@ -46,7 +46,7 @@ class Corpus:
         """The files at `paths`. For a folder: its .jsonl and .parquet files if it has any, else all files.
 
         Raises:
-            ValueError: a path is missing, empty, or compressed; a sentence without the key.
+            ValueError: a path is missing, empty, or compressed; the sentence does not name the configuration key.
         """
         found: list[Path] = []
         for path in map(Path, paths):
@@ -63,7 +63,8 @@ class Corpus:
         return cls(tuple(found), sizes, column)
 
     def pieces(self, start: Position) -> Iterator[tuple[Piece, Position]]:
-        """Every piece from `start` on, and the position after it. ValueError names the file and the place."""
+        """(piece, position after it) for every piece from `start` on. Raises ValueError with the file and the place if
+        the text cannot be read."""
         offset = start.offset
         for number in range(start.file, len(self.files)):
             for piece in self._format(number).pieces(self.files[number], self.column, offset):

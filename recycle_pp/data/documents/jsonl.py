@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .piece import Piece
 
-LONGEST = 1 << 28  # bytes of a line
+LONGEST = 1 << 28  # maximum bytes of a line
 
 
 def pieces(file: Path, column: str, offset: int) -> Iterator[Piece]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from .piece import Piece
 
-ROWS = 1024  # read at once
+ROWS = 1024  # number of rows read at once
 
 
 def pieces(file: Path, column: str, offset: int) -> Iterator[Piece]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from .piece import Piece
 
 SIZE = 1 << 20  # approximate bytes of a piece
-LONGEST = 1 << 22  # maximum bytes of a piece, then it is cut anywhere
+LONGEST = 1 << 22  # maximum bytes of a piece; a longer one is cut anywhere
 CUT = re.compile(rb"\n(?=[^\s])")
 
 
@@ -40,7 +40,7 @@ def extent(file: Path) -> int:
 
 
 def _end(block: bytes) -> int | None:
-    """Where to cut: after the last good line break; None: read more."""
+    """Number of bytes up to the last suitable line break; None: read more."""
     breaks = [found.end() for found in CUT.finditer(block, max(0, len(block) - SIZE))]
     if breaks:
         return breaks[-1]
