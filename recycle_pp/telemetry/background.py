@@ -43,7 +43,7 @@ class Background:
         self._waiting: queue.Queue[Callable[[], object]] = queue.Queue(capacity)
         self._thread: threading.Thread | None = None
         self._made = self._done = 0
-        self.dropped = 0  # since the last flush
+        self.dropped = 0  # number of calls for which the queue was full
         self.permitted: Callable[[], bool] = lambda: True  # called in the thread before each call; may block
 
     def __call__(self, function: Callable[..., object], *arguments: Any) -> bool:
@@ -93,7 +93,7 @@ class BackgroundStream:
         self._broken = False
 
     def write(self, text: str) -> None:
-        """Queues the text. BrokenPipeError once the reader has closed its end."""
+        """Queues the text. Raises BrokenPipeError after the reader has closed its end."""
         if self._broken:
             raise BrokenPipeError
         if self._background.dropped and self._background.idle:

@@ -57,7 +57,7 @@ def _early(sizes: Sequence[ProcessSize]) -> str:
 
 
 def table(run: RunFolder, since: float = 0.0, usage: Usage | None = None) -> str:
-    """The table, of events since that time (seconds since 1970)."""
+    """The table. since: earlier events are left out; seconds since 1970."""
     reader = RunReader(run)
     events = [event for event in reader.events() if event.time >= since]
     steps = reader.steps()
@@ -82,7 +82,10 @@ def table(run: RunFolder, since: float = 0.0, usage: Usage | None = None) -> str
 
 
 def _goodput(steps: Sequence[Step], per_worker: bool = False) -> float:
-    """Time of the steps at their median with all workers, relative to the time that they took."""
+    """The time of the steps at the median speed with all workers, as a share of the time that they took.
+
+    per_worker: counts the time of a step only for the share of workers that were live
+    """
     # the first step includes the start
     taken = [(line.step_seconds, line.live_workers) for line in steps[1:] if line.step_seconds and line.live_workers]
     most = max((live for _, live in taken), default=0)

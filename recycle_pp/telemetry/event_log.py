@@ -24,19 +24,19 @@ from .lines import Lines
 
 @dataclass
 class Expected:
-    """An event that has happened, with the fields that are known so far."""
+    """An event of which some fields, such as the cause of a death, are not known yet."""
 
     event: Event
     place: Place
 
     @property
     def complete(self) -> bool:
-        """Whether it is written, or waits only for earlier events."""
+        """Whether the event is written, or waits only for earlier events."""
         return not self.place.open
 
 
 class EventLog:
-    """An event that is expected to become complete delays all later ones. For use in one thread."""
+    """While an expected event is incomplete, all later events wait. For use in one thread."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class EventLog:
         self._order(self._write, event)
 
     def expect(self, event: Event) -> Expected:
-        """Keeps the event's place in the order until `complete`. If `release` comes first, it is written as it is."""
+        """Keeps the event's place in the order until `complete`. `release` writes an incomplete event as it is."""
         place = self._order.reserve(lambda: self._write(expected.event))
         expected = Expected(event, place)
         return expected
@@ -72,7 +72,7 @@ class EventLog:
         self._order.settle(expected.place)
 
     def then(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Calls the function after the events so far are written."""
+        """Calls the function once all events so far are written."""
         self._order(function, *arguments)
 
     def release(self) -> None:

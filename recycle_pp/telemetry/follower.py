@@ -35,11 +35,11 @@ CHECKS: dict[str, Callable[[Any], object]] = {
     "events.jsonl": parse,
     "samples.jsonl": partial(msgspec.convert, type=Samples),
 }
-"""Raise msgspec.ValidationError if the JSON of a line is not a record of the file"""
+"""File name -> function that raises msgspec.ValidationError if the JSON of a line is not a record of this file"""
 
 
 class Follower(Generic[T]):
-    """damage: the first line that is not a record, or another defect of the file, or None. Such lines are skipped."""
+    """damage: the first damaged line, or another defect of the file, or None. Damaged lines are skipped."""
 
     @overload
     def __init__(self: Follower[Record], path: Path, skip: int = 0) -> None: ...
@@ -55,7 +55,7 @@ class Follower(Generic[T]):
         self._path = path
         self._skip = skip
         self._parse: Callable[[bytes], tuple[Any, int]] = parse or partial(_record, check=CHECKS.get(path.name))
-        self._read = 0  # bytes
+        self._read = 0  # bytes read so far
         self._last = b""  # the last line read
         self._checks = array("L")  # CRC-32 of each line read
         self._terms = Terms()
@@ -65,7 +65,7 @@ class Follower(Generic[T]):
         return list(self.each())
 
     def whole(self) -> list[T]:
-        """The same, if no line is damaged.
+        """The records of `new`, if no line is damaged.
 
         Raises:
             UnreadableFile: the first damage.
@@ -107,7 +107,7 @@ class Follower(Generic[T]):
         self._checks.append(zlib.crc32(line))
 
     def _seek(self, file: BinaryIO) -> None:
-        """Seeks to the end of the last line read, or, if that was cut, of the last one that is left."""
+        """Seeks to the end of the last line read or, if the file was cut before it, of the last one that is left."""
         file.seek(self._read - len(self._last))
         if file.read(len(self._last)) == self._last:
             return

@@ -1,12 +1,12 @@
 """heartbeat.json: the coordinator's sign of life in the run folder, for readers outside the job.
 
     beat = Heartbeat(run, term=lambda: 0, address="10.0.0.1:29501")
-    beat.write(live)                        # every SECONDS; atomic, blocks for a small file
+    beat.write(live)                        # call it every SECONDS; atomic; blocks while it writes
     beat.end(live, code=0)                  # the job is over
     pulse = Pulse(run)
     pulse.look()                            # Life("alive" | "gone" | "silent" | "over", proof in words, sign)
 
-A reader on the coordinator's machine looks for its process, identified by number, start time and boot. A reader on
+A reader on the coordinator's machine looks for that process, identified by number, start time and boot. A reader on
 another machine or in another container watches whether the file changes. It does not compare the time in the file with
 a clock, because the clocks of two machines can differ by hours.
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # supervisors import this module, and not numpy
     from recycle_schedules import Worker
 
 SECONDS = 1.0  # between two writes
-SILENT_SECONDS = 15.0  # without a change of the file, as on a machine that swaps
+SILENT_SECONDS = 15.0  # without a change of the file; shorter pauses occur on a machine that swaps
 _POLL = 0.1  # seconds between two reads of a watched file
 
 
@@ -44,10 +44,10 @@ class Sign(msgspec.Struct, frozen=True):
     time: Seconds  # of writing, since 1970
     host: str  # of the coordinator
     pid: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
-    started: Count  # clock ticks from its machine's boot to its process's start
+    started: Count  # clock ticks from the boot of the host to the start of the process
     boot: str  # the kernel's boot id
-    namespace: str  # of process numbers; each container has its own
-    term: Term  # of the coordinator, newer than that of all coordinators before it
+    namespace: str  # namespace of process numbers; each container has its own
+    term: Term  # of the coordinator; newer than the terms of earlier coordinators
     address: str  # HOST:PORT where the coordinator listens
     live: list[WorkerName]  # workers that take part
     over: bool  # the job has ended
@@ -82,14 +82,14 @@ class Pulse:
     def __init__(self, run: RunFolder) -> None:
         self._run = run
         self._sign: Sign | None = None  # the newest one
-        self._since, self._changed = 0.0, False  # time.monotonic() of its first read; whether an earlier one was seen
+        self._since, self._changed = 0.0, False  # time.monotonic() when it was first read; if it replaced another sign
         self._looked = -math.inf
 
     def look(self) -> Life:
         """Whether the job runs now. If the coordinator is on another machine, the first look waits for the next sign:
         1 s if the job runs, else `SILENT_SECONDS`. Raises UnreadableFile if the file is damaged."""
         if time.monotonic() > self._looked + SILENT_SECONDS:
-            self._sign = None  # a change since then is no proof
+            self._sign = None  # a change since the last look does not prove that the job still runs
         while True:
             sign = Sign.read(self._run)
             now = time.monotonic()

@@ -25,7 +25,7 @@ class Place:
 
 
 class InOrder:
-    """For use in one thread. The method that runs a call raises its exceptions; later calls stay in the queue."""
+    """For use in one thread. If a call fails, the method that ran it raises the exception; later calls stay queued."""
 
     def __init__(self) -> None:
         self._places: deque[Place] = deque()

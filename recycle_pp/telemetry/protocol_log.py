@@ -5,9 +5,9 @@
     log.handled(job, event, outcome)    # after each event
     await log.flushed(5.0)
 
-The file starts with a snapshot of the job: at its start, at the newest checkpoint before the last one, or after
-MOST_BYTES. A thread writes, so the job never waits for the disk. If the disk is slow or full, lines are left out, and
-another snapshot follows when it works again.
+The log of a job starts with its snapshot. A new snapshot replaces the content of the file at each checkpoint except the
+last one, and when the file has MOST_BYTES. A thread writes, so the job never waits for the disk. If the disk is slow or
+full, lines are left out, and another snapshot follows when the disk works again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .guard import guarded
 from .warn import warn_once
 
 MOST_BYTES = 64 * 2**20
-AGAIN_SECONDS = 10.0  # after lines were left out, until the next snapshot
+AGAIN_SECONDS = 10.0  # between two snapshots, if lines were left out
 
 
 class ProtocolLog:
@@ -45,7 +45,7 @@ class ProtocolLog:
         self._file = -1
         self._bytes = 0  # in the file
         self._start: bytes | None = None  # snapshot of a new job, written with its first event
-        self._left_out = False  # lines since the last snapshot
+        self._left_out = False  # whether lines were left out since the last snapshot
         self._tried = 0.0  # monotonic time of the last snapshot
 
     def began(self, job: Job) -> None:
@@ -71,7 +71,7 @@ class ProtocolLog:
     def _snapshot(self, data: bytes, replace: bool) -> None:
         """replace: the snapshot replaces the content of the file."""
         self._start = None
-        self._bytes = 0 if replace else self._bytes  # now, or each event before the thread runs would get a snapshot
+        self._bytes = 0 if replace else self._bytes  # before the thread runs, or each event until then would snapshot
         self._tried = time.monotonic()
         self._left_out = False
         if not self._later(self._write_snapshot, time.time(), data, replace):

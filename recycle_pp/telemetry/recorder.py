@@ -105,7 +105,7 @@ class Recorder:
 
     @guarded
     def event(self, event: Event) -> None:
-        """Records an event of this moment: with the step that runs or comes next, and the generation."""
+        """Records an event with the current generation and the step that runs or comes next."""
         self._events.record(self._dated(event))
 
     def _dated(self, event: Event) -> Event:
@@ -123,7 +123,7 @@ class Recorder:
         Call it before the job plans around the death.
 
         now:   monotonic seconds
-        stood: of a hung worker, seconds since its last progress; its stall counts from then
+        stood: seconds since the last progress of a hung worker, from which the stall counts; None: it did not hang
         """
         event = self._events.expect(self._dated(DeathDetected(worker=str(worker), **_cause(UNKNOWN))))
         self._deaths += 1
@@ -170,7 +170,7 @@ class Recorder:
         self._events.release()
 
     def began(self, job: Job) -> None:
-        """Records the job from now on."""
+        """Records this job from now on."""
         self._job = job
         self._log_start(job)
 
@@ -231,7 +231,7 @@ class Recorder:
         self.event(event(worker=str(worker), factor=round(factor, 2)))
 
     def _restarted(self, committed: int) -> None:
-        """All workers restart from a checkpoint. committed: newest step committed before."""
+        """Records that all workers restart from a checkpoint. committed: newest step that was committed before."""
         self._recovery = None
         first = self._job.first_step
         self._steps.restored(first)

@@ -21,9 +21,10 @@ from recycle_pp.protocol.job import Job
 
 from .events.recovery import Resumed
 
-PROMPT = 0.002  # seconds; a first op planned later than this does not wait for the recovery
+# Seconds. If the plan lets a free worker wait longer than this for its first op, that wait is not part of the stall.
+PROMPT = 0.002
 Part = tuple[int, str, tuple[int, int], int]
-"""Step, kind, micro-batch and stage of an op; a B counts as its I and its W: the unit of lost ops (docs/figures.md)."""
+"""An op, as lost ops are counted (docs/figures.md): step, kind, micro-batch, stage. A `B` counts as its `I` and `W`."""
 
 
 class Recovery:
@@ -34,13 +35,13 @@ class Recovery:
         self.lost: set[Part] = set()
         self.redone = 0  # lost ops that the newest plans run again
         self.phases: dict[str, float] = {}
-        self.left = (0.0, 0.0)  # seconds for the rest of the step: of the plan, and of the best possible plan
+        self.left = (0.0, 0.0)  # seconds of the rest of the step: as planned, and a lower bound of any plan
         self._resumed: dict[Worker, dict[str, float]] = {}
         self._prompt: set[Worker] = set()
 
     @property
     def stall(self) -> float:
-        """Seconds."""
+        """Seconds from the first death until the last worker that waited had resumed."""
         return self.phases["resumed"] - self.phases["died"]
 
     def death(self, worker: Worker, now: float) -> None:
@@ -53,7 +54,7 @@ class Recovery:
         self.phases |= {"died": lost_at, "detected": lost_at, "elected": elected_at}
 
     def died(self, worker: Worker, at: float) -> None:
-        """Corrects the time of a death, as reported by its supervisor."""
+        """Corrects the time of a worker's death."""
         self.dead[worker] = at
         self.phases["died"] = min(self.phases["died"], at)
 
@@ -62,7 +63,7 @@ class Recovery:
         self._resumed.clear()
 
     def planned(self, now: float, job: Job, gone: set[Part]) -> None:
-        """gone: ops that dead workers had completed. Those that run again are lost; the others are in a sum."""
+        """gone: ops that dead workers had completed. Those that the plan repeats are lost; the others are in a sum."""
         self.phases["planned"] = now
         plans = job.remainder_plans
         again = {
@@ -89,7 +90,7 @@ class Recovery:
         times = self._resumed
         self.phases["unblocked"] = max(t["unblocked"] for t in times.values())
         self.phases["regrouped"] = max(t["grouped"] for t in times.values())
-        # A worker that was still computing when the plan came did not have to wait.
+        # The first op of the other workers is planned later. They have resumed when they follow the new orders.
         self.phases["resumed"] = max(t["resumed" if w in self._prompt else "followed"] for w, t in times.items())
         return True
 

@@ -35,8 +35,8 @@ from recycle_pp.wire.terms import Terms
 class Decision:
     """
     time     when the event was handled, seconds since 1970
-    step     that ran or came next
-    missing  lines before this event that were damaged, or left out because no snapshot precedes them
+    step     the step that ran, or the next one
+    missing  number of lines since the previous decision that were damaged, or that no snapshot precedes
     same     whether the outcome has the recorded fingerprint
     """
 
@@ -50,7 +50,7 @@ class Decision:
 
 
 def replay(path: Path) -> Iterator[Decision]:
-    """The decisions in this protocol.jsonl, oldest first. Lines of coordinators that had been replaced do not count.
+    """The decisions in this protocol.jsonl, oldest first. Lines that a replaced coordinator wrote are skipped.
 
     Raises:
         FileNotFoundError, UnreadableFile: there is no such file, or it cannot be read.
@@ -63,7 +63,7 @@ def replay(path: Path) -> Iterator[Decision]:
         for text in file:
             line = _parsed(text)
             if line is None:
-                job = None  # what follows depends on it
+                job = None  # the next lines depend on this one
             elif not terms.counts(line.term):
                 continue
             elif line.snapshot is not None:

@@ -88,12 +88,12 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self.later = Background("run folder")  # for writes that the caller must not wait for
         self.made: list[Path] = []  # folders made by `create`
-        self.first_term = 0  # of the job that called `create`: newer than each term in the folder
+        self.first_term = 0  # first term of the job that called `create`: newer than each term in the folder
         self._lock = -1
 
     @classmethod
     def create(cls, settings: Settings, done: int = 0, may_restart: bool = False) -> RunFolder:
-        """Creates the folder, or continues the run in it. Holds the folder's lock until the process ends, or `unlock`.
+        """Creates the folder, or continues the run in it. Holds its lock until `unlock` or the end of the process.
 
         done:        steps in the checkpoint that the run continues with; later lines of metrics are removed
         may_restart: whether a run that ended before its first checkpoint may start again
@@ -136,7 +136,7 @@ class RunFolder:
         return steps or bool(finished(self.checkpoints))
 
     def lock(self) -> None:
-        """Locks the folder until this process ends, or `unlock`. ValueError if a job of this machine has locked it."""
+        """Locks the folder until `unlock` or the end of this process. ValueError if another job here has locked it."""
         self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -186,9 +186,9 @@ class RunFolder:
         return read_yaml(self.config)
 
     def read_settings(self) -> Settings:
-        """The settings in config.yaml, without keys of earlier versions. UnreadableFile as for `read_config`, or if a
-        value has the wrong type."""
-        from recycle_pp.config.checks import check_ranges  # here, because supervisors do not import numpy
+        """The settings in config.yaml, without keys of earlier versions. UnreadableFile as from `read_config`, and if a
+        value has the wrong type or range."""
+        from recycle_pp.config.checks import check_ranges  # imported here, because supervisors do not import numpy
 
         try:
             settings: Settings = load(known(self.read_config()))
@@ -200,13 +200,13 @@ class RunFolder:
         return settings
 
     def steps(self) -> int:
-        """The length of the run in config.yaml. UnreadableFile as for `read_settings`."""
+        """The length of the run in config.yaml. UnreadableFile as from `read_settings`."""
         return self.read_settings().run.steps
 
     def write_json(self, path: Path, data: Any, indent: int | None = 1) -> None:
-        """Writes a JSON file. If the disk is full, a warning replaces the file."""
+        """Writes a JSON file. If the disk rejects it, prints a warning instead."""
         try:
-            # The trace of many workers has megabytes, for which `json` would hold Python's lock ten times as long.
+            # A trace of many workers has megabytes. `json` holds Python's lock ten times as long as msgspec.
             text = json.dumps(data, indent=indent) if indent else msgspec.json.encode(data).decode()
             self.write_text(path, text + "\n")
         except OSError as error:
@@ -258,7 +258,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _yaml(data: dict[str, Any]) -> str:
-    import yaml  # here, because only rank 0 needs it
+    import yaml  # imported here, because only rank 0 needs it
 
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
 

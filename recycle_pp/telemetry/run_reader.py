@@ -1,4 +1,4 @@
-"""Reads the folder of a run: afterwards, or while the job writes it, from any machine that has it.
+"""Reads the folder of a run: afterwards, or while the job writes it, on any machine that has the folder.
 
     run = RunReader("runs/mine")
     run.steps(), run.events()           # everything until now; UnreadableFile if a file is damaged
@@ -33,7 +33,7 @@ _steps = msgspec.json.Decoder(Step)
 
 
 class Following(NamedTuple):
-    """The lines of a run since the last look. A step that was undone and repeated comes again."""
+    """Readers of new lines of a run. A step that was undone and repeated is returned again."""
 
     steps: Follower[Step]
     events: Follower[Event]
@@ -45,13 +45,13 @@ class Following(NamedTuple):
 
 
 class RunReader:
-    """folder: the names of the files, and config.yaml."""
+    """folder: the `RunFolder`, with the paths of the files and the reader of config.yaml."""
 
     def __init__(self, run: RunFolder | str | Path) -> None:
         self.folder = run if isinstance(run, RunFolder) else RunFolder(run)
 
     def follow(self) -> Following:
-        """A reader of the lines that are there, and then of those that come."""
+        """Readers of the existing lines, and then of new ones."""
         return Following(Follower(self.folder.metrics, 0, _step), Follower(self.folder.events, 0, _event))
 
     def steps(self) -> list[Step]:

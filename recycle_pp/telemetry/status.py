@@ -34,14 +34,14 @@ from .words import plural, when
 
 RECENT = 20  # steps from which the speed is computed
 DEATHS = 5  # number of deaths shown
-MOST_ROWS = 16  # of the map; with more pipelines, whole ones are counted in one row
+MOST_ROWS = 16  # rows of the map; with more pipelines, one row counts those with all workers live
 
 
 @dataclass(frozen=True)
 class Status:
     """state: starting | running | silent (no sign of life, seen from another machine) | dead | finished | stopped.
 
-    Times are in seconds, `ago` since the event. None: not known yet.
+    Durations are in seconds; `..._ago` counts from the event. None: not known yet.
     """
 
     run: str
@@ -88,7 +88,7 @@ class StatusReader:
         """The current status. The first call waits like `Pulse.look`.
 
         Raises:
-            UnreadableFile: a file is damaged and the job does not run. While it runs, `Status.damaged` has the damage.
+            UnreadableFile: a file is damaged and no job runs. While a job runs, `Status.damaged` has the damage.
         """
         verdict, proof, sign, age = self._life()
         self._steps.extend(self._lines.steps.new())
@@ -225,7 +225,8 @@ def _late(status: Status) -> bool:
 
 
 def worker_map(live: Sequence[str], pipelines: int, stages: int) -> list[str]:
-    """The live workers: a row per pipeline, a mark per stage. With many pipelines, one row counts the whole ones."""
+    """The live workers: a row per pipeline, a mark per stage. With many pipelines, one row counts those
+    with all workers live."""
     alive = {Worker.parse(name) for name in live}
     rows = {d: [Worker(d, s) in alive for s in range(stages)] for d in range(pipelines)}
     whole = [d for d in rows if all(rows[d])] if pipelines > MOST_ROWS else []

@@ -2,7 +2,7 @@
 
 steps = StepRecords(settings, run, term, show)
 steps.measured(worker, message)       # before the commit of its step
-steps.committed(commit, job.live)     # a step to be validated gets its line with `validated`, or with the next step
+steps.committed(commit, job.live)     # writes the line; if the step is validated, `validated` or the next step does
 steps.validated(val_loss, samples)
 steps.cut(20)                         # steps 20 and later are undone
 steps.final_loss, steps.cpu_seconds   # for the summary
@@ -40,26 +40,26 @@ class StepRecords:
         self._metrics = Lines(run.metrics, run.later, term)
         self._sample_log = Lines(run.samples, run.later, term) if settings.run.sample_log else None
         self._files = [self._metrics] + ([] if self._sample_log is None else [self._sample_log])
-        self._samples: dict[int, list[int]] = {}  # by step: sample ids in its gradient
+        self._samples: dict[int, list[int]] = {}  # step -> ids of the samples in its gradient
         self._line: Json | None = None  # metrics of a step that wait for its val_loss
         self._step_ended = time.monotonic()
         self._cpu: dict[Worker, float] = {}
-        self._cpu_now = 0.0  # of the workers in the current step
+        self._cpu_now = 0.0  # CPU seconds of the workers in the current step
         self._own_cpu = time.process_time()
-        self._cpu_last = 0.0  # of the last step
-        self._count = 0  # of steps
-        self._cpu_steps = RunningMedian()  # of all steps but the first two
+        self._cpu_last = 0.0  # CPU seconds of the last step
+        self._count = 0  # number of steps
+        self._cpu_steps = RunningMedian()  # CPU seconds of all steps but the first two
         self._logged: dict[Worker, int] = {}
         self._lr = 0.0
         self.final_loss: float | None = None
 
     @property
     def cpu_seconds(self) -> float:
-        """Median over the steps, of all workers and the coordinator."""
+        """CPU seconds of all workers and the coordinator in a step: the median over the steps."""
         return self._cpu_steps.median or self._cpu_last
 
     def started(self) -> None:
-        """The workers are ready: the start is not a part of the first step."""
+        """Called when the workers are ready, so that the first step does not include the start."""
         self._step_ended = time.monotonic()
 
     def measured(self, worker: Worker, message: Measured) -> None:
@@ -112,7 +112,7 @@ class StepRecords:
         self._samples = {of: samples for of, samples in self._samples.items() if of > step}
 
     def validated(self, val_loss: float, samples: int) -> None:
-        """The newest step has this mean loss over held-out samples."""
+        """Completes the newest step's line. val_loss: mean loss over `samples` held-out samples."""
         self.complete(val_loss=val_loss, val_samples=samples)
 
     def complete(self, **more: Any) -> None:
@@ -124,11 +124,11 @@ class StepRecords:
             self._show(line)
 
     def died(self, worker: Worker) -> None:
-        """The CPU time of the worker's next process starts at 0."""
+        """Forgets the worker's CPU time, since that of its next process starts at 0."""
         self._cpu.pop(worker, None)
 
     def restored(self, steps: int) -> None:
-        """All workers restart from a checkpoint of the first `steps` steps."""
+        """Called when all workers restart from a checkpoint of the first `steps` steps."""
         self.complete()
         self.cut(steps)
         self._cpu.clear()

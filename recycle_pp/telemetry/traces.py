@@ -8,7 +8,7 @@
     traces.bubbles, traces.redone        # figures of all steps so far (docs/figures.md)
 
 `SpanTables` has the spans of live workers. The optimizer's spans of a step arrive with those of the next step, so a
-trace is written one step late. `later` writes it in a thread, because that takes seconds with a thousand workers.
+trace is written one step late. `later` writes in a thread, because a trace of a thousand workers takes seconds.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Traces:
         self._later = later
         self._spans = spans
         self.bubbles = RunningMedian()  # of all steps whose spans are known
-        self.redone = 0  # ops
-        self._lost: dict[int, dict[Worker, list[Span]]] = {}  # completed by workers that died
+        self.redone = 0  # number of ops
+        self._lost: dict[int, dict[Worker, list[Span]]] = {}  # step -> spans completed by workers that died in it
         self._cut: dict[int, dict[Worker, Span]] = {}
         self._progress: dict[Worker, tuple[int, list[Span], Span]] = {}
         self._problems: dict[int, Problem] = {}
@@ -57,7 +57,7 @@ class Traces:
         if worker in self._progress:
             step, done, (kind, d, i, start) = self._progress.pop(worker)
             if self._spans.has(step, worker):
-                return  # it had completed the step
+                return  # the worker had completed the step
             self._lost.setdefault(step, {})[worker] = done
             self._cut.setdefault(step, {})[worker] = [kind, d, i, start, max(at, start)]
 
@@ -85,7 +85,7 @@ class Traces:
         self._write(job.committed, job)
 
     def _again(self, step: int) -> frozenset[Part]:
-        """Lost ops of this step, by recoveries in this step and in the one before."""
+        """Ops of this step that were lost, according to the recoveries in this step and in the one before."""
         recoveries = (self._marked.get(step), self._marked.get(step - 1))
         return frozenset(part for r in recoveries if r for part in r.lost if part[0] == step)
 

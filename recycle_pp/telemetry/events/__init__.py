@@ -5,6 +5,6 @@
     for event in events:
         if isinstance(event, DeathDetected): ...
 
-A new event is a class in the file of its subject, and the docstring again as a row of the table in the document (a test
-prints the row that is missing). It has nothing else: no list names the classes.
+To add an event, add a class to the file of its subject, and repeat its docstring as a row of the table in the document
+(a test prints the missing row). Nothing else is needed: no list names the classes.
 """

@@ -26,17 +26,17 @@ EVENTS: dict[str, type[Event]] = {
 
 
 class _Line(msgspec.Struct):
-    """What each line has."""
+    """The keys that each line has."""
 
     event: str
     step: Count
 
 
 def parse(record: Any) -> Event:
-    """The event of a line. A plain `Event` if another version wrote it: its name is unknown, or fields are missing.
+    """The event of a line. A plain `Event` if another version wrote it: the name is unknown, or fields are missing.
 
     Raises:
-        msgspec.ValidationError: the record is no event, or a field has the wrong type.
+        msgspec.ValidationError: the record is not an event, or a field has the wrong type.
     """
     cls = EVENTS.get(msgspec.convert(record, _Line).event, Event)
     return msgspec.convert(record, cls if _required(cls) <= record.keys() else Event)

@@ -59,7 +59,7 @@ class CheckpointSkipped(Event):
 
 
 def folder(checkpoint: int) -> str:
-    """A checkpoint by the name of its folder. checkpoint: steps that it holds."""
+    """A checkpoint in words, like "checkpoint step-000020". checkpoint: number of steps that it holds."""
     return f"checkpoint step-{checkpoint:06d}"
 
 

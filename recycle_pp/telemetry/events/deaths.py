@@ -70,7 +70,7 @@ def cause_in_words(death: DeathDetected | DeathExplained | Death) -> str:
 
 
 def explained(events: Iterable[Event]) -> list[Event]:
-    """The events without `DeathExplained`, whose cause replaces that of the worker's last death before it."""
+    """The events without `DeathExplained`. Its cause replaces the cause in the worker's previous `DeathDetected`."""
     out: list[Event] = []
     newest: dict[str, int] = {}  # worker -> index of its last death in `out`
     for event in events:

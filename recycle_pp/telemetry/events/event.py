@@ -1,4 +1,4 @@
-"""What all events have in common."""
+"""The base class of all events."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from recycle_pp.wire.records import Count, Seconds, WorkerName
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of events.jsonl. Its name there is the name of the class in snake case.
+    """One line of events.jsonl. The name of the event there is the class name in snake case.
 
     printed:    whether the console shows the sentence
     exported:   whether exporters mark it beside the curves
-    time:       of the event, not of writing its line; seconds since 1970
+    time:       when the event happened, not when its line was written; seconds since 1970
     step:       the step that runs or comes next, from 0
-    generation: of the membership
+    generation: generation of the membership
     worker:     "1.2" for W(1, 2); None for the whole job
 
     Fields with a default are those that runs of earlier versions may lack.

@@ -3,8 +3,8 @@
     python -m recycle_pp.telemetry.exporters [--skip=METRICS,EVENTS] RUN_DIR NAME [ARGUMENT]
 
 --skip: bytes of the two files that were exported before. The process ends when its standard input is closed. The
-coordinator holds that, so it is closed when the job or the coordinator ends. From a terminal, the process ends with the
-run, or by Ctrl-C.
+coordinator holds the other end, so that the process ends with the job or the coordinator. From a terminal, the process
+ends with the run, or by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .exporter import Exporter, make
 
 POLL_SECONDS = 0.2
 LAST_SECONDS = 8  # for the remaining records once the job is over
-MOST_BEHIND = 1000  # records of one poll
+MOST_BEHIND = 1000  # records exported in one poll; older ones are skipped
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -66,7 +66,10 @@ def follow(run: RunFolder, exporter: Exporter, metrics: int = 0, events: int = 0
 
 
 def _over(run: RunFolder) -> bool:
-    """Waits for POLL_SECONDS. On a terminal, the summary ends the export, else the end of standard input."""
+    """Whether the job is over: summary.json exists or, if standard input is not a terminal, it is closed.
+
+    Waits for up to POLL_SECONDS.
+    """
     if sys.stdin.isatty():
         select.select([], [], [], POLL_SECONDS)
         return run.summary.exists()

@@ -32,7 +32,7 @@ MEASURES = (
 """Keys of metrics.jsonl that exporters send."""
 
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "prometheus": "prometheus_client"}
-"""Name in the `log` group -> package that it needs, installed by the extra of the same name."""
+"""Exporter in the settings' group `log` -> package that it needs. The extra of the same name installs the package."""
 
 
 class Exporter(Protocol):

@@ -1,7 +1,7 @@
 """The exporter processes of a job, which the coordinator starts and ends.
 
 exporters = Exporters(settings, run)
-exporters.look()                # now and then: warns once if one has ended too early
+exporters.look()                # call it now and then: warns once if an exporter has ended too early
 await exporters.close()
 """
 
@@ -56,7 +56,7 @@ class Exporters:
     @guarded
     def _start(self, settings: Settings) -> None:
         run = self._run
-        # Lines that are there were exported before a resume, or by an earlier coordinator.
+        # Existing lines were exported before a resume, or under an earlier coordinator.
         known = ",".join(str(_size(path)) for path in (run.metrics, run.events))
         for name, arguments in wanted(settings).items():
             command = [sys.executable, "-m", __package__ or "", f"--skip={known}", str(run.path), name, *arguments]
