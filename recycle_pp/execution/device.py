@@ -25,9 +25,9 @@ from pathlib import Path
 import torch
 
 from recycle_pp.comm.nccl import environment as nccl
+from recycle_pp.comm.nccl import limits
 
 SETTLE_SECONDS = 10.0  # longest wait until the driver has freed the memory of a dead process
-SHARED_MEMORY = 256 << 20  # bytes that should be free in /dev/shm; Docker's default size is 64 MB
 SETTLED_SECONDS = 0.5  # the wait ends when the free memory has not grown for this time
 M_MMAP_THRESHOLD = -3  # malloc.h
 
@@ -66,30 +66,20 @@ def backend_for(wanted: str, device: torch.device) -> str:
                 "parallel.backend=tcp, or NCCL_MULTI_RANK_GPU_ENABLE=1 with NCCL 2.30 or newer (this is "
                 f"{nccl.dotted(found)})"
             )
+        limits.raise_open_files()
     return wanted
 
 
 def notes(wanted: str, backend: str, device: torch.device) -> list[str]:
     """Sentences about the backend for the user. The coordinator prints each different sentence once, at the start."""
     if backend == "nccl":
-        return [nccl.describe(os.environ, nccl_version()), *_shared_memory()]
+        return [nccl.describe(os.environ, nccl_version()), *limits.warnings()]
     if wanted == "auto" and device.type == "cuda":
         return [
             "parallel.backend=auto: messages between GPUs go by TCP through the host's memory. NCCL is faster and has "
             "not been tried on GPUs yet; parallel.backend=nccl selects it"
         ]
     return []
-
-
-def _shared_memory() -> list[str]:
-    """A warning if /dev/shm may be too small. NCCL uses it to exchange tensors between the GPUs of a machine."""
-    about = os.statvfs("/dev/shm")
-    if about.f_bavail * about.f_frsize >= SHARED_MEMORY:
-        return []
-    return [
-        f"/dev/shm has less than {SHARED_MEMORY >> 20} MB left, and NCCL uses it between the GPUs of a machine; if it "
-        "fails at the start, enlarge /dev/shm (docker run --shm-size=1g)"
-    ]
 
 
 def settle_memory(device: torch.device) -> None:

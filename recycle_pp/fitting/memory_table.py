@@ -5,8 +5,8 @@
     python -m recycle_pp.plan --memory 16GB model.layers=12 run.device=cpu --json
 
 Settings of the trainer describe the rest, as for a training run. If the job does not fit even without deaths, a
-sentence states which settings would help, and the exit code is 2. Bytes count tensors; a GPU's context and libraries
-need additional memory.
+sentence states which settings would help, and the exit code is 2. Bytes count tensors and
+NCCL's communicators; a GPU's context and libraries need additional memory.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ PARTS = (
     "optimizer state",
     "sums",
     "replay log",
+    "communicators",
     "activations",
     "reduced gradient",
     "reduction",

@@ -20,7 +20,7 @@ import torch
 from recycle_schedules import StageMemory
 from torch import Tensor
 
-from .memory import log_elsewhere, parameter_memory
+from .memory import communicators, log_elsewhere, parameter_memory
 from .stage import Stage
 from .stage_module import Batch
 
@@ -93,6 +93,7 @@ def _with_activations(stage: Stage) -> StageMemory:
         waiting=max(0, waiting),
         op=max(0, split_peak - max(flight, waiting)),
         whole_op=max(0, max(forward.peak, flight + whole.peak) - flight),
+        **communicators(stage.settings, stage.stage, stage.device.type),
     )
 
 

@@ -4,14 +4,15 @@
     memory.peak(peers=3, ran=6, in_flight=4)                # {"weights": ..., ...} when a step needs the most memory
     memory.in_flight(80e9, peers=3, ran=6)                  # number of micro-batches that fit
 
-Everything follows from shapes. Tests compare it with the tensors of real stages, `bench/memory.py` with whole jobs. It
-covers tensors only; `PROCESS` is the memory of Python and torch themselves. The copies for writing a checkpoint are on
-the host, so they count only if the device is a CPU.
+Everything follows from shapes, except for NCCL's communicators. Tests compare it with the tensors of real stages,
+`bench/memory.py` with whole jobs. `PROCESS` is the memory of Python and torch themselves. The copies for writing a
+checkpoint are on the host, so they count only if the device is a CPU.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from recycle_schedules import StageMemory
 
@@ -25,6 +26,7 @@ GAP = 128  # tensors start at multiples of this many elements in the stage's vec
 BUCKET = 1 << 20  # elements summed at a time if the state is sharded (state.runs)
 PIECE = 1 << 18  # elements received from each peer at a time; a second piece may be ahead (state.passing, over TCP)
 TOGETHER = 4  # buckets that all peers sum at a time (over NCCL or Gloo)
+COMMUNICATOR = 200_000_000  # bytes of a communicator of NCCL: an estimate, others report 100 to 500 MB
 CHUNK = 512 << 20  # bytes of logits that the fused head computes at a time (recycle_kernels.head_loss)
 
 
@@ -59,6 +61,7 @@ def stage_memory(
         waiting=activations.waiting,
         op=max(activations.op, product),
         whole_op=max(activations.whole_op, product),
+        **communicators(settings, stage, device),
     )
 
 
@@ -71,7 +74,7 @@ def parameter_memory(settings: Settings, tensors: list[int], device: str) -> Sta
     numerics, copies, pipelines = settings.numerics, settings.parallel.copies, settings.parallel.pipelines
     rounded, exact = numerics.precision == "bf16", numerics.reproducible
     each_sum = LONG if exact and numerics.sums == "int64" else FLOAT
-    bucket = TOGETHER * BUCKET if _together(settings, device) else BUCKET + 2 * PIECE * (pipelines - 1)
+    bucket = TOGETHER * BUCKET if _together(settings) else BUCKET + 2 * PIECE * (pipelines - 1)
     state = (2 + rounded) * FLOAT + 3 * FLOAT * settings.optimizer.stagger
     return StageMemory(
         weights=(HALF if rounded else FLOAT) * count,
@@ -89,6 +92,15 @@ def parameter_memory(settings: Settings, tensors: list[int], device: str) -> Sta
     )
 
 
+def communicators(settings: Settings, stage: int, device: str) -> dict[str, Any]:
+    """The fields of a StageMemory for NCCL's communicators. Empty without NCCL."""
+    parallel = settings.parallel
+    if parallel.backend != "nccl" or device == "cpu":
+        return {}
+    adjacent = (stage > 0) + (stage < parallel.stages - 1)
+    return {"communicator": COMMUNICATOR, "adjacent": adjacent, "pipelines": parallel.pipelines}
+
+
 def log_elsewhere(settings: Settings, device: str) -> bool:
     """Whether the replay log is outside of the device's memory."""
     return settings.state.log == "host" and device != "cpu"
@@ -98,13 +110,12 @@ def _fused(model: Model, device: str) -> bool:
     return model.kernels == "triton" or (model.kernels == "auto" and device == "cuda")
 
 
-def _together(settings: Settings, device: str) -> bool:
-    """Whether a stage's workers exchange units by sums and broadcasts. auto counts as NCCL if there is a GPU."""
-    backend = settings.parallel.backend
-    return backend in ("gloo", "nccl") or (backend == "auto" and device == "cuda")
+def _together(settings: Settings) -> bool:
+    """Whether a stage's workers exchange units by sums and broadcasts."""
+    return settings.parallel.backend in ("gloo", "nccl")
 
 
-def sent_bytes(settings: Settings, stage: int, device: str = "cpu") -> float:
+def sent_bytes(settings: Settings, stage: int) -> float:
     """Bytes that a worker of that stage sends in a step without deaths: boundary tensors and its part of the reduction.
 
     Unsharded: 2 (D-1)/D of the sums (collectives). With k copies of each unit, over TCP: (D-1)/D of the sums to the
@@ -117,7 +128,7 @@ def sent_bytes(settings: Settings, stage: int, device: str = "cpu") -> float:
         return boundary + 2 * (n - 1) / n * memory.sums
     count = memory.gradient / FLOAT
     weights = (HALF if settings.numerics.precision == "bf16" else FLOAT) * count
-    if _together(settings, device):
+    if _together(settings):
         return boundary + (n - 1) / n * (memory.sums + (k > 1) * memory.gradient + (k < n) * weights)
     return boundary + (n - 1) / n * memory.sums + (k - 1) / n * memory.gradient + (n - k) / n * weights
 

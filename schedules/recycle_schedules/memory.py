@@ -24,7 +24,8 @@ from .ops import Worker
 
 @dataclass(frozen=True)
 class StageMemory:
-    """Memory of a worker of one stage, in bytes, except for `copies` (a count) and `staggered` (a flag).
+    """Memory of a worker of one stage, in bytes, except for counts (`copies`, `adjacent`, `pipelines`) and the flag
+    `staggered`.
 
     weights     the weights used in computation, and autocast's rounded copies of them
     state       optimizer state of all parameters of the stage, one copy: moments, undo copies, and master weights if
@@ -45,6 +46,9 @@ class StageMemory:
     arriving    new weights of all blocks of the stage. Before the commit, a worker receives the blocks that it does not
                 hold, and keeps them besides the weights in use
     saved       copies from which a checkpoint and its digests are written
+    communicator  buffers of one communicator of NCCL; 0 without NCCL
+    adjacent    number of adjacent stages
+    pipelines   number of pipelines of the job
     """
 
     weights: float = 0.0
@@ -64,6 +68,9 @@ class StageMemory:
     update: float = 0.0
     arriving: float = 0.0
     saved: float = 0.0
+    communicator: float = 0.0
+    adjacent: int = 0
+    pipelines: int = 0
 
     def each(self, whole: bool = False) -> float:
         """Most bytes that one micro-batch in flight takes. whole: whether every backward is a B."""
@@ -75,12 +82,18 @@ class StageMemory:
 
     def always(self, peers: int, ran: int) -> dict[str, float]:
         """Permanent memory in bytes, by purpose. ran: micro-batches that the worker runs in a step."""
-        return {
+        parts = {
             "weights": self.weights,
             "optimizer state": self.state * self.share(peers),
             "sums": self.sums,
             "replay log": self.boundary * ran,
         }
+        return parts | ({"communicators": self.communicator * self.groups(peers)} if self.communicator else {})
+
+    def groups(self, peers: int) -> int:
+        """Number of communicators of a worker: one of the stage, and pairs with the adjacent stages. It has such pairs
+        in its own pipeline, and in each pipeline whose worker of this stage is dead."""
+        return (self.pipelines > 1) + self.adjacent * (1 + self.pipelines - peers)
 
     def moments(self, peers: int, in_flight: float, whole: bool = False) -> dict[str, dict[str, float]]:
         """Additional memory in each phase of a step: {phase: {purpose: bytes}}."""

@@ -32,6 +32,13 @@ def test_the_peak_is_that_of_the_fullest_phase():
     assert stage(staggered=True).peak(peers=2, ran=4, in_flight=9)["reduced gradient"] == 40
 
 
+def test_each_dead_worker_of_a_stage_costs_its_peers_a_communicator_for_each_adjacent_stage():
+    of = stage(communicator=7, adjacent=2, pipelines=4)
+    assert [of.always(peers, 0)["communicators"] / 7 for peers in (4, 3, 2)] == [3, 5, 7]
+    assert stage(communicator=7, adjacent=1, pipelines=1).always(1, 0)["communicators"] == 7, "no peers, no sum"
+    assert "communicators" not in stage().always(4, 0)
+
+
 def test_shards_and_received_bytes_depend_on_the_number_of_live_peers():
     assert [stage(copies=2).share(n) for n in (1, 2, 4, 8)] == [1, 1, 0.5, 0.25]
     assert stage(copies=2).always(8, 0)["optimizer state"] == 30

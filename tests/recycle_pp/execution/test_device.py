@@ -1,6 +1,5 @@
 """The choice of device and backend, also on simulated machines with GPUs."""
 
-import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -29,6 +28,7 @@ def gpus(monkeypatch):
         monkeypatch.setattr(torch.cuda, "set_device", current.append)
         return current
 
+    monkeypatch.setattr(device.limits, "raise_open_files", lambda: None)
     for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     return pretend
@@ -81,15 +81,19 @@ def test_the_start_prints_the_version_and_the_environment_of_nccl(gpus, nccl_is,
     assert note.startswith("NCCL 2.30.7: ") and "NCCL_NVLS_ENABLE=0" in note and "NCCL_MAX_CTAS=1" in note
 
 
-def test_the_start_warns_of_a_small_dev_shm_if_nccl_is_used(gpus, nccl_is, monkeypatch):
+def test_the_limits_of_the_system_are_checked_only_if_nccl_is_used(gpus, nccl_is, monkeypatch):
+    gpus(2)
     nccl_is((2, 30, 7))
-    about = os.statvfs("/")
-    free = [*about]
-    free[4] = (64 << 20) // about.f_frsize  # f_bavail
-    monkeypatch.setattr(device.os, "statvfs", lambda path: os.statvfs_result(free))
-    _, warning = notes("nccl", "nccl", GPU)
-    assert warning.startswith("/dev/shm has less than 256 MB left, and NCCL uses it")
-    assert notes("tcp", "tcp", GPU) == []
+
+    def refuse():
+        raise ValueError("open files")
+
+    monkeypatch.setattr(device.limits, "raise_open_files", refuse)
+    monkeypatch.setattr(device.limits, "warnings", lambda: ["/dev/shm"])
+    assert backend_for("tcp", GPU) == "tcp" and backend_for("auto", CPU) == "tcp"
+    assert notes("tcp", "tcp", GPU) == [] and notes("nccl", "nccl", GPU)[1:] == ["/dev/shm"]
+    with pytest.raises(ValueError, match="open files"):
+        backend_for("nccl", GPU)
 
 
 @pytest.mark.parametrize(

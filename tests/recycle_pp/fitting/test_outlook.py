@@ -50,3 +50,17 @@ def test_stages_without_room_run_whole_backwards_or_recompute_stage_by_stage():
 def test_two_pipelines_survive_one_death_of_a_stage():
     *_, two = outlook(job("parallel.pipelines=2"), 80e9, "cuda")
     assert [row.peers for row in two.rows] == [0, 0, 0, 0] and two.period is None
+
+
+def test_communicators_of_nccl_take_memory_and_grow_with_deaths():
+    nccl = outlook(job("parallel.backend=nccl"), 141e9, "cuda")
+    assert [[row.parts["communicators"] / 200e6 for row in of.rows] for of in nccl] == [
+        [2, 3, 3, 2], [3, 5, 5, 3], [4, 7, 7, 4],
+    ]  # fmt: skip
+    tcp = outlook(job(), 141e9, "cuda")
+    assert all("communicators" not in row.parts for outcome in tcp for row in outcome.rows)
+
+
+def test_communicators_leave_less_room_for_micro_batches():
+    tight = [outlook(job("parallel.backend=nccl"), size, "cuda")[0].rows[1].bytes for size in (60e9, 80e9)]
+    assert tight[0] <= 60e9 and tight[1] <= 80e9

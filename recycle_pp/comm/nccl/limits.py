@@ -1,0 +1,88 @@
+"""The limits of the system that NCCL may exceed: space in /dev/shm, open files, locked memory. Imports no torch.
+
+raise_open_files()     # ValueError, with one sentence for the user, if NCCL cannot work with the hard limit
+warnings()             # a sentence for each limit that may be too small
+
+Only a limit with which no communicator could be built is refused. Most of NCCL's needs depend on how the GPUs are
+connected, which only NCCL knows. The needs are from NCCL's user guide, "Runtime and MPI issues".
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from contextlib import suppress
+from pathlib import Path
+
+SHARED_MEMORY = 256 << 20  # bytes; Docker's default is 64 MB, and GPUs without a direct path take 10 MB for each pair
+LOCKED_MEMORY = 1 << 30  # bytes; network cards read and write only locked memory
+OPEN_FILES = 4096
+COMMUNICATORS = 5  # of a worker after a death: its stage's, and one with each neighbor in two pipelines
+LEAST_FILES = 4  # of a communicator: two sockets on which it listens, and two to the next and the previous rank
+CAP_IPC_LOCK = 14  # capabilities(7): no limit of locked memory
+
+
+def raise_open_files() -> None:
+    """Raises this process's soft limit of open files to the hard limit. ValueError if that is too small for certain."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    used = len(os.listdir("/proc/self/fd"))
+    if hard < (need := used + COMMUNICATORS * LEAST_FILES):
+        raise ValueError(
+            f"parallel.backend=nccl needs at least {need} open files for each worker, and the hard limit is {hard}; "
+            f"raise it to {OPEN_FILES} (ulimit -Hn {OPEN_FILES}, docker run --ulimit nofile={OPEN_FILES}), or set "
+            "parallel.backend=tcp"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def warnings() -> list[str]:
+    return [sentence for sentence in (_shared_memory(), _open_files(), _locked_memory()) if sentence]
+
+
+def _shared_memory() -> str:
+    free = 0
+    with suppress(FileNotFoundError):
+        about = os.statvfs("/dev/shm")
+        free = about.f_bavail * about.f_frsize
+    if free >= SHARED_MEMORY:
+        return ""
+    return (
+        f"/dev/shm has {free >> 20} MB left, and NCCL may need {SHARED_MEMORY >> 20} MB there between the GPUs of a "
+        "machine; if it fails at the start, enlarge /dev/shm (docker run --shm-size=1g), or allow NUMA calls, with "
+        "which NCCL 2.24 or newer does without /dev/shm (docker run --cap-add SYS_NICE)"
+    )
+
+
+def _open_files() -> str:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard >= OPEN_FILES:
+        return ""
+    return (
+        f"a worker may open {hard} files, and NCCL may need {OPEN_FILES}, most of them after deaths; raise the limit "
+        f"(ulimit -Hn {OPEN_FILES}, docker run --ulimit nofile={OPEN_FILES})"
+    )
+
+
+def _locked_memory() -> str:
+    """Empty also without a card that needs locked memory (InfiniBand, RoCE), or if NCCL must not use it."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft >= LOCKED_MEMORY or soft == resource.RLIM_INFINITY or _may_lock() or not _cards():
+        return ""
+    return (
+        f"a worker may lock {soft >> 10} kB of memory, and NCCL may need {LOCKED_MEMORY >> 20} MB for InfiniBand or "
+        "RoCE; remove the limit (ulimit -l unlimited, docker run --ulimit memlock=-1), or set NCCL_IB_DISABLE=1"
+    )
+
+
+def _cards() -> list[str]:
+    if os.environ.get("NCCL_IB_DISABLE", "0") != "0":
+        return []
+    with suppress(FileNotFoundError):
+        return os.listdir("/sys/class/infiniband")
+    return []
+
+
+def _may_lock() -> bool:
+    status = Path("/proc/self/status").read_text()
+    effective = status.partition("CapEff:")[2].split()[0]
+    return bool(int(effective, 16) >> CAP_IPC_LOCK & 1)
