@@ -1,11 +1,12 @@
 """Turns the reports of all members of a generation into orders: the rest of the broken step, and each worker's actions.
 
     adoption = adopt(problem, reports, committed=6, steps=100, units=units, planner=planner, derive=actions)
-    adoption.left                                        # of step 7: lost ops, stages with a finished sum
-    adoption.plans                                       # step -> plan of its remainder
+    adoption.left                                        # the work left in step 7
+    adoption.plans                                       # step -> plan of the work left in that step
     adoption.message(worker, generation, evaluate, stagger)      # for each member
 
-Pure: no sockets, no clock, no torch. A new coordinator gets the same result, because it depends on reports alone.
+Pure: no sockets, no clock, no torch. A new coordinator gets the same result, because the result depends on the reports
+alone.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ Derive = Callable[[Plan], Actions]
 class Adoption:
     """Fields:
 
-    left     remainder of the step in progress
-    plans    step -> plan of its remainder
-    actions  step -> actions of its remainder, for this step and the next; None if nothing is left to run
-    copies   stage -> source of its summed gradients, if one of its workers lacks them
-    revoked  stages that must sum again
-    shares   stage -> holders of its units
-    ahead    a worker has applied a step that is not committed
+    left     the work left in the step in progress
+    plans    step -> plan of the work left in that step, for the step in progress and perhaps the next one
+    actions  step -> actions of that plan; None if the step has nothing left to run
+    copies   stage -> worker that sends the stage's summed gradients to its peers; only if a peer lacks them
+    revoked  stages that must sum their gradients again
+    shares   stage -> holders of the stage's units (a unit is a block of one layer's state)
+    ahead    whether a worker has applied a step that is not committed
     """
 
     left: Remainder
@@ -49,7 +50,7 @@ class Adoption:
         return Adopt(
             generation=generation,
             steps={step: of.packed(worker) if of else b"" for step, of in self.actions.items()},
-            copy=self.copies.get(worker.stage),  # a broadcast, so the whole stage takes part
+            copy=self.copies.get(worker.stage),  # the copy is a broadcast, so all workers of the stage take part
             revoked=sorted(self.revoked),
             evaluate=evaluate,
             stagger=stagger,
@@ -67,14 +68,14 @@ def adopt(
     planner: Planner,
     derive: Derive,
 ) -> Adoption:
-    """Plans what is left after the newest committed step, given what the live workers have done since.
+    """Plans the work left after the newest committed step, as reported by the live workers.
 
-    Planning may take long. Raises StageLost.
+    Planning may take long. Raises StageLost if a unit has no holder left.
     """
     records, ahead = _records(reports, committed + 1), _records(reports, committed + 2)
     void = units.void(reports, records)
     left = remainder(problem, records, {worker: report.busy for worker, report in reports.items()})
-    revoked = left.revoked | void  # if a stage is revoked, all work ahead of the commit is undone
+    revoked = left.revoked | void  # if a stage is revoked, all work on the next step is undone
     open_steps = {}
     if committed + 1 < steps and (left.sources or any(r.done for r in records.values())):
         open_steps[committed + 1] = left

@@ -3,8 +3,8 @@
     assignment = initial(pipelines=2, stages=2)                         # member 3 plays worker 1.1
     assignment = refilled(assignment, present={0, 2, 3}, stages=2)      # a stage has lost all its workers
 
-The job owns the assignment. It changes only when a stage is lost: the last resort of the recovery contract, in which
-members of other stages take over and all load the newest checkpoint.
+The job owns the assignment. It changes only when a stage has no live worker left. As a last resort, members of other
+stages then take over the stage, and all members load the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def initial(pipelines: int, stages: int) -> dict[int, Worker]:
 def refilled(assignment: Mapping[int, Worker], present: Collection[int], stages: int) -> dict[int, Worker]:
     """An assignment in which every stage has a present member. Moves as few members as possible.
 
-    assignment  a bijection onto all D * P workers
+    assignment  member -> worker, a bijection onto all D * P workers
     present     members that can take part
     Raises ValueError if fewer members are present than there are stages.
     """

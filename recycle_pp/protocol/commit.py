@@ -3,12 +3,12 @@
     vote = make_vote(generation, 7, squares, finite, fits, counts, losses, speaks=True)     # on a worker
     ballot = Ballot(step=7, stages=4, microbatches=18, clip=1.0)
     ballot.cast(worker, vote)
-    if ballot.complete(live): decision = ballot.decide()                            # unless ballot.misfits
+    if ballot.complete(live): decision = ballot.decide()                            # if ballot.misfits is empty
 
-A worker votes when it has its stage's reduced gradients. These include how often each micro-batch was counted, and its
-loss. So at every step the job checks that no sample was skipped or counted twice, and that the peers of a stage hold
-the same sums. All votes of a step arrive at once, and the step waits for the last one. To keep them small, one peer of
-each stage sends the values, and the others send a digest of them.
+A worker votes when it has its stage's reduced gradients. With the gradients, a stage also sums how often each
+micro-batch was counted, and its loss. So at every step the job checks that no sample was skipped or counted twice, and
+that the peers of a stage hold the same sums. All votes of a step arrive at once, and the step waits for the last one.
+To keep the votes small, only one peer of each stage sends the values. The others send a digest of their own values.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ def make_vote(
     changed: Sequence[int] = (),
 ) -> Vote:
     """counts: how often each micro-batch is in the gradient; 1 if correct
-    speaks: this worker sends the values for its stage
+    speaks: whether this worker sends the values for its stage
     checksums, changed: see `Vote`"""
     every = (finite, fits, *squares, *counts, *losses)
-    numbers = array("d", [x if x == x else math.nan for x in every])  # NaNs differ in sign and payload
+    numbers = array("d", [x if x == x else math.nan for x in every])  # one NaN, as NaNs differ in sign and payload
     return Vote(
         generation=generation,
         step=step,
@@ -62,8 +62,8 @@ def make_vote(
 @dataclass(frozen=True)
 class Decision:
     """scale: clip factor; None: skip the update
-    norm: of the gradient, before clipping
-    loss: mean over the step"""
+    norm: norm of the gradient before clipping
+    loss: mean loss of the step's micro-batches"""
 
     step: int
     scale: float | None
@@ -97,12 +97,13 @@ class Ballot:
 
     @property
     def misfits(self) -> list[int]:
-        """Stages whose finite sums did not fit the fixed point. Empty if any gradient is not finite."""
+        """Stages whose gradients overflowed the fixed-point sums. Empty if any gradient is not finite."""
         finite = all(vote.finite for vote in self.votes.values())
         return sorted({w.stage for w, vote in self.votes.items() if not vote.fits}) if finite else []
 
     def decide(self) -> Decision:
-        """Uses the values of each stage's first worker. fsum is exact, so the norm does not depend on the stages."""
+        """Uses the values that the first worker of each stage has sent. fsum is exact, so the norm does not depend on
+        how the layers are divided into stages."""
         by_stage = {w.stage: v for w, v in sorted(self.votes.items(), reverse=True)}
         norm, scale = clip_scale([x for s in range(self.stages) for x in by_stage[s].squares], self.clip)
         losses = by_stage[self.stages - 1].losses
@@ -111,6 +112,7 @@ class Ballot:
 
 
 def clip_scale(squares: Sequence[float], clip: float | None) -> tuple[float, float]:
-    """Global norm from squared norms, and torch.nn.utils.clip_grad_norm_'s factor min(1, clip / (norm + 1e-6))."""
+    """The global norm from squared norms, and the factor of torch.nn.utils.clip_grad_norm_: min(1, clip / (norm +
+    1e-6))."""
     norm = math.sqrt(math.fsum(squares)) if all(map(math.isfinite, squares)) else math.nan
     return norm, 1.0 if clip is None else min(1.0, clip / (norm + 1e-6))

@@ -19,19 +19,19 @@ _EVENTS: Any = Union[tuple(Event.__subclasses__())]  # noqa: UP007  # a variable
 
 
 def encode(event: Event) -> bytes:
-    """Any thread. Bytes become base64."""
+    """The event as JSON, with bytes in base64. Any thread may call this."""
     text = msgspec.json.encode(event)
     # msgspec writes NaN and infinity as null. Python's encoder is slower, but keeps them.
     return json.dumps(msgspec.to_builtins(event), separators=(",", ":")).encode() if b"null" in text else text
 
 
 def decode(data: Any) -> Event:
-    """data: the parsed JSON. ValueError, one sentence, if it is no event."""
+    """The event in parsed JSON. Raises ValueError, whose message is one sentence, if `data` is not an event."""
     event: Event = msgspec.convert(data, _EVENTS, str_keys=True)  # msgspec's errors are ValueErrors
     return event
 
 
 def fingerprint(outcome: Outcome) -> str:
-    """16 hexadecimal digits. Any thread."""
+    """A hash of the outcome, as 16 hexadecimal digits. Any thread may call this."""
     everything = [outcome.sends, outcome.notes, outcome.expiry]
     return blake2b(msgspec.msgpack.encode(everything), digest_size=8).hexdigest()

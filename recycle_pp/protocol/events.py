@@ -5,8 +5,8 @@
     for note in outcome.notes: ...              # what happened, and why
     if outcome.expiry: ...                      # pass it to the job after control.suspicion seconds
 
-The same events in the same order lead to the same job, so a list of events is a complete record of its decisions. Plans
-are not part of events, because the planner is a pure function of the problem.
+The same events in the same order lead to the same job, so a list of events is a complete record of the job's decisions.
+Plans are not part of events, because the planner is a pure function of the problem.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Event(msgspec.Struct, frozen=True, tag=True):
 class WorkerDescribed(Event, frozen=True):
     """A worker has built its stage.
 
-    host:  the machine it runs on
-    units: names of the units of its stage's state
+    host:  the machine that the worker runs on
+    units: names of the units of its stage's state (a unit is a block of one layer's state)
     """
 
     worker: Worker
@@ -46,9 +46,10 @@ class WorkerDescribed(Event, frozen=True):
 
 
 class WorkerReady(Event, frozen=True):
-    """A worker can take part: in the first generation, or, later, after it has followed its units.
+    """A worker has started. It takes part in the first generation or, if that has begun, becomes a joiner: it copies
+    its units from peers before it takes part.
 
-    earliest: first step that it may take part in
+    earliest: first step that the worker may take part in
     """
 
     worker: Worker
@@ -73,9 +74,9 @@ class WorkerEvicted(Event, frozen=True):
 
 
 class WorkerReturned(Event, frozen=True):
-    """A member has reconnected to the coordinator. Messages in both directions may be lost.
+    """A member has reconnected to the coordinator. Messages in both directions may have been lost.
 
-    committed: the newest commit that the worker received
+    committed: the newest committed step that the worker knows
     """
 
     worker: Worker
@@ -83,13 +84,13 @@ class WorkerReturned(Event, frozen=True):
 
 
 class CoordinatorReplaced(Event, frozen=True):
-    """This job continues one whose coordinator was lost."""
+    """This job continues a job whose coordinator was lost."""
 
     found: Found
 
 
 class Restarted(Event, frozen=True):
-    """A stage is lost, so all members restart from a checkpoint, some of them as other workers.
+    """A stage is lost, so all members restart from a checkpoint, some of them as workers of other stages.
 
     step:    number of committed steps in the checkpoint
     present: members that are alive, at least one for each stage
@@ -110,13 +111,15 @@ class ProblemChanged(Event, frozen=True):
 
 
 class PlanMade(Event, frozen=True):
-    """`Job.steady.plan` has planned the steps of this problem. The problem may have changed since."""
+    """`Job.steady.plan` has planned the steps of this problem. The job's problem may have changed since."""
 
     problem: Problem
 
 
 class SavingChanged(Event, frozen=True):
-    """occupied: a checkpoint is being written, so only the run's last checkpoint may start
+    """A change in when to save checkpoints.
+
+    occupied: a checkpoint is being written, so only the run's last checkpoint may start
     due: the next commit must save a checkpoint
     """
 
@@ -125,15 +128,15 @@ class SavingChanged(Event, frozen=True):
 
 
 class EndRequested(Event, frozen=True):
-    """Ends the job at the next commit, with a checkpoint. Its members then wait, and the phase is `ended`. No effect
-    while the run's last step is in progress."""
+    """Ends the job at the next commit, with a checkpoint. The members then wait, and the phase of the job is `ended`.
+    Has no effect while the run's last step is in progress."""
 
 
 class HoldExpired(Event, frozen=True):
     """The job has waited too long for a joiner that lacks the newest step. The joiner's donor or the network may have
     failed.
 
-    generation: in which the job began to wait
+    generation: the generation in which the job began to wait
     """
 
     generation: int
@@ -149,7 +152,8 @@ class Outcome:
     """The results of one event.
 
     sends: messages, in order
-    notes: dicts with a name under "event", to act on or to record; without sets, whose order differs between processes
+    notes: dicts with a name under "event", for the caller to act on or to record. They contain no sets, because the
+        order of a set differs between processes
     expiry: an event to pass to the job after control.suspicion seconds, or None
     """
 

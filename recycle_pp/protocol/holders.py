@@ -6,13 +6,14 @@
     missing(held, table, sizes)                        # copies to make: (unit, from, to)
     on_one_host(table, hosts)                          # a host whose loss would lose a unit, or None
 
-Peers are named by pipeline. Units are those of the stage's layout, sizes their elements. The first holder of a unit
-reduces its gradient, sends the gradient to the other holders, and sends the updated weights to all other peers.
+Peers are the workers of one stage, named by pipeline. A unit is a block of one layer's state, and `sizes` has the
+number of elements of each unit. The first holder of a unit reduces the unit's gradient, sends the gradient to the other
+holders, and sends the updated weights to all other peers.
 
-At the start, peers form groups of `copies` that share all they hold, on different hosts if possible (copysets: Cidon et
-al., USENIX ATC 2013). Two simultaneous deaths lose a unit only if they hit the same group. Later, missing copies go to
-the peers with the least load, and a peer that returns takes copies from overloaded peers. Copies of a unit are placed
-on different hosts if this overloads no peer.
+At the start, peers form groups of `copies`, on different hosts if possible, and all copies of a unit are in one group
+(copysets: Cidon et al., USENIX ATC 2013). So two simultaneous deaths lose a unit only if they hit the same group.
+Later, missing copies go to the peers with the least load, and a peer that returns takes copies from overloaded peers.
+Copies of a unit are placed on different hosts if this overloads no peer.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from itertools import accumulate
 
 Table = list[list[int]]
 Copy = tuple[int, int, int]  # unit, from, to
-SLACK = 0.04  # share of the mean load; smaller imbalances are not corrected
+SLACK = 0.04  # imbalances below this fraction of the mean load are not corrected
 
 
 def placed(sizes: Sequence[int], peers: Collection[int], copies: int, hosts: Mapping[int, str] | None = None) -> Table:
     """The initial table: neighbouring units have the same holders, and all peers hold about the same amount.
 
     Each peer is the first holder of one share of all elements; the next peers in its group hold copies. With copies=0,
-    all peers hold all units, with the same first holder.
+    all peers hold all units, and all units have the same first holder.
     """
     if not copies:
         return [sorted(peers)] * len(sizes)
@@ -42,12 +43,12 @@ def placed(sizes: Sequence[int], peers: Collection[int], copies: int, hosts: Map
 
 
 def groups(peers: Collection[int], copies: int, hosts: Mapping[int, str] | None = None) -> list[list[int]]:
-    """Groups of `copies` peers, on different hosts unless one host has more peers than there are groups. Leftover peers
-    join one group each."""
+    """Divides peers into groups of `copies`. The peers of a group are on different hosts, unless one host has more
+    peers than there are groups. Each leftover peer joins a different group."""
     hosts, count = hosts or {}, max(1, len(peers) // max(1, copies))
     of = {peer: hosts.get(peer, "") for peer in peers}
     names = list(of.values())
-    dealt = sorted(peers, key=lambda peer: (-names.count(of[peer]), of[peer], peer))  # neighbours: different groups
+    dealt = sorted(peers, key=lambda peer: (-names.count(of[peer]), of[peer], peer))  # neighbours join different groups
     return [sorted(dealt[k::count]) for k in range(count)]
 
 
@@ -58,9 +59,9 @@ def refilled(
     copies: int,
     hosts: Mapping[int, str] | None = None,
 ) -> Table:
-    """The table after deaths and returns. Moves little more than the minimum.
+    """The table after deaths and returns. Moves few more copies than necessary.
 
-    held: live holders by unit, in any order, at least one each
+    held: unit -> its live holders, at least one, in any order
 
     Gives missing copies to the peers with the least load, then moves copies from overloaded peers to peers far below
     the mean, then balances the first holders.
@@ -86,14 +87,14 @@ def refilled(
             load[peer] += size
     for peer in sorted(load, key=lambda p: (load[p], p)):
         if load[peer] < mean - slack:
-            for gain in (1, 0):  # first moves that add a host for a unit; never moves that remove one
+            for gain in (1, 0):  # first the moves that put a unit on one more host; no move may lose a host
                 _take_share(peer, table, sizes, load, mean, of, gain)
     _balance_first(table, sizes, len(load), slack)
     return table
 
 
 def on_one_host(table: Table, hosts: Mapping[int, str]) -> str | None:
-    """A host with all copies of a unit that has several; None if there is no such host."""
+    """A host that has all copies of a unit with more than one copy; None if there is no such host."""
     return next((hosts[of[0]] for of in table if len(of) > 1 and len({hosts[peer] for peer in of}) == 1), None)
 
 
@@ -103,7 +104,7 @@ def lost(held: Sequence[Collection[int]]) -> list[int]:
 
 
 def missing(held: Sequence[Collection[int]], table: Table, sizes: Sequence[int]) -> list[Copy]:
-    """The copies to make, in the order of the units. The source is the holder that has sent the least so far."""
+    """The copies to make, in the order of the units. The source is the holder with the least to send so far."""
     sent: dict[int, int] = {}
     found = []
     for unit, holders in enumerate(table):
@@ -124,7 +125,7 @@ def _take_share(
     hosts: Mapping[int, str],
     gain: int,
 ) -> None:
-    """Moves units to `peer`. gain: only moves that put a unit on that many more hosts."""
+    """Moves units to `peer` until its load reaches the mean. Makes only moves that put a unit on `gain` more hosts."""
     for holders, size in zip(table, sizes, strict=True):
         if load[peer] >= mean:
             return
@@ -140,7 +141,8 @@ def _take_share(
 
 
 def _balance_first(table: Table, sizes: Sequence[int], peers: int, slack: float) -> None:
-    """Balances, in place, the work of first holders: passes it from overloaded peers to other holders of the unit."""
+    """Balances the work of first holders, in place. The least loaded holder of a unit replaces an overloaded first
+    holder."""
     load: dict[int, int] = {}
     for holders, size in zip(table, sizes, strict=True):
         load[holders[0]] = load.get(holders[0], 0) + size

@@ -1,10 +1,10 @@
 """The units that one worker holds, as it reports them.
 
 holdings = Holdings(me=1, sizes=[...], loaded=-1)     # `participant.holdings`
-holdings.caught_up(step, units)                       # before it is a member: it has these units after that step
-holdings.reported()                                   # its part of a report
+holdings.caught_up(step, units)                       # before membership: it has these units in their state after step
+holdings.reported()                                   # the held units, as a part of the worker's report
 holdings.adopt(shares)                                # new holders, from the coordinator
-holdings.took(unit); holdings.settled()               # one copy has arrived; all have arrived
+holdings.took(unit); holdings.settled()               # the copy of one unit has arrived; all copies have arrived
 holdings.commit(step, savers)                         # a step is committed
 """
 
@@ -22,14 +22,16 @@ NOTHING = -9  # a step number before all others
 class Holdings:
     """The state that one worker holds. Pure, and guarded by the lock of its Participant.
 
-    me       its pipeline
-    sizes    elements of every unit of the stage
-    loaded   the step of its initial state, which includes all units; None once it is dropped
-    weights  newest step of which it has all weights; one less if it has the exponents but not all weights
-    units    units that it holds in their state after the newest committed step
-    shares   of the current generation; None before the first one
-    mine     units that it must hold according to the shares, ascending
-    saves    step -> units that it saves, for commits with a checkpoint
+    A unit is a block of one layer's state. Exponents are those of the fixed-point gradient sums (`numerics`).
+
+    me       pipeline of the worker
+    sizes    number of elements of every unit of the stage
+    loaded   step of the worker's initial state, which has all units; None once that state is dropped
+    weights  newest step of which the worker has all weights; one less if it has the exponents but not all weights
+    units    units that the worker holds in their state after the newest committed step
+    shares   holders of the stage's units in the current generation; None before the first generation
+    mine     units that the worker must hold according to `shares`, ascending
+    saves    step -> units that the worker saves, for commits with a checkpoint
     """
 
     me: int
@@ -43,18 +45,18 @@ class Holdings:
 
     def __post_init__(self) -> None:
         self.weights = NOTHING if self.loaded is None else self.loaded
-        self._since = self.loaded  # the step of `units`, before this worker is a member
+        self._since = self.loaded  # before membership: step of the state that this worker has
 
     def reported(self) -> Holds:
         return Holds(self.sizes, sorted(self.units), self.loaded, self.weights)
 
     def caught_up(self, step: int, units: Collection[int]) -> None:
-        """The worker has the state of these units after that step, and the exponents."""
+        """Records that the worker has these units in their state after `step`, and the exponents."""
         self.units, self.loaded, self._since = set(units), None, step
         self.weights = step if len(self.units) == len(self.sizes) else step - 1
 
     def join(self, committed: int) -> None:
-        """Its first generation. Drops its state if a step has been committed since."""
+        """Called at the worker's first generation. Drops the worker's state if it is not the newest committed one."""
         if self._since != committed:
             self.units, self.loaded, self.weights = set(), None, NOTHING
 
@@ -63,32 +65,34 @@ class Holdings:
         self.mine = [unit for unit, holders in enumerate(shares.holders) if self.me in holders]
 
     def informed(self, committed: int) -> None:
-        """The worker has the exponents after the newest step. Call it before `took`: holders have exponents."""
+        """Records that the worker has the exponents after the newest step. Call this before `took`, because every
+        holder must have the exponents."""
         self.weights = max(self.weights, committed - 1)
 
     def took(self, unit: int) -> None:
-        """A copy is complete."""
+        """Records that the copy of a unit is complete."""
         self.units.add(unit)
 
     def settled(self) -> None:
-        """The worker holds all its units, and drops the rest of its initial state."""
+        """Records that the worker holds all its units, and drops the rest of its initial state."""
         self.units |= set(self.mine)
         self.loaded = None
 
     def gathered(self, step: int) -> None:
-        """The worker has all weights after that step: the newest one, or one that was applied before its commit."""
+        """Records that the worker has all weights after `step`: the newest committed step, or one that was applied
+        before its commit."""
         self.weights = step
 
     def taken_back(self, committed: int) -> None:
-        """All holders have undone an update. This worker may have received weights after that update."""
+        """Records that all holders undo an update. This worker may have received the updated weights."""
         self.weights = min(self.weights, committed - 1)
 
     def distrust(self, committed: int) -> None:
-        """Received weights may be wrong, so all of them are needed again."""
+        """Records that received weights may be wrong, so the worker needs all weights again."""
         self.weights = min(self.weights, committed - 1)
 
     def commit(self, step: int, savers: Collection[int]) -> None:
-        """A step is committed, so every worker holds its units. Other units are out of date.
+        """Records that a step is committed. The worker holds the units in `mine`; its other units are out of date.
 
         savers: pipelines of the stage's workers that save a checkpoint of that step; may be empty"""
         assert self.shares is not None

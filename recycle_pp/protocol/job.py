@@ -10,8 +10,8 @@ A pure event machine: no sockets, no clock, no torch. The coordinator drives it 
 possible order of events. Every membership change, whatever its cause, uses the same three messages:
 
     announce   to every member: a new generation and its members; messages of the old one are void
-    report     from every member: what it has done, what it holds, when it is free
-    adopt      to every member: actions for the rest of the broken step; `plan` for later steps follows
+    report     from every member: its completed ops, the units that it holds, and when it can start its next op
+    adopt      to every member: actions for the rest of the interrupted step; `plan` for later steps follows
 
 A step ends with a `vote` from every live worker and a `commit` to every live worker. If finite gradients did not fit
 the fixed-point sums, or a worker's state was wrong, a new generation repeats the step instead. A death at any point,
@@ -67,7 +67,7 @@ from .validation import Validation
 
 @dataclass
 class Job:
-    """problem: the shape of the job without deaths. Its durations and limits may be replaced while it runs."""
+    """problem: the planning problem without deaths. Its durations and limits may be replaced while the job runs."""
 
     problem: Problem
     steps: int
@@ -75,11 +75,11 @@ class Job:
     derive: Derive
     clip: float | None = None
     stagger: bool = False
-    copies: int = 0  # of each unit of a stage's state (parallel.copies); 0: as many as the stage has workers
+    copies: int = 0  # copies of each unit of a stage's state (parallel.copies); 0: one for each worker of the stage
     third: bool = False  # continue without a worker whose copy is wrong (control.mismatch)
     first_step: int = 0
     evaluate_every: int = 0
-    evaluate_microbatches: int = 1  # of each pipeline in one pass of a validation
+    evaluate_microbatches: int = 1  # micro-batches of each pipeline in one pass of a validation
     save_every: int = 0
 
     generation: int = -1
@@ -95,7 +95,7 @@ class Job:
         self.attempt = FIRST  # attempt at the next step
         self.live: set[Worker] = set()
         self.joiners = Joiners()
-        self.leaving: set[Worker] = set()  # leave at the next commit
+        self.leaving: set[Worker] = set()  # workers that leave at the next commit
         self.finished: set[Worker] = set()
         self.skipped = 0  # consecutive skipped updates, up to the newest commit
         self.remainder_plans: dict[int, Plan] = {}  # step -> plan, from the last adoption
@@ -107,7 +107,7 @@ class Job:
         self._base: int | None = None  # newest generation that rebuilt all links
         self._speculation = Speculation(self.stagger)
         self._validation = Validation()
-        self._wrong: dict[Worker, str] = {}  # removed but still alive: the fault in their state
+        self._wrong: dict[Worker, str] = {}  # worker that was removed but is still alive -> fault in its state
         self.saving = SavingChanged(occupied=False, due=False)  # newest event of this type
         self._ending = False  # the next commit is the last one
         self._notes: list[Json] = []  # notes of the current event
@@ -125,8 +125,8 @@ class Job:
         return self.live - self._reports.keys() if self.phase == "reporting" else set()
 
     def handle(self, event: Event) -> Outcome:
-        """Applies one event. Two notes end the job: "stage_lost" (stage, what) if a stage has no worker or no copy of a
-        part of its state, and "violation" (detail) if training would continue with wrong numbers."""
+        """Applies one event. After two of the notes the job cannot continue: "stage_lost" (stage, what) if a stage has
+        no worker or no copy of a part of its state, and "violation" (detail) if the numbers would be wrong."""
         self._notes, self._expiry = [], None
         try:
             sends = _EVENTS[type(event)](self, event)
@@ -167,7 +167,7 @@ class Job:
         return self._find_donors()
 
     def _died(self, event: WorkerDied) -> list[Send]:
-        """Raises StageLost once if the stage has no worker left."""
+        """Raises StageLost if the stage has no worker left. Later deaths do not raise it again."""
         worker = event.worker
         if self.phase == "starting":
             self.waiting.discard(worker)
@@ -195,8 +195,8 @@ class Job:
         return out + self._find_donors()
 
     def _received(self, event: MessageReceived) -> list[Send]:
-        """Ignores messages of old generations and of dead workers. Raises StageLost once if a unit has no copy left,
-        which the last report of a generation shows."""
+        """Ignores messages of old generations and of dead workers. Raises StageLost if the last report of a generation
+        shows that a unit has no copy left. Later messages are ignored."""
         if self.phase == "lost" or is_void(event.message, self.generation):
             return []
         return _MESSAGES[type(event.message)](self, event.worker, event.message)
@@ -210,7 +210,7 @@ class Job:
         return []
 
     def _take_over(self, event: CoordinatorReplaced) -> list[Send]:
-        """Continues the job with the live members. Raises StageLost."""
+        """Continues the job with the live members. Raises StageLost if a stage has none."""
         found = event.found
         self.generation, self.committed, self.live = found.generation, found.committed, set(found.live)
         self.attempt = found.attempt
@@ -235,7 +235,7 @@ class Job:
         out: list[Send] = []
         if event.committed < self.committed and self._newest is not None:
             out = [Send(worker, self._newest)]
-        self.joiners.died(worker)  # its joiners start again
+        self.joiners.died(worker)  # joiners of this donor restart
         if self.phase not in ("reporting", "running"):
             return out
         return out + self._regroup(rebuild=True) + self._find_donors()
@@ -285,7 +285,7 @@ class Job:
     # -- generations -------------------------------------------------------------------------------------------
 
     def _regroup(self, rebuild: bool = False) -> list[Send]:
-        """rebuild: rebuild all links. After a death alone, the links between live workers stay up."""
+        """Starts a generation. rebuild: rebuild all links. After a death alone, links between live workers stay up."""
         self.generation += 1
         if rebuild or self._base is None:
             self._base = self.generation
@@ -322,7 +322,7 @@ class Job:
         for (
             worker,
             detail,
-        ) in self._wrong.items():  # not earlier: it may be the only worker that knows that the step is void
+        ) in self._wrong.items():  # not earlier: a wrong worker may be the only one that knows that the step is void
             self._note("untrusted", worker=worker, detail=detail)
         self._wrong.clear()
         out = [Send(w, adoption.message(w, *about)) for w in sorted(self.live)]
@@ -342,9 +342,10 @@ class Job:
         return self._repeat(self._ballot.misfits) if self._ballot.misfits else self._commit()
 
     def _go_on_without(self, wrong: dict[Worker, str]) -> list[Send]:
-        """Removes these workers and repeats the whole step with the weights of the others: wrong weights were sent to
-        peers, and all workers may have used them. Once all others have adopted the new generation, an `untrusted` note
-        has the removed workers ended. Raises StageLost."""
+        """Removes workers with wrong state and repeats the whole step with the weights of the others. The step is void
+        because wrong weights were sent to peers, and all workers may have used them. Once all others have reported in
+        the new generation, an `untrusted` note asks to end each removed worker. Raises StageLost if a stage has no
+        worker left."""
         self.attempt = self.attempt._replace(repaired=self.attempt.repaired + 1)
         for worker, detail in wrong.items():
             self._note("mismatch", worker=worker, host=self.units.hosts.get(worker), detail=detail)
@@ -356,7 +357,7 @@ class Job:
         return self._regroup()
 
     def _repeat(self, stages: list[int]) -> list[Send]:
-        """Repeats the step with the same samples and more room. After a few attempts any float32 fits."""
+        """Repeats the step with the same samples and more room in the sums. After a few attempts any float32 fits."""
         self.attempt = self.attempt._replace(coarser=self.attempt.coarser + 1)
         self._note("repeated", step=self.committed + 1, stages=stages, attempt=self.attempt.coarser)
         return self._regroup()
@@ -369,11 +370,11 @@ class Job:
         early = self._ending and not last
         self.skipped = self.skipped + 1 if decision.scale is None else 0
         due = self.saving.due or self._due(self.save_every, decision.step)
-        save = last or early or (due and not self.skipped)  # the weights may have caused a gradient that is not finite
+        save = last or early or (due and not self.skipped)  # the weights may be the cause of the skipped update
         skipped = save and self.saving.occupied and not (last or early)
         saves = save and not skipped
         gone = set() if last or early else self._leave_now()
-        fresh = self.steady.fresh  # workers that are one step ahead have started it with the old plan
+        fresh = self.steady.fresh  # workers that are one step ahead run the next step with the old plan
         took_back = self._speculation.decided(decision.scale)
         joining = self.joiners.about_to_join(self.committed)
         hold = not last and (early or took_back or bool(gone) or joining or (fresh and self._speculation.allowed))
@@ -428,7 +429,7 @@ class Job:
         return []
 
     def _has_finished(self, worker: Worker, message: Finished) -> list[Send]:
-        """The parameters of this worker are final."""
+        """Records that the parameters of this worker are final."""
         if worker in self.live:
             self.finished.add(worker)
             self._finish_if_complete()
@@ -448,13 +449,14 @@ class Job:
         return [Send(of.donor, Donate(of.to, of.session, None, of.units, of.of)) for of in found]
 
     def _synced(self, worker: Worker, message: Synced) -> list[Send]:
-        """A joiner has its units in the state after a step. It can take part from the next commit on."""
+        """Records that a joiner has its units in the state after a step. Admits the ready joiners if the job waits for
+        them and none is missing."""
         waited_for = self.joiners.synced(worker, message.step, message.session) and self.phase == "holding"
         complete = waited_for and not self.joiners.about_to_join(self.committed)
         return self._admit(self.joiners.take_ready(self.committed)) if complete else []
 
     def _admit(self, ready: Collection[Worker]) -> list[Send]:
-        """Ends the wait for joiners. Those that are ready become members."""
+        """Ends the wait for joiners. The ready ones become members."""
         for back in ready:
             self.live.add(back)
             self._note("rejoined", worker=str(back), step=self.committed + 1)

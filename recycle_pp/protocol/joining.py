@@ -2,11 +2,13 @@
 
 joiners.add(worker, earliest=40)
 joiners.find_donors(live, committed, generation, sources)   # messages to the donors
-joiners.synced(worker, step, session)      # all its units are in the state after `step`
-joiners.about_to_join(committed)           # some lack only the newest step: wait for them
-joiners.take_ready(committed)              # those that lack nothing; they become members
-joiners.drop_late(committed)               # those that are still not ready start again with other donors
-joiners.check(give)                        # those whose donors no longer hold their units start again
+joiners.synced(worker, step, session)      # records that the worker has all its units in the state after `step`
+joiners.about_to_join(committed)           # whether some joiners lack only the newest step: wait for them
+joiners.take_ready(committed)              # the joiners that lack nothing; they become members
+joiners.drop_late(committed)               # joiners that are still not ready restart with new donors
+joiners.check(give)                        # joiners restart if a donor no longer holds the units that it sends
+
+A session is one attempt to bring a joiner up to date.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ from typing import NamedTuple
 
 from recycle_schedules import Worker
 
-LEAD = 3  # steps before `earliest` at which a joiner starts to follow its units
-SESSIONS = 1 << 20  # most sessions of one generation
+LEAD = 3  # a joiner starts to follow its units this many steps before `earliest`
+SESSIONS = 1 << 20  # limit on the number of sessions in one generation
 
 Sources = Callable[[Worker, Collection[Worker], Mapping[int, int]], dict[Worker, list[int]]]
-"""(joiner, live workers, joiners that each pipeline serves) -> donor -> units: see `units.Units.sources`"""
+"""(joiner, live workers, pipeline -> number of joiners that it serves) -> (donor -> units): see `Units.sources`"""
 
 
 class Donation(NamedTuple):
@@ -36,9 +38,9 @@ class Donation(NamedTuple):
 
 @dataclass
 class Joiner:
-    earliest: int  # step from which it may take part
+    earliest: int  # first step that the joiner may take part in
     donors: dict[Worker, list[int]] = field(default_factory=dict)  # donor -> the units that it sends
-    synced: int | None = None  # newest step in all its units; None until they have arrived
+    synced: int | None = None  # the joiner's units are in the state after this step; None until they have arrived
     session: int = -1
 
     def restart(self) -> None:
@@ -48,7 +50,7 @@ class Joiner:
 @dataclass
 class Joiners:
     _by_worker: dict[Worker, Joiner] = field(default_factory=dict)
-    _session: int = -1  # the newest session; increases, also with another coordinator
+    _session: int = -1  # number of the newest session; increases, also after a change of the coordinator
 
     def add(self, worker: Worker, earliest: int) -> None:
         self._by_worker[worker] = Joiner(earliest)
@@ -57,7 +59,7 @@ class Joiners:
         return worker in self._by_worker
 
     def died(self, worker: Worker) -> None:
-        """Removes a joiner, or a donor, whose joiners then start again with other donors."""
+        """Removes a dead joiner. If the worker was a donor, its joiners restart with other donors."""
         self._by_worker.pop(worker, None)
         for joiner in self._by_worker.values():
             if worker in joiner.donors:
@@ -81,8 +83,8 @@ class Joiners:
         return found
 
     def synced(self, worker: Worker, step: int, session: int) -> bool:
-        """Records progress. False if the worker is no longer a joiner, or if the session is old: its donors will not
-        send the next step."""
+        """Records progress of a joiner. Returns False if the worker is no longer a joiner, or if the session is old:
+        the donors of an old session do not send the next step."""
         joiner = self._by_worker.get(worker)
         if joiner is None or not joiner.donors or joiner.session != session:
             return False

@@ -4,7 +4,7 @@ A worker keeps one `Record` for each uncommitted step:
 
     record = Record(step=7)
     record.begin(OpKind.FORWARD, (1, 0)); record.finish()      # around every op
-    record.reported()                               # its part of a report
+    record.reported()                               # this record, as a part of the worker's report
 
 The coordinator computes the remaining work from the reports of the live workers:
 
@@ -12,8 +12,9 @@ The coordinator computes the remaining work from the reports of the live workers
     left.problem   # a Problem with `done`, `busy_until`, `committed`: the planner's input
     left.sources   # stage -> a live worker that holds the stage's reduced gradients
 
-Both are pure: no sockets, no clock, no torch. They use only reports of live workers, no information about dead ones. An
-op is missing exactly if no live worker has done it and its gradient is in no surviving reduced sum.
+`Record` and `remainder` are pure: no sockets, no clock, no torch. The remaining work follows from the reports of live
+workers alone. An op is missing exactly if no live worker has done it and no live worker holds a reduced sum that
+includes its gradient.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from recycle_pp.wire.messages.generations import StepRecord
 
 @dataclass
 class Record:
-    """One worker's part of one step. done: kind -> micro-batches in order of completion, as a flat list of
+    """One worker's part of one step. done: kind of op -> micro-batches in order of completion, as a flat list of
     pairs (pipeline, index)."""
 
     step: int
@@ -50,7 +51,7 @@ class Record:
         self.running = None
 
     def reported(self) -> StepRecord:
-        """A StepRecord. A running op counts as done, because a live worker always completes it."""
+        """This record as a message. A running op counts as done, because a live worker always completes it."""
         done = {kind: [*microbatches] for kind, microbatches in self.done.items()}
         if self.running:
             done.setdefault(self.running[0], []).extend(self.running[1])
@@ -65,27 +66,28 @@ class Record:
 class Remainder:
     """The work left in a step.
 
-    sources  stage -> a live worker with its reduced gradients
+    sources  stage -> a live worker that holds the stage's reduced gradients
     revoked  stages whose reduced gradients must be summed again (see `remainder`)
     """
 
     problem: Problem
     sources: dict[int, Worker]
     revoked: frozenset[int]
-    lost: frozenset[tuple[str, MicroBatch, int]]  # ops of dead workers to repeat: (F or B, ..., stage)
+    lost: frozenset[tuple[str, MicroBatch, int]]  # ops of dead workers to repeat: ("F" or "B", ..., stage)
 
 
 def remainder(problem: Problem, records: Mapping[Worker, Record], busy: Mapping[Worker, float]) -> Remainder:
     """The planning problem for the rest of a step.
 
-    problem  shape, durations, limits, `failed` (all workers that are not live); its remainder keys are replaced
-    records  record of every live worker for this step
-    busy     worker -> seconds (the problem's time unit) until it can start its next op
+    problem  shape, durations, limits, `failed` (all workers that are not live); the keys that describe the remainder
+             are replaced
+    records  live worker -> its record of this step
+    busy     worker -> seconds (the problem's time unit) until the worker can start its next op
 
     A stage is finished (`committed` for the planner) if a live worker holds its reduced gradients. There is one
-    exception: if a dead worker had the only copy of a tensor that another stage still needs, the op that produces it
-    must run again and adds its gradient a second time. Then the sum is revoked: peers reduce again from their
-    accumulators, which they keep until the commit.
+    exception: if a dead worker had the only copy of a tensor that another stage still needs, the op that produces the
+    tensor must run again. The gradient of this op would be in the sum twice, so the stage's sum is revoked: peers
+    reduce again from their accumulators, which they keep until the commit.
     """
     ran = _progress(problem, records)
     sources = {w.stage: w for w, r in sorted(records.items(), reverse=True) if r.reduced}
@@ -93,7 +95,7 @@ def remainder(problem: Problem, records: Mapping[Worker, Record], busy: Mapping[
     for stage in revoked:
         del sources[stage]
     left = problem.replace(
-        backward="mixed",  # done ops may have either form, and the planner may fill bubbles with the rest
+        backward="mixed",  # done backwards may be whole or split, and splitting the others can fill bubbles
         done=ran,
         busy_until={f"{w.pipeline},{w.stage}": t for w, t in busy.items() if t > 0},
         committed=sorted(sources),
@@ -111,7 +113,7 @@ def _progress(problem: Problem, records: Mapping[Worker, Record]) -> Progress:
 
 
 def _lost(problem: Problem, ran: Progress, reduced: set[int]) -> frozenset[tuple[str, MicroBatch, int]]:
-    """Ops without a result on any live worker whose output a live worker has used."""
+    """Ops whose output a live worker has used, although no live worker has done them. Leaves out finished stages."""
     none = np.zeros((problem.total, 1), np.uint8)
     above, below = np.c_[ran.kinds[:, 1:], none], np.c_[none, ran.kinds[:, :-1]]
     gone = (ran.host < 0) & ~np.isin(np.arange(problem.stages), list(reduced))
@@ -121,8 +123,8 @@ def _lost(problem: Problem, ran: Progress, reduced: set[int]) -> frozenset[tuple
 
 
 def _revoked(ran: Progress, reduced: set[int]) -> set[int]:
-    """The reduced stages that must repeat ops, because a needed tensor of theirs is lost. A revoked stage needs inputs
-    itself, so this iterates until nothing changes, at most once per stage."""
+    """The reduced stages that must repeat ops, because another stage needs one of their tensors that is lost. A revoked
+    stage itself needs inputs again, so the search repeats until nothing changes, at most once per stage."""
     forward, backward = (ran.kinds & FORWARD) != 0, (ran.kinds & BACKWARD) != 0
     revoked: set[int] = set()
     while True:

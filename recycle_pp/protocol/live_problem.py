@@ -1,7 +1,7 @@
-"""The job's problem without dead workers, cached for each membership because its graph of links is large.
+"""The job's problem without dead workers. The last one is cached, because its graph of links is large.
 
 problem = LiveProblem()
-problem.of(whole, live)       # a Problem with its `failed`
+problem.of(whole, live)       # a Problem with the dead workers in `failed`
 """
 
 from __future__ import annotations

@@ -2,27 +2,28 @@
 
     sign = Sign(Activity("works", "F", 20, (1, 3)), seconds=10.2, quiet=10.1)
     verdict = judge({Worker(1, 2): sign, ...}, Patience(suspicion=10.0, lease=600.0))
-    verdict.stuck       # {Worker(1, 2): Stuck("F of micro-batch 1.3 in step 20", 10.2)}: to be killed
-    verdict.deadlock    # waits that will never end although no worker is stuck: renew the generation
+    verdict.stuck       # {Worker(1, 2): Stuck("F of micro-batch 1.3 in step 20", 10.2)}: workers to kill
+    verdict.deadlock    # workers whose waits will never end although none is stuck: a new generation is needed
     verdict.graph       # the wait-for graph, a networkx DiGraph; its nodes have the signs
-    verdict.no_disk     # all readers of training data, if all their disks are silent; then none of them is stuck
+    verdict.no_disk     # all readers of training data if none of their disks answers; then no reader is stuck
 
-An edge leads from a waiting worker to a worker that it waits for. So a culprit is a root: it has no outgoing edge,
-because it works, or because what it waits for has already arrived. A root is stuck if it exceeds its limit:
+An edge leads from a waiting worker to each worker that it waits for. A root is a worker without an outgoing edge: it
+works, or the message that it waits for has already arrived. Only a root can be stuck, and it is stuck if it exceeds its
+limit:
 
     starts, or runs its first op of a kind (which may compile)    `lease`
-    works on an op                                                `suspicion`, or ten times its profiled time
+    works on an op                                                `suspicion`, or ten times the op's profiled time
     waits for a message that has arrived in its process           `suspicion`
     is silent, or does not answer a new generation                `suspicion`
 
-Exceeding the limit counts only if the main thread neither ran nor wanted to run meanwhile. A thread that runs, or waits
-for a core on a busy machine, has ten times the limit. A wait for the device does not count as running, although the
-processor spins. A waiting worker is never stuck while it can reach a root that works within its limit. If it cannot,
-and all workers that it reaches have waited for longer than `suspicion` (for a message: than ten times its link's time),
-a message or an all-reduce was lost.
+This limit applies if the main thread neither ran nor was ready to run in that time. For a thread that runs, or waits
+for a core on a busy machine, the limit is ten times as long. A wait for the device does not count as running, although
+the processor spins. A waiting worker is never stuck, but several can be deadlocked: if a worker and all workers that it
+can reach in the graph have waited for longer than `suspicion` (for a message: and than ten times its profiled time), a
+message or an all-reduce was lost.
 
-A silent disk is not the fault of its reader. While the disks of all readers of training data are silent, no reader is
-stuck, and the job waits for the disks. If one disk answers, the limits apply.
+A reader is not to blame for a disk that does not answer. While the disks of all readers of training data do not answer,
+no reader is stuck, and the job waits for the disks. As soon as one disk answers, the limits apply again.
 
 Pure: no clock, no sockets. All times are seconds.
 """
@@ -51,13 +52,13 @@ class Patience(NamedTuple):
 class Sign:
     """The current knowledge about one worker. Times are in seconds.
 
-    seconds     since its activity started
-    quiet       since its main thread last ran or was ready to run
-    delivered   since the message that it waits for arrived in its process; None: not arrived
-    silent      since its last message
-    unanswered  since the announcement of a generation that it has not answered; None: no such generation
-    expected    profiled time of its op, or of a message on its link; None: unknown
-    reading     since its oldest unfinished read of training data started; 0: no read; None: it reads no files
+    seconds     time since the worker's activity started
+    quiet       time since its main thread last ran or was ready to run
+    delivered   time since the message that it waits for arrived in its process; None: not arrived
+    silent      time since its last message
+    unanswered  time since the announcement of a generation that it has not answered; None: it has answered
+    expected    profiled time of its op, or of the message that it waits for; None: unknown
+    reading     age of its oldest unfinished read of training data; 0: no read is open; None: it reads no files
     member      whether it is a member of the current generation; otherwise it starts or catches up
     """
 
@@ -72,7 +73,8 @@ class Sign:
     reading: float | None = None
 
     def waits(self, suspicion: float) -> bool:
-        """Whether it waits for something that has not arrived. False if its information is out of date."""
+        """Whether the worker waits for something that has not arrived. False if the worker is silent or has not
+        answered, because its reported activity is then out of date."""
         answers = self.unanswered is None and self.silent <= suspicion
         return self.activity.kind == "waits" and self.delivered is None and answers
 
@@ -83,7 +85,7 @@ class Sign:
 
 class Stuck(NamedTuple):
     where: str
-    seconds: float  # since the last progress
+    seconds: float  # time since the last progress
 
 
 class Verdict(NamedTuple):
@@ -94,8 +96,11 @@ class Verdict(NamedTuple):
 
 
 def judge(signs: Mapping[Worker, Sign], patience: Patience, coordinator_works: bool = False) -> Verdict:
-    """coordinator_works: the coordinator plans, or waits for a majority or a joiner. Workers that wait for its messages
-    then wait for that."""
+    """Finds stuck and deadlocked workers.
+
+    coordinator_works: the coordinator plans, or waits for a majority or a joiner. Workers that wait for a message of
+        the coordinator are then not deadlocked.
+    """
     graph = waiting(signs, patience.suspicion, coordinator_works)
     stuck = {w: found for w, sign in signs.items() if not graph.out_degree(w) and (found := _stuck(sign, patience))}
     no_disk = _readers_without_disk(signs, patience.suspicion)
@@ -107,13 +112,13 @@ def judge(signs: Mapping[Worker, Sign], patience: Patience, coordinator_works: b
 
 
 def read_limit(suspicion: float) -> float:
-    """Seconds after which a read counts as waiting for its disk, and the interval of disk probes. At most a quarter of
-    `suspicion`, so that other workers have probed their disks before a reader would be stuck."""
+    """Seconds after which a read counts as waiting for its disk. Disks are probed at the same interval. At most a
+    quarter of `suspicion`, so that other workers have probed their disks before a reader counts as stuck."""
     return min(1.0, suspicion / 4)
 
 
 def _readers_without_disk(signs: Mapping[Worker, Sign], suspicion: float) -> list[Worker]:
-    """All workers that read training data from files, if the reads of all of them wait; otherwise none."""
+    """All workers that read training data from files, if all of them wait for their disks; otherwise none."""
     readers = {w: sign.reading for w, sign in signs.items() if sign.reading is not None}
     waiting = [w for w, seconds in readers.items() if seconds > read_limit(suspicion)]
     return waiting if len(waiting) == len(readers) else []
@@ -140,7 +145,7 @@ def _givers(worker: Worker, awaited: Activity, signs: Mapping[Worker, Sign]) -> 
 
 
 def _owes_sum(worker: Worker, step: int, other: Worker, sign: Sign) -> bool:
-    """A peer that may not have started the sum, or not finished it."""
+    """Whether `other` is a peer that may not have started or finished the sum."""
     return other.stage == worker.stage and not _has_voted(step, sign)
 
 
@@ -149,7 +154,7 @@ def _owes_vote(worker: Worker, step: int, other: Worker, sign: Sign) -> bool:
 
 
 def _has_voted(step: int, sign: Sign) -> bool:
-    """It has voted on that step: it waits for the commit, or works on a later step."""
+    """Whether the worker has voted on `step`: it waits for the commit of this step, or works on a later step."""
     awaits_commit = sign.activity.kind == "waits" and sign.activity.what == "commit"
     return sign.activity.step > step or (awaits_commit and sign.activity.step >= step)
 
@@ -160,7 +165,8 @@ def _owes_answer(worker: Worker, step: int, other: Worker, sign: Sign) -> bool:
 
 
 def _owes_meeting(worker: Worker, step: int, other: Worker, sign: Sign) -> bool:
-    """Connecting a group waits for the workers that have not come, which are known only to the group."""
+    """A group waits until all its members connect. Only the group knows which members are missing, so every worker that
+    is not connecting counts as missing."""
     comes = sign.activity.kind == "waits" and sign.activity.what == "links"
     return sign.unanswered is not None or not comes
 
@@ -172,12 +178,12 @@ _OWES: dict[str, Callable[[Worker, int, Worker, Sign], bool]] = {
     "orders": _owes_answer,
     "plan": _owes_answer,
     "links": _owes_meeting,
-    "tensor": lambda *_: False,  # a tensor always has a named sender
+    "tensor": lambda *_: False,  # never asked: the sender of a tensor is known (`Activity.peer`)
 }
 
 
 def _stuck(sign: Sign, patience: Patience) -> Stuck | None:
-    """For a root: the first limit that it exceeds, or None."""
+    """The first limit that a root exceeds, or None."""
     busy = sign.activity.kind in ("works", "starts")
     quiet = sign.seconds if sign.activity.kind == "device" else sign.quiet
     limit = _limit(sign, patience)
@@ -209,7 +215,7 @@ def _wait(sign: Sign, suspicion: float) -> float:
 
 
 def _deadlock(graph: nx.DiGraph, signs: Mapping[Worker, Sign], suspicion: float) -> list[Worker]:
-    """Members that have waited for longer than `suspicion`, as have all workers that they reach."""
+    """Members that have waited for too long (`_wait`) and can reach only workers that have waited for too long."""
     return [
         worker
         for worker, sign in signs.items()

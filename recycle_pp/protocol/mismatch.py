@@ -1,12 +1,12 @@
-"""Finds workers with a wrong copy of a unit, by comparing the checksums of its holders.
+"""Finds workers with a wrong copy of a unit (a block of one layer's state), by comparing its holders' checksums.
 
-    found = compare(table, votes)     # for one stage: unit -> holders, pipeline -> vote; None if all agree
-    found.wrong                       # worker -> a unit of which its copy is wrong
-    found.unclear                     # units of which the wrong copy is unknown
+    found = compare(table, votes)     # for one stage: unit -> holders, pipeline -> vote; None if all copies agree
+    found.wrong                       # holder -> a unit of which it has a wrong copy
+    found.unclear                     # units whose copies differ, and it is unknown which copies are wrong
 
 Each holder updates its copy itself, so copies must be equal. There are two kinds of evidence against a worker: it has
 found that its own copy changed without an update (`Vote.changed`), or it differs from the majority of three or more
-holders. No other worker can decide, because the unit's previous state is gone and the update cannot be repeated.
+holders. No other worker can check a copy, because the unit's previous state is gone and the update cannot be repeated.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Mismatch:
     """Holders are named by pipeline.
 
     disputed  unit -> groups of holders with the same checksum, the largest last
-    changed   holder that reports its own copy as wrong -> the first such unit
-    outvoted  other holders with a wrong copy -> a unit in which most others differ from it
-    unclear   disputed units of which the wrong copy is unknown
+    changed   holder that reports its own copy of a unit as wrong -> the first such unit
+    outvoted  any other holder with a wrong copy -> a unit in which its checksum differs from the majority
+    unclear   disputed units for which it is unknown which copies are wrong
     """
 
     disputed: dict[int, list[list[int]]]
@@ -41,8 +41,10 @@ class Mismatch:
 
 
 def compare(table: Table, votes: Mapping[int, Vote], made: Collection[tuple[int, int]] = ()) -> Mismatch | None:
-    """votes: of all holders
-    made: (unit, holder) of copies made since the last vote
+    """The disputes between the holders of one stage; None if there is none.
+
+    votes: pipeline -> vote, for all holders
+    made: copies made since the last vote, as (unit, holder)
 
     A copy in `made` has the bits of its source, so it does not count towards a majority. In a unit without a majority,
     holders that are wrong in another unit are left out, and the others are compared again.
@@ -55,7 +57,8 @@ def compare(table: Table, votes: Mapping[int, Vote], made: Collection[tuple[int,
         return None
 
     def outvoted_by(unit: int, but: Collection[int]) -> list[int]:
-        """Holders that differ from the most frequent checksum, if it has no rival and two copies not in `made`."""
+        """Holders that differ from the most frequent checksum. Empty if another checksum is as frequent, or if fewer
+        than two copies outside `made` have it."""
         asked = {peer: value for peer, value in values[unit].items() if peer not in but}
         groups = [[], *_groups({peer: value for peer, value in asked.items() if (unit, peer) not in made})]
         if len(groups[-1]) < 2 or len(groups[-1]) == len(groups[-2]):

@@ -1,9 +1,9 @@
-"""The worker's side of the recovery protocol: what it has done, its orders, its answers.
+"""The worker's side of the recovery protocol: its completed work, its orders, its answers.
 
     me = Participant(Worker(1, 2), stages=4)
     me.announce(message)            # a new generation; returns the report
-    me.adopt(message)               # the generation's orders, in `me.orders`
-    me.commit(message)              # a step is committed; `me.commits` holds it until it is applied
+    me.adopt(message)               # stores the generation's orders in `me.orders`
+    me.commit(message)              # a step is committed; `me.commits` holds the message until the step is applied
     me.state(linked=True)           # all that a new coordinator must know about this worker
 
 Pure and not thread-safe: the worker calls it under one lock, shared by the control thread and the executor; the tests'
@@ -32,14 +32,14 @@ from .ledger import Record
 class Orders:
     """A worker's orders in a generation.
 
-    steps      step -> actions of its remainder, for unfinished steps, oldest first
+    steps      step -> actions left in that step, for unfinished steps, oldest first
     steady     actions of every later step; None until the coordinator's `plan` arrives
     forward    actions of a validation; None until it arrives
     copy       receive the stage's reduced gradients from this peer (a broadcast) instead of reducing again
     evaluate   validation to run or repeat first, or None
-    probes     host -> worker, links to measure before anything else
+    probes     host -> a worker on it; the links to these workers are measured before anything else
     shares     holders of the stage's units
-    recompute  whether layers run again in the backward pass: in `steps`, in `steady`
+    recompute  (in `steps`, in `steady`): whether layers run again in the backward pass
     """
 
     generation: int
@@ -58,15 +58,17 @@ class Orders:
 class Participant:
     worker: Worker
     stages: int
-    holdings: Holdings = field(default_factory=lambda: Holdings(0, [], -1))  # its units, once the stage is built
+    holdings: Holdings = field(
+        default_factory=lambda: Holdings(0, [], -1)
+    )  # units of this worker, once its stage is built
     generation: int = -1
     committed: int = -1  # newest committed step
-    applied: int = -1  # newest step in the parameters
+    applied: int = -1  # newest step that has updated the parameters
     records: dict[int, Record] = field(default_factory=dict)
     commits: list[Commit] = field(default_factory=list)  # committed, not yet applied
     orders: Orders | None = None  # None: wait for orders
     undo: bool = False  # the executor must undo its early update first
-    attempt: Attempt = FIRST  # at the step after `committed`
+    attempt: Attempt = FIRST  # attempt at the step after `committed`
     again: bool = False  # the executor must restart the next step, after `undo`
     announced: Announce | None = None  # the newest announcement
     agreed: tuple[int, int] = (-1, -1)  # term and number of the newest agreed generation
@@ -78,7 +80,7 @@ class Participant:
 
     @property
     def speaks(self) -> bool:
-        """Whether this is the first member of its stage, which sends the values that all its peers have."""
+        """Whether this is the first member of its stage. The first member sends the values that all peers have."""
         assert self.announced is not None
         return self.worker == min(w for w in self.announced.members if w.stage == self.worker.stage)
 
@@ -89,7 +91,7 @@ class Participant:
         joined = self.generation < 0
         self.generation, self.announced = message.generation, message
         # A member that lacks the newest commit, because its connection was reset, receives it again and must apply it.
-        if joined:  # it has followed its units up to here; this generation brings the rest
+        if joined:  # a joiner has followed its units until now; this generation brings the rest
             self.committed = self.applied = max(self.committed, message.committed)
             self.holdings.join(self.committed)
         self.orders = None
@@ -108,7 +110,7 @@ class Participant:
         return Report(self.generation, open_steps, ahead=ahead, busy=busy, holds=self.holdings.reported())
 
     def state(self, linked: bool) -> State:
-        """The input of `takeover.find`. linked: the links of the current generation are up."""
+        """The input of `takeover.find`. linked: whether the links of the current generation are up."""
         announced = self.announced
         return State(
             generation=self.generation,
@@ -121,7 +123,7 @@ class Participant:
         )
 
     def adopt(self, message: Adopt) -> None:
-        """Takes the orders of a generation, unless it is void. In a revoked stage, drops the reduced gradients."""
+        """Takes the orders of a generation, unless they are void. A revoked stage drops its reduced gradients."""
         if is_void(message, self.generation) or message.term < self.agreed[0]:
             return
         assert self.announced is not None
@@ -147,15 +149,16 @@ class Participant:
         )
 
     def plan(self, message: SteadyPlan) -> None:
-        """Takes the plan of all unbroken steps."""
+        """Takes the plan of all later steps that no death interrupts."""
         if self.orders is not None and not is_void(message, self.generation):
             self.orders.steady, self.orders.forward = unpack(message.steady), unpack(message.forward)
             self.orders.recompute = self.orders.recompute[0], message.recompute
 
     def commit(self, message: Commit) -> None:
-        """A step is committed. Closes its record; logs and accumulators can be dropped when the step is applied."""
+        """Takes a commit and closes the record of its step. Logs and accumulators can be dropped when the step is
+        applied."""
         step = message.step
-        if step <= self.committed:  # sent twice: to the new connection, and because an earlier State lacked it
+        if step <= self.committed:  # a repetition: on a new connection, or because an earlier State lacked this commit
             return
         assert step == self.committed + 1, (step, self.committed)
         self.committed, self.last, self.attempt = step, message, FIRST
@@ -164,16 +167,16 @@ class Participant:
         self.holdings.commit(step, [w.pipeline for w in message.savers if w.stage == self.worker.stage])
         if self.orders is not None:
             self.orders.stagger = message.stagger
-            if message.replan:  # a better plan follows, for the next step on
+            if message.replan:  # a better plan follows, which starts with the next step
                 self.orders.steady = self.orders.forward = None
         if message.hold:
             self.orders = None
-        if message.void:  # the update differs from the speculation
+        if message.void:  # the update differs from the speculative one
             self._forget_after(step)
             self._take_back(step - 1)
 
     def caught_up(self, step: int, units: Collection[int]) -> None:
-        """Before membership: the worker has the state of these units after that step."""
+        """Records, before membership, that the worker has these units in their state after `step`."""
         self.applied = self.committed = step
         self.holdings.caught_up(step, units)
 
@@ -184,21 +187,21 @@ class Participant:
         return self.commits.pop(0) if self.commits else None
 
     def speculate(self, step: int) -> None:
-        """The executor applies a step before its commit."""
+        """Records that the executor applies a step before its commit."""
         assert step == self.applied + 1 == self.committed + 1
         self.applied = step
 
     def taken_back(self) -> None:
-        """The executor has undone its early update."""
+        """Records that the executor has undone its early update."""
         self.undo = False
         self.applied -= 1
 
     def begins_again(self) -> None:
-        """The executor has restarted the step."""
+        """Records that the executor has restarted the step."""
         self.again = False
 
     def _take_back(self, stands: int) -> None:
-        """Requests the executor to undo updates after step `stands`."""
+        """Makes the executor undo updates after step `stands`."""
         if self.applied > stands:
             self.undo = True
             self.holdings.taken_back(self.committed)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from recycle_schedules import Worker
 
-TRIES = 3000  # sets of workers to try; the smallest one is a minimum vertex cover of the broken links, which is NP-hard
+TRIES = 3000  # limit on the search: the smallest set is a minimum vertex cover of the broken links, which is NP-hard
 
 Links = frozenset[frozenset[Worker]]
 
@@ -21,7 +21,7 @@ def give_up(unreachable: Mapping[Worker, Iterable[Worker]], live: Collection[Wor
     unreachable: worker -> workers that it cannot reach; one direction is enough
     live: all members; entries about other workers are ignored
 
-    Among sets of equal size, it returns the one with the highest workers.
+    Among sets of equal size, the one with the highest workers is returned.
     """
     broken = frozenset(
         frozenset((worker, other))

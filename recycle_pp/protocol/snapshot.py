@@ -3,9 +3,9 @@
     data = snapshot(job)
     job = restored(data, planner, derive)      # the same event has the same outcome on both
 
-It is a pickle, so a new attribute of the protocol's classes needs no change here. Plans are made again, because they
-are large and follow from their problems. `restored` accepts only values of the protocol's classes: a file cannot make
-it run other code.
+The bytes are a pickle, so a new attribute of the protocol's classes needs no change of this module. Plans are made
+again, because they are large and follow from their problems. `restored` accepts only values of the protocol's classes,
+so a file cannot make it run other code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OTHERS = {("builtins", "set"), ("builtins", "frozenset")}
 
 
 class NotASnapshot(ValueError):
-    """One sentence about bytes that are no snapshot."""
+    """The bytes are not a snapshot. The message is one sentence."""
 
 
 def snapshot(job: Job) -> bytes:

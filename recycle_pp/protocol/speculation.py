@@ -1,8 +1,8 @@
 """Decides whether workers may apply a step before its commit (`optimizer.stagger`), and whether they must undo it.
 
 speculation = Speculation(wanted=True)
-speculation.allowed                    # whether they may, now
-void = speculation.decided(scale)      # whether the committed update differs from theirs, so they must undo it
+speculation.allowed                    # whether workers may do so now
+void = speculation.decided(scale)      # whether the committed update differs from theirs, so they must undo theirs
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class Speculation:
         return self._wanted and self._pause == 0
 
     def resume(self, allowed: bool) -> None:
-        """Continues after another coordinator. allowed: from the newest commit."""
+        """Continues the job of another coordinator. allowed: the value of `stagger` in the newest commit."""
         self._pause = 0 if allowed else PAUSE
 
     def decided(self, scale: float | None) -> bool:
-        """Whether early updates are void: the committed update is clipped or skipped, theirs was not."""
+        """Whether early updates are void, because the committed update is clipped or skipped and they were not."""
         void = self.allowed and scale != 1.0
         self._pause = PAUSE if void else max(0, self._pause - 1)
         return void

@@ -1,15 +1,15 @@
-"""The plan of unbroken steps: when to make a new one, and when to send it.
+"""The plan of steps that no death interrupts: when to make a new one, and when to send it.
 
     steady = Steady(planner, validation=2)
     steady.adopted(problem)                       # a new generation: the workers wait for a plan
     steps = steady.plan(problem)                  # may take long; runs in a thread; the result is cached
     for problem in steady.ahead(): steady.plan(problem)     # plans for possible next deaths
-    steady.restore(state)                         # the `state` of another Steady; plans again
-    steady.made(steps, problem)                   # problem: the current one, which may have changed
+    steady.restore(state)                         # takes the `state` of another Steady, and plans again
+    steady.made(steps, problem)                   # problem: the job's current one, which may have changed
     if steady.ready: for worker, message in steady.send(live, generation): ...
 
-Planning never delays the rest of a broken step, nor a step for which the workers have a plan. A plan for new durations
-applies from the first commit after it is made.
+Planning never delays the rest of an interrupted step, nor a step for which the workers have a plan. A plan for new
+durations applies from the first commit after the plan is made.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Steps = Prepared  # plans of a step and of a validation
 class SteadyState(NamedTuple):
     """wanted, due: as in `Steady`
 
-    planned  problem of the newest plan; None before the first
-    unsent   the workers do not have the newest plan
+    planned  problem of the newest plan; None before the first plan
+    unsent   whether the workers lack the newest plan
     """
 
     wanted: bool
@@ -68,7 +68,7 @@ class Steady:
         return last[1]
 
     def ahead(self) -> Iterator[Problem]:
-        """Problems of the next deaths that have no plan yet."""
+        """The problems that possible next deaths would leave, if they have no plan yet."""
         return iter(()) if self._newest is None else self._store.ahead(self._newest.plan.problem)
 
     def made(self, steps: Steps, problem: Problem) -> None:
@@ -76,12 +76,12 @@ class Steady:
             self._newest, self.wanted = steps, False
 
     def adopted(self, problem: Problem) -> None:
-        """A generation starts, in which no worker has a plan."""
+        """Records that a generation starts, in which no worker has a plan yet."""
         self.due, self.wanted = True, self._newest is None or self._newest.plan.problem != problem
 
     @property
     def fresh(self) -> bool:
-        """There is a newer plan than the workers have."""
+        """Whether there is a newer plan than the one that the workers have."""
         return not self.due and self._newest is not self._sent
 
     @property

@@ -3,10 +3,10 @@
     found = find({worker: participant.state(linked=True), ...})      # all workers that can be reached
     outcome = job.handle(CoordinatorReplaced(found))                 # job: a new Job of the same shape
 
-The last coordinator may have died between sending a message to one worker and to the next, so what one worker has
+The last coordinator may have died after it sent a message to only some of the workers, so a message that one worker has
 received counts for all. The newest agreed generation, by term and number, determines the members. Announced generations
 that were never agreed do not count, because a suspended or replaced coordinator may have announced them. The job's
-newest commit is the newest one of any member. Members that lack it receive the same message.
+newest commit is the newest one of any member. Members that lack this commit receive its message again.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ class Found:
     """The job, according to its workers.
 
     generation  newest announced generation, agreed or not; -1 before the first
-    members     of the newest agreed generation
+    members     members of the newest agreed generation
     live        members that were reached
     committed   newest committed step
-    commit      its message; None before the first
-    behind      members that lack it
-    informed    members that have received it or will; not those that got it as parameters
+    commit      message of the newest commit; None before the first commit
+    behind      members that lack the newest commit
+    informed    members that have received a commit message or will; a member that has received only parameters is not
+                one of them
     base        generation of the links between all live members; None if links must be rebuilt
     attempt     newest attempt at the step after `committed`
-    begun       a generation was agreed
+    begun       whether any generation was agreed
     """
 
     generation: int
@@ -57,10 +58,10 @@ def find(states: Mapping[Worker, State]) -> Found:
     live = {worker: states[worker] for worker in members & states.keys()}
     committed = max((state.committed for state in live.values()), default=-1)
     commits = [s.commit for s in live.values() if s.commit and s.commit.step == committed]
-    # a worker that does not know of its membership starts with the state of its first generation (sharded state)
+    # a worker that does not know yet that it is a member needs no commit: its first generation brings its state
     behind = {w: s for w, s in live.items() if s.committed < committed and s.generation >= 0}
     if not commits and behind:
-        # only returned workers have this commit, as parameters; that does not help members that must apply it
+        # only returned workers have this step: they received its parameters, but other members need its message
         known = {"generation": generation, "agreed": newest.agreed, "members": newest.members}
         return find({worker: msgspec.structs.replace(state, **known) for worker, state in behind.items()})
     bases = {state.base if state.generation == generation else None for state in live.values()}

@@ -1,12 +1,12 @@
-"""The coordinator's table of units: the holders of each unit of a stage's state.
+"""The coordinator's table of units (blocks of one layer's state): the holders of each unit of a stage.
 
     units = Units(copies=2)                           # 0: all workers hold all units
-    void = units.void(reports, records)               # stages that must sum again
+    void = units.void(reports, records)               # stages that must sum their gradients again
     shares = units.share_out(reports, committed)      # stage -> new holders; raises StageLost
     gives = units.sources(joiner, live)               # donor -> units that a joiner should follow
     wrong = units.compare(votes, step)                # workers with wrong copies; raises ProtocolViolation
 
-Like the ledger, the table follows from the reports of live workers: a unit is where a live worker reports it, in its
+Like the ledger, the table follows from the reports of live workers: a worker holds the units that it reports in their
 state after the newest committed step. So copying may be interrupted at any point, and a new coordinator needs no
 history.
 """
@@ -30,24 +30,25 @@ from .stage_lost import StageLost
 
 
 class Units:
-    """hosts: (pipeline, stage) -> the worker's host; names: stage -> names of its units. As far as known."""
+    """hosts: (pipeline, stage) -> the worker's host. names: stage -> names of its units. Both start empty and are
+    filled by `describe`."""
 
     def __init__(self, copies: int, third: bool = False) -> None:
-        """copies: of each unit; 0: one per worker
-        third: continue without the holder of a wrong copy, if that copy is known (control.mismatch)"""
+        """copies: number of copies of each unit; 0: one for each worker of the stage
+        third: continue without the holder of a wrong copy, if it is known which copy is wrong (control.mismatch)"""
         self.hosts: dict[tuple[int, int], str] = {}
         self.names: dict[int, list[str]] = {}
         self._copies, self._third = copies, third
         self._tied: dict[int, list[tuple[int, int, int]]] | None = None  # see `_ties`
         self._tables: dict[int, Table] = {}
-        self._sizes: dict[int, list[int]] = {}  # elements of the units
+        self._sizes: dict[int, list[int]] = {}  # number of elements of each unit
         self._peers: dict[int, set[int]] = {}
         self._planned: dict[int, Table] = {}  # tables that include the followers
-        self._followers: dict[int, set[int]] = {}  # workers that follow their units
-        self._made: dict[int, tuple[int, set[tuple[int, int]]]] = {}  # (step, copies made since its commit: (unit, to))
+        self._followers: dict[int, set[int]] = {}  # joiners that follow their units
+        self._made: dict[int, tuple[int, set[tuple[int, int]]]] = {}  # (step, (unit, to) of copies since its commit)
 
     def describe(self, worker: Worker, host: str, names: list[str]) -> None:
-        """Records that a worker has built its stage on that host."""
+        """Records that a worker has built its stage on `host`. names: of the stage's units"""
         self.hosts[worker] = host
         if self.names.get(worker.stage) != names:
             self.names[worker.stage], self._tied = names, None
@@ -55,10 +56,10 @@ class Units:
     def void(self, reports: Mapping[Worker, Report], records: Mapping[Worker, Record]) -> set[int]:
         """The stages whose reduced gradients are void, by the reports of all live workers. Call before `share_out`.
 
-        If every worker has all reduced gradients of its stage, one survivor is enough, because it can send copies.
-        Otherwise each holder has those of its units. If one of them has died or lacks its own, the whole stage sums
-        again, from the accumulators that all workers keep until the commit. Marks the `records` of such a stage as not
-        reduced.
+        With copies=0 every worker has all reduced gradients of its stage. One survivor is then enough, because it can
+        send copies, and no stage is void. Otherwise each holder has the reduced gradients of its own units only. If a
+        holder has died or lacks them, the whole stage sums again, from the accumulators that all workers keep until the
+        commit. Marks the `records` of such a stage as not reduced.
         """
         found: set[int] = set()
         if not self._copies:
@@ -71,8 +72,8 @@ class Units:
         return found
 
     def share_out(self, reports: Mapping[Worker, Report], committed: int, took_back: bool = False) -> dict[int, Shares]:
-        """stage -> new shares. took_back: updates of the uncommitted step are undone; weights sent after them are
-        void."""
+        """The new shares of every stage. took_back: updates of the uncommitted step are undone, so weights sent after
+        them are void."""
         shares = {}
         for stage, peers in _stages(reports).items():
             holds = {w.pipeline: reports[w].holds for w in peers}
@@ -83,9 +84,10 @@ class Units:
     def compare(self, votes: Mapping[Worker, Vote], step: int) -> dict[Worker, str]:
         """Workers with a wrong copy of a unit, each with a description of the unit.
 
-        votes: of all live workers; without checksums, compares nothing
+        votes: votes of all live workers; nothing is compared with copies=0, when they have no checksums
 
-        Raises ProtocolViolation if the wrong copy is unknown, or if the job must not continue without its holder.
+        Raises ProtocolViolation if it is unknown which copy is wrong, or if the job must not continue without its
+        holder.
         """
         wrong: dict[Worker, str] = {}
         for stage in _stages(votes) if self._copies else ():
@@ -119,10 +121,11 @@ class Units:
     ) -> Shares:
         """The new shares of a stage. Existing copies are used as long as the table needs them.
 
-        holds: reports of all live workers of the stage, by pipeline; a worker with a unit has all exponents
-        mixed: the weights of these workers are of different steps
-        ahead: a worker has applied the next step to its units, and this update stays. Then all workers have its
-            gradients, no micro-batch needs the older weights, and every generation sends the newer ones
+        holds: pipeline -> reported state, for all live workers of the stage; a worker that holds a unit has all
+            exponents of the fixed-point sums
+        mixed: these workers may have weights of different steps
+        ahead: a worker has applied the next step to its units, and this update stays. Then all workers have the
+            gradients of that step, no micro-batch needs the older weights, and every generation sends the newer weights
 
         Raises StageLost if a unit has no holder.
         """
@@ -155,7 +158,7 @@ class Units:
 
     def sources(self, joiner: Worker, live: Collection[Worker], serving: Mapping[int, int]) -> dict[Worker, list[int]]:
         """donor -> units that the joiner must follow, so that it can hold its share as a member. Empty if the table is
-        unknown, or if a unit has no live holder. serving: pipeline -> number of joiners that it sends units to."""
+        unknown, or if a unit has no live holder. serving: pipeline -> number of joiners to which it sends units."""
         stage, sizes = joiner.stage, self._sizes.get(joiner.stage, [])
         peers = {w.pipeline for w in live if w.stage == stage}
         held = [[p for p in holders if p in peers] for holders in self._tables.get(stage, [])]
@@ -178,7 +181,7 @@ class Units:
         return found
 
     def died(self, joiner: Worker) -> None:
-        """Removes a joiner. Other joiners keep their units; later ones take those of the removed joiner."""
+        """Removes a joiner. Other joiners keep their units; later joiners take the units of the removed one."""
         self._followers.get(joiner.stage, set()).discard(joiner.pipeline)
 
     def give(self, gives: Mapping[Worker, Collection[int]]) -> bool:
@@ -196,7 +199,7 @@ class Units:
         return sorted(found)
 
     def leavers(self, leaving: Collection[Worker], live: Collection[Worker]) -> set[Worker]:
-        """The leaving workers that can go: a peer stays, and a copy of each of their units."""
+        """The leaving workers that can leave now, because a peer and a copy of each of their units stay."""
         stay = {w.stage for w in live if w not in leaving}
         gone: set[Worker] = set()
         for worker in sorted(leaving, reverse=True):
@@ -246,7 +249,8 @@ class Units:
         return found
 
     def _ties(self) -> dict[int, list[tuple[int, int, int]]]:
-        """stage -> (unit, other stage, its number there). A unit has the same name in all its stages."""
+        """Units that several stages hold: stage -> (unit, other stage, number of the unit in the other stage). A unit
+        has the same name in all its stages."""
         if self._tied is None:
             places: dict[str, list[tuple[int, int]]] = {}
             for stage, names in sorted(self.names.items()):

@@ -8,8 +8,8 @@
     found = validation.counted(message)              # the result once all losses have arrived, else None
     validation.step                                  # None if no validation is running
 
-The held-out micro-batches are numbered from 0 and dealt to the pipelines in turn. Their number does not depend on D, P
-or deaths, so the loss does not either.
+The held-out micro-batches are numbered from 0 and dealt to the pipelines in turn. How many there are does not depend on
+the number of pipelines or stages or on deaths, so the loss does not either.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from recycle_pp.wire.messages.steps import Evaluated
 
 def per_pass(wanted: int, pipelines: int, microbatches: int) -> int:
     """Micro-batches per pipeline and pass, for `wanted` in total. A plan has routes for `microbatches` per pipeline, so
-    more than that need several passes."""
+    a larger number needs several passes."""
     return min(microbatches, -(-wanted // pipelines))
 
 
 def numbered(actions: Iterable[Action], pipelines: int, each: int, total: int) -> Iterator[tuple[int, Action]]:
     """A worker's actions in a validation of `total` held-out micro-batches, each with the number of its micro-batch.
 
-    actions: those of one pass, for the first `each` micro-batches of every pipeline
+    actions: the worker's actions in one pass, for the first `each` micro-batches of every pipeline
 
-    Passes run one after another. The last one omits numbers from `total` on. The order is the same on all workers."""
+    Passes run one after another. The last pass omits numbers from `total` on. The order is the same on all workers."""
     one_pass = list(actions)
     for first in range(0, total, pipelines * each):
         for action in one_pass:
@@ -61,7 +61,8 @@ class Validation:
         self._losses: dict[int, float] = {}
 
     def counted(self, message: Evaluated) -> Measured | None:
-        """Counts losses of any generation, because their parameters are committed."""
+        """The result once all losses have arrived, else None. Counts losses of any generation, because they were
+        computed with committed parameters."""
         if message.step != self.step:
             return None
         self._losses |= message.losses
