@@ -1,12 +1,13 @@
-"""Checks that a configuration can run. Each failed check is one sentence that names the key and the allowed values.
+"""Checks that a job can run with its settings. A failed check raises ValueError, with one sentence that names the key
+and the allowed values.
 
     validate(settings, world=12)   # raises ValueError
 
 `loading.load` has already rejected unknown keys and wrong types, and each setting has its own rule (`setting.py`). The
-checks of this file relate several keys: shapes that must fit each other, missing data, workers that do not exist. They
-read no data and import no torch, because they run before any worker starts.
+checks in this file concern several keys at once: shapes that must fit each other, missing data, workers that do not
+exist. They read no data and do not import torch, because they run before any worker starts.
 
-(Longer than most files: a list of independent checks.)
+(This file is longer than most, because it is a list of independent checks.)
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ MOST_WORKERS = 1_000_000
 
 
 def validate(settings: Settings, world: int | None = None) -> None:
-    """Raises ValueError, one sentence that names the key and the allowed values, if `settings` cannot run.
+    """Raises ValueError, with one sentence that names the key and the allowed values, if a job cannot run with these
+    settings.
 
-    world: number of launched processes; None skips the check of the shape against it.
+    world: number of launched processes, which must fit the shape; None: not checked
     """
     _validate_model(settings.model)
     check_ranges(settings)
@@ -41,7 +43,8 @@ def validate(settings: Settings, world: int | None = None) -> None:
 
 
 def _validate_model(model: Model) -> None:
-    """Checks which keys each kind allows. Whether the model can be built and cut is left to the workers."""
+    """Checks that the kind of the model allows the keys that are set. The workers check whether the model can be built
+    and cut."""
     kind, layers = model.kind, model.layers
     if kind == "custom":
         for key in ("build", "loss"):
@@ -88,9 +91,9 @@ def _validate_folder(model: Model) -> None:
 
 
 def check_ranges(settings: Settings) -> None:
-    """ValueError if a value is not allowed by its rule (`setting.py`), independently of the other keys.
+    """ValueError if the rule of a setting (`setting.py`) does not allow its value, whatever the other keys are.
 
-    Sufficient for reading a run's config.yaml: the run may have started on another machine, with other files.
+    A run's config.yaml needs no other check: the run may have started on another machine, with other files.
     """
     values = flat(asdict(settings))
     for key, rule in rules(Settings).items():
@@ -133,7 +136,8 @@ def _validate_sums(settings: Settings) -> None:
 
 
 def _validate_sharded(settings: Settings) -> None:
-    """Rejects settings that need whole optimizer state on each worker."""
+    """With sharded optimizer state: rejects settings that cannot be combined with it. Without: rejects
+    control.mismatch=third, which needs it."""
     parallel = settings.parallel
     if not parallel.copies:
         if settings.control.mismatch != "stop":
@@ -194,7 +198,7 @@ def _validate_transformer(model: Model, stages: int) -> None:
 
 
 def _validate_sources(settings: Settings) -> None:
-    """Checks that the keys fit each other; `recycle_pp.data` checks the content of the files."""
+    """Checks that the keys about data fit each other. `recycle_pp.data` checks the content of the files."""
     data = settings.data
     sources = data.path if isinstance(data.path, list) else [data.path]
     if not sources:
@@ -217,7 +221,7 @@ def _validate_sources(settings: Settings) -> None:
 
 
 def _validate_bytes(settings: Settings) -> None:
-    """ValueError for bytes as data of a pretrained folder that has its own tokenizer."""
+    """ValueError if a pretrained model that has its own tokenizer would be trained on bytes."""
     model, data = settings.model, settings.data
     sources = data.path if isinstance(data.path, list) else [data.path]
     pretrained = (
@@ -234,7 +238,7 @@ def _validate_bytes(settings: Settings) -> None:
 
 
 def _validate_data(settings: Settings) -> None:
-    """With a single path and no tokenizer: checks sizes before anything is read."""
+    """For a single path and no tokenizer: checks that the files are large enough, without reading them."""
     data, vocabulary = settings.data, settings.model.vocabulary
     if isinstance(data.path, list) or data.tokenizer is not None or data.validation_path is not None:
         return
@@ -251,7 +255,7 @@ def _validate_data(settings: Settings) -> None:
     size = sum(path.stat().st_size for path in files)
     if size == 0:
         raise ValueError(f"data.path must hold data; {data.path!r} is empty")
-    if place.suffix == ".bin":  # lower bound of the number of tokens
+    if place.suffix == ".bin":  # from bytes to tokens
         size //= 4 if data.dtype == "uint32" or (data.dtype == "auto" and vocabulary > 1 << 16) else 2
     held_out = int(size * data.validation_share)
     sample = settings.model.sequence + 1

@@ -2,9 +2,9 @@
 
     settings = compose(["model=tiny", "run.steps=100", "+fail_at=20:1.2"])   # ValueError: one sentence for the user
 
-`group=name` selects another file of a group. `group.key=value` sets one key. `--config-dir DIR` adds a folder of files.
-`parallel=DxP` sets the numbers of pipelines and stages and needs no file. Unknown keys are rejected, also those with
-Hydra's `+` or `++`.
+`group=name` selects another file of a group. `group.key=value` sets one key. `--config-dir DIR` adds a folder with more
+files. `parallel=DxP` sets the numbers of pipelines and stages and needs no file. Unknown keys are rejected, even if
+Hydra's `+` or `++` precedes them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _MORE_GROUPS = ("coordinator", "experiment")  # folders of configs/ whose files 
 
 
 def compose(arguments: list[str]) -> Settings:
-    """The configuration of a command line, without the program's name. ValueError: one sentence for the user."""
+    """The settings of a command line. ValueError: one sentence for the user.
+
+    arguments: the command line without the program's name
+    """
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
@@ -47,7 +50,7 @@ def compose(arguments: list[str]) -> Settings:
 
 
 def _with_paths(settings: Settings) -> Settings:
-    """The settings with complete paths: the shell does not expand ~ after =."""
+    """The settings with ~ expanded in all paths, because the shell does not expand ~ after =."""
     data, model = settings.data, settings.model
     values: dict[str, Any] = {
         "run.dir": _expanded(settings.run.dir),
@@ -55,7 +58,7 @@ def _with_paths(settings: Settings) -> Settings:
         "data.validation_path": _expanded(data.validation_path),
     }
     if data.tokenizer and data.tokenizer != "bytes":
-        # absolute, because an export uses it from another folder
+        # The path must be absolute, because an export uses it from another folder.
         values["data.tokenizer"] = str(Path(data.tokenizer).expanduser().absolute())
     if model.path:
         values["model.path"] = str(Path(model.path).expanduser().absolute())
@@ -63,7 +66,7 @@ def _with_paths(settings: Settings) -> Settings:
 
 
 def _with_sizes(settings: Settings) -> Settings:
-    """The settings with the sizes that the config.json of a model folder gives."""
+    """The settings, with the sizes from config.json if model.path names a folder of Hugging Face."""
     model = settings.model
     if model.kind == "llama":
         if not model.path:
@@ -75,7 +78,7 @@ def _with_sizes(settings: Settings) -> Settings:
 
 
 def _vocabulary(folder: str | None) -> int:
-    """The vocabulary size in the folder's config.json; 0 if it cannot be read, which `checks` reports."""
+    """The vocabulary size in the folder's config.json. 0 if the file cannot be read, which `checks` reports."""
     try:
         config = json.loads((Path(folder or "") / "config.json").read_text())
         return int(config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") or 0)
@@ -105,7 +108,7 @@ def config_dir() -> Path:
 
 
 def _config_dirs(arguments: list[str]) -> tuple[list[str], list[Path]]:
-    """(the settings, the folders of `--config-dir DIR`). ValueError for any other option."""
+    """Splits a command line: (the settings, the folders of `--config-dir DIR`). ValueError for any other option."""
     rest, folders, queue = [], [], list(arguments)
     while queue:
         text = queue.pop(0)
@@ -128,7 +131,7 @@ def _layout_first(texts: list[str]) -> list[str]:
 
 
 def _overrides(text: str, folders: list[Path]) -> list[str]:
-    """The overrides for Hydra of one setting. `parallel=DxP` becomes two, unless a file has that name."""
+    """One setting as overrides for Hydra. `parallel=DxP` becomes two overrides, unless a file has that name."""
     numbers = shape(text)
     name = text.partition("=")[2]
     if numbers and not any((folder / "parallel" / f"{name}.yaml").is_file() for folder in (config_dir(), *folders)):
@@ -139,7 +142,7 @@ def _overrides(text: str, folders: list[Path]) -> list[str]:
 def _override(text: str) -> str:
     """A setting as an override for Hydra.
 
-    `++` forces keys in, so that `load` reports unknown keys and `fail_at=` works like `+fail_at=`.
+    With `++` Hydra accepts any key. So `load`, not Hydra, reports unknown keys, and `fail_at=` works like `+fail_at=`.
     """
     key, equals, value = text.partition("=")
     bare = key.lstrip("+")
@@ -177,7 +180,8 @@ def _refuse_repeated_faults(overrides: list[str]) -> None:
 
 
 def _sentence(error: Exception, overrides: list[str]) -> str:
-    """An error of Hydra as one sentence; its own messages have several lines and mention Hydra's options."""
+    """Rewrites an error of Hydra as one sentence. Hydra's own messages have several lines and mention Hydra's
+    options."""
     text = str(error)
     if match := re.search(r"Could not find '([^/']+)/([^']*)'", text):
         names = re.findall(r"^\t(\S+)$", text.partition("Config search path")[0], re.MULTILINE)

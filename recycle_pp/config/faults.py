@@ -1,9 +1,10 @@
-"""Injected faults: `+fail_at`, `+hang_at`, `+slow_at` and `+rejoin_at`.
+"""Parses the injected faults: `+fail_at`, `+hang_at`, `+slow_at` and `+rejoin_at`.
 
-    faults(settings)   # [Fault("kill", 20, Worker(1, 2), "forward", 1.0), ...], by step
+    faults(settings)   # [Fault("kill", 20, Worker(1, 2), "forward", 1.0), ...], sorted by step
 
-`STEP:D.S` names worker W(D,S) in step STEP (from 0). `20:1.2@backward` also names a moment of the step.
-`slow_at` takes a factor instead: `20:1.2@2.5` multiplies the duration of each op of that worker by 2.5 from then on.
+`STEP:D.S` stands for worker W(D,S) in step STEP; steps count from 0. `20:1.2@backward` also selects a moment within the
+step. `slow_at` takes a factor instead of a moment: with `20:1.2@2.5`, each op of worker W(1,2) takes 2.5 times as long
+from step 20 on.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from recycle_schedules import Worker
 from .settings import FAULTS, Settings
 
 MOMENTS = (
-    # within a step
+    # Moments within a step.
     "forward", "backward", "weight", "send", "receive", "allreduce", "vote", "optimizer",
-    # at the end of the step, or of the next step that has this moment
+    # Moments at the end of a step. If STEP has no such moment, the next step that has one counts.
     "commit", "checkpoint", "validation",
-    # during recovery or a join: the first occurrence at or after that step
+    # Moments of a recovery or a join: the first one in or after STEP.
     "regroup", "adopt", "donate", "join",
-    # with sharded optimizer state: sending of weights after a commit, and replication of missing copies
+    # With sharded optimizer state: the worker sends weights after a commit; it replicates missing copies.
     "spread", "heal",
 )  # fmt: skip
 
@@ -34,12 +35,12 @@ class Fault(NamedTuple):
     kind: str  # kill | hang | slow | rejoin
     step: int
     worker: Worker
-    moment: str = "forward"  # when in the step a kill or a hang happens, see MOMENTS
-    factor: float = 1.0  # for slow: multiplies the duration of ops
+    moment: str = "forward"  # one of MOMENTS, at which a kill or a hang happens
+    factor: float = 1.0  # for slow: factor of the duration of ops
 
 
 def faults(settings: Settings) -> list[Fault]:
-    """All faults of the run, by step. ValueError names the first invalid fault and the allowed values."""
+    """All faults of the run, sorted by step. ValueError names the first invalid fault and the allowed values."""
     found = [_parse(key, text, settings) for key in FAULTS for text in getattr(settings, key)]
     found.sort(key=lambda fault: fault.step)
     for index, fault in enumerate(found):

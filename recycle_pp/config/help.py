@@ -1,7 +1,7 @@
-"""The help of `recycle_pp.train` and the table of all settings in docs/configuration.md.
+"""The text that `recycle_pp.train --help` prints, and the table of all settings in docs/configuration.md.
 
 print(help_text())
-print(table())      # Markdown; python -m recycle_pp.config.help prints it too
+print(table())      # Markdown; python -m recycle_pp.config.help prints the table too
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ files: --config-dir DIR adds files of a group, DIR/GROUP/NAME.yaml
 
 
 def help_text() -> str:
-    """Usage, examples, and every key with its default, its meaning and its allowed values."""
+    """The help: usage, examples, and every key with its default, its meaning and its allowed values."""
     known = rules(Settings)
     faults = "\n".join(f"  {f'+{name}={known[name].form}':<30} {known[name].text}" for name in FAULTS)
     moments = ("\n" + " " * 11).join(" ".join(MOMENTS[k : k + 6]) for k in range(0, len(MOMENTS), 6))

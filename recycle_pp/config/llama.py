@@ -1,9 +1,9 @@
-"""Keys of `model` for this project's Transformer, from a config.json of the Llama family.
+"""Reads the keys of `model` for this project's Transformer from a config.json of the Llama family.
 
-    llama_sizes(Path("SmolLM2-135M"))       # {"layers": 30, "width": 576, "tied": True, ...}
+    llama_sizes(Path("SmolLM2-135M"), sequence=2048)       # {"layers": 30, "width": 576, "tied": True, ...}
 
-Supports Llama, Mistral, Qwen2, Qwen3 and models with their model_type (SmolLM, TinyLlama, Yi, ...). For any other
-model, ValueError states in one sentence the missing feature; `model=hf` trains such models.
+Supports Llama, Mistral, Qwen2, Qwen3, and models with one of their model_types (SmolLM, TinyLlama, Yi, ...). Any other
+model raises ValueError, with one sentence that states the missing feature; `model=hf` trains such models.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def llama_sizes(folder: Path, sequence: int) -> dict[str, Any]:
-    """The keys of `model`. sequence: tokens per sample; a sliding window of at least that many tokens has no effect."""
+    """The keys of `model` and their values. ValueError if this project's Transformer lacks a feature of the model.
+
+    sequence: tokens per sample; a sliding window of at least that many tokens has no effect and is allowed
+    """
     try:
         c = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError) as error:
@@ -60,14 +63,15 @@ def _sizes(c: dict[str, Any], rope: dict[str, Any], scaling: str) -> dict[str, A
 
 
 def _window(c: dict[str, Any]) -> int:
-    """Size of the sliding attention window in tokens; 0: no window."""
+    """Size of the sliding attention window in tokens; 0 if there is no window."""
     if c["model_type"] != "mistral" and not c.get("use_sliding_window", False):
         return 0
     return c.get("sliding_window") or 0
 
 
 def _scaling(kind: str, rope: dict[str, Any]) -> list[float] | None:
-    """[factor], or for Llama 3.1: [factor, low_freq_factor, high_freq_factor, original positions]."""
+    """The value of model.rope_scaling: [factor], or for Llama 3.1 [factor, low_freq_factor, high_freq_factor, original
+    positions]. None for unscaled positions."""
     if kind == "default":
         return None
     keys = ["factor"]

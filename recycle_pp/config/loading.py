@@ -1,9 +1,9 @@
-"""Settings from plain data, as JSON and YAML files hold it.
+"""Builds settings from plain data, for instance from a JSON or YAML file.
 
     settings = load({"run": {"steps": 100}})   # ValueError names the key and the allowed types
-    load(known(data))                          # without the keys that this version does not have
+    load(known(data))                          # ignores keys that this version does not have
 
-Checks keys and types. `checks` validates values.
+This module checks keys and types; `checks` validates values.
 """
 
 from __future__ import annotations

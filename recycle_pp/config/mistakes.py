@@ -1,5 +1,5 @@
-"""An error that only the user can correct, found while the job runs. The job ends with its sentence and does not
-restart the worker.
+"""The error for a mistake that only the user can correct, found while the job runs. The job prints the error's sentence
+and ends; it does not restart the worker.
 
     raise UserMistake("data.path: text.bin holds token 700; model.vocabulary must be at least 701, it is 256")
 """

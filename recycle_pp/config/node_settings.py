@@ -1,11 +1,11 @@
-"""The settings with which one node of a job was started: those that all nodes must share, and its own.
+"""The settings with which one node of a job was started: those that all nodes must share, and those of the node.
 
     node = NodeSettings.of(settings, arguments)
     node.shared                                      # {"run.steps": "60", ...}: sent to the coordinator
     first_difference(node.shared, other.shared)      # ("run.steps", "60", "100"); None if they agree
 
-Every node composes its own settings, but all workers run with those of rank 0. A node with other settings was therefore
-started by mistake. Two keys may differ: `control.address`, because a host may have several addresses, and
+Every node composes its own settings, but all workers run with the settings of rank 0. So if a node's settings differ,
+the node was started by mistake. Two keys may differ: `control.address`, because a host may have several addresses, and
 `control.interface`, because interface names differ between machines.
 """
 
@@ -26,7 +26,7 @@ _ABSENT = "no key (another version of recycle_pp)"
 @dataclass(frozen=True)
 class NodeSettings:
     """
-    shared     every key that must be equal on all nodes, with its value as a user writes it
+    shared     key -> value as a user writes it, for every key that must be equal on all nodes
     interface  control.interface of this node
     """
 
@@ -37,8 +37,8 @@ class NodeSettings:
     def of(cls, settings: Settings, arguments: Sequence[str]) -> NodeSettings:
         """The settings of this node.
 
-        settings   as composed from `arguments`, before a resume or a measurement changes them
-        arguments  the command line; run.dir is compared as given there, because its default contains the time
+        settings   the settings composed from `arguments`, before a resume or a measurement changes them
+        arguments  the command line; nodes compare run.dir as it is written there, because its default contains the time
         """
         shared = {key: shown(value) for key, value in flat(asdict(settings)).items() if key not in OF_A_NODE}
         given = [text.partition("=")[2] for text in arguments if text.lstrip("+").startswith("run.dir=")]
@@ -47,7 +47,7 @@ class NodeSettings:
 
 
 def first_difference(a: Mapping[str, str], b: Mapping[str, str]) -> tuple[str, str, str] | None:
-    """The first key in which two nodes differ, with its value in `a` and in `b`; None if they agree."""
+    """The first key whose values differ between two nodes: (key, value in `a`, value in `b`). None if all are equal."""
     for key in {**a, **b}:
         one, other = a.get(key, _ABSENT), b.get(key, _ABSENT)
         if one != other:

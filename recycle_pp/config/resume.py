@@ -1,15 +1,15 @@
-"""The configuration of a resumed run: that of its folder, except for keys on the command line.
+"""The settings of a resumed run: those in its folder's config.yaml, except for keys that the command line sets.
 
     settings, said = take_up(arguments, before)     # before: config.yaml; ValueError: a change that is not allowed
     said                                            # ["optimizer.lr 0.001 -> 0.003"]: the changes
 
 - A group on the command line (`optimizer=staggered`) replaces the whole group. `parallel=2x3` sets only the numbers of
   pipelines and stages.
-- A step keeps its number of micro-batches. With another number of pipelines parallel.microbatches is adapted, unless
-  the command line sets it.
-- Keys that belong to one start (`Change.START`: faults, run.resume, run.dir, control.address) are not taken from the
-  folder. Keys with `Change.NEVER` must stay.
-- Keys that the folder's configuration lacks get their defaults. Keys that no longer exist are reported and ignored.
+- The number of micro-batches in a step stays the same. If the number of pipelines changes, parallel.microbatches is
+  adapted, unless the command line sets it.
+- Keys that belong to one start (`Change.START`: faults, run.resume, run.dir, control.address) are not taken from
+  config.yaml. Keys with `Change.NEVER` must not change.
+- Keys that config.yaml lacks get their defaults. Keys that no longer exist are reported and ignored.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ _OF_A_START = frozenset(key for key, rule in _RULES.items() if rule.change is Ch
 
 
 def take_up(arguments: Sequence[str], before: Mapping[str, Any]) -> tuple[Settings, list[str]]:
-    """The settings, and a sentence for each key that changes.
+    """The settings, and a sentence for each key that changes or no longer exists.
 
-    arguments: the command line; before: the keys of the run's config.yaml.
+    arguments  the command line
+    before     the keys of the run's config.yaml
 
     Raises:
         ValueError: a value of config.yaml has the wrong type or range, or a change is not allowed.
@@ -41,10 +42,10 @@ def take_up(arguments: Sequence[str], before: Mapping[str, Any]) -> tuple[Settin
     old = {key: value for key, value in flat(before).items() if key in keys and key not in _OF_A_START}
     said = [f"{key} is no longer a key and was ignored" for key in flat(before) if key not in keys]
     if old.get("numerics.precision") == "bf16" and "numerics.sums" not in old:
-        # in that version bf16 meant autocast, and int64 was the only kind of sum
+        # The version that wrote this file had no numerics.sums, and its bf16 meant autocast.
         old["numerics.precision"] = "bf16-autocast"
     if "run.validate_samples" not in old:
-        old.pop("run.validate_microbatches", None)  # in that version its default was not null
+        old.pop("run.validate_microbatches", None)  # was not null by default before validate_samples existed
     now = flat(asdict(compose(list(arguments))))
     asked = _OF_A_START | _chosen(arguments, now, defaults)
     _check_file(before, asked, now["run.dir"])
@@ -60,7 +61,7 @@ def take_up(arguments: Sequence[str], before: Mapping[str, Any]) -> tuple[Settin
 
 
 def _check_file(before: Mapping[str, Any], asked: Collection[str], folder: str) -> None:
-    """ValueError that names config.yaml if a value kept from it has the wrong type or range."""
+    """ValueError, naming config.yaml, if a value that is taken from it has the wrong type or range."""
     kept = {
         group: {key: value for key, value in keys.items() if f"{group}.{key}" not in asked}
         if isinstance(keys, Mapping)
@@ -76,10 +77,12 @@ def _check_file(before: Mapping[str, Any], asked: Collection[str], folder: str) 
 
 
 def _share(old: Mapping[str, Any], pipelines: int, folder: str) -> int:
-    """Micro-batches per pipeline that keep the number per step; ValueError if they do not divide evenly."""
+    """The micro-batches per pipeline with which a step keeps its number of micro-batches.
+
+    ValueError if `pipelines` does not divide that number."""
     before, each = (old.get(f"parallel.{key}", getattr(Parallel(), key)) for key in ("pipelines", "microbatches"))
     if not all(isinstance(number, int) for number in (before, each, pipelines)) or pipelines < 1:
-        return each  # rejected later, as a wrong type or range
+        return each  # a later check rejects the wrong type or range
     total = before * each
     if total % pipelines:
         allowed = ", ".join(str(number) for number in range(1, total + 1) if total % number == 0)
@@ -91,23 +94,23 @@ def _share(old: Mapping[str, Any], pipelines: int, folder: str) -> int:
 
 
 def _measured_before(old: Mapping[str, Any], stages: int) -> Any:
-    """The boundaries of the run; "auto" if they belong to another number of stages."""
+    """The value of model.split in config.yaml; "auto" if it belongs to another number of stages."""
     split = old.get("model.split", "auto")
     return "auto" if isinstance(split, list) and len(split) != stages else split
 
 
 def refuse_changes(old: Mapping[str, Any], settings: Settings) -> None:
-    """ValueError if a change would alter the computation. old: flat."""
+    """ValueError if a setting differs that must not change during a run. old: key -> value, as `flat` returns them."""
     default = flat(asdict(Settings()))
     where = f"when run.dir={settings.run.dir} is resumed"
     for key, value in flat(asdict(settings)).items():
         stays = _RULES[key].change is Change.NEVER
-        was = old.get(key, default[key])  # a run of an earlier version may lack the key
+        was = old.get(key, default[key])  # the config.yaml of an earlier version may lack the key
         if stays and was != value:
             raise ValueError(f"{key} must stay {was} {where}, not {value}".replace("None", "null"))
     pipelines, microbatches = old.get("parallel.pipelines"), old.get("parallel.microbatches")
     if not isinstance(pipelines, int) or not isinstance(microbatches, int):
-        return  # written by a version with other names for these keys
+        return  # an earlier version, with other names for these keys, wrote the file
     if pipelines * microbatches != settings.parallel.pipelines * settings.parallel.microbatches:
         raise ValueError(
             f"parallel.pipelines * parallel.microbatches must stay {pipelines * microbatches} {where}, "
@@ -121,13 +124,13 @@ def _chosen(arguments: Sequence[str], now: Mapping[str, Any], defaults: Mapping[
     for name in _keys(arguments):
         if "." in name:
             found.add(name)
-        else:  # a group: all of its keys, and keys of other groups that its file sets
+        else:  # a group: adds all keys of the group, and keys of other groups that its file sets
             found |= {key for key in now if key.startswith(f"{name}.") or now[key] != defaults[key]}
     return found
 
 
 def _keys(arguments: Sequence[str]) -> set[str]:
-    """The names before the equals signs. `parallel=DxP` counts as its two keys."""
+    """The names before the equals signs. `parallel=DxP` stands for the two keys that it sets."""
     found: set[str] = set()
     for text in arguments:
         if shape(text):

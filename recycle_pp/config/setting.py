@@ -1,12 +1,12 @@
-"""What is known of one setting: its meaning, its allowed values, and when it may change.
+"""The rule of a setting: its meaning, its allowed values, and when it may change.
 
     lr: float = setting(3e-3, "peak, after the warm-up", above=0)       # a field of a group in settings.py
-    width: int = fixed(64, "hidden size H", at_least=1)                 # the same for the whole run
+    width: int = fixed(64, "hidden size H", at_least=1)                 # a field that must not change during a run
     rules(settings)                                                     # {"optimizer.lr": Rule(...), ...}
     rule.check("optimizer.lr", -1.0)                                    # ValueError: one sentence for the user
 
-`checks` compares every setting with its rule, `resume` and `node_settings` ask when it may change. `--help` and the
-table in docs/configuration.md print the rules.
+`checks` compares every setting with its rule. `resume` uses the rules to decide what may change, and `node_settings` to
+decide what may differ between nodes. `--help` and the table in docs/configuration.md print the rules.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from typing import Any
 
 
 class Change(StrEnum):
-    """When a setting may change. None may change while a job runs."""
+    """When a setting may change. No setting may change while a job runs."""
 
     NEVER = "never"  # a resumed run has the same value
-    RESUME = "resume"  # a resume takes it from the run's config.yaml, or from its own command line
-    START = "start"  # belongs to one start: a resume does not take it from config.yaml
+    RESUME = "resume"  # a resume takes the value from its command line, or else from the run's config.yaml
+    START = "start"  # the value belongs to one start: a resume does not take it from config.yaml
 
 
 @dataclass(frozen=True)
 class Rule:
     """
     text      the meaning and unit, for users
-    choices   the allowed words, true, false and null; other types are not restricted
-    form      the form of other values, in words
-    pattern   regular expression for a text, or for each text of a list
+    default   the value if no configuration file sets one
+    choices   the allowed values among texts, true, false and null; does not restrict values of other types
+    form      a description of the values that are allowed besides the choices
+    pattern   regular expression that a text, or each text of a list, must match
     parse     raises ValueError if a text is malformed
-    bounds    at_least, above, at_most and below, for a number or each number of a list
-    change    when it may change
+    at_least, above, at_most, below   bounds of a number, or of each number of a list
+    change    when the setting may change
     per_node  whether nodes of one job may have different values
-    default   the value without a configuration file
     """
 
     text: str
@@ -67,7 +67,7 @@ class Rule:
         return self.form or " and ".join(parts)
 
     def check(self, key: str, value: Any) -> None:
-        """ValueError, one sentence, if the value is not allowed. Its type is correct already."""
+        """ValueError, with one sentence, if the value is not allowed. The caller has checked the type."""
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, float) and not math.isfinite(one):
                 raise ValueError(f"{key} must be finite, not {one}")
@@ -97,7 +97,11 @@ class Rule:
 
 
 def setting(default: Any, text: str, **rule: Any) -> Any:
-    """A field of a dataclass, with its `Rule`. default: a value, or a function that makes one."""
+    """A field of a dataclass, with its `Rule`.
+
+    default  a value, or a function that returns one
+    rule     the other fields of the `Rule`
+    """
     if callable(default):
         return field(default_factory=default, metadata={"rule": Rule(text, default(), **rule)})
     return field(default=default, metadata={"rule": Rule(text, default, **rule)})
@@ -108,7 +112,8 @@ fixed = partial(setting, change=Change.NEVER)
 
 
 def rules(cls: type) -> dict[str, Rule]:
-    """The rules of a dataclass of groups, by key: "optimizer.lr". Fields of the class itself have their name as key."""
+    """Key -> rule, for all settings in a dataclass of groups. The key of a setting in a group is for instance
+    "optimizer.lr". The key of a setting outside all groups is its name."""
     found: dict[str, Rule] = {}
     for one in fields(cls):
         group = _group(one)

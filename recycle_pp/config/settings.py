@@ -3,8 +3,8 @@
     Settings().with_values({"run.steps": 100})     # a copy: nothing changes settings after they are checked
     dataclasses.asdict(settings)                   # plain data; `loading.load` is the opposite
 
-Each setting has its meaning and unit, its allowed values, and when it may change (`setting.py`). `configs/` holds the
-defaults. `compose` builds Settings from a command line. `checks` validates combinations of several settings.
+A setting's rule (`setting.py`) states its meaning and unit, its allowed values, and when it may change. `configs/`
+holds the defaults. `compose` builds Settings from a command line. `checks` validates combinations of several settings.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Parallel:
 
     @property
     def copies(self) -> int:
-        """Workers of a stage that hold a copy of each unit of state; 0: all of them."""
+        """Number of workers of a stage that hold a copy of each unit of state; 0: all workers of the stage."""
         return self.optimizer_copies if self.sharded else 0
 
 
@@ -356,14 +356,16 @@ class Settings:
 
     @property
     def validation_microbatches(self) -> int:
-        """Micro-batches of a validation, if the held-out data has as many."""
+        """Number of micro-batches in a validation, if the held-out data has that many."""
         if self.run.validate_microbatches is not None:
             return self.run.validate_microbatches * self.parallel.pipelines
         return -(-self.run.validate_samples // self.parallel.microbatch_size)
 
     def with_values(self, values: Mapping[str, Any]) -> Settings:
-        """A copy with other values, by key: {"model.split": [2, 2], "fail_at": []}. Neither types nor ranges are
-        checked."""
+        """A copy of the settings with other values. Does not check types or ranges.
+
+        values: key -> new value, for instance {"model.split": [2, 2], "fail_at": []}
+        """
         groups: dict[str, dict[str, Any]] = {}
         changed: dict[str, Any] = {}
         for key, value in values.items():

@@ -1,6 +1,6 @@
-"""Durations in the notation of users.
+"""Parses and prints durations in the notation of users.
 
-parse_seconds("500ms") == 0.5; parse_seconds("2h"); parse_seconds("30d")      # ValueError for anything else
+parse_seconds("500ms", "--repair") == 0.5; parse_seconds("2h", "--repair")      # ValueError for anything else
 format_seconds(5400) == "1.5 h"
 """
 
@@ -12,7 +12,10 @@ _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def parse_seconds(text: str, flag: str) -> float:
-    """Seconds, above 0. A number without a unit is in seconds. flag: prefix of the message of the ValueError."""
+    """A duration in seconds, above 0. A number without a unit is in seconds. ValueError if `text` is no duration.
+
+    flag: the option's name, with which the error message starts
+    """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?", text)
     seconds = float(match[1]) * _UNITS[match[2] or "s"] if match else 0.0
     if seconds <= 0:
@@ -21,6 +24,6 @@ def parse_seconds(text: str, flag: str) -> float:
 
 
 def format_seconds(seconds: float) -> str:
-    """Three digits and the largest unit not longer than the time."""
+    """The duration with three digits, in the largest unit that is not longer than the duration."""
     name = next((unit for unit in reversed(_UNITS) if seconds >= _UNITS[unit]), "ms")
     return f"{seconds / _UNITS[name]:.3g} {'min' if name == 'm' else name}"

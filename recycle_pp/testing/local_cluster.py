@@ -1,4 +1,5 @@
-"""Starts whole jobs in a second, for tests and benchmarks. All processes are forked from one that has imported torch.
+"""Starts whole jobs within a second, for tests and benchmarks. All processes are forked from one that has imported
+torch.
 
     with Zygote() as zygote:                                     # imports torch once
         with zygote.run(["parallel=2x2", "+fail_at=3:0.1"]) as job:
@@ -8,8 +9,9 @@
             os.kill(job.supervisors()[0], signal.SIGKILL)
 
 A job has the same processes and files as under torchrun (supervisors, workers, the coordinator, the private file). Only
-the launcher is a small stand-in. The run folder is a new temporary folder unless the overrides set run.dir. All
-processes and the folder are gone after the `with` block, or after the death of the process that made the Zygote.
+torchrun itself is replaced by a small launcher. The run folder is a new temporary folder unless the overrides set
+run.dir. The end of the `with` block, or the death of the process that made the Zygote, ends all processes and removes
+the temporary folders.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ from .zygote import TERM_SECONDS, Part
 
 
 class LocalJob:
-    """A running job. run: its folder; output: the output of its supervisors so far."""
+    """A running job. run: its run folder; output: the output of its supervisors so far."""
 
     def __init__(self, run: RunFolder, folder: Path, pid: int, status: int):
         self.run, self.pid = run, pid
@@ -54,7 +56,9 @@ class LocalJob:
         return (self._folder / "output").read_text()
 
     def wait(self, seconds: float) -> int:
-        """Waits for the end; the exit code of the first failed rank, or 0. TimeoutError with the output."""
+        """Waits for the end of the job. Returns the exit code of the first rank that failed, or 0.
+
+        TimeoutError, with the output, if the job still runs after `seconds`."""
         if self._code is None:
             if not select.select([self._status], [], [], seconds)[0]:
                 raise TimeoutError(f"the job goes on after {seconds} s; it printed:\n{self.output}")
@@ -62,7 +66,8 @@ class LocalJob:
         return self._code
 
     def wait_for_event(self, event: str, seconds: float) -> dict[str, Any]:
-        """Waits for the first event of that name in events.jsonl. TimeoutError after `seconds`."""
+        """Waits for the first event with this name in events.jsonl. TimeoutError, with the output, after `seconds` or
+        at the end of the job."""
         deadline, events = time.monotonic() + seconds, Follower(self.run.events)
         while True:
             over = bool(select.select([self._status], [], [], 0.02)[0]) or time.monotonic() > deadline
@@ -73,11 +78,11 @@ class LocalJob:
                 raise TimeoutError(f"no event {event} in {seconds} s or to the end; the job printed:\n{self.output}")
 
     def supervisors(self) -> list[int]:
-        """Process ids of the supervisors, by rank, while none has ended."""
+        """Process ids of the supervisors, in the order of their ranks as long as no supervisor has ended."""
         return children_of(self.pid)
 
     def workers(self) -> dict[int, int]:
-        """rank -> process id of its worker, if it has one."""
+        """rank -> process id of the rank's worker, for ranks that have one."""
         children = {rank: children_of(pid) for rank, pid in enumerate(self.supervisors())}
         return {rank: pids[0] for rank, pids in children.items() if pids}
 
@@ -91,7 +96,7 @@ class LocalJob:
         self.signal(signal.SIGTERM)
         with suppress(TimeoutError):
             self.wait(2 * TERM_SECONDS)
-        self.signal(signal.SIGKILL)  # supervisors die with the launcher, workers with their supervisors
+        self.signal(signal.SIGKILL)  # the supervisors die with the launcher, and the workers with their supervisors
         select.select([self._pidfd], [], [], 5.0)
         os.close(self._status)
         os.close(self._pidfd)
@@ -105,7 +110,7 @@ class LocalJob:
 
 
 class LocalNodes:
-    """A job with several launchers, as on several nodes, with the interface of a LocalJob."""
+    """A job with several launchers, as on several nodes. It has the interface of a LocalJob."""
 
     def __init__(self, nodes: list[LocalJob]):
         self.run, self.nodes = nodes[0].run, nodes
@@ -115,7 +120,10 @@ class LocalNodes:
         return "".join(node.output for node in self.nodes)
 
     def wait(self, seconds: float) -> int:
-        """The exit code of the first failed node that was not killed by a test, or 0. TimeoutError after `seconds`."""
+        """Waits for the end of the job. Returns the exit code of the first node that failed, or 0.
+
+        Ignores nodes that ended by SIGKILL, because tests kill nodes, unless all nodes ended so. TimeoutError after
+        `seconds`."""
         deadline = time.monotonic() + seconds
         try:
             codes = [node.wait(max(0.0, deadline - time.monotonic())) for node in self.nodes]
@@ -131,7 +139,7 @@ class LocalNodes:
         return [pid for node in self.nodes for pid in node.supervisors()]
 
     def workers(self) -> dict[int, int]:
-        """rank -> process id of its worker, if each node has one rank."""
+        """rank -> process id of the rank's worker. Correct only if each node has one rank."""
         return {rank: pid for rank, node in enumerate(self.nodes) for pid in node.workers().values()}
 
     def signal(self, number: int) -> None:
@@ -153,7 +161,7 @@ class LocalNodes:
 class Zygote:
     """A process that has imported all modules of a job, and forks jobs.
 
-    preload: a Python file that runs in it before any job, for tests that change the behaviour of jobs.
+    preload: a Python file that runs in this process before any job, for tests that change the behaviour of jobs
     """
 
     def __init__(self, preload: str | Path | None = None) -> None:
@@ -174,7 +182,8 @@ class Zygote:
     ) -> LocalJob:
         """Starts a job with parallel.pipelines * parallel.stages workers. ValueError for invalid overrides.
 
-        environment: further variables for its processes. part: starts only these ranks.
+        environment  further variables for its processes
+        part         the ranks to start; None: all
         """
         settings = compose(list(overrides))
         world = settings.parallel.pipelines * settings.parallel.stages
@@ -187,7 +196,7 @@ class Zygote:
     def start(
         self, arguments: Sequence[str], run: RunFolder, part: Part, environment: Mapping[str, str] | None = None
     ) -> LocalJob:
-        """Starts these ranks with any command line. run: the job's future run folder."""
+        """Starts the ranks of `part` with any command line. run: the run folder that the job will have."""
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         request = {"arguments": list(arguments), "part": asdict(part), "environment": dict(environment or {})}
         status, status_end = os.pipe()
@@ -205,7 +214,8 @@ class Zygote:
     def run_nodes(
         self, overrides: Sequence[str], nodes: int, environment: Mapping[str, str] | None = None
     ) -> LocalNodes:
-        """Like `run`, with `nodes` launchers on this machine's loopback and equally many ranks each."""
+        """Like `run`, with `nodes` launchers, which have the same number of ranks each and communicate over this
+        machine's loopback interface."""
         settings = compose(list(overrides))
         world = settings.parallel.pipelines * settings.parallel.stages
         folder = Path(tempfile.mkdtemp(dir=self._folder))
@@ -221,7 +231,7 @@ class Zygote:
         self._socket.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(5.0)
-        self._process.kill()  # if it is still importing, or has failed to
+        self._process.kill()  # ends it if it is still importing
         self._process.wait(5.0)
         shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -1,10 +1,13 @@
-"""Free ports of 127.0.0.1 for servers that are about to start. free_ports(2): the first of two consecutive ones."""
+"""Finds free ports of 127.0.0.1 for servers that are about to start.
+
+free_ports(2)    # the first of two consecutive free ports
+"""
 
 import contextlib
 import random
 import socket
 
-BELOW = 32_768  # below Linux's range for outgoing connections, which could take the port meanwhile
+BELOW = 32_768  # from here on Linux uses ports for outgoing connections, which could take a free port meanwhile
 
 
 def free_ports(count: int = 1) -> int:

@@ -1,11 +1,11 @@
-"""The reference for tests and benches: an ordinary PyTorch training loop of the whole model in one process.
+"""The reference for tests and benches: an ordinary PyTorch training loop that trains the whole model in one process.
 
     for loss, norm in train(settings, steps=10):
         print(loss, norm)
 
-It has no stages, deferred gradients or schedule: autograd fills `.grad`, and `torch.optim.AdamW` steps. With
-`numerics.reproducible`, the sum over the micro-batches is the fixed-point sum of the exactness contract, in its
-simplest form.
+The loop has no stages, no deferred gradients and no schedule: autograd fills `.grad`, and `torch.optim.AdamW` updates
+the parameters. With `numerics.reproducible`, the micro-batches are summed in fixed point, in the simplest way that
+gives the exact bits.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ def train(
     batches: Batches | None = None,
     masters: Sequence[nn.Parameter] | None = None,
 ) -> Iterator[tuple[float, float]]:
-    """Yields (mean loss, gradient norm before clipping) of each step; `model`, and its `masters_of`, are trained in
-    place."""
+    """Yields (mean loss, gradient norm before clipping) for each step. Trains `model` and `masters` in place.
+
+    masters: the result of `masters_of`; None: new ones
+    """
     model = model or whole(settings)
     batches = batches or Batches(settings)
     parameters = list(model.parameters())
@@ -84,14 +86,17 @@ def train(
 
 
 def whole(settings: Settings, device: torch.device = CPU) -> Transformer:
-    """The full model with ordinary autograd layers. In bf16 its leaves are float32 with bfloat16 values, so that their
-    gradients are the addends, rounded only by the products."""
+    """The full model with ordinary autograd layers.
+
+    In bf16 its parameters are float32 tensors with bfloat16 values. So only the matrix products round the gradients
+    that are added up."""
     build = Build(settings.model, settings.run.seed, device, stream_dtype(settings))
     return Transformer(build, range(depth(settings.model)))
 
 
 def masters_of(settings: Settings, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-    """What the optimizer steps: the parameters themselves, or in bf16 a copy, of which they become roundings."""
+    """The tensors that the optimizer updates: the parameters themselves, or in bf16 a float32 copy of them. In bf16
+    also rounds the parameters to bfloat16 values."""
     if settings.numerics.precision != "bf16":
         return list(parameters)
     masters = [nn.Parameter(parameter.detach().clone()) for parameter in parameters]
@@ -112,7 +117,7 @@ def adamw(settings: Settings, parameters: Sequence[nn.Parameter]) -> torch.optim
 
 
 def blocks(settings: Settings, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Views of all tensors' blocks, each a matrix: what one norm and one exponent belong to."""
+    """Views of the blocks of all tensors, each as a matrix. Each block has its own norm and its own exponent."""
     cut = partial(unit_size, settings.optimizer)
     layouts = ((tensor, Layout({"": tensor.shape}, cut)) for tensor in tensors)
     return [tensor.view(of.rows[0], -1)[block.rows] for tensor, of in layouts for block in of.units]

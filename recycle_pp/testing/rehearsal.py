@@ -1,4 +1,4 @@
-"""Runs communication scenarios in real processes: forked workers, messages from a coordinator, SIGKILL.
+"""Runs communication scenarios in real processes: with forked workers, messages from a coordinator, and SIGKILL.
 
     def scenario(node: Node) -> None:                 # runs in every worker
         node.links.rebuild(0, node.members, node.me)
@@ -7,10 +7,10 @@
     with Rehearsal(members, scenario) as play:
         play.reports(len(members))                    # [(worker, "built"), ...]
         play.kill(members[3])
-        play.send("abort")                            # as from the coordinator: aborts all nodes' links
+        play.send("abort")                            # like a message of the coordinator: aborts the links of all nodes
 
-For tests and bench scripts. Workers are forked from a server process that has imported torch and has no threads. The
-worker imports `scenario` by its file and name, so it has to be a function of a module.
+For tests and bench scripts. Workers are forked from a server process that has imported torch and has no threads. A
+worker imports `scenario` by its file and name, so `scenario` has to be a function at the top level of a module.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def grid(pipelines: int, stages: int) -> list[Worker]:
 
 
 class Rehearsal:
-    """Starts one process per member. All processes end with the `with` block."""
+    """Starts one process per member. The end of the `with` block ends all processes."""
 
     def __init__(self, members: Sequence[Worker], scenario: Callable[[Node], None]):
         CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "recycle_pp.comm.links", "pytest"])
@@ -77,13 +77,14 @@ class Rehearsal:
         self._pipes[member], self._processes[member] = ours, process
 
     def send(self, *message: Any, to: Sequence[Worker] | None = None) -> None:
-        """Puts a message into the inbox of each node; "abort" also aborts its links."""
+        """Puts a message into the inbox of each member's node; "abort" also aborts the node's links. to: None: all."""
         for member in self.members if to is None else to:
             with contextlib.suppress(OSError):
                 self._pipes[member].send(message)
 
     def reports(self, count: int, timeout: float = 60.0) -> list[tuple[Worker, Any]]:
-        """The next `count` reports. AssertionError if they do not come in time, or if a scenario raises."""
+        """The next `count` reports. AssertionError if one takes longer than `timeout` seconds, or if a scenario
+        raises."""
         got: list[tuple[Worker, Any]] = []
         for _ in range(count):
             try:
@@ -99,12 +100,12 @@ class Rehearsal:
         self._processes[member].join()
 
     def wait_for_exit(self, member: Worker, timeout: float = 30.0) -> int | None:
-        """The exit code; None if the process is still running."""
+        """The exit code of the member's process; None if the process is still running after `timeout` seconds."""
         self._processes[member].join(timeout)
         return self._processes[member].exitcode
 
     def _carry(self) -> None:
-        """Plays the coordinator: forwards values set by one node to all others."""
+        """Acts as the coordinator: forwards each value that a node sets in its store to all other nodes."""
         closed: set[Connection] = set()
         while not self._over.is_set():
             pipes = {pipe: member for member, pipe in list(self._pipes.items()) if pipe not in closed}
@@ -122,7 +123,7 @@ class Rehearsal:
 
 
 class Failure(NamedTuple):
-    """A node's report that its scenario has raised."""
+    """A node's report that its scenario has raised an exception."""
 
     traceback: str
 
@@ -148,7 +149,7 @@ class Node:
         self._send("report", value)
 
     def meet(self) -> None:
-        """A barrier of all members, made of a message from each to each."""
+        """A barrier of all members: each member sends a message to every other member."""
         import torch
 
         others = [worker for worker in self.members if worker != self.me]

@@ -1,10 +1,10 @@
-"""The process from which `local_cluster` forks jobs. It has imported all of their modules and has one thread.
+"""The process from which `local_cluster` forks jobs. It has imported all modules of a job and has one thread.
 
     python -m recycle_pp.testing.zygote DESCRIPTOR FOLDER PRELOAD       # only for `local_cluster.Zygote`
 
-Each request, JSON on the socket DESCRIPTOR with descriptors for the job's output and exit status, forks a launcher. The
-launcher forks supervisors like torchrun, and these fork their workers. PRELOAD: a file that runs first, or "". When the
-socket closes, the process ends all jobs and removes FOLDER.
+A request on the socket DESCRIPTOR is JSON, with descriptors for the job's output and exit status. For each request the
+process forks a launcher. The launcher forks supervisors like torchrun, and these fork their workers. When the socket
+closes, the process ends all jobs and removes FOLDER. PRELOAD is a Python file that runs first, or "".
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from typing import Any
 
 from recycle_pp.supervisor.child import die_with_parent
 
-TERM_SECONDS = 10.0  # for the other supervisors to end after one has failed
+TERM_SECONDS = 10.0  # time for the other supervisors to end after one has failed
 
 
 @dataclass(frozen=True)
 class Part:
-    """The ranks of a job that one of several agents starts."""
+    """The ranks of a job that one launcher starts."""
 
     first: int
     count: int
-    world: int  # of the whole job
-    holder: int | None = None  # process whose namespaces they enter
+    world: int  # number of ranks in the whole job
+    holder: int | None = None  # id of a process whose namespaces the ranks enter; None: those of the zygote
 
 
 def _serve(descriptor: int, folder: str, preload: str) -> None:
@@ -45,9 +45,9 @@ def _serve(descriptor: int, folder: str, preload: str) -> None:
     if preload:
         runpy.run_path(preload)
     gc.collect()
-    gc.freeze()  # keeps the forks' collections from touching, and thereby copying, all imported objects
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # launchers are reaped by the kernel
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent, which then closes the socket
+    gc.freeze()  # so that garbage collection in forked processes does not touch, and so copy, all imported objects
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps launchers
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and then closes the socket
     launchers = []
     with socket.socket(fileno=descriptor) as requests:
         while True:
@@ -66,7 +66,7 @@ def _serve(descriptor: int, folder: str, preload: str) -> None:
     for launcher in launchers:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(launcher, signal.SIGKILL)
-    for _ in range(50):  # workers that are still ending may write to it
+    for _ in range(50):  # repeats, because workers that are still ending may write to the folder
         shutil.rmtree(folder, ignore_errors=True)
         if not os.path.exists(folder):
             break
@@ -82,11 +82,11 @@ def _preload() -> None:
     from recycle_pp.coordinator import host  # noqa: F401
     from recycle_pp.execution import worker  # noqa: F401
 
-    load()  # in forked processes the thread that loads it would be missing
+    load()  # loads the compiled code now, because forked processes would lack the thread that loads it
 
 
 def _launch(parent: int, request: dict[str, Any], output: int, status: int) -> None:
-    """The stand-in for torchrun: starts a supervisor for each rank, and ends the others when one fails."""
+    """Replaces torchrun: starts a supervisor for each rank of the part, and ends the others when one fails."""
     die_with_parent(parent)
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -121,7 +121,8 @@ def _launch(parent: int, request: dict[str, Any], output: int, status: int) -> N
 
 
 def _enter(holder: int) -> None:
-    """Enters the namespaces of that process. Only children enter its process namespace, so a child continues."""
+    """Enters the namespaces of process `holder`. Only children enter its namespace of process ids, so this process
+    forks a child, which continues, and ends with it."""
     descriptor = os.pidfd_open(holder)
     kinds = 0x40000000 | 0x20000000 | 0x00020000 | 0x04000000  # CLONE_NEWNET, NEWPID, NEWNS, NEWUTS: linux/sched.h
     libc = ctypes.CDLL(None, use_errno=True)

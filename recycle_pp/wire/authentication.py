@@ -2,19 +2,19 @@
 
     prove(token, hello, send, receive)      # the client, blocking; Refused if the other end does not know the token
     verifier = Verifier(token, HELLOS)      # the server: sends verifier.challenge
-    accepted = verifier.judge(response)     # the answer to send; Refused for a wrong token
-    verifier.hello                          # the client's hello
+    accepted = verifier.judge(response)     # the answer that the server sends; Refused if the client's token is wrong
+    verifier.hello                          # the client's hello, the message that introduces it
 
     server -> client   Challenge(nonce)
     client -> server   Response(nonce', hello, HMAC(token, "client", nonce, nonce', hello))
     server -> client   Accepted(HMAC(token, "server", nonce, nonce', hello))
 
-HMAC-SHA256. A proof is bound to one pair of nonces, one direction and one hello, so it can be neither reflected nor
-replayed. `Prover` and `Verifier` are pure. Control connections (`connection.py`, in threads and in asyncio) and streams
-of tensors (`comm.transfer`) drive them.
+HMAC is HMAC-SHA256. A proof is bound to one pair of nonces, one direction and one hello, so it can be neither reflected
+nor replayed. `Prover` and `Verifier` do no input or output themselves. Control connections (`connection.py`, in threads
+and in asyncio) and streams of tensors (`comm.transfer`) use them.
 
-The standard library's `ssl` is not used. A shared secret requires TLS-PSK, which exists only since Python 3.13 (this
-project supports 3.11), and TLS would also encrypt tensors on a network that is private anyway.
+The standard library's `ssl` is not used. A shared secret requires TLS-PSK, which Python supports only since 3.13 (this
+project supports 3.11), and TLS would also encrypt tensors, although the network is private anyway.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Receive = Callable[[Vocabulary], Message]
 
 
 def prove(token: str, hello: Message, send: Send, receive: Receive) -> None:
-    """The client's side of the handshake. Blocks as `receive` does."""
+    """The client's side of the handshake. Blocks in `receive`. Refused if the other end does not know the token."""
     prover = Prover(token, hello)
     send(prover.respond(receive(TO_CLIENT)))
     prover.check(receive(TO_CLIENT))
@@ -63,7 +63,7 @@ class Prover:
 
 
 class Verifier:
-    """hello: the client's hello, after it has been verified."""
+    """The server's side of the handshake. hello: the client's hello, set when `judge` has verified it."""
 
     hello: Message
 

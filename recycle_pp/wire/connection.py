@@ -1,15 +1,15 @@
 """Authenticated connections between supervisors, workers and the coordinator, over TCP.
 
-    server = await serve(handler, "127.0.0.1", 0, token)   # `await handler(peer)`, one per client; peer.hello
+    server = await serve(handler, "127.0.0.1", 0, token)   # calls `await handler(peer)` for each client; peer.hello
     peer = await connect(host, port, token, SupervisorHello(rank=3, ...))
     async for message in peer.listen(TO_SUPERVISOR): ...
     channel = Channel.connect(host, port, token, WorkerHello(rank=3, ...))   # for threads
     channel.send(message); message = channel.recv(TO_WORKER)
 
-The receiver chooses the accepted messages: a `Vocabulary` of `wire.messages`. A connection starts with the mutual
-authentication of `authentication.py`. A connection that fails it, or sends anything else than such messages (garbage,
-an oversized frame, an unknown kind, a wrong type, silence for `HANDSHAKE_SECONDS`), is closed and logged, without
-effect on others. Received data is never unpickled or evaluated.
+The receiver chooses which messages it accepts: a `Vocabulary` of `wire.messages`. A connection starts with the mutual
+authentication of `authentication.py`. A connection is closed and logged if the authentication fails or takes longer
+than `HANDSHAKE_SECONDS`, or if any other data arrives than accepted messages (garbage, an oversized frame, an unknown
+kind, a wrong type). Other connections are not affected. Received data is never unpickled or evaluated.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from .keepalive import set_keepalive
 from .messages.handshake import HELLOS, TO_CLIENT, TO_SERVER
 from .messages.table import Message, Vocabulary
 
-MAX_UNSENT = 64 << 20  # bytes queued for an asyncio peer that does not read; above, its connection is aborted
+MAX_UNSENT = 64 << 20  # bytes; if more are queued for an asyncio peer, which then does not read, it is disconnected
 HANDSHAKE_SECONDS = 5.0
-UNPROVEN = 400  # most connections in their handshake; above, the oldest is closed
-REPEAT_SECONDS = 10.0  # between two log lines about the same refusal, so that a waiting node does not flood the log
+UNPROVEN = 400  # limit of connections that have not authenticated yet; a further one closes the oldest
+REPEAT_SECONDS = 10.0  # between two log lines about the same refusal, so that a retrying node does not flood the log
 
 NO_JOB = "the process that listens there is not a job of recycle_pp"
 OTHER_TOKEN = "the job there has another RECYCLE_TOKEN; it must be the same on every node"
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class Channel:
-    """A blocking connection for threads. Several threads may send; one at a time receives."""
+    """A blocking connection for threads. Several threads may send at once; only one thread at a time can receive."""
 
     def __init__(self, sock: socket.socket):
         self._socket = sock
@@ -109,12 +109,12 @@ class Channel:
 
     @property
     def local_host(self) -> str:
-        """This machine's address on the connection."""
+        """The address of this machine that the connection uses."""
         return str(self._socket.getsockname()[0])
 
     def set_keepalive(self, seconds: float) -> None:
-        """Sets the seconds without an answer of the other machine after which the connection breaks, as after a network
-        cut."""
+        """Sets the seconds without an answer from the other machine after which the connection breaks. A cut network or
+        a dead machine gives no answer."""
         set_keepalive(self._socket, seconds)
 
     def close(self) -> None:
@@ -129,26 +129,30 @@ class Channel:
 
 
 class Peer:
-    """An asyncio connection. `send` never waits, `recv` does. `async for message in peer.listen(...)` ends with it."""
+    """An asyncio connection. `send` never waits; `recv` waits for a message.
 
-    hello: Message  # the hello of an authenticated client
+    `async for message in peer.listen(...)` ends when the connection ends."""
+
+    hello: Message  # on a server: the hello of the authenticated client
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, refusals: Refusals | None = None
     ) -> None:
         self._reader, self._writer = reader, writer
         self._refusals = refusals or Refusals()
-        self.was_reset = False  # ended with a reset: the other end may be alive and reconnect
+        self.was_reset = False  # whether a reset ended the connection; then the other end may be alive and reconnect
         name = writer.get_extra_info("peername") or ("?", 0)  # None: the other end has already disconnected
         self.address: str = "{}:{}".format(*name[:2])
 
     @property
     def local_host(self) -> str:
-        """This machine's address on the connection."""
+        """The address of this machine that the connection uses."""
         return str(self._writer.get_extra_info("sockname")[0])
 
     def send(self, message: Message) -> None:
-        """Queues one message. It is dropped if the peer is gone, or has 64 MiB unread; then `recv` fails."""
+        """Queues one message. Drops the message if the connection has ended.
+
+        Ends the connection if more than 64 MiB are then queued; later calls of `recv` raise ChannelClosed."""
         self.send_frame(encode(message))
 
     def send_frame(self, frame: bytes) -> None:
@@ -160,7 +164,7 @@ class Peer:
             self.abort()
 
     async def recv(self, vocabulary: Vocabulary, limit: int = MAX_FRAME) -> Message:
-        """The next message. ChannelClosed at the end, Malformed if it is not in the vocabulary."""
+        """The next message. ChannelClosed if the connection has ended, Malformed for an invalid message."""
         try:
             length = length_of(await self._reader.readexactly(LENGTH.size), limit)
             body = await self._reader.readexactly(length)
@@ -172,7 +176,7 @@ class Peer:
         return vocabulary.decode(body)
 
     async def listen(self, vocabulary: Vocabulary) -> AsyncIterator[Message]:
-        """All messages until the connection ends. A malformed message ends it."""
+        """Yields all messages until the connection ends. A malformed message ends the connection."""
         while True:
             try:
                 message = await self.recv(vocabulary)
@@ -190,16 +194,16 @@ class Peer:
             await self._writer.drain()
 
     def set_keepalive(self, seconds: float) -> None:
-        """Sets the seconds without an answer of the other machine after which the connection breaks, as after a network
-        cut."""
+        """Sets the seconds without an answer from the other machine after which the connection breaks. A cut network or
+        a dead machine gives no answer."""
         set_keepalive(self._writer.get_extra_info("socket"), seconds)
 
     def close(self) -> None:
-        """Closes after sending the queued messages."""
+        """Closes the connection after sending the queued messages."""
         self._writer.close()
 
     def abort(self) -> None:
-        """Closes at once."""
+        """Closes the connection at once and drops the queued messages."""
         self._writer.transport.abort()
 
 
@@ -228,11 +232,11 @@ async def serve(
     token: str,
     handshake_seconds: float = HANDSHAKE_SECONDS,
 ) -> asyncio.Server:
-    """Listens. Runs `handler(peer)` for each authenticated client, and closes the connection when it returns.
+    """Listens. Runs `handler(peer)` for each authenticated client, and closes the connection when the handler returns.
 
     The bound address is `server.sockets[0].getsockname()`.
     """
-    refusals, unproven = Refusals(), dict[Peer, None]()  # the oldest first
+    refusals, unproven = Refusals(), dict[Peer, None]()  # unproven: not authenticated yet, oldest first
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = Peer(reader, writer, refusals)
@@ -256,7 +260,7 @@ async def serve(
         finally:
             peer.close()
 
-    tasks: set[asyncio.Task[None]] = set()  # the event loop only keeps weak references
+    tasks: set[asyncio.Task[None]] = set()  # keeps the tasks alive: the event loop has only weak references to them
 
     def start(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.get_running_loop().create_task(accept(reader, writer))
@@ -274,7 +278,8 @@ async def _admit(peer: Peer, token: str) -> Message:
 
 
 class Refusals:
-    """Logs each reason to reject an address at most every `REPEAT_SECONDS`, with a limit on the number of lines."""
+    """Logs why connections from an address are rejected: the same reason at most every `REPEAT_SECONDS`, and a limited
+    number of lines in all."""
 
     def __init__(self) -> None:
         self._logged: dict[tuple[str, str], float] = {}

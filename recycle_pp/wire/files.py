@@ -1,9 +1,10 @@
 """Reads files of other processes, which a crash or a user may have damaged.
 
     read(path)                               # bytes of a regular file; never blocks on a pipe or a device
-    decode(path, read(path), Summary)        # typed; a record class of `records`
+    decode(path, read(path), Summary)        # a value of a class in `records`
 
-Every error except a missing file is `UnreadableFile`: one sentence with the file and the problem.
+A missing file raises FileNotFoundError. Every other error raises `UnreadableFile`, with one sentence that names the
+file and the problem.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _KINDS = {
 
 
 class UnreadableFile(ValueError):
-    """One sentence for the user: the file, and the reason why it cannot be read."""
+    """The text is one sentence for the user: the file, and the reason why it cannot be read."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(f"{path} cannot be read: {why}")
@@ -65,7 +66,10 @@ def read(path: Path) -> bytes:
 
 
 def decode(path: Path, data: bytes, of: type[Record]) -> Record:
-    """The JSON in `data` as a value of this type. UnreadableFile if it is not JSON or has other types."""
+    """The JSON in `data` as a value of type `of`. UnreadableFile if `data` is not JSON or does not fit the type.
+
+    path: for the error message
+    """
     try:
         return msgspec.json.decode(data, type=of)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

@@ -1,10 +1,10 @@
-"""Messages as frames: a 4-byte big-endian length, then the message in MessagePack.
+"""Encodes messages as frames: a 4-byte big-endian length, then the message in MessagePack.
 
     sock.sendall(encode(Kill(incarnation=3)))
     frames = Frames(); frames.feed(data); body = frames.next(MAX_FRAME)     # None: incomplete
 
-A frame has at most 16 MiB, and at most 64 KiB before authentication. MessagePack instead of JSON, because
-the vote on a non-finite gradient carries NaN, and plans and spans are bytes.
+The message in a frame is at most 16 MiB long, and at most 64 KiB before authentication. The encoding is MessagePack
+instead of JSON, because the vote on a non-finite gradient contains NaN, and plans and spans are bytes.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ class ChannelClosed(ConnectionError):
 
 
 class Malformed(ChannelClosed):
-    """An invalid message, or one that the other end may not send. The text is one sentence with the reason."""
+    """The other end has sent an invalid message, or one that it may not send. The text is one sentence with the
+    reason."""
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """One frame. ValueError if the message is larger than 16 MiB."""
+    """The message as one frame. ValueError if the message is larger than 16 MiB."""
     body = encode_body(message)
     if len(body) > MAX_FRAME:
         raise ValueError(f"a {type(message).__name__} message has {len(body)} bytes; {MAX_FRAME} are allowed")
@@ -42,7 +43,7 @@ def encode_body(message: msgspec.Struct) -> bytes:
 
 
 def length_of(head: bytes | bytearray, limit: int) -> int:
-    """Bytes of the body after these first four. Malformed above `limit`."""
+    """The length of a frame's body in bytes, from the frame's first four bytes. Malformed if it is above `limit`."""
     (length,) = LENGTH.unpack(head)
     if length > limit:
         raise Malformed(f"a frame of {length} bytes; {limit} are allowed")
@@ -59,7 +60,7 @@ class Frames:
         self._buffer += data
 
     def next(self, limit: int) -> bytes | None:
-        """The next body; None if it is incomplete. Malformed above `limit` bytes."""
+        """The next body; None if it has not arrived completely. Malformed if it is longer than `limit` bytes."""
         if len(self._buffer) < LENGTH.size:
             return None
         end = LENGTH.size + length_of(self._buffer[: LENGTH.size], limit)

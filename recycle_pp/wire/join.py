@@ -1,11 +1,11 @@
-"""How a new or repaired node enters a running job: `torchrun ... -m recycle_pp.train +join=HOST:PORT`.
+"""Lets a new or repaired node enter a running job: `torchrun ... -m recycle_pp.train +join=HOST:PORT`.
 
     place = find_place(["+join=10.0.0.1:29501"])           # None for the command line of an ordinary start
     entered = await enter(place, hello)                    # ValueError: a sentence for the user
 
-HOST:PORT belongs to the coordinator or to any other supervisor of the job, which redirects the node.
-(`recycle_pp.train` also accepts the job's run folder, which contains the coordinator's address.) The node runs with the
-job's settings. It takes the rank, and so the role, of a worker whose node is gone.
+HOST:PORT is the address of the coordinator, or of any other supervisor of the job, which redirects the node to the
+coordinator. (`recycle_pp.train` also accepts the job's run folder, which contains the coordinator's address.) The node
+runs with the job's settings. It takes the rank, and so the role, of a worker whose node is gone.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from .launch import TOKEN_VARIABLE, Address, Launch
 from .messages.handshake import SupervisorHello
 from .messages.supervisors import TO_SUPERVISOR, CoordinatorHeartbeat, NoPlace, Redirect, SupervisorWelcome
 
-ANSWER_SECONDS = 30.0  # for an answer of the job, which may be electing a coordinator
+ANSWER_SECONDS = 30.0  # time for the job to answer, because it may be electing a coordinator
 AGAIN = 0.5  # seconds between two attempts
 
 
 def find_place(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Address | None:
     """The address in `+join=HOST:PORT`, with the job's token; None without `+join`.
 
-    ValueError if it is malformed or not the only argument."""
+    ValueError if `+join` is malformed or not the only argument."""
     given = [text.lstrip("+").removeprefix("join=") for text in arguments if text.lstrip("+").startswith("join=")]
     if not given:
         return None
@@ -43,7 +43,7 @@ def find_place(arguments: Sequence[str], environment: Mapping[str, str] = os.env
 
 
 class Entered(NamedTuple):
-    """The connection to the coordinator, its welcome, and its address."""
+    """The connection to the coordinator, the coordinator's welcome, and its address."""
 
     peer: Peer
     welcome: SupervisorWelcome
@@ -51,7 +51,10 @@ class Entered(NamedTuple):
 
 
 async def enter(address: Address, hello: SupervisorHello) -> Entered:
-    """Requests a place in the job at `address`. hello: the first message of a supervisor."""
+    """Requests a place in the job at `address`. ValueError, with a sentence for the user, if that fails.
+
+    hello: the first message of this node's supervisor; `enter` sets its rank to -1
+    """
     here, loop = f"{address.host}:{address.port}", asyncio.get_running_loop()
     deadline, place = loop.time() + ANSWER_SECONDS, address
     while True:

@@ -1,9 +1,10 @@
-"""Breaks a connection to a silent machine after some seconds, instead of a quarter of an hour.
+"""Breaks a connection to a machine that does not answer after some seconds, instead of after a quarter of an hour.
 
     set_keepalive(sock, seconds=10)
-    is_silent(sock)                    # the other machine currently leaves something unanswered
+    is_silent(sock)                    # an answer of the other machine is currently overdue
 
-Detects dead machines and networks only: the other machine's kernel also answers for a process that hangs or is paused.
+Detects only dead machines and broken networks. If the other process hangs or is paused, the kernel of its machine still
+answers.
 """
 
 from __future__ import annotations
@@ -20,9 +21,10 @@ def set_keepalive(sock: socket.socket, seconds: float) -> None:
 
 
 def is_silent(sock: socket.socket) -> bool:
-    """Whether the kernel is waiting for the answer to a retransmission or a keepalive probe. OSError if closed.
+    """Whether the kernel is waiting for the answer to a retransmission or a keepalive probe.
 
-    tcp(7), TCP_INFO: the third and fourth byte of `struct tcp_info` are `tcpi_retransmits` and `tcpi_probes`.
+    OSError if the socket is closed. See tcp(7), TCP_INFO: the third and fourth byte of `struct tcp_info` are
+    `tcpi_retransmits` and `tcpi_probes`.
     """
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)
     return info[2] > 0 or info[3] > 0

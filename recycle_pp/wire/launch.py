@@ -1,18 +1,18 @@
-"""How the processes started by a launcher find each other.
+"""Tells the processes that a launcher starts where the coordinator is.
 
-    launch = Launch.from_environment()            # torchrun's RANK, WORLD_SIZE, ...; a single process without them
-    publish(launch, address); withdraw(launch)    # rank 0, on one node: a private file
-    address = find(launch)                        # the others, on one node
-    address = Address.of_cluster(launch, settings.control.address)   # several nodes, all ranks
+    launch = Launch.from_environment()            # from torchrun's RANK, WORLD_SIZE, ...; without them: one process
+    publish(launch, address); withdraw(launch)    # on one node, rank 0: writes and removes a private file
+    address = find(launch)                        # on one node, the other ranks
+    address = Address.of_cluster(launch, settings.control.address)   # on several nodes, all ranks
 
 - On one node, the coordinator's address and the job's token are in a file that only this user can read, until all ranks
-  have joined. Its name contains the launcher's process id.
+  have joined. The file name contains the launcher's process id.
 - On several nodes, the address is control.address (default: torchrun's MASTER_ADDR, and the port after MASTER_PORT),
   and the token is the environment variable RECYCLE_TOKEN.
-- One node with control.address uses both: rank 0 listens there, with the user's token, and the other ranks read the
-  private file.
+- One node with control.address uses both: rank 0 listens at control.address, with the token in RECYCLE_TOKEN, and the
+  other ranks read the private file.
 
-Nothing else of the launcher is used, in particular not torchrun's store.
+This project uses nothing else of the launcher, in particular not torchrun's store.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Launch:
     local_world: int = 1
     master_address: str = "127.0.0.1"
     master_port: int = 0
-    restart: int = 0  # torchrun's --max-restarts
+    restart: int = 0  # number of restarts by torchrun so far (--max-restarts)
     agent: int = 0  # index of the torchrun agent that started this process
     agents: int = 1
 
@@ -83,7 +83,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Address:
-    """Where the coordinator listens, and the token that proves membership of the job."""
+    """Where the coordinator listens, and the token that proves that a process belongs to the job."""
 
     host: str
     port: int
@@ -91,9 +91,10 @@ class Address:
 
     @classmethod
     def of_cluster(cls, launch: Launch, address: str | None, environment: Mapping[str, str] = os.environ) -> Address:
-        """The address of a job on several nodes, or with control.address.
+        """The coordinator's address, for a job on several nodes or with control.address.
 
-        ValueError if `address` is not HOST:PORT, or if there is no token."""
+        address: control.address, or None
+        ValueError if `address` is not HOST:PORT, or if RECYCLE_TOKEN has fewer than 16 characters."""
         if address is not None and not re.fullmatch(r"[^:\s]+:[0-9]{1,5}", address):
             raise ValueError(f"control.address must be HOST:PORT or null, not {address!r}")
         token = environment.get(TOKEN_VARIABLE, "")
@@ -115,7 +116,7 @@ def new_token() -> str:
 
 
 def publish(launch: Launch, address: Address) -> None:
-    """Writes the address for the other ranks of this node, which `find` it."""
+    """Writes the private file, in which the other ranks of this node `find` the address."""
     while True:
         path = _path(launch)
         with suppress(FileNotFoundError):  # another job has just removed the empty folder
@@ -126,21 +127,22 @@ def publish(launch: Launch, address: Address) -> None:
 
 
 def withdraw(launch: Launch) -> None:
-    """Removes the file of `publish`, after all ranks have joined."""
+    """Removes the file that `publish` wrote. Call it after all ranks have joined."""
     with suppress(OSError):
         _path(launch).unlink(missing_ok=True)
-        _path(launch).parent.rmdir()  # fails while another job uses it
+        _path(launch).parent.rmdir()  # fails while another job uses the folder
 
 
 def find(launch: Launch) -> Address | None:
-    """The address; None until rank 0 has published it."""
+    """The coordinator's address; None until rank 0 has published it."""
     with suppress(FileNotFoundError):
         return Address(*json.loads(_path(launch).read_text()))
     return None
 
 
 def _path(launch: Launch) -> Path:
-    """A file name shared only by the ranks of one launch. The start time distinguishes a reused process id."""
+    """A file name that only the ranks of one launch share. It contains the launcher's process id, and its start time,
+    because process ids are reused."""
     launcher = os.getppid()
     with suppress(OSError):
         if (stat := process_stat(launcher)) is not None:
@@ -149,7 +151,7 @@ def _path(launch: Launch) -> Path:
 
 
 def _private_folder() -> Path:
-    """A folder that only this user can enter. ValueError if another user owns that name."""
+    """A folder that only this user can enter. ValueError if its name is taken by anything else."""
     folder = Path(tempfile.gettempdir()) / f"recycle_pp-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     info = folder.lstat()

@@ -1,9 +1,9 @@
-"""The content of the files in a run folder, by type. docs/run-folder.md explains each field.
+"""Types for the content of the files in a run folder. docs/run-folder.md explains each field.
 
     files.decode(run.summary, files.read(run.summary), Summary)
 
-Only fields that a command reads are typed; a record may contain more. Numbers have bounds, so that a damaged file
-cannot make a command print, sum or allocate without limit.
+The types contain only the fields that a command reads; a file may contain more. Numbers have bounds, so that a damaged
+file cannot make a command print, sum or allocate without limit.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from .terms import EARLIER
 
 Count = Annotated[int, Meta(ge=0, le=10**15)]
 Number = Annotated[float, Meta(ge=-1e100, le=1e100)]
-Seconds = Annotated[float, Meta(ge=0, le=1e12)]  # a duration, or a time since 1970
-Term = Annotated[int, Meta(ge=-1, le=2**31)]  # term of the coordinator that wrote a line
+Seconds = Annotated[float, Meta(ge=0, le=1e12)]  # a duration, or a time in seconds since 1970
+Term = Annotated[int, Meta(ge=-1, le=2**31)]  # term of the coordinator that wrote the line (see `terms`)
 WorkerName = Annotated[str, Meta(pattern=r"^[0-9]{1,5}\.[0-9]{1,5}$")]  # "1.2"
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """A line of metrics.jsonl. Fields that it lacks are None: runs of earlier versions have fewer."""
+    """A line of metrics.jsonl. Fields that the line lacks are None: earlier versions wrote fewer fields."""
 
     step: Count
     time: Seconds | None = None
@@ -46,7 +46,8 @@ class Samples(Struct, frozen=True, kw_only=True):
 
 
 class ProtocolLine(Struct, frozen=True, kw_only=True):
-    """A line of protocol.jsonl: an event and the fingerprint of its outcome, or a snapshot of the job, in base64."""
+    """A line of protocol.jsonl: either an event and the fingerprint of its outcome, or a snapshot of the job
+    (base64)."""
 
     time: Seconds
     term: Term
@@ -71,7 +72,7 @@ class Summary(TypedDict, total=False):
 
 
 class Links(TypedDict, total=False):
-    """links of profile.json. measured: [host, host, seconds one way, bytes per second]."""
+    """The value of `links` in profile.json. measured: (host, other host, seconds one way, bytes per second)."""
 
     hosts: dict[WorkerName, str]
     measured: list[tuple[str, str, Seconds, Number]]
@@ -99,6 +100,6 @@ class _About(TypedDict):
 
 
 class About(_About, total=False):
-    """about.json of a checkpoint. files: [bytes, CRC-32] by name. The settings are further keys."""
+    """about.json of a checkpoint. files: name -> (bytes, CRC-32). Further keys hold the settings."""
 
     files: dict[str, tuple[Count, Count]]

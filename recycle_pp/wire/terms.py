@@ -1,13 +1,15 @@
-"""The valid lines of a run folder's .jsonl files.
+"""Decides which lines of a run folder's .jsonl files are valid.
 
     terms = Terms()
     terms.counts(record.get("term", EARLIER))      # for each line, in the order of the file
-    without_undone(records, step=...)              # one line per step: for metrics.jsonl and samples.jsonl
+    without_undone(records, step=...)              # at most one record per step, for metrics.jsonl and samples.jsonl
 
-Each line carries the term of the coordinator that wrote it. After a network cut, a replaced coordinator may still
-append to a shared file, until it learns about its successor. So a line is valid only if no earlier line has a newer
-term. A line of step k invalidates earlier lines of step k and later steps, because the job went back to an earlier
-state.
+Each line contains the term of the coordinator that wrote it: its number, larger for each new coordinator. After a
+network cut, a replaced coordinator may still append to a shared file, until it learns about its successor. So a line is
+valid only if no earlier line has a larger term.
+
+A line about step k makes earlier lines about step k and later steps invalid, because the job has gone back to an
+earlier state.
 """
 
 from __future__ import annotations
@@ -15,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-EARLIER = -1  # term of lines without one, written by earlier versions
+EARLIER = -1  # stands for the term of lines without a term, which earlier versions wrote
 
 R = TypeVar("R")
 
 
 class Terms:
-    """newest: newest term so far."""
+    """newest: the largest term so far."""
 
     def __init__(self) -> None:
         self.newest = EARLIER
@@ -33,7 +35,10 @@ class Terms:
 
 
 def without_undone(records: Iterable[R], step: Callable[[R], int]) -> list[R]:
-    """The records of steps that were not repeated later, in the order of their steps. step: the step of a record."""
+    """The last record of each step, without those that a later record about the same or an earlier step invalidates.
+
+    step(record): the step that a record is about
+    """
     kept: list[R] = []
     for record in records:
         while kept and step(kept[-1]) >= step(record):

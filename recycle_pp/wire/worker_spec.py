@@ -1,11 +1,11 @@
-"""The messages of a supervisor to its worker, and the worker's last words: lines of JSON through inherited pipes.
+"""Messages from a supervisor to its worker, and the worker's last words: lines of JSON through inherited pipes.
 
-    spec = WorkerSpec.read(prepare)         # in the worker: the first line on its standard input. A standby process
-                                            # gets an `Ahead` first: prepare(ahead) runs, and the next line counts
-    for place in later_addresses(): ...     # blocks: CoordinatorAt, a new address; ends with the supervisor
+    spec = WorkerSpec.read(prepare)         # in the worker, from its standard input. A standby process first gets an
+                                            # `Ahead`, and calls prepare(ahead) before it waits for the spec
+    for place in later_addresses(): ...     # yields each new address of the coordinator; ends with the supervisor
     last_words(spec, cause="exception", detail=traceback.format_exc())
 
-The token is in the spec, so it appears neither on a command line nor in an environment.
+The job's token is part of the spec, so it appears neither on a command line nor in an environment.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ import msgspec
 
 from .messages.supervisors import CoordinatorAt
 
-_LONGEST_WORDS = 4000  # bytes; writes of at most 4096 to a pipe are atomic
+_LONGEST_WORDS = 4000  # bytes; a write of at most 4096 bytes to a pipe is atomic
 
 
 @dataclass
 class WorkerSpec:
     """The parameters of a worker process."""
 
-    host: str  # of the coordinator
+    host: str  # address of the coordinator
     port: int
     token: str
     rank: int  # pipeline * stages + stage
     incarnation: int  # number of earlier starts of this rank
     run_dir: str
     settings: dict[str, Any]
-    last_words: int = -1  # descriptor of a pipe to the supervisor
+    last_words: int = -1  # descriptor of the pipe for last words to the supervisor
     lifeline: int = -1  # descriptor through which the supervisor detects the worker's death
 
     @classmethod
@@ -51,7 +51,7 @@ class WorkerSpec:
 
 
 class Ahead(msgspec.Struct, forbid_unknown_fields=True):
-    """Sent to a standby process before its spec."""
+    """Sent to a standby process before its spec, so that it can read the data in advance."""
 
     settings: dict[str, Any]
 
@@ -59,10 +59,10 @@ class Ahead(msgspec.Struct, forbid_unknown_fields=True):
 class LastWords(msgspec.Struct, frozen=True):
     """The reason why a worker is about to die.
 
-    cause, detail   "exception", "out_of_memory" or "gpu" with the end of the traceback, or "injected" with the fault,
-                    just before the injection
+    cause           "exception", "out_of_memory" or "gpu"; "injected" is sent just before an injected fault
+    detail          the end of the traceback; for "injected", the fault
     where, mistake  see `Death`
-    at              time.monotonic()
+    at              time.monotonic() when the words were sent
     """
 
     cause: str
@@ -73,7 +73,8 @@ class LastWords(msgspec.Struct, frozen=True):
 
 
 def later_addresses() -> Iterator[CoordinatorAt]:
-    """In a worker: the supervisor's messages after the spec. Blocks, and ends with the supervisor."""
+    """In a worker: yields the supervisor's messages after the spec. Blocks between them. Ends when the supervisor
+    ends."""
     for line in _standard_input():
         yield msgspec.json.decode(line, type=CoordinatorAt)
 
@@ -85,7 +86,7 @@ def _standard_input() -> BinaryIO:
 
 def last_words(spec: WorkerSpec, cause: str, detail: str, where: str = "", mistake: str = "") -> None:
     """Sends the reason of this worker's death to the supervisor (see LastWords). Never raises."""
-    for longest in (3000, 1000, 300):  # with non-ASCII letters a line has more bytes than characters
+    for longest in (3000, 1000, 300):  # characters; non-ASCII letters take more than one byte each
         line = msgspec.json.encode(LastWords(cause, detail[-longest:], time.monotonic(), where, mistake)) + b"\n"
         if len(line) <= _LONGEST_WORDS:
             break

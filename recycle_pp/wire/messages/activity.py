@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-# limit for a thread that gets processor time, as a multiple of the limit without: a busy machine is not a hang
+# A thread that gets processor time may take this many times longer than a thread that gets none before it counts as
+# hung, because a busy machine is not a hang.
 BUSY = 10
 
 
-# what a thread works on besides the ops of a plan, which are named by the letters of `recycle_schedules.OpKind`
+# Kinds of work besides the ops of a plan, whose kinds are the letters of `recycle_schedules.OpKind`.
 REDUCTION, VALIDATION = "R", "V"
 
 
@@ -25,8 +26,8 @@ class Activity(NamedTuple):
             send, turn (from one op to the next);
             starts: model, data, state (of a checkpoint), kernels, ready; "" before these;
             waits: tensor, sum (all-reduce), copy (broadcast), links, commit, orders, plan
-    peer    the worker that it waits for, if there is only one
-    first   first op of its kind, which may have to be compiled
+    peer    the worker that the thread waits for, if there is only one
+    first   whether this is the first op of its kind, which may have to be compiled
     """
 
     kind: str = "starts"

@@ -1,4 +1,4 @@
-"""Messages between the supervisors' agreements (`consensus.election`): questions and answers."""
+"""Messages with which supervisors agree on a leader and a membership (`consensus.election`): questions and answers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from .table import CANDIDATE, VOTER, Message, Vocabulary, sent
 
 
 class Place(NamedTuple):
-    """The address of a supervisor and its process (`consensus.process_identity`). process "": its death cannot be
-    detected."""
+    """The address of a supervisor.
+
+    process: identity of its process (`consensus.process_identity`); "": peers cannot detect the death of the process
+    """
 
     host: str
     port: int
@@ -21,7 +23,7 @@ Position = tuple[int, int]
 
 
 class Leader(NamedTuple):
-    """The supervisor that hosts the coordinator. At most one per term; terms only grow."""
+    """The supervisor that hosts the coordinator. A term has at most one leader, and terms only grow."""
 
     term: int
     rank: int
@@ -30,7 +32,10 @@ class Leader(NamedTuple):
 
 
 class Membership(NamedTuple):
-    """leader: the proposer, which acknowledges first; roster: addresses of the supervisors, by rank."""
+    """
+    leader  rank of the supervisor that proposes the membership, and acknowledges it first
+    roster  rank -> address of the supervisor
+    """
 
     position: Position
     leader: int
@@ -44,8 +49,11 @@ class Who(Message, frozen=True):
 
 @sent(CANDIDATE, VOTER)
 class Poll(Message, frozen=True):
-    """Asks for a vote without a new term. gone: ranks known to be dead; position: of the candidate's newest
-    membership."""
+    """Asks whether the voter would vote for this candidate, without a new term.
+
+    position  position of the candidate's newest membership
+    gone      ranks that are known to be dead
+    """
 
     rank: int
     position: Position
@@ -54,7 +62,7 @@ class Poll(Message, frozen=True):
 
 @sent(CANDIDATE, VOTER)
 class Campaign(Message, frozen=True):
-    """Asks for a vote in this term. position: of the candidate's newest membership."""
+    """Asks for a vote in this term. position: position of the candidate's newest membership."""
 
     term: int
     rank: int
@@ -63,7 +71,7 @@ class Campaign(Message, frozen=True):
 
 @sent(CANDIDATE, VOTER)
 class Propose(Message, frozen=True):
-    """Asks to acknowledge these memberships. The last one is new."""
+    """Asks the voter to acknowledge these memberships. The last one is new."""
 
     leader: Leader
     memberships: list[Membership]
@@ -76,7 +84,11 @@ class Leads(Message, frozen=True):
 
 @sent(VOTER, CANDIDATE)
 class Answer(Message, frozen=True):
-    """position: of the voter's newest membership; term: the newest known; leader: the leader that it follows."""
+    """
+    position  position of the voter's newest membership
+    term      newest term that the voter knows
+    leader    leader that the voter follows; None: it follows none
+    """
 
     yes: bool
     position: Position

@@ -1,4 +1,4 @@
-"""A generation: its announcement, the workers' reports, their plans, and broken links."""
+"""Messages about a generation: its announcement, the workers' reports, their plans, and broken links."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .table import COORDINATOR, WORKER, Message, sent
 
 
 class Attempt(NamedTuple):
-    """Number of repetitions of a step. A higher one voids all earlier work on the step.
+    """How often a step has been repeated. A higher attempt makes all earlier work on the step void.
 
-    coarser   repeated because its sums overflowed; they now have other exponents
-    repaired  repeated because a worker's state was wrong, so its peers computed with wrong weights from it
+    coarser   repetitions because the sums overflowed; the next attempt uses other exponents
+    repaired  repetitions because a worker's state was wrong, so its peers had received wrong weights from it
     """
 
     coarser: int = 0
@@ -26,11 +26,11 @@ FIRST = Attempt()
 
 @sent(COORDINATOR, WORKER)
 class Announce(Message, frozen=True):
-    """Starts a generation. Messages of older ones are void.
+    """Starts a generation. Messages of older generations are void.
 
     committed  newest committed step
-    base       newest generation that connected all its members; these connections persist between survivors
-    attempt    at the next step; work on it in an earlier attempt is void
+    base       newest generation that connected all its members; its connections between survivors are kept
+    attempt    current attempt at the next step; work of earlier attempts is void
     """
 
     generation: int
@@ -44,9 +44,10 @@ class Announce(Message, frozen=True):
 class Report(Message, frozen=True):
     """The answer to an announcement.
 
-    records  of uncommitted steps
-    ahead    whether one of them is applied and need not be undone
+    records  the worker's records of uncommitted steps
+    ahead    whether the worker has applied an uncommitted step that need not be undone
     busy     seconds until the worker can start its next op
+    holds    the state that the worker holds
     """
 
     generation: int
@@ -75,16 +76,17 @@ class Holds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @sent(COORDINATOR, WORKER, of_generation=True)
 class Adopt(Message, frozen=True):
-    """The rest of the interrupted steps.
+    """A worker's orders for a generation: the rest of the interrupted steps.
 
-    steps      step -> the worker's actions in it (`Actions.packed`)
+    steps      step -> the worker's actions in that step (`Actions.packed`)
     copy       peer that sends the stage's reduced gradients; None: no copy
     revoked    stages that must reduce their gradients again
-    evaluate   validation to run first
-    probes     host -> worker there, links to measure before anything else
-    shares     of the worker's stage
-    recompute  whether its layers run again in the backward pass, for micro-batches forwarded in these steps
-    term       of the agreement that allowed this generation
+    evaluate   step of a validation that must run first; None: no validation
+    stagger    whether the worker may apply the next step before its commit
+    shares     the holders of the units of the worker's stage
+    probes     host -> a worker on that host; measure the links to these workers before anything else
+    recompute  whether the backward pass runs the worker's layers again, for micro-batches forwarded in these steps
+    term       term of the agreement that allowed this generation
     """
 
     generation: int
@@ -100,13 +102,15 @@ class Adopt(Message, frozen=True):
 
 
 class Shares(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The holders of each unit of a stage's state (`protocol.holders`). Workers are given by pipeline.
+    """The holders of each unit of a stage's state (`protocol.holders`). A worker is given by its pipeline's number.
 
     table      (number of neighbouring units, their holders, first holder first)
-    together   all workers hold all units, and sum their gradients by one all-reduce
-    copies     (unit, from, to), to be made first, in this order
-    knows      a worker with the newest exponents, if weights are out of date and all are sent again; else None
-    elsewhere  (unit, stage, workers there that have its sums), for units that other stages hold too
+    together   whether all workers hold all units, and sum their gradients by one all-reduce
+    copies     (unit, from, to): copies of units to make first, in this order
+    knows      a worker with the newest exponents, if some weights are out of date, so that all weights are sent again;
+               else None
+    elsewhere  for each unit that another stage holds too: (unit, other stage, workers of that stage that have the
+               unit's sum)
     """
 
     table: list[tuple[int, list[int]]]
@@ -123,9 +127,12 @@ class Shares(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @sent(COORDINATOR, WORKER, of_generation=True)
 class SteadyPlan(Message, frozen=True):
-    """The worker's actions in every undisturbed step, and in a validation (`Actions.packed`).
+    """The worker's actions in a step without a death, and in a validation (`Actions.packed`).
 
-    recompute: see `Adopt`; for these steps"""
+    steady     actions in a step
+    forward    actions in a validation
+    recompute  see `Adopt`; applies to these steps
+    """
 
     generation: int
     steady: bytes
@@ -135,8 +142,10 @@ class SteadyPlan(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR, of_generation=True)
 class Resumed(Message, frozen=True):
-    """The executor has resumed. times: ends of the phases (`telemetry.recovery`), seconds of the worker's monotonic
-    clock."""
+    """The executor has resumed.
+
+    times: phase of the recovery (`telemetry.recovery`) -> its end, in seconds of the worker's monotonic clock
+    """
 
     generation: int
     times: dict[str, float]
@@ -144,7 +153,11 @@ class Resumed(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR, lasting=True)
 class LinksMeasured(Message, frozen=True):
-    """All measured links. machine: its own host; found: other host -> (seconds one way, bytes per second)."""
+    """All links that the worker has measured.
+
+    machine  the worker's host
+    found    other host -> (seconds one way, bytes per second)
+    """
 
     machine: str
     found: dict[str, tuple[float, float]]
@@ -152,7 +165,7 @@ class LinksMeasured(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR, of_generation=True)
 class Broken(Message, frozen=True):
-    """A link failed."""
+    """A link of the worker has failed."""
 
     generation: int
 

@@ -1,4 +1,5 @@
-"""The start of a connection: mutual authentication (see `wire.authentication`), and the hello that it covers."""
+"""Messages at the start of a connection: the mutual authentication (see `wire.authentication`), and the hellos. A hello
+introduces the client, and the authentication proves that the client sent it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ class Challenge(Message, frozen=True):
 @sent(CLIENT, SERVER)
 class Response(Message, frozen=True):
     nonce: Nonce
-    hello: bytes  # the body of a message, see the hellos
+    hello: bytes  # the encoded hello, for instance a SupervisorHello
     proof: bytes
 
 
@@ -30,8 +31,12 @@ class Accepted(Message, frozen=True):
 
 @sent(SUPERVISOR, LISTENER)
 class SupervisorHello(Message, frozen=True):
-    """rank: -1 for a new node, which is assigned one. host, pid: for log lines. agent: torchrun's; None for a new
-    node. agent_ranks: number of ranks that the agent started."""
+    """
+    rank         -1 for a new node, to which the coordinator assigns a rank
+    host, pid    for log lines
+    agent        index of the torchrun agent that started the supervisor; None for a new node
+    agent_ranks  number of ranks that the agent started
+    """
 
     rank: int
     host: str
@@ -42,7 +47,8 @@ class SupervisorHello(Message, frozen=True):
 
 @sent(WORKER, LISTENER)
 class WorkerHello(Message, frozen=True):
-    """moved: another coordinator has welcomed it before, so its `State` is its first message."""
+    """moved: whether another coordinator has welcomed the worker before. Then the worker's first message is its
+    `State`."""
 
     rank: int
     incarnation: int

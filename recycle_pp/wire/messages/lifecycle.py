@@ -1,4 +1,4 @@
-"""A worker joins the job, shows that it lives, sends or receives state, and leaves."""
+"""Messages about the life of a worker: it joins the job, sends heartbeats, sends or receives state, and leaves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ Address = tuple[str, int]
 
 @sent(COORDINATOR, WORKER)
 class WorkerWelcome(Message, frozen=True):
-    """resume: completed steps in the checkpoint to load; 0: none. faults: injected faults that have not fired yet."""
+    """
+    resume  number of completed steps in the checkpoint to load; 0: no checkpoint
+    faults  injected faults that have not fired yet
+    """
 
     settings: Settings
     worker: Worker
@@ -29,12 +32,12 @@ class WorkerWelcome(Message, frozen=True):
 class Ready(Message, frozen=True):
     """The worker has built its stage.
 
-    address         where it receives a donor's state
+    address         address at which the worker receives a donor's state
     platform        see `execution.device`
-    boundary_bytes  output of its stage for a micro-batch
-    deferred_share  share of its parameters whose gradients come with W
-    machine         name shared by all workers that use the same cores
-    cores           of that machine
+    boundary_bytes  size of its stage's output for a micro-batch
+    deferred_share  share of its parameters whose gradients op `W` computes
+    machine         name of its machine, the same for all workers that use the same cores
+    cores           number of cores of the machine
     units           names of the units of its stage
     memory          the fields of a `StageMemory` for each way in which the stage may run, if they were measured
     notes           sentences about its device for the user; the coordinator prints each sentence once
@@ -64,10 +67,11 @@ class CannotRun(Message, frozen=True):
 class WorkerHeartbeat(Message, frozen=True):
     """Sent regularly by a thread of the worker.
 
-    now        the worker's monotonic clock, in seconds
-    boot       identity of that clock (`timing.clocks`)
-    delivered  number of the main thread's activity (`supervisors.Signs`), if it is a wait that could end now
-    reading    the longest pending read of training data; None if this worker reads no file
+    now        time of sending, in seconds of the worker's monotonic clock
+    boot       boot id of the worker's machine; machines with the same id share a clock (`timing.clocks`)
+    delivered  serial number of the main thread's activity (`supervisors.Signs`) if it is a wait that could end now,
+               else None
+    reading    the pending read of training data that started first; None if this worker reads no file
     """
 
     now: float
@@ -77,7 +81,7 @@ class WorkerHeartbeat(Message, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """path: of the file; seconds: since the read started; 0: no read in progress."""
+    """path: file that is read. seconds: time since the read started; 0: no read is in progress."""
 
     path: str
     seconds: float
@@ -102,9 +106,10 @@ class StoreValues(Message, frozen=True):
 class Donate(Message, frozen=True):
     """Send the state of these units, and later updates, to a worker that receives it at `address`.
 
-    session  larger than that of any earlier attempt; messages of older sessions are void
-    units    empty: all units of the stage
-    of       number of units that the worker receives in this session, from all donors
+    to       the worker that receives the state
+    session  serial number of this attempt to catch up; messages of older sessions are void
+    units    numbers of the units to send; empty: all units of the stage
+    of       number of units that `to` receives in this session, from all donors together
     """
 
     to: Worker
@@ -116,7 +121,8 @@ class Donate(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR)
 class Synced(Message, frozen=True):
-    """The worker has its units in the state after a step. session: that of its donors."""
+    """A rejoining worker has received its units, in their state after `step`. session: the session in which its donors
+    sent them."""
 
     step: int
     session: int
@@ -124,7 +130,8 @@ class Synced(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR, lasting=True)
 class Leaving(Message, frozen=True):
-    """The worker's machine is about to be reclaimed. It leaves at the next commit, if its stage keeps a peer."""
+    """The worker's machine is about to be reclaimed. The worker leaves at the next commit if its stage has another live
+    worker."""
 
 
 @sent(COORDINATOR, WORKER)

@@ -1,4 +1,7 @@
-"""Checkpoints, and the comparison of parameters between peers."""
+"""Messages about checkpoints, and about the comparison of parameters between peers.
+
+`step` always means the number of completed steps.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from .table import COORDINATOR, WORKER, Message, sent
 
 @sent(COORDINATOR, WORKER)
 class Save(Message, frozen=True):
-    """At the end of the run, a saver died: write all units that you hold. step: completed steps."""
+    """Write all units that you hold. Sent if a saver died at the end of the run."""
 
     step: int
 
@@ -18,8 +21,7 @@ class Save(Message, frozen=True):
 class Saved(Message, frozen=True):
     """The worker has written its part of a checkpoint.
 
-    step   completed steps, here and in the next three messages
-    whole  the part has all units that the worker holds, as requested by `Save`
+    whole  whether the part has all units that the worker holds, as `Save` requests
     part   name of the part's folder
     """
 
@@ -36,7 +38,7 @@ class SaveFailed(Message, frozen=True):
 
 @sent(COORDINATOR, WORKER)
 class Assemble(Message, frozen=True):
-    """All stages are saved: merge the parts into one checkpoint. step: completed steps; parts: their folders."""
+    """All stages are saved: merge the parts into one checkpoint. parts: names of the parts' folders."""
 
     step: int
     parts: list[str] = msgspec.field(default_factory=list)
@@ -54,8 +56,7 @@ class Assembled(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR, lasting=True)
 class Digests(Message, frozen=True):
-    """SHA-256 of the worker's parameters, by canonical name, after the commit of a checkpoint. step: completed
-    steps."""
+    """Digests of the worker's parameters after the commit of a checkpoint. digests: canonical name -> SHA-256."""
 
     step: int
     digests: dict[str, str]
@@ -63,6 +64,6 @@ class Digests(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR, lasting=True)
 class Finished(Message, frozen=True):
-    """The worker's parameters are final. digests: SHA-256 of each, by canonical name."""
+    """The worker's parameters are final. digests: canonical name -> SHA-256."""
 
     digests: dict[str, str]

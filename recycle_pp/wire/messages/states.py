@@ -1,4 +1,4 @@
-"""Headers of the stream of `comm.transfer`, from a donor to a worker that rejoins."""
+"""Headers in the stream (`comm.transfer`) from a donor, which sends its state, to a worker that rejoins."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import msgspec
 
 from .table import DONOR, JOINER, Message, Vocabulary, sent
 
-RECEIVER = "receiver"  # a joiner's port, before authentication
+RECEIVER = "receiver"  # a joiner on its port, before the donor has authenticated
 
 
 @sent(DONOR, RECEIVER)
@@ -15,11 +15,13 @@ class DonorHello(Message, frozen=True):
 
 
 class StatePart(msgspec.Struct, frozen=True, tag="part", forbid_unknown_fields=True):
-    """The state of some units after a step. Tensors: masters, both moments, seals if units have them, and all exponents
-    if sums are fixed-point (`numerics.gradients`).
+    """The state of some units (blocks of a layer's state) after a step.
+
+    The tensors are the masters, both moments, the seals (checksums of the state) if units have them, and if sums are
+    fixed-point, all exponents (`numerics.gradients`).
 
     session  see `Donate`
-    units    their numbers in the stage; the tensors have one after another
+    units    numbers of the units in the stage; each tensor contains the units one after another
     of       see `Donate`
     """
 
@@ -30,9 +32,10 @@ class StatePart(msgspec.Struct, frozen=True, tag="part", forbid_unknown_fields=T
 
 
 class StepGradient(msgspec.Struct, frozen=True, tag="step", forbid_unknown_fields=True):
-    """A step's reduced gradient of the units that have been sent, and the exponents after it.
+    """A step's reduced gradient for units whose state the donor has sent, and the exponents after the step.
 
-    scale  the step's clip scale; None: the step was skipped, and there is no gradient
+    session, units, of  see `StatePart`
+    scale               the step's clip scale; None: the step was skipped, and there is no gradient
     """
 
     session: int
@@ -50,7 +53,7 @@ class TensorHeader(msgspec.Struct, frozen=True, array_like=True):
 
 @sent(DONOR, JOINER)
 class Parcel(Message, frozen=True):
-    """Followed by the bytes of the tensors, in this order."""
+    """A header. The bytes of the tensors follow in the order of `tensors`."""
 
     about: StatePart | StepGradient
     tensors: list[TensorHeader]

@@ -1,4 +1,4 @@
-"""A step: the ops that a worker runs, its vote, and the commit."""
+"""Messages about a step: the ops that a worker runs, the worker's vote, and the commit."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from recycle_schedules import Worker
 from .table import COORDINATOR, WORKER, Message, sent
 
 Span = tuple[str, int, int, float, float]
-"""kind, pipeline, index, start, end: seconds of the worker's monotonic clock"""
+"""kind, pipeline, index, start, end; start and end are seconds of the worker's monotonic clock"""
 
 
 @sent(WORKER, COORDINATOR)
 class OpProgress(Message, frozen=True):
-    """Ops completed in a step since the last such message, and the op that starts now: kind, pipeline, index, start."""
+    """The worker's progress in a step.
+
+    spans    ops completed since the last OpProgress
+    running  the op that starts now: kind, pipeline, index, start
+    """
 
     step: int
     spans: list[Span]
@@ -24,9 +28,11 @@ class OpProgress(Message, frozen=True):
 class Measured(Message, frozen=True):
     """Measurements of a step, for records only. Sent before the vote.
 
-    spans         of all ops in the step (`timing.packing`)
-    samples       sample ids in the stage's gradient, with multiplicity; from the first stage, if they are logged
-    logged_bytes  of boundary tensors in the replay log
+    spans         spans of all ops in the step (`timing.packing`)
+    samples       sample ids in the stage's gradient, with multiplicity; only from the first stage, and only if sample
+                  ids are logged
+    logged_bytes  bytes of boundary tensors in the replay log
+    lr            learning rate of the step
     cpu           seconds of processor time since the start of the worker
     """
 
@@ -42,14 +48,15 @@ class Measured(Message, frozen=True):
 class Vote(Message, frozen=True):
     """A worker's vote on its stage's reduced gradients in a step.
 
-    finite     no NaN or infinity
-    fits       no overflow of the fixed-point sums; otherwise the step is repeated with coarser ones
-    wrong      (micro-batch, multiplicity in the sum) for each multiplicity other than one
-    digest     of all values that peers must agree on
-    squares    squared norm of every unit's gradient, canonical order (float64); from one worker per stage
-    losses     by micro-batch (pipeline-major); from the same worker
-    checksums  with parallel.sharded: of each unit that it holds, after the previous step, in order (int64)
-    changed    with control.mismatch=third: units that have changed without an update
+    finite     whether the gradients contain neither NaN nor infinity
+    fits       whether the fixed-point sums did not overflow; else the step is repeated with coarser sums
+    wrong      (micro-batch, multiplicity in the sum) for each micro-batch that is not in the sum exactly once
+    digest     digest of all values that must be equal on all peers
+    squares    squared norm of each unit's gradient, in canonical order (float64); from one worker per stage
+    losses     loss of each micro-batch (pipeline-major); from the same worker
+    checksums  with parallel.sharded: checksum of each unit that the worker holds, in the state after the previous step,
+               in the order of the units (int64)
+    changed    with control.mismatch=third: units whose state has changed without an update
     """
 
     generation: int
@@ -66,17 +73,18 @@ class Vote(Message, frozen=True):
 
 @sent(COORDINATOR, WORKER)
 class Commit(Message, frozen=True):
-    """A step is committed: apply it with this clip scale (None: skip it, because a gradient was not finite).
+    """A step is committed: apply it.
 
+    scale       clip scale of the update; None: skip the update, because a gradient was not finite
     norm, loss  norm of the step's gradient before clipping, and mean loss
-    hold        wait for the next generation
-    replan      a better plan follows, for the next step on
-    void        the update differs from the speculative one
-    evaluate    a validation follows
+    hold        whether to wait for the next generation
+    replan      whether a better plan follows, to be used from the next step on
+    void        whether the update differs from the one that workers made before the commit, which they must undo
+    evaluate    whether a validation follows
     savers      workers that save a checkpoint; a unit is saved by the first of its holders among them
-    last        the last step of this job
-    skipped     consecutive skipped updates, including this one
-    stagger     the next step may be applied before its commit
+    last        whether this is the last step of the job
+    skipped     number of consecutive skipped updates, including this one
+    stagger     whether the next step may be applied before its commit
     """
 
     generation: int
@@ -98,8 +106,8 @@ class Commit(Message, frozen=True):
 class Evaluated(Message, frozen=True):
     """A worker of the last stage has finished its part of a validation.
 
-    losses  by index of the held-out micro-batch, for those that this worker finished
-    total   held-out micro-batches of the whole validation
+    losses  index of a held-out micro-batch -> its loss, for the micro-batches that this worker finished
+    total   number of held-out micro-batches in the whole validation
     """
 
     step: int

@@ -1,6 +1,7 @@
 """Messages between a rank's supervisor and the coordinator, and from the supervisor to its worker.
 
-Supervisors do not import recycle_schedules, which imports numpy. So a worker W(d, s) is two plain numbers here.
+Supervisors do not import recycle_schedules, which imports numpy. So these messages represent a worker W(d, s) by two
+plain numbers.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ class Death(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The death of a worker.
 
     cause     signal | exception | out_of_memory | gpu | exit | eviction | hang | node_loss | mismatch | unknown
-    detail    "SIGKILL", the last lines of a traceback, "exit code 3"
-    at        time.monotonic() of the death on its machine, as exactly as known
-    injected  whether a fault injection caused it
-    where     op of the micro-batch in which an exception was raised, or ""
-    mistake   the exception with file and line, if the model's own code raised it, or ""
+    detail    for instance "SIGKILL", "exit code 3" or the last lines of a traceback
+    at        best known time of the death: time.monotonic() on the worker's machine
+    injected  whether an injected fault caused the death
+    where     the op and the micro-batch in which an exception was raised, or ""
+    mistake   the exception with file and line if the model's own code raised it, else ""
     """
 
     cause: str
@@ -38,7 +39,7 @@ class Death(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @sent(COORDINATOR, SUPERVISOR)
 class SupervisorWelcome(Message, frozen=True):
-    """rank: that of the hello, or the rank assigned to a new node."""
+    """rank: the rank in the supervisor's hello, or the rank that the coordinator assigns to a new node."""
 
     settings: Settings
     run_dir: str
@@ -48,7 +49,7 @@ class SupervisorWelcome(Message, frozen=True):
 
 @sent(COORDINATOR, SUPERVISOR)
 class Redirect(Message, frozen=True):
-    """This supervisor does not coordinate: connect to `leader`, or retry if it is None (not known yet)."""
+    """This supervisor is not the coordinator: connect to `leader`. None: the leader is not known yet, retry later."""
 
     leader: Leader | None
 
@@ -62,7 +63,7 @@ class NoPlace(Message, frozen=True):
 
 @sent(COORDINATOR, SUPERVISOR)
 class Spawn(Message, frozen=True):
-    """Start a worker, after killing a live one. respawns: number of starts after a death."""
+    """Start a worker. If an earlier one is still alive, kill it first. respawns: number of starts after a death."""
 
     incarnation: int
     worker: tuple[int, int]
@@ -71,7 +72,7 @@ class Spawn(Message, frozen=True):
 
 @sent(COORDINATOR, SUPERVISOR)
 class Kill(Message, frozen=True):
-    """Kill this incarnation with SIGKILL and report its death. stacks: send `Stacks` first."""
+    """Kill this incarnation of the worker with SIGKILL and report its death. stacks: whether to send `Stacks` first."""
 
     incarnation: int
     stacks: bool = False
@@ -84,12 +85,12 @@ class Evict(Message, frozen=True):
 
 @sent(COORDINATOR, SUPERVISOR)
 class EndsSoon(Message, frozen=True):
-    """The job ends after saving the current step. `Finish` follows."""
+    """The job is about to save the current step and end. `Finish` follows."""
 
 
 @sent(COORDINATOR, SUPERVISOR)
 class Finish(Message, frozen=True):
-    """Exit. code: the job's exit code; reason: in words, if the job stopped early or did not start."""
+    """Exit. code: the job's exit code; reason: a sentence if the job stopped early or did not start, else ""."""
 
     code: int
     reason: str = ""
@@ -105,7 +106,7 @@ class Target(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @sent(COORDINATOR, SUPERVISOR)
 class Probe(Message, frozen=True):
-    """Try to connect to these nodes and answer with `Probed`. Sent before a worker is restarted."""
+    """Try to connect to these nodes and answer with `Probed`. The coordinator sends it before it restarts a worker."""
 
     targets: list[Target]
 
@@ -126,7 +127,7 @@ class Spawned(Message, frozen=True):
 
 @sent(SUPERVISOR, COORDINATOR)
 class Dying(Message, frozen=True):
-    """The worker is dying. `Died`, with the cause, follows when the kernel has cleaned up."""
+    """The worker is dying. `Died`, with the cause, follows when the kernel has ended the process."""
 
     incarnation: int
     at: float  # see Death
@@ -134,7 +135,7 @@ class Dying(Message, frozen=True):
 
 @sent(SUPERVISOR, COORDINATOR)
 class Died(Message, frozen=True):
-    """The worker is dead. asked: killed by a `Kill`."""
+    """The worker is dead. asked: whether a `Kill` caused the death."""
 
     incarnation: int
     death: Death
@@ -146,10 +147,11 @@ class Registration(Message, frozen=True):
     """Sent after every welcome.
 
     place     address of the supervisor
-    spawn     newest order to start a worker
-    alive     whether that worker is alive
+    spawn     newest order to start a worker that the supervisor has received
+    alive     whether the worker of that order is alive
     deaths    newest deaths of its workers
-    settings  shared settings with which its node was started (`config.node_settings`); only at the start of the job
+    settings  shared settings with which the supervisor's node was started (`config.node_settings`); only at the start
+              of the job, else None
     """
 
     place: Place
@@ -161,7 +163,7 @@ class Registration(Message, frozen=True):
 
 @sent(SUPERVISOR, COORDINATOR)
 class Probed(Message, frozen=True):
-    """unreachable: description of the targets of the last `Probe` that could not be reached."""
+    """The answer to a `Probe`. unreachable: for each target that could not be reached, a description."""
 
     unreachable: list[str]
 
@@ -169,15 +171,16 @@ class Probed(Message, frozen=True):
 @sent(SUPERVISOR, COORDINATOR)
 class Stopping(Message, frozen=True):
     signal: str  # SIGINT | SIGTERM
-    again: bool = False  # second signal: stop without waiting
+    again: bool = False  # whether this is a second signal: stop without waiting
 
 
 class Signs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Vital signs of a worker's main thread.
 
-    number   counts its activities
-    seconds  since the start of this activity
-    quiet    seconds since it last ran on a processor or was ready to
+    number    serial number of its current activity
+    activity  its current activity
+    seconds   seconds since the start of this activity
+    quiet     seconds since the thread last ran on a processor or was ready to run
     """
 
     incarnation: int
@@ -189,7 +192,7 @@ class Signs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @sent(SUPERVISOR, COORDINATOR)
 class SupervisorHeartbeat(Message, frozen=True):
-    """The supervisor is alive. signs: of its worker; None without a worker."""
+    """The supervisor is alive. signs: vital signs of its worker; None if it has no worker."""
 
     signs: Signs | None = None
 
@@ -207,7 +210,7 @@ class Stacks(Message, frozen=True):
 
 @sent(SUPERVISOR, WORKER)
 class CoordinatorAt(Message, frozen=True):
-    """The coordinator's new address, sent over the worker's standard input."""
+    """The coordinator's new address. Sent through the worker's standard input."""
 
     host: str
     port: int

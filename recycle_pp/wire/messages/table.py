@@ -1,4 +1,4 @@
-"""Every message of a job is a frozen, typed class with one entry in one table: `MESSAGES`.
+"""Every message of a job is an instance of a frozen, typed class that has one entry in the table `MESSAGES`.
 
     @sent(WORKER, COORDINATOR, of_generation=True)
     class Vote(Message, frozen=True):                      # travels with "type": "vote"
@@ -7,7 +7,7 @@
 
     MESSAGES[Vote]                              # Rule(sender="worker", receiver="coordinator", ...)
     from_worker = Vocabulary(WORKER, COORDINATOR)
-    message = from_worker.decode(body)          # Malformed, one sentence: unknown kind, field or type for this pair
+    message = from_worker.decode(body)          # Malformed: no message of this pair has that kind, field or type
     if is_void(message, generation): ...
 
 A receiver dispatches through its own dict from class to function (`_handlers`). The classes are in the other files of
@@ -29,15 +29,15 @@ from recycle_pp.wire.frames import Malformed
 SUPERVISOR = "supervisor"
 WORKER = "worker"
 COORDINATOR = "coordinator"
-LISTENER = "listener"  # every supervisor on its port; the first message of a connection is a hello
-CLIENT, SERVER = "client", "server"  # in the handshake
-# in the supervisors' agreement; a leader sends the same messages as a candidate
+LISTENER = "listener"  # any supervisor on its port; the first message of a connection to it is a hello
+CLIENT, SERVER = "client", "server"  # the two ends in the handshake
+# The roles in the supervisors' agreement. A leader sends the same messages as a candidate.
 CANDIDATE, VOTER = "candidate", "voter"
-DONOR, JOINER = "donor", "joiner"  # of a state
+DONOR, JOINER = "donor", "joiner"  # sender and receiver of a state
 
 
 def kind(message: object) -> str:
-    """The name of a message's class: SaveFailed -> save_failed"""
+    """The kind of a message, from the name of its class: SaveFailed -> save_failed"""
     return _kind(type(message).__name__)
 
 
@@ -46,14 +46,17 @@ def _kind(name: str) -> str:
 
 
 class Message(msgspec.Struct, frozen=True, tag=_kind, forbid_unknown_fields=True):
-    """A message. `sent` adds subclasses to the table."""
+    """The base class of messages. The decorator `sent` adds a subclass to the table."""
 
 
 class Rule(NamedTuple):
-    """sender, receiver: roles.
+    """The entry of a class of messages.
 
-    of_generation  belongs to its `generation`: void after the announcement of a newer one
-    lasting        survives the loss of the coordinator: the last one of each kind is repeated to the successor
+    sender         role of the sender
+    receiver       role of the receiver
+    of_generation  whether a message belongs to its `generation`, and is void once a newer generation is announced
+    lasting        whether a message survives the loss of the coordinator: the sender repeats its last message of each
+                   lasting kind to the next coordinator
     """
 
     sender: str
@@ -68,7 +71,7 @@ _M = TypeVar("_M", bound=type[Message])
 
 
 def sent(sender: str, receiver: str, *, of_generation: bool = False, lasting: bool = False) -> Callable[[_M], _M]:
-    """Adds the class to the table. A message of a generation has a field `generation`."""
+    """A decorator that adds a class to the table. With `of_generation` the class needs a field `generation`."""
 
     def enter(cls: _M) -> _M:
         assert not of_generation or "generation" in cls.__struct_fields__, cls
@@ -79,7 +82,7 @@ def sent(sender: str, receiver: str, *, of_generation: bool = False, lasting: bo
 
 
 def is_void(message: Message, generation: int) -> bool:
-    """Whether it belongs to another generation than `generation`, the current one."""
+    """Whether the message belongs to another generation than `generation`, the current one."""
     return MESSAGES[type(message)].of_generation and message.generation != generation  # type: ignore[attr-defined]
 
 
@@ -88,7 +91,7 @@ def is_lasting(message: Message) -> bool:
 
 
 class Vocabulary:
-    """The messages from one role to another. sender None: from any role."""
+    """The classes of messages from one role to another. sender: None stands for any role."""
 
     def __init__(self, sender: str | None, receiver: str) -> None:
         self._sender, self._receiver = sender, receiver
@@ -102,8 +105,8 @@ class Vocabulary:
         )
 
     def decode(self, body: bytes) -> Message:
-        """The message in a frame. Any thread. Malformed if it is not a complete and correctly typed message of
-        these."""
+        """The message in the body of a frame. Malformed if it is not a complete and correctly typed message of this
+        vocabulary. May be called from any thread."""
         try:
             return self._decoder.decode(body)
         except (msgspec.MsgspecError, ValueError, RecursionError, MemoryError) as error:

@@ -1,9 +1,9 @@
-"""Messages between a worker and the coordinator: all of them, and the first one to a new coordinator.
+"""The vocabularies of all messages between a worker and the coordinator, and the first message to a new coordinator.
 
-    message = channel.recv(TO_WORKER)      # on a worker
-    async for message in peer.listen(FROM_WORKER): ...
+    message = channel.recv(TO_WORKER)                      # on a worker
+    async for message in peer.listen(FROM_WORKER): ...     # on the coordinator
 
-The others are in `lifecycle`, `generations`, `steps` and `saving`. `protocol` defines the reactions.
+The other messages are in `lifecycle`, `generations`, `steps` and `saving`. `protocol` defines the reactions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Union
 import msgspec
 from recycle_schedules import Worker
 
-from . import lifecycle, saving  # noqa: F401  # adds their messages to the table
+from . import lifecycle, saving  # noqa: F401  # adds the messages of these modules to the table
 from .generations import FIRST, Attempt
 from .steps import Commit
 from .table import COORDINATOR, MESSAGES, WORKER, Message, Vocabulary, sent
@@ -33,11 +33,12 @@ class State(Message, frozen=True):
 
     generation  newest announced generation; -1 before the first
     agreed      (term, number) of the newest agreed generation, whose `Adopt` has arrived; (-1, -1) before the first
-    members     of the agreed generation
-    base        of the announced generation, if its links are up; else None
-    commit      newest one
-    attempt     at the next step
-    said        last message of each lasting kind
+    members     members of the agreed generation
+    base        `Announce.base` of the announced generation if its links are up, else None
+    committed   newest committed step; -1 before the first
+    commit      newest commit message; None before the first
+    attempt     current attempt at the next step
+    said        the worker's last message of each lasting kind (`table.Rule`)
     """
 
     generation: int = -1
