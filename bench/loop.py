@@ -45,9 +45,8 @@ from recycle_pp.state.checksum import fingerprint
 from recycle_pp.telemetry.event_log import EventLog
 from recycle_pp.telemetry.progress import Progress
 from recycle_pp.telemetry.run_folder import RunFolder
-from recycle_pp.telemetry.takeover import Takeover
 from recycle_pp.wire.connection import Peer, serve
-from recycle_pp.wire.messages.agreement import Leader, Place
+from recycle_pp.wire.messages.agreement import Leader, Place, Takeover
 
 OUT = Path(__file__).resolve().parent / "out" / "loop.json"
 PHASES = ("start", "steps", "death", "restore", "take-over")
@@ -217,7 +216,7 @@ async def measure(settings: Settings, run: RunFolder, history: int) -> dict[str,
     running.cancel()
     with suppress(asyncio.CancelledError):
         await running
-    takeover = Takeover(1, 0, 0, time.monotonic(), time.monotonic())
+    takeover = Takeover(0, 0, time.monotonic(), time.monotonic())
     events = EventLog(run.events, settings.run.steps, progress.say, run.later)
     current = Successor(
         settings, run, events, progress, agreement, Leader(1, 0, HOST, port),

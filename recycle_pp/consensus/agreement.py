@@ -63,6 +63,10 @@ class Agreement(Protocol):
         """The newest membership known here: the supervisors that a new leader expects."""
         ...
 
+    async def generation(self) -> int:
+        """The generation of that membership; -1 if none was agreed, so no worker has begun a step."""
+        ...
+
     async def successor(self, leader: Leader) -> Leader:
         """Waits for a leader of a later term than `leader`'s."""
         ...

@@ -132,6 +132,9 @@ class Election:
     async def supervisors(self) -> Mapping[int, Place]:
         return self.voter.newest.roster
 
+    async def generation(self) -> int:
+        return self.voter.newest.position[1]
+
     async def successor(self, leader: Leader) -> Leader:
         while self.voter.leader is None or self.voter.leader.term <= leader.term:
             await self.voter.leader_changed.wait()

@@ -152,14 +152,12 @@ class EtcdAgreement:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def supervisors(self) -> Mapping[int, Place]:
-        outage = _Outage()
-        while True:
-            try:
-                membership = (await self._read_view()).membership
-                return membership.roster if membership else {}
-            except (Unreachable, Refusal) as error:
-                outage.check(error)
-            await asyncio.sleep(RETRY_SECONDS)
+        membership = await self._membership()
+        return membership.roster if membership else {}
+
+    async def generation(self) -> int:
+        membership = await self._membership()
+        return membership.generation if membership else -1
 
     async def successor(self, leader: Leader) -> Leader:
         """Never returns: with etcd a leader learns of its successor when `agree` fails."""
@@ -235,6 +233,15 @@ class EtcdAgreement:
         await self._etcd.write([Put(f"{self._prefix}lost/{self._rank}", str(term), lease)])
 
     # -- keys --------------------------------------------------------------------------------------------------
+
+    async def _membership(self) -> Membership | None:
+        outage = _Outage()
+        while True:
+            try:
+                return (await self._read_view()).membership
+            except (Unreachable, Refusal) as error:
+                outage.check(error)
+            await asyncio.sleep(RETRY_SECONDS)
 
     async def _read_view(self) -> View:
         keys = await self._etcd.read(self._prefix)

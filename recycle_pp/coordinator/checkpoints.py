@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -22,6 +23,7 @@ from recycle_schedules import Worker
 
 from recycle_pp.protocol.events import Send
 from recycle_pp.state.checksum import damage
+from recycle_pp.telemetry.background import in_thread
 from recycle_pp.telemetry.checkpoint_folders import finished, name
 from recycle_pp.telemetry.words import plural
 from recycle_pp.wire.messages.saving import Assemble, Assembled, Assembling, Digests, Save, Saved, SaveFailed
@@ -109,9 +111,18 @@ class Saving:
         since the job or this coordinator started)."""
         return self._newest, round(time.monotonic() - self._newest_since, 1)
 
-    def known(self, newest: int) -> None:
-        """Records a checkpoint that another coordinator has finished. newest: its steps."""
-        self._newest = max(self._newest, newest)
+    async def look(self) -> None:
+        """Finds the newest checkpoint that another coordinator has finished."""
+        with suppress(OSError):  # a checkpoint that cannot be found is not offered to the user
+            self._newest = max([self._newest, *await in_thread(finished, self._folder)])
+
+    async def whole(self) -> Whole:
+        """See `newest_whole`."""
+        return await in_thread(newest_whole, self._folder)
+
+    async def exists(self, step: int) -> bool:
+        """Whether the checkpoint with this number of steps is finished."""
+        return await in_thread(self.path(step).exists)
 
     def path(self, step: int) -> Path:
         """The folder of the checkpoint with this number of steps."""

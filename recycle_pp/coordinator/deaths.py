@@ -29,10 +29,9 @@ from recycle_pp.fitting.problem import with_less_memory
 from recycle_pp.protocol.events import Json, ProblemChanged, Restarted, WorkerDied
 from recycle_pp.protocol.liveness import Stuck
 from recycle_pp.telemetry.background import in_thread
-from recycle_pp.telemetry.event_log import Expected
 from recycle_pp.telemetry.events.deaths import HangSuspected, cause_in_words
 from recycle_pp.telemetry.events.recovery import StageLost
-from recycle_pp.telemetry.events.workers import GivenUp, Respawned
+from recycle_pp.telemetry.events.workers import Respawned
 from recycle_pp.telemetry.recorder import UNKNOWN
 from recycle_pp.wire.messages.supervisors import Death, Died, Dying
 
@@ -118,23 +117,19 @@ class Deaths:
             if rank.role == worker and rank.alive:
                 self.end(rank, "mismatch", detail)
 
-    def found(self, rank: Rank, begun: bool, recorded: bool) -> None:
-        """A successor found the worker dead or unreachable.
-
-        begun     the membership that was found excludes it
-        recorded  an earlier coordinator has recorded its death
-        """
+    def found(self, rank: Rank, begun: bool) -> None:
+        """A successor found the worker dead or unreachable. begun: the membership that was found excludes it."""
         if rank.alive:
             rank.causes.setdefault(rank.incarnation, Death("hang", "it did not reconnect"))
             rank.kill()
         rank.alive = False
         rank.worker = None
         rank.died = rank.incarnation
-        if not recorded:
-            self._record(rank, time.monotonic())
+        self._recorder.found_dead(rank.role, (rank.number, rank.incarnation), time.monotonic())
+        self._limit_wait(rank)
         if not begun:
             self._continue_without(rank)
-        self._explain(rank, rank.incarnation, recorded)
+        self._explain(rank, rank.incarnation)
 
     # -- the job continues -------------------------------------------------------------------------------------
 
@@ -153,19 +148,19 @@ class Deaths:
         rank.died = incarnation
         if self._lifecycle.over:
             return
-        self._record(rank, now, stuck)
+        self._recorder.death(rank.role, (rank.number, incarnation), now, stuck)
+        self._limit_wait(rank)
         self._restarts.died(rank.role, self._driver.job.committed)
         self._continue_without(rank)
         self._driver.died(rank.role)
         rank.cancel_wait = self._timers.after(cause_seconds, self._explain, rank, incarnation)
 
-    def _record(self, rank: Rank, now: float, stuck: float | None = None) -> None:
-        """Queues the event, which waits for the cause, and later events for it: UNEXPLAINED_SECONDS at most."""
-        rank.death = self._recorder.death(rank.role, now, stuck)
-        self._timers.after(UNEXPLAINED_SECONDS, self._write_unexplained, rank, rank.incarnation, rank.death)
+    def _limit_wait(self, rank: Rank) -> None:
+        """The event of a death waits for the cause, and later events for it: UNEXPLAINED_SECONDS at most."""
+        self._timers.after(UNEXPLAINED_SECONDS, self._write_unexplained, rank, rank.incarnation)
 
-    def _write_unexplained(self, rank: Rank, incarnation: int, event: Expected | None) -> None:
-        self._recorder.suppose_death(event, rank.causes.get(incarnation, UNKNOWN))
+    def _write_unexplained(self, rank: Rank, incarnation: int) -> None:
+        self._recorder.suppose_death((rank.number, incarnation), rank.causes.get(incarnation, UNKNOWN))
 
     def _continue_without(self, rank: Rank) -> None:
         self._driver.drive(WorkerDied(rank.role))
@@ -223,11 +218,11 @@ class Deaths:
 
     # -- cause and restart -------------------------------------------------------------------------------------
 
-    def _explain(self, rank: Rank, incarnation: int, recorded: bool = False) -> None:
-        """Completes the event, unless it is recorded, and restarts the worker or stops the job. Once a death."""
+    def _explain(self, rank: Rank, incarnation: int) -> None:
+        """Completes the event, and restarts the worker or stops the job. Once a death."""
         if incarnation != rank.died or rank.explained >= incarnation or self._lifecycle.over:
             return
-        if incarnation not in rank.causes and rank.supervisor is not None and rank.ended < incarnation and not recorded:
+        if incarnation not in rank.causes and rank.supervisor is not None and rank.ended < incarnation:
             # The supervisor did not see it die, so only its connection broke: kill and restart it.
             rank.ended = incarnation
             rank.kill()
@@ -237,8 +232,7 @@ class Deaths:
         rank.cancel_wait()
         rank.causes = {of: why for of, why in rank.causes.items() if of >= incarnation}
         death = self._newest[rank.role.stage] = rank.causes.get(incarnation, Death("node_loss", "its connection broke"))
-        if not recorded:
-            self._recorder.explain_death(rank.death, death)
+        self._recorder.explain_death((rank.number, incarnation), death)
         job = self._driver.job
         if death.mistake and (job.committed < job.first_step or self._restarts.has_failed(death.where)):
             self._stop_by_mistake(death)
@@ -256,8 +250,8 @@ class Deaths:
             rank.respawns += 1
             self._recorder.event(Respawned(worker=str(rank.role), respawns=rank.respawns))
             rank.spawn()
-        elif self._restarts.is_given_up(rank, death) and not recorded:
-            self._recorder.event(GivenUp(worker=str(rank.role), respawns=rank.respawns))
+        elif self._restarts.is_given_up(rank, death):
+            self._recorder.given_up(rank.role, (rank.number, incarnation), rank.respawns)
 
     def _stop_by_mistake(self, death: Death) -> None:
         """Stops the job because the model's own code raises an exception on every worker: in the first step, twice in
@@ -285,5 +279,5 @@ class Deaths:
             if rank.explained < rank.died:
                 rank.explained = rank.died
                 unknown = Death("unknown", "the job ended before the cause was known")
-                self._recorder.explain_death(rank.death, rank.causes.get(rank.died, unknown))
+                self._recorder.explain_death((rank.number, rank.died), rank.causes.get(rank.died, unknown))
         self._recorder.release()

@@ -26,8 +26,8 @@ from recycle_pp.telemetry.heartbeat import SECONDS, Heartbeat
 from recycle_pp.telemetry.progress import Progress
 from recycle_pp.telemetry.report import report
 from recycle_pp.telemetry.run_folder import RunFolder
-from recycle_pp.telemetry.takeover import Takeover
 from recycle_pp.wire.connection import Peer
+from recycle_pp.wire.messages.agreement import Takeover
 
 from .checkpoints import NOTHING, Whole
 from .coordinator import WRITE_SECONDS, Coordinator

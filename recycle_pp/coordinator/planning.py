@@ -3,6 +3,7 @@
 planning = Planning(settings, run, planned, stop, lease)
 speeds, problem = planning.measured(spans, job)     # after every commit
 planning.look(job)                                  # after every event: starts a plan if the job wants one
+await planning.load()                               # on a new coordinator
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 from recycle_schedules import Problem, Worker
@@ -22,9 +24,12 @@ from recycle_pp.fitting.problem import memory_of
 from recycle_pp.fitting.profile import Profile
 from recycle_pp.fitting.slowness import Speed
 from recycle_pp.protocol.job import Job
+from recycle_pp.telemetry.background import in_time
 from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.wire.files import UnreadableFile, decode, read
 from recycle_pp.wire.messages.generations import LinksMeasured
 from recycle_pp.wire.messages.lifecycle import Ready
+from recycle_pp.wire.records import Profile as Record
 
 
 class Planning:
@@ -81,10 +86,14 @@ class Planning:
             self._run.later(self._run.write_json, self._run.profile, self._profile.to_json())
         return changed, self._profile.problem(job.problem)
 
-    def load(self, measured: Mapping[str, Any] | None, problem: Problem) -> Problem:
-        """Returns the problem with an earlier coordinator's figures. measured: profile.json, if it is readable here."""
+    async def load(self) -> None:
+        """Takes the durations that an earlier coordinator has measured, if profile.json is readable here in time."""
+        measured = await in_time(_read_profile, self._run.profile)
         if measured is not None and self._profile.fits(measured):
             self._profile.load(measured)
+
+    def problem(self, problem: Problem) -> Problem:
+        """The problem with the durations measured so far."""
         return self._profile.problem(problem)
 
     def look(self, job: Job) -> None:
@@ -115,3 +124,9 @@ class Planning:
             pass
         except Exception:
             self._stop(f"the planner failed:\n{traceback.format_exc()}")
+
+
+def _read_profile(path: Path) -> Record | None:
+    with suppress(FileNotFoundError, UnreadableFile):  # then this coordinator measures again
+        return decode(path, read(path), Record)
+    return None

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from recycle_schedules import Worker
 
-from recycle_pp.telemetry.event_log import Expected
 from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.messages.agreement import Place
 from recycle_pp.wire.messages.handshake import SupervisorHello
@@ -32,7 +31,6 @@ class Rank:
     address: Address = ("", 0)  # where its worker receives state
     incarnation: int = -1
     died: int = -1  # newest incarnation that died; replaced ones do not count
-    death: Expected | None = None  # the event of its death; None if an earlier coordinator has written it
     ended: int = -1  # newest incarnation that was killed because its connection broke
     explained: int = -1  # newest incarnation whose death has its event
     alive: bool = False  # spawned and not dead

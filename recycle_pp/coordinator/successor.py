@@ -13,16 +13,15 @@ import asyncio
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from recycle_pp.consensus.agreement import Deposed
 from recycle_pp.protocol.events import CoordinatorReplaced
 from recycle_pp.protocol.takeover import Found, find
-from recycle_pp.telemetry.background import in_thread
-from recycle_pp.telemetry.history import History
-from recycle_pp.telemetry.takeover import Takeover
 from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.frames import ChannelClosed
+from recycle_pp.wire.messages.agreement import Takeover
 from recycle_pp.wire.messages.handshake import WorkerHello
 from recycle_pp.wire.messages.saving import Assembled, Assembling
 from recycle_pp.wire.messages.steps import Measured
@@ -30,13 +29,10 @@ from recycle_pp.wire.messages.supervisors import Died, Registration
 from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.messages.workers import FROM_WORKER, LASTING, State
 
-from .checkpoints import newest_whole
 from .coordinator import Coordinator
 from .failover_discovery import FailoverDiscovery
 from .job import new_job
 from .ranks import Rank
-
-HISTORY_SECONDS = 2.0  # time limit for reading the run folder
 
 DISCOVERY_SECONDS = 2.0  # least time for workers that may still try to connect to the lost coordinator
 
@@ -82,39 +78,39 @@ class Successor(Coordinator):
     async def _take_over(self) -> None:
         """Restores the job from the reports; `Job` handles `CoordinatorReplaced` for the protocol."""
         control, parallel = self._settings.control, self._settings.parallel
-        reading = asyncio.create_task(self._history())
+        saving, planning = self._driver.saving, self._driver.planning
+        reading = asyncio.gather(self._recorder.read_history(), planning.load())
+        looking = asyncio.create_task(saving.look())
         patience = max(control.suspicion, DISCOVERY_SECONDS)
         await self._discovery.complete(await self._agreement.supervisors(), patience)
         states = self._discovery.states()
         found = find(states)
-        begun = found.begun
         committed = max((state.committed for state in states.values()), default=-1)
-        if not states and self._settings.run.resume:
-            committed = (await in_thread(newest_whole, self._run.checkpoints)).step - 1
-        history = await reading
-        if not states:  # only the run folder knows the last step, so wait for it without a limit
-            history = await in_thread(History.read, self._run)
+        lost = not states and await self._agreement.generation() >= 0
+        if lost:
+            await looking
+        elif not states:
+            committed = (await saving.whole()).step - 1
+        await reading
         await self.lease.wait()
-        self._driver.saving.known(history.checkpoint)
         # Before the first generation all workers start from the same checkpoint. Later ones get the state from a peer.
         ranks = self._discovery.ranks(parallel.pipelines, parallel.stages)
         assignment = {rank.number: rank.role for rank in ranks}
-        job = new_job(self._settings, 0 if begun else committed + 1, found.generation, committed, assignment)
+        job = new_job(self._settings, 0 if found.begun else committed + 1, found.generation, committed, assignment)
         self._driver.begin(job)
         self._roster.update(ranks)
-        self._recorder.took_over(self._takeover, history, found.members - found.live)
-        self._driver.change(self._driver.planning.load(history.profile, job.problem))
-        if not states and history.step > committed:
-            self.stop(_lost(history))
-        elif begun:
-            self._recorder.remove_undone()
+        self._recorder.took_over(self._takeover, found)
+        if lost:
+            self.stop(_lost(saving.newest()))
+        self._driver.change(planning.problem(job.problem))
+        if found.begun:
             self._restarts.taken_over(found.live, found.committed)
             await self._continue_saving(found)
             self._driver.drive(CoordinatorReplaced(found))
         for rank in self._roster:
             rank.last_message = time.monotonic()
             if not self.over:
-                self._restore_rank(rank, found, str(rank.role) in history.dead)
+                self._restore_rank(rank, found)
         self._discovery.over.set()
         repeated = self._discovery.repeated()
         self._handle_again(repeated, (Measured,))
@@ -124,7 +120,7 @@ class Successor(Coordinator):
         self._handle_again(repeated, (Assembling, Assembled))
         self._handle_again(repeated, set(LASTING) - {Measured, Assembling, Assembled})
         # Savers may have died before the newest membership.
-        self._driver.send(self._driver.saving.only(self._driver.job.live))
+        self._driver.send(saving.only(self._driver.job.live))
         self._deaths.respawn_due()
 
     def _handle_again(self, repeated: Sequence[tuple[int, Message]], kinds: Collection[type[Message]]) -> None:
@@ -132,25 +128,17 @@ class Successor(Coordinator):
             if type(message) in kinds:
                 self._workers.handle(self._roster[number], message)
 
-    def _restore_rank(self, rank: Rank, found: Found, recorded: bool) -> None:
+    def _restore_rank(self, rank: Rank, found: Found) -> None:
         """Records the death of a dead worker, and restarts a live worker that is not a member."""
-        begun = found.begun
         for death in rank.causes.values():
             if death.where:
                 self._restarts.failed(death.where, rank.role)
-        if rank.role in found.live or (rank.alive and not begun):
+        if rank.role in found.live or (rank.alive and not found.begun):
             return
         if rank.incarnation < 0 or (rank.alive and rank.role not in found.members):
             rank.spawn()
         else:
-            self._deaths.found(rank, begun, recorded)
-
-    async def _history(self) -> History:
-        """The records of earlier coordinators; empty if the disk is slow."""
-        try:
-            return await asyncio.wait_for(in_thread(History.read, self._run), HISTORY_SECONDS)
-        except (OSError, TimeoutError):
-            return History()
+            self._deaths.found(rank, found.begun)
 
     async def _continue_saving(self, found: Found) -> None:
         """Continues an unfinished checkpoint. Workers repeat their reports about its parts."""
@@ -158,12 +146,12 @@ class Successor(Coordinator):
         done = found.committed + 1
         if not savers or self._settings.emulate.mode:
             return
-        if not await in_thread(self._driver.saving.path(done).exists):
+        if not await self._driver.saving.exists(done):
             self._driver.saving.begin(done, savers, found.commit is not None and found.commit.last, found.informed)
 
 
-def _lost(history: History) -> str:
-    text = f"the coordinator and all workers were lost at once, in step {history.step + 1}; "
-    if history.checkpoint:
-        return text + f"start again with run.resume=true, which continues from checkpoint step-{history.checkpoint:06d}"
+def _lost(newest: Path | None) -> str:
+    text = "the coordinator and all workers were lost at once; "
+    if newest is not None:
+        return text + f"start again with run.resume=true, which continues from checkpoint {newest.name}"
     return text + "there is no checkpoint to continue from"

@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING
 
 from recycle_pp.consensus.agreement import Agreement
 from recycle_pp.consensus.refusal import REFUSED, Refusal
-from recycle_pp.telemetry.takeover import Takeover
 from recycle_pp.wire.connection import Peer
-from recycle_pp.wire.messages.agreement import Leader
+from recycle_pp.wire.messages.agreement import Leader, Takeover
 from recycle_pp.wire.messages.handshake import SupervisorHello
 from recycle_pp.wire.messages.supervisors import CoordinatorHeartbeat, Redirect
 
@@ -88,9 +87,7 @@ class Leadership:
         while True:
             leader = self.leader = await self.agreement.leader(after=self.leader.term)
             if leader.rank == self._rank and self.host is None:
-                await self._start_coordinator(
-                    leader, Takeover(leader.term, leader.rank, lost.rank, lost_at, loop.time())
-                )
+                await self._start_coordinator(leader, Takeover(leader.rank, lost.rank, lost_at, loop.time()))
             with suppress(OSError):
                 return await connect(leader, CONNECT_SECONDS)
             await asyncio.sleep(RETRY_SECONDS)

@@ -35,11 +35,10 @@ from recycle_pp.telemetry import startup
 from recycle_pp.telemetry.background import in_thread
 from recycle_pp.telemetry.failure import fail, record_failure, refuse
 from recycle_pp.telemetry.run_folder import RunFolder
-from recycle_pp.telemetry.takeover import Takeover
 from recycle_pp.wire.connection import Peer, connect, serve
 from recycle_pp.wire.join import Entered, enter
 from recycle_pp.wire.launch import Address, Launch, new_token, publish, withdraw
-from recycle_pp.wire.messages.agreement import Leader, Place
+from recycle_pp.wire.messages.agreement import Leader, Place, Takeover
 from recycle_pp.wire.messages.handshake import CandidateHello, SupervisorHello
 from recycle_pp.wire.messages.supervisors import (
     TO_SUPERVISOR,

@@ -5,7 +5,8 @@
     records.flush(5.0)                     # blocks for up to 5 s until all calls are done; False if some are not
     await records.flushed(5.0)             # the same in an event loop
     screen = BackgroundStream(sys.stdout)  # a stream whose `write` never blocks
-    history = await in_thread(History.read, run)           # returns the function's value
+    whole = await in_thread(newest_whole, folder)          # returns the function's value
+    profile = await in_time(read_profile, path)            # None if that takes more than 2 s
 
 The threads are daemons. A process that leaves by os._exit ends even if a file system never answers or a pager is
 paused.
@@ -27,6 +28,7 @@ Later = Callable[..., bool]
 """Calls a function with its arguments, now or later; returns False if it dropped the call"""
 CAPACITY = 10_000  # calls that wait
 POLL_SECONDS = 0.005
+READ_SECONDS = 2.0  # time limit for files that a new coordinator can do without
 
 
 def now(function: Callable[..., object], *arguments: Any) -> bool:
@@ -149,3 +151,10 @@ async def in_thread(function: Callable[..., R], *arguments: Any) -> R:
 
     threading.Thread(target=run, name=f"in_thread {getattr(function, '__name__', '')}", daemon=True).start()
     return await future
+
+
+async def in_time(function: Callable[..., R], *arguments: Any) -> R | None:
+    """Like `in_thread`; None if the function takes longer than `READ_SECONDS` or the disk fails."""
+    with suppress(OSError):  # also a TimeoutError
+        return await asyncio.wait_for(in_thread(function, *arguments), READ_SECONDS)
+    return None

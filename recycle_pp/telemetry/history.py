@@ -1,4 +1,4 @@
-"""The records of earlier coordinators of a run, for the coordinator that replaces them.
+"""The records of earlier coordinators of a run, which the recorder of the next coordinator continues.
 
 history = History.read(run)                     # blocks: some tenths of a second for 100,000 steps
 history.deaths, history.stalls, history.cpu_steps, history.step
@@ -7,14 +7,10 @@ history.deaths, history.stalls, history.cpu_steps, history.step
 from __future__ import annotations
 
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 
-from recycle_pp.wire.files import UnreadableFile
-from recycle_pp.wire.records import Profile
 from recycle_pp.wire.terms import without_undone
 
-from .events.checkpoints import CheckpointSaved
 from .events.deaths import DeathDetected
 from .events.job import Started
 from .events.recovery import Resumed
@@ -31,8 +27,6 @@ class History:
     step, loss: of the last line of metrics.jsonl; -1 and None without one
     cpu_steps:  `cpu_seconds` of each step
     seconds:    since the run was started or resumed
-    checkpoint: steps that the newest saved checkpoint holds, 0 without one
-    profile:    content of profile.json
     """
 
     deaths: int = 0
@@ -43,14 +37,11 @@ class History:
     loss: float | None = None
     cpu_steps: list[float] = field(default_factory=list)
     seconds: float = 0.0
-    checkpoint: int = 0
-    profile: Profile | None = None
 
     @classmethod
     def read(cls, folder: RunFolder) -> History:
-        """Skips what is damaged: the job continues with the rest."""
-        run = RunReader(folder)
-        lines = run.follow()
+        """Skips damaged lines."""
+        lines = RunReader(folder).follow()
         events = lines.events.new()
         # One step at a time: a call for all of them would hold the lock of Python, and the event loop would wait.
         each = ((line.step, line.loss, line.cpu_seconds) for line in lines.steps.each())
@@ -60,9 +51,6 @@ class History:
         since = events[starts[-1] :] if starts else events
         recoveries = [event for event in since if isinstance(event, Resumed)]
         life = {e.worker: e for e in events if isinstance(e, Spawned | Respawned | Rejoined | DeathDetected)}
-        profile = None
-        with suppress(UnreadableFile):  # the new coordinator then plans without measured durations
-            profile = run.profile()
         return cls(
             deaths=sum(isinstance(event, DeathDetected) for event in since),
             stalls=[event.stall_seconds for event in recoveries],
@@ -72,6 +60,4 @@ class History:
             loss=loss,
             cpu_steps=[seconds for _, _, seconds in steps if seconds is not None],
             seconds=time.time() - since[0].time if since else 0.0,
-            checkpoint=max((event.checkpoint for event in events if isinstance(event, CheckpointSaved)), default=0),
-            profile=profile,
         )

@@ -79,7 +79,8 @@ class Lines:
         """Creates the file and writes the lines that wait."""
         try:
             if self._file < 0:
-                self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+                self._file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+                self._torn = _ends_torn(self._file)
             while self._refused:
                 line = self._refused[0][1][:-1] + b',"term":%d}\n' % self._term()
                 self._torn = os.write(self._file, b"\n" * self._torn + line) < len(line)
@@ -99,7 +100,6 @@ class Lines:
         self._kept = -1
         try:
             self._kept = cut(self._path, steps)
-            self._torn = False
         except OSError as error:
             warn_once(f"undone steps could not be removed from {self._path}: {error.strerror}")
 
@@ -108,6 +108,12 @@ class Lines:
         if self._file >= 0:
             os.close(self._file)
         self._file = -1
+
+
+def _ends_torn(file: int) -> bool:
+    """Whether the last line is incomplete: the disk of an earlier coordinator was full."""
+    size = os.fstat(file).st_size
+    return size > 0 and os.pread(file, 1, size - 1) != b"\n"
 
 
 def _finite(value: Any) -> Any:

@@ -7,15 +7,18 @@
     recorder.handled(event, outcome)      # each event of the job, before the next one
     recorder.follow(note)                 # each note of an outcome
     recorder.finished(digests)
+    await recorder.read_history()         # on a new coordinator, before
+    recorder.took_over(takeover, found)
 
-It only records: no other part of the job reads a value from it. Its methods do not raise (`guarded`).
+It only records: its methods return nothing and do not raise (`guarded`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,19 +29,21 @@ from recycle_pp.config.settings import Settings
 from recycle_pp.protocol.events import Event as JobEvent
 from recycle_pp.protocol.events import Outcome
 from recycle_pp.protocol.job import Job
+from recycle_pp.protocol.takeover import Found
 from recycle_pp.timing.span_tables import SpanTables
+from recycle_pp.wire.messages.agreement import Takeover
 from recycle_pp.wire.messages.generations import Resumed
 from recycle_pp.wire.messages.steps import Commit, Measured, OpProgress, Span
 from recycle_pp.wire.messages.supervisors import Death
 
-from .background import Background
+from .background import Background, in_time
 from .event_log import EventLog, Expected
 from .events.coordinators import CoordinatorElected, CoordinatorLost
 from .events.deaths import DeathDetected, DeathExplained
 from .events.event import Event
 from .events.job import Finished, PlanAdopted, Repeated, Started, Stopped
 from .events.recovery import Restored
-from .events.workers import Left, Mismatch, Rejoined, Slow, SlowNoMore
+from .events.workers import GivenUp, Left, Mismatch, Rejoined, Slow, SlowNoMore
 from .guard import guarded, guarded_returning
 from .history import History
 from .progress import Progress
@@ -46,16 +51,13 @@ from .protocol_log import ProtocolLog
 from .recovery import Part, Recovery
 from .run_folder import RunFolder, Summary
 from .step_records import StepRecords
-from .takeover import Takeover
 from .traces import Traces
 
 Json = dict[str, Any]
+Process = tuple[int, int]
+"""Rank and incarnation of a worker's process"""
 _MAKERS = {TensorKind.ACTIVATION: OpKind.FORWARD, TensorKind.GRADIENT: OpKind.BACKWARD_INPUT}
 UNKNOWN = Death("unknown", "its supervisor has not reported the cause")
-
-
-def _no_event() -> Expected | None:
-    return None
 
 
 class Recorder:
@@ -78,8 +80,9 @@ class Recorder:
         self._stalls: list[float] = []
         self._lost = 0  # ops
         self._deaths = 0
+        self._dead: dict[Process, Expected] = {}  # events of deaths: the newest one of each rank, and incomplete ones
         self._started = False
-        self._recorded = -1  # newest step that an earlier coordinator recorded
+        self._history = History()
 
     # -- messages of workers --------------------------------------------------------------------------------------
 
@@ -116,8 +119,8 @@ class Recorder:
         """Prints a sentence without an event."""
         self._progress.say(sentence)
 
-    @guarded_returning(_no_event)
-    def death(self, worker: Worker, now: float, stood: float | None = None) -> Expected | None:
+    @guarded
+    def death(self, worker: Worker, process: Process, now: float, stood: float | None = None) -> None:
         """Records a death whose cause is not known yet. Later events wait for `explain_death` or `suppose_death`.
 
         Call it before the job plans around the death.
@@ -125,13 +128,20 @@ class Recorder:
         now:   monotonic seconds
         stood: seconds since the last progress of a hung worker, from which the stall counts; None: it did not hang
         """
+        known = {of: event for of, event in self._dead.items() if of[0] != process[0] or not event.complete}
         event = self._events.expect(self._dated(DeathDetected(worker=str(worker), **_cause(UNKNOWN))))
+        self._dead = known | {process: event}
         self._deaths += 1
         self._steps.died(worker)
         if worker in self._job.live and self._job.phase != "starting":
             self._begin_recovery(worker, now, stood)
         self._traces.died(worker, now)
-        return event
+
+    @guarded
+    def found_dead(self, worker: Worker, process: Process, now: float) -> None:
+        """Records a death before the take-over, unless an earlier coordinator has recorded it."""
+        if str(worker) not in self._history.dead:
+            self.death(worker, process, now)
 
     def _begin_recovery(self, worker: Worker, now: float, stood: float | None = None) -> None:
         self._recovery = self._recovery or Recovery(self._job.committed + 1)
@@ -141,11 +151,12 @@ class Recorder:
         self._traces.mark(self._recovery.step, self._recovery)
 
     @guarded
-    def explain_death(self, event: Expected | None, death: Death) -> None:
+    def explain_death(self, process: Process, death: Death) -> None:
         """Completes the event of a death with its cause. If it was written with another cause, adds `DeathExplained`.
 
-        event: None if an earlier coordinator has written it
+        Does nothing if an earlier coordinator has recorded the death; `suppose_death` and `given_up` likewise.
         """
+        event = self._dead.get(process)
         if event is None:
             return
         cause = _cause(death)
@@ -159,10 +170,17 @@ class Recorder:
             self._recovery.died(worker, self._spans.local(worker, death.at))
 
     @guarded
-    def suppose_death(self, event: Expected | None, death: Death) -> None:
+    def suppose_death(self, process: Process, death: Death) -> None:
         """Completes the event of a death with a provisional cause, so that later events wait no longer."""
+        event = self._dead.get(process)
         if event is not None and not event.complete:
             self._events.complete(event, **_cause(death))
+
+    @guarded
+    def given_up(self, worker: Worker, process: Process, respawns: int) -> None:
+        """Records that a dead worker is not restarted."""
+        if process in self._dead:
+            self.event(GivenUp(worker=str(worker), respawns=respawns))
 
     @guarded
     def release(self) -> None:
@@ -243,36 +261,37 @@ class Recorder:
         undone = (first, committed) if committed >= first else (None, None)
         self.event(Restored(checkpoint=first, undone_from=undone[0], undone_to=undone[1]))
 
+    async def read_history(self) -> None:
+        """Reads the records of earlier coordinators. Without them, if the disk is slow, counters start at 0."""
+        self._history = await in_time(guarded_returning(History)(History.read), self._run) or self._history
+
     @guarded
-    def took_over(self, takeover: Takeover, history: History, dead: Collection[Worker]) -> None:
-        """Continues the files of the lost coordinator, as far as they are on this machine."""
+    def took_over(self, takeover: Takeover, found: Found) -> None:
+        """Continues the files of the lost coordinator, as far as they are on this machine. Removes the lines of steps
+        that it recorded and no live worker knows as committed."""
+        history = self._history
+        self._history = replace(history, cpu_steps=[])
         self._started = True
         self._deaths = history.deaths
         self._stalls = history.stalls
         self._steps.took_over(history)
         self._lost = self._traces.redone = history.lost_ops  # lost ops of committed steps were redone
         self._started_at -= history.seconds
-        self._recorded = history.step
-        lost = takeover.lost_rank
-        rank = takeover.rank
-        self.event(CoordinatorLost(rank=lost))
+        self.event(CoordinatorLost(rank=takeover.lost_rank))
         seconds = takeover.elected_at - takeover.lost_at
-        self.event(CoordinatorElected(rank=rank, seconds=seconds))  # its line has the term
+        self.event(CoordinatorElected(rank=takeover.rank, seconds=seconds))  # its line has the term
         self._recovery = Recovery(self._job.committed + 1)
         self._recovery.coordinator_lost(takeover.lost_at, takeover.elected_at)
-        for worker in sorted(dead):
+        for worker in sorted(found.members - found.live):
             self._recovery.death(worker, takeover.lost_at)
         self._traces.mark(self._recovery.step, self._recovery)
-
-    @guarded
-    def remove_undone(self) -> None:
-        """Removes the lines of steps that the lost coordinator recorded and no live worker knows as committed."""
-        self._steps.cut(self._job.committed + 1)
+        if found.begun:
+            self._steps.cut(self._job.committed + 1)
 
     @guarded
     def record_missing_commit(self, commit: Commit) -> None:
         """Writes the line of a step, if the lost coordinator has not written it."""
-        if commit.step > self._recorded:
+        if commit.step > self._history.step:
             self._committed(commit)
 
     @guarded

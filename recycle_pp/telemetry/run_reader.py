@@ -6,7 +6,7 @@
     lines.steps.new(), lines.events.new()       # since the last call
     run.summary(), run.profile(), run.trace(20)
 
-All commands and the coordinator read a run by this class. It accepts folders of earlier versions, skips lines that a
+All commands and `History` read a run by this class. It accepts folders of earlier versions, skips lines that a
 crash has cut short, and lines of a coordinator that had been replaced (`wire.terms`).
 """
 

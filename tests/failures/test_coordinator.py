@@ -133,7 +133,7 @@ def test_the_last_survivor_on_a_machine_stops_the_job_and_names_the_lost_stage(d
 @slow
 def test_the_job_ends_if_all_workers_are_lost_with_the_coordinator(runs):
     signals = [host("started", 0.5), *(SignalAt("started", victim) for victim in ("0.1", "1.0", "1.1"))]
-    stops = case("all workers die with the host", *signals, deaths=None, ends="were lost at once, in step", steps=60)
+    stops = case("all workers die with the host", *signals, deaths=None, ends="were lost at once", steps=60)
     outcome = runs.of(stops, "the coordinator's host")
     assert outcome.code == 1 and "there is no checkpoint to continue from" in outcome.output
     assert len(outcome.all("started")) == 1, explain(outcome)

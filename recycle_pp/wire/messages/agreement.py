@@ -31,6 +31,15 @@ class Leader(NamedTuple):
     port: int
 
 
+class Takeover(NamedTuple):
+    """The election after the loss of a coordinator. Times are time.monotonic() of the new coordinator."""
+
+    rank: int  # of the supervisor that hosts the new coordinator
+    lost_rank: int
+    lost_at: float
+    elected_at: float
+
+
 class Membership(NamedTuple):
     """
     leader  rank of the supervisor that proposes the membership, and acknowledges it first

@@ -85,7 +85,9 @@ def test_the_next_rank_succeeds_a_dead_leader():
             supervisors.die(0)
             leaders = await supervisors.all_notice(0)
             assert {(leader.term, leader.rank) for leader in leaders} == {(1, 1)}
+            assert await supervisors.elections[1].generation() == -1
             await supervisors.agree(1, 0)
+            assert [await election.generation() for election in supervisors.elections.values()] == [0, 0, 0]
             supervisors.die(1)
             leaders = await supervisors.all_notice(1)
             assert {leader.rank for leader in leaders} == {2}

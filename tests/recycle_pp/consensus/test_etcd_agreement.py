@@ -68,6 +68,7 @@ def test_a_leader_that_most_have_lost_is_replaced_at_once(server):
             assert time.monotonic() - begun < PATIENCE - 0.5, "the election does not wait for its lease to expire"
             assert len(set(leaders)) == 1 and leaders[0].term == 1
             first = leaders[0].rank
+            assert await supervisors.those[first].generation() == 0
             await supervisors.those[first].agree(1, {r: supervisors.places[r] for r in supervisors.those})
             supervisors.die(first)
             leaders = await supervisors.all_notice(1)

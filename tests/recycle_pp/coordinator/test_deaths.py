@@ -37,17 +37,23 @@ class Recorder:
     def __init__(self):
         self.causes, self.events = [], []
 
-    def death(self, worker, now, stood=None):
-        return None
+    def death(self, worker, process, now, stood=None):
+        pass
 
-    def suppose_death(self, event, death):
+    def found_dead(self, worker, process, now):
+        self.events.append("found_dead")
+
+    def suppose_death(self, process, death):
         pass
 
     def release(self):
         pass
 
-    def explain_death(self, event, death):
+    def explain_death(self, process, death):
         self.causes.append(death.cause)
+
+    def given_up(self, worker, process, respawns):
+        self.events.append("given_up")
 
     def event(self, event):
         self.events.append(event.name())
@@ -124,10 +130,13 @@ def test_a_death_reported_twice_is_recorded_once(of):
     assert of.recorder.causes == ["signal"] and of.supervisor.received == [Spawn]
 
 
-def test_a_death_recorded_by_another_coordinator_is_handled_but_not_recorded_again(of):
-    of.rank.alive, of.rank.causes[0] = False, SEGFAULT
-    of.deaths.found(of.rank, begun=True, recorded=True)
-    assert of.recorder.causes == [] and of.recorder.events == ["respawned"]
+def test_a_worker_that_a_successor_finds_dead_is_restarted(of):
+    async def finds():
+        of.rank.alive, of.rank.causes[0] = False, SEGFAULT
+        of.deaths.found(of.rank, begun=True)
+
+    asyncio.run(finds())
+    assert of.recorder.causes == ["signal"] and of.recorder.events == ["found_dead", "respawned"]
 
 
 def test_a_death_at_the_end_of_the_job_is_recorded(of):

@@ -1,6 +1,7 @@
 """Plans are made in the background."""
 
 import asyncio
+import json
 import threading
 import time
 
@@ -162,6 +163,21 @@ def test_the_plan_after_a_death_is_made_in_advance():
     known, later = asyncio.run(run())
     assert [len(problem.dead) for problem in known] == [1, 1], "equal pipelines share them"
     assert later == []
+
+
+@pytest.mark.parametrize("damage", [None, "", "{", '{"steps": 3}', '{"durations_seconds": 7}'])
+def test_a_new_coordinator_plans_with_the_profile_of_the_lost_one_and_measures_again_if_it_is_damaged(tmp_path, damage):
+    run, settings = RunFolder(tmp_path), Settings(parallel=Parallel(pipelines=1, stages=1))
+    durations = {kind: [0.25] for kind in "FIWBO"}
+    seconds = {"turn_seconds": 0.0, "message_seconds": 0.0, "sum_seconds": [0.0], "first_forward_seconds": {}}
+    profile = {"durations_seconds": durations, "steps": 3, "boundary_bytes": [], **seconds}
+    run.profile.write_text(json.dumps(profile) if damage is None else damage)
+    planning = Planning(settings, run, pytest.fail, pytest.fail, HeldLease())
+    asyncio.run(planning.load())
+    known = None if damage is not None else 0.25
+    assert planning.profiled(Worker(0, 0), "F") == known
+    problem = Problem(pipelines=1, stages=1, microbatches=1)
+    assert (planning.problem(problem).durations == durations) == (damage is None)
 
 
 def test_measured_memory_limits_the_plans_and_selects_the_stages_that_recompute():

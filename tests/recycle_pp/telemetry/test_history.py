@@ -25,23 +25,11 @@ def test_deaths_stalls_and_steps_since_the_start_are_read(tmp_path):
         {**event, "event": "death_detected", "worker": "1.1"},
         {**event, "event": "resumed", "stall_seconds": 0.25, "lost_ops": 4},
         {**event, "event": "rejoined", "worker": "1.1"},
-        {**event, "event": "checkpoint_saved", "checkpoint": 20},
     )
     write(run.metrics, *({"step": step, "loss": 2.0 - step, "cpu_seconds": 0.5} for step in range(3)))
     with run.metrics.open("a") as file:
         file.write('{"step": 3, "lo')  # its coordinator died while writing
-    durations = {kind: [0.1] for kind in "FIWBO"}
-    seconds = {"turn_seconds": 0.0, "message_seconds": 0.0, "sum_seconds": [0.0], "first_forward_seconds": {}}
-    write(run.profile, {"durations_seconds": durations, "steps": 3, "boundary_bytes": [], **seconds})
     history = History.read(run)
     assert (history.deaths, history.stalls, history.lost_ops) == (2, [0.25], 4)
-    assert history.dead == {"0.0", "1.2"} and history.checkpoint == 20
+    assert history.dead == {"0.0", "1.2"}
     assert (history.step, history.loss, history.cpu_steps) == (2, 0.0, [0.5] * 3)
-    assert history.profile["steps"] == 3 and history.profile["durations_seconds"] == durations
-
-
-def test_a_damaged_profile_does_not_stop_the_new_coordinator(tmp_path):
-    run = RunFolder(tmp_path)
-    for content in ("", "{", '{"steps": 3}', '{"durations_seconds": 7}'):
-        run.profile.write_text(content)
-        assert History.read(run).profile is None

@@ -34,6 +34,16 @@ def test_lines_that_a_disk_rejected_are_written_when_it_accepts_them(tmp_path, c
     assert capsys.readouterr().err.count("cannot be written") == 1
 
 
+def test_a_line_that_an_earlier_coordinator_could_not_complete_does_not_damage_the_next_one(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"event":"started","step":0,"term":0}\n{"event":"star')
+    written = Lines(path)
+    written.write({"event": "left", "step": 1})
+    written.close()
+    follower = Follower(path, 0, lambda line: (json.loads(line)["event"], 0))
+    assert follower.new() == ["started", "left"] and follower.damage is None
+
+
 def test_the_newest_rejected_lines_are_kept_and_the_number_of_lost_ones_is_reported(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(lines, "KEPT", 10)
     written = Lines(tmp_path / "late" / "metrics.jsonl")

@@ -3,20 +3,26 @@
 import asyncio
 import io
 import json
+import threading
 
 import pytest
 
 from recycle_pp.config.settings import Parallel, Run, Settings
 from recycle_pp.coordinator.job import new_job
+from recycle_pp.protocol.takeover import find
+from recycle_pp.telemetry import background
 from recycle_pp.telemetry.event_log import EventLog
 from recycle_pp.telemetry.events.workers import GivenUp, Respawned
+from recycle_pp.telemetry.history import History
 from recycle_pp.telemetry.progress import Progress
 from recycle_pp.telemetry.recorder import Recorder
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.timing.packing import pack
 from recycle_pp.timing.span_tables import SpanTables
+from recycle_pp.wire.messages.agreement import Takeover
 from recycle_pp.wire.messages.steps import Commit, Measured
 from recycle_pp.wire.messages.supervisors import Death
+from recycle_pp.wire.messages.workers import State
 
 
 @pytest.fixture
@@ -57,9 +63,10 @@ def test_samples_of_a_step_are_kept_although_a_worker_has_sent_those_of_the_next
 def test_a_death_is_written_once_before_its_effects_and_explained_when_its_cause_is_known(recorded, tmp_path):
     """A worker that `+rejoin_at` has restarted dies before the cause of its first death is known."""
     recorder, (worker, other), _ = recorded
-    first = recorder.death(worker, now=1.0)
+    first, second = (0, 0), (0, 1)
+    recorder.death(worker, first, now=1.0)
     recorder.event(Respawned(worker=str(worker), respawns=1))
-    second = recorder.death(worker, now=2.0)
+    recorder.death(worker, second, now=2.0)
     recorder.explain_death(second, Death("signal", "SIGKILL"))
     recorder.event(GivenUp(worker=str(other), respawns=0))
 
@@ -75,3 +82,78 @@ def test_a_death_is_written_once_before_its_effects_and_explained_when_its_cause
     recorder.explain_death(first, Death("signal", "SIGSEGV"))
     recorder.explain_death(second, Death("signal", "SIGKILL"))
     assert events() == [*written, ("death_explained", "signal")]
+
+
+SEGFAULT = Death("signal", "SIGSEGV")
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def take_over(recorder, live, committed):
+    """The worker `live` has survived the lost coordinator, in a membership with the other one."""
+    commit = Commit(0, committed, scale=1.0, norm=1.0, loss=2.0)
+    state = State(0, sorted(recorder._job.live), committed=committed, commit=commit, agreed=(0, 0))
+    found = find({live: state})
+    recorder._job.committed = committed
+    asyncio.run(recorder.read_history())
+    recorder.took_over(Takeover(1, 0, lost_at=3.0, elected_at=4.0), found)
+    for number, worker in enumerate(sorted(found.members - found.live)):
+        recorder.found_dead(worker, (number, 0), now=5.0)
+        recorder.explain_death((number, 0), SEGFAULT)
+        recorder.given_up(worker, (number, 0), respawns=3)
+    recorder.record_missing_commit(found.commit)
+
+
+def write_history(run, dead):
+    """Steps 0 to 2, and two deaths. dead: the worker whose last event is its death."""
+    event = {"time": 1.0, "step": 0, "generation": 0, "worker": str(dead)}
+    names = ("started", "death_detected", "respawned", "death_detected", "given_up")
+    run.events.write_text("".join(json.dumps({**event, "event": name}) + "\n" for name in names))
+    run.metrics.write_text("".join(json.dumps({"step": step, "loss": 2.0}) + "\n" for step in range(3)))
+
+
+def test_a_new_coordinator_continues_the_files_and_counters_of_the_lost_one(recorded, tmp_path):
+    recorder, (dead, live), _ = recorded
+    run = RunFolder(tmp_path)
+    write_history(run, dead)
+    take_over(recorder, live, committed=1)
+    recorder.finished({})
+    asyncio.run(recorder.flushed(10.0))
+    named = [event["event"] for event in lines(run.events)]
+    assert named[5:] == ["coordinator_lost", "coordinator_elected", "finished"], "the death is not written again"
+    assert [line["step"] for line in lines(run.metrics)] == [0, 1], "step 2 is undone, step 1 not written again"
+    assert json.loads(run.summary.read_text())["deaths"] == 2
+
+
+def test_a_death_that_no_coordinator_has_recorded_is_recorded_by_the_next_one(recorded, tmp_path):
+    recorder, (dead, live), _ = recorded
+    run = RunFolder(tmp_path)
+    write_history(run, live)
+    take_over(recorder, live, committed=2)
+    recorder.finished({})
+    asyncio.run(recorder.flushed(10.0))
+    named = [(event["event"], event.get("worker")) for event in lines(run.events)]
+    assert named[7:] == [("death_detected", str(dead)), ("given_up", str(dead)), ("finished", None)]
+    assert json.loads(run.summary.read_text())["deaths"] == 3
+
+
+@pytest.mark.parametrize("fails", ["late", "error"])
+def test_a_new_coordinator_does_not_wait_for_a_disk_that_does_not_answer(recorded, tmp_path, monkeypatch, fails):
+    recorder, (_, live), _ = recorded
+    run, answers = RunFolder(tmp_path), threading.Event()
+
+    def read(folder):
+        answers.wait(60.0 if fails == "late" else 0.0)
+        raise OSError("no answer")
+
+    monkeypatch.setattr(background, "READ_SECONDS", 0.05)
+    monkeypatch.setattr(History, "read", read)
+    take_over(recorder, live, committed=2)
+    answers.set()
+    recorder.finished({})
+    asyncio.run(recorder.flushed(10.0))
+    named = [event["event"] for event in lines(run.events)]
+    assert named == ["coordinator_lost", "coordinator_elected", "death_detected", "given_up", "finished"]
+    assert [line["step"] for line in lines(run.metrics)] == [2]
