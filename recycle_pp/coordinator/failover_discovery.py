@@ -138,9 +138,10 @@ class FailoverDiscovery:
         return [number for number, worker in self.workers.items() if alive.get(number) == worker.incarnation]
 
     def _awaited(self) -> set[int]:
-        """Ranks whose worker took part, is alive according to its supervisor, and has not reported."""
+        """Ranks whose worker took part, is alive according to its supervisor, and has not reported. While only workers
+        that take no part yet have reported, every other one may have taken part."""
         members = find(self.states()).members
-        return {n for n, role in self._alive().items() if role in members or not self.workers} - self.workers.keys()
+        return {n for n, role in self._alive().items() if role in members or not members} - self.workers.keys()
 
     async def _probe(self, number: int, place: Place, patience: float, gone: set[int], answer: set[int]) -> None:
         refusal = Refusal(min(REFUSED, patience))

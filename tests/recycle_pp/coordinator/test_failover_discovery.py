@@ -1,0 +1,40 @@
+"""Which workers a new coordinator waits for."""
+
+import asyncio
+
+import pytest
+from recycle_schedules import Worker
+
+from recycle_pp.coordinator.failover_discovery import FailoverDiscovery
+from recycle_pp.wire.messages.agreement import Place
+from recycle_pp.wire.messages.supervisors import Registration, Spawn
+from recycle_pp.wire.messages.workers import State
+
+MEMBERS = [Worker(0, 0), Worker(0, 1)]
+JOINS = State()
+TAKES_PART = State(generation=3, members=MEMBERS, committed=7, agreed=(0, 3))
+
+
+async def found(reports, seconds):
+    """The states that are found. reports: rank -> (seconds of its arrival, state), for ranks 0 to 2."""
+    discovery = FailoverDiscovery("")
+    loop = asyncio.get_running_loop()
+    for rank in range(3):
+        place = Place("127.0.0.1", 1)
+        discovery.supervisor(rank, Registration(place, Spawn(0, (rank // 2, rank % 2), 0), True, []), None)
+        if rank in reports:
+            after, state = reports[rank]
+            loop.call_later(after, discovery.worker, rank, 0, state, None)
+    await discovery.complete({}, seconds)
+    return discovery.states()
+
+
+@pytest.mark.parametrize("joiner", [0.0, 0.1, 0.3])
+def test_members_are_awaited_even_if_a_worker_that_joins_reports_first(joiner):
+    states = asyncio.run(found({0: (0.1, TAKES_PART), 1: (0.2, TAKES_PART), 2: (joiner, JOINS)}, 20.0))
+    assert states.keys() >= set(MEMBERS)
+
+
+def test_a_worker_that_joins_is_not_awaited():
+    states = asyncio.run(asyncio.wait_for(found({0: (0.0, TAKES_PART), 1: (0.0, TAKES_PART)}, 60.0), 20.0))
+    assert states.keys() == set(MEMBERS)
