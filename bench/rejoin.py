@@ -53,6 +53,7 @@ class Vectors:
             exponents=torch.empty(0),
             places=self.layout,
             layout=self.layout,
+            device=self.device,
             follow=lambda reduced: None,
             reproducible=False,
         )

@@ -38,10 +38,15 @@ def now(function: Callable[..., object], *arguments: Any) -> bool:
 
 
 class Background:
-    """Runs calls in the order in which they were made, in one thread. Exceptions of a call are ignored."""
+    """Runs calls in the order in which they were made, in one thread. Exceptions of a call are ignored.
 
-    def __init__(self, name: str, capacity: int = CAPACITY) -> None:
+    delay: seconds that an idle thread waits before it runs a call, so that it does not compete with the caller for the
+        interpreter
+    """
+
+    def __init__(self, name: str, capacity: int = CAPACITY, delay: float = 0.0) -> None:
         self._name = name
+        self._delay = delay
         self._waiting: queue.Queue[Callable[[], object]] = queue.Queue(capacity)
         self._thread: threading.Thread | None = None
         self._made = self._done = 0
@@ -79,7 +84,10 @@ class Background:
 
     def _run(self) -> None:
         while True:
+            was_idle = self._waiting.empty()
             call = self._waiting.get()
+            if was_idle:
+                time.sleep(self._delay)
             with suppress(Exception):
                 if self.permitted():
                     call()

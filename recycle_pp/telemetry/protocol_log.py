@@ -28,6 +28,7 @@ from .guard import guarded
 from .warn import warn_once
 
 MOST_BYTES = 64 * 2**20
+DELAY_SECONDS = 0.1  # longer than most recoveries, which the encoding of their events would slow down
 AGAIN_SECONDS = 10.0  # between two snapshots, if lines were left out
 
 
@@ -40,7 +41,7 @@ class ProtocolLog:
     def __init__(self, path: Path, term: Callable[[], int], permitted: Callable[[], bool]) -> None:
         self._path = path
         self._term = term
-        self._later = Background("protocol log")
+        self._later = Background("protocol log", delay=DELAY_SECONDS)
         self._later.permitted = permitted
         self._file = -1
         self._bytes = 0  # in the file
