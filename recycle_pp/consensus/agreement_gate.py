@@ -2,10 +2,11 @@
 
     gate = AgreementGate(agreement, lease, deliver, deposed)
     gate.announce(7, places)       # requests agreement, while the workers report
-    gate.send(out)                 # delivers messages that need no agreement at once, the others after it
+    gate.send(out)                 # delivers messages that need no agreement at once, the others once it is reached
 
-So two sides of a partition cannot commit the same step in different generations. The agreement runs while the workers
-report, so it adds no delay. Each `Adopt` carries the term of the agreement that allowed its generation.
+The gate prevents two sides of a partition from committing the same step in different generations. The agreement runs
+while the workers report, so it adds no delay. Each `Adopt` carries the term of the agreement that allowed its
+generation.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class AgreementGate:
         self._deposed = deposed
         self._held: list[Send] = []
         self._generation: int | None = None
-        self._term = 0  # of the newest agreement
+        self._term = 0  # term of the newest agreement
         self._agreeing: asyncio.Task[None] | None = None
 
     @property
@@ -50,7 +51,7 @@ class AgreementGate:
         return self._agreeing is not None
 
     def announce(self, generation: int, places: Mapping[int, Place]) -> None:
-        """Requests agreement on this generation. Older ones become void, agreed or not."""
+        """Requests agreement on this generation. Older generations become void, agreed or not."""
         if generation != self._generation:
             self.close()
             self._generation = generation

@@ -4,27 +4,27 @@
     leader = await election.leader(after=0)
     await election.agree(generation=5, supervisors={1: place, 2: place})
 
-As in Raft (Ongaro and Ousterhout, 2014), a voter has one vote per term, and none for a candidate whose membership is
-older than its own. The log is a single entry, the membership. A new membership needs a majority of the last agreed one,
-of every one proposed since, and of itself (Raft's joint consensus). So any two majorities that could decide something
-share a supervisor. A candidate needs the same majorities, with two exceptions:
+As in Raft (Ongaro and Ousterhout, 2014), a voter has one vote per term. It does not vote for a candidate whose
+membership is older than its own. The log is a single entry, the membership. A new membership needs a majority of the
+last agreed membership, of every membership proposed since, and of itself (Raft's joint consensus). So any two
+majorities that could decide something share a supervisor. A candidate needs the same majorities, with two exceptions:
 
-- If enough answers show that its newest membership was agreed, older ones are not needed.
-- If enough answers show that its newest membership was not agreed, and the votes promise that it never will be, that
-  membership is not needed. So a leader that died during a proposal does not block the election.
+- If enough answers show that the candidate's newest membership was agreed, older memberships are not needed.
+- If enough answers show that the candidate's newest membership was not agreed, and the votes promise that it never will
+  be, this membership is not needed. So a leader that died during a proposal does not block the election.
 
 A leader that receives no answers must not propose anything, because its messages may still arrive (a link cut in one
-direction). So it first asks the new members for a confirmation and needs a majority of them. It sends the proposal to
-the new members only: a reachable supervisor never acknowledges a membership without itself.
+direction). So before a proposal, a majority of the new members must confirm the leader. The leader sends the proposal
+to the new members only: a reachable supervisor never acknowledges a membership that it is not a member of.
 
-A candidate raises its term only after a majority has answered that it would vote for it (Raft's pre-vote). A voter with
-a live leader would not, nor one that has just voted for another candidate that may be alive. If a leader is refused
-because of a later term without a leader, it is elected again in a newer term and continues. A late message only delays
-the election.
+A candidate raises its term only after a majority has answered that it would vote for the candidate (Raft's pre-vote). A
+voter answers no if it has a live leader, or if it has just voted for another candidate that may be alive. If a leader
+is refused because of a later term without a leader, the leader is elected again in a newer term and continues. A late
+message only delays the election.
 
-The next rank is the first candidate. Each other candidate first waits `TURN_SECONDS` for every live one before it. A
-supervisor whose port refuses connections for some time counts as dead (`refusal.py`); if that leaves no majority, the
-election fails at once. Ended processes of this machine are proven dead: see `majority`.
+The lowest rank without the lost leader is the first candidate. Each other candidate first waits `TURN_SECONDS` for
+every live candidate before it. A supervisor whose port refuses connections for some time counts as dead (`refusal.py`);
+if that leaves no majority, the election fails at once. Ended processes of this machine are proven dead: see `majority`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from .refusal import REFUSED
 from .voter import Roster, Voter
 from .voter_client import VoterClient
 
-TURN_SECONDS = 0.2  # seconds that a candidate waits for each live one before it
+TURN_SECONDS = 0.2  # seconds that a candidate waits for each live candidate before it
 CAMPAIGN_SECONDS = 6.0  # seconds after which a campaign without a majority ends: a round trip on slow machines
 RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.02, 0.5  # seconds between two attempts: first value, limit of the backoff
 NON_MEMBER_SECONDS = 8.0  # seconds for which a supervisor without a vote looks for the new leader
@@ -67,7 +67,8 @@ SLACK_SECONDS = 15.0  # seconds for an election after all supervisors have notic
 class Election:
     """The embedded `Agreement`. Use it in the event loop's thread only.
 
-    patience    seconds by which other supervisors may notice a loss later; also the time to acknowledge a membership
+    patience    seconds after this supervisor within which the others notice a loss; also the time limit for the
+                acknowledgement of a membership
     refused     see `VoterClient`
     first_term  see `make_agreement`
     """
@@ -111,7 +112,7 @@ class Election:
         return self.voter.leader
 
     async def agree(self, generation: int, supervisors: Mapping[int, Place]) -> int:
-        supervisors = {**supervisors, self._rank: self._address}  # always with the leader
+        supervisors = {**supervisors, self._rank: self._address}  # the leader is always a member
         try:
             async with asyncio.timeout(self._patience + SLACK_SECONDS):
                 while True:
@@ -153,7 +154,7 @@ class Election:
     # -- as a candidate ----------------------------------------------------------------------------------------
 
     async def _run_as_candidate(self) -> None:
-        """Runs as a candidate until elected or cancelled. LostMajority if too few can answer."""
+        """Runs as a candidate until elected or cancelled. Raises LostMajority if too few supervisors can answer."""
         if self._rank not in self.voter.members():
             with suppress(TimeoutError):
                 async with asyncio.timeout(min(self._patience, NON_MEMBER_SECONDS)):
@@ -171,8 +172,8 @@ class Election:
                 await asyncio.sleep(random.uniform(0, 2 * TURN_SECONDS))  # breaks a tie between two candidates
 
     async def _find_leader(self) -> None:
-        """Asks all members for the leader until one knows it. For a supervisor that is not a member, which cannot be a
-        candidate."""
+        """Asks all members for the leader again and again until it is cancelled. Used by a supervisor that is not a
+        member, which cannot be a candidate."""
         while True:
             for rank, place in self._others():
                 with suppress(OSError):
@@ -180,7 +181,8 @@ class Election:
             await asyncio.sleep(LONGEST_RETRY_SECONDS)
 
     async def _wait_for_turn(self, gone: set[int]) -> None:
-        """Waits `TURN_SECONDS` seconds for each live member of lower rank. The lost leader comes last in this order."""
+        """Waits `TURN_SECONDS` for each live member with a lower rank. The lost leader comes last. Adds dead members to
+        `gone`."""
         roster = self.voter.newest.roster
         order = [rank for rank in sorted(roster) if rank != self.voter.lost_rank]
         for rank in order[: order.index(self._rank)] if self._rank in order else order:
@@ -218,10 +220,10 @@ class Election:
                     self._broadcast(Leads(leader))
 
     async def _confirm_leadership(self, among: Collection[int]) -> Leader | None:
-        """This supervisor as the leader, once a majority formed by members of `among` has confirmed it.
+        """Returns this supervisor as the leader, once a majority formed by members of `among` has confirmed it.
 
-        None: try again. Either most members know a later term, in which this supervisor has now been elected, or
-        `among` has no majority at present (supervisors with broken connections may come back).
+        Returns None if the caller must try again: either most members know a later term, in which this supervisor has
+        now been elected, or `among` has no majority at present (supervisors with broken connections may come back).
         """
         leader = self.voter.leader or await self.leader(after=self.voter.lost)
         if leader.rank != self._rank:
@@ -247,7 +249,7 @@ class Election:
         if not await self._ask_all(lambda: question, set(), others=others) or self.voter.leader != leader:
             return False
         self.voter.mark_agreed(position)
-        self._broadcast(Propose(leader, self.voter.memberships))  # shows all members that it is agreed
+        self._broadcast(Propose(leader, self.voter.memberships))  # shows all members that the membership is agreed
         return True
 
     async def _ask_all(
@@ -263,13 +265,13 @@ class Election:
         each with a majority that answered yes; [] if too many answered no.
 
         question   makes the request
-        gone       ranks known to be dead; dead ranks are added
+        gone       ranks known to be dead; ranks that are found dead are added
         repeat     send the request again to members that answer no
-        candidate  do not need a proposal that can no longer be agreed, because voters that answer yes do not have it
+        candidate  ignore a proposal that can no longer be agreed, because too many voters that answer yes lack it
         among      ranks whose answers count; default: all
         others     ranks and addresses to ask; default: all other members
 
-        Raises LostMajority if the live members are no majority.
+        Raises LostMajority if the live members are not a majority.
         """
         newest = self.voter.newest
         frame = encode(question())
@@ -281,7 +283,7 @@ class Election:
         gone |= dead
         holders = {self._rank, newest.leader}  # ranks that have acknowledged the newest membership
         possible_holders = holders | self.voter.members().keys()
-        outdated: dict[int, Position] = {}  # newest membership of voters that answer yes without having `newest`
+        outdated: dict[int, Position] = {}  # rank -> newest position, of voters that answer yes but lack `newest`
 
         def complete() -> list[Membership]:
             required = self.voter.required(holders, outdated if candidate else {}, dead)
@@ -289,7 +291,8 @@ class Election:
             return required if all(majority(counted, of.roster, dead) for of in required) else []
 
         def hopeless(left: Collection[int]) -> Roster | None:
-            """A roster of which `left` is not a majority, even if all of `left` answer yes; None if there is none."""
+            """A roster that blocks the decision, because `left` cannot be a majority of this roster even if all of
+            `left` answer yes. None if no roster blocks the decision."""
             most = {rank: (-1, -1) for rank in left if rank not in holders} | outdated
             cases = [
                 self.voter.required(possible_holders),
@@ -339,13 +342,14 @@ class Election:
         finally:
             for task in asking:
                 task.cancel()
-        # A supervisor that is not a member keeps an older membership: without it, it could not be elected again.
+        # A leader that is not in the newest membership keeps the older ones: only these can elect it again.
         if len(self.voter.required(holders)) == 1 and self._rank in newest.roster:
             self.voter.mark_agreed(newest.position)
         return required
 
     def _broadcast(self, message: Message) -> None:
-        """Sends a message to all members in the background until each has answered. Cancels earlier broadcasts."""
+        """Sends a message to all members in the background, until each has answered or counts as dead. Cancels earlier
+        broadcasts."""
         frame = encode(message)
 
         async def send(place: Place) -> None:

@@ -6,8 +6,8 @@
     found = await etcd.read("/job/")                     # {"/job/leader": Entry(value="me", created=7, modified=7)}
 
 Each call tries the endpoints in turn and raises Unreachable (an OSError) if none answers. A write that fails this way
-may still have been applied, so read before you repeat it. Values are text. The client uses no gRPC and no threads,
-because a supervisor that forks must not have any.
+may still have been applied, so read before you repeat it. Values are text. The client uses neither gRPC nor
+threads, because a supervisor that forks must not have threads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-ANSWER_SECONDS = 2.0  # per endpoint; a member without a quorum accepts connections but never answers
+ANSWER_SECONDS = 2.0  # limit per endpoint; an etcd server without a quorum accepts connections but never answers
 
 Json = dict[str, Any]
 
@@ -34,7 +34,7 @@ class Refusal(RuntimeError):
 
 
 class Entry(NamedTuple):
-    """The value of a key. created, modified: revisions of the store; equal revisions are the same change."""
+    """The value of a key. created, modified: revisions of the store at which the key was created and last changed."""
 
     value: str
     created: int
@@ -44,7 +44,7 @@ class Entry(NamedTuple):
 class Put(NamedTuple):
     key: str
     value: str
-    lease: int = 0  # the key is deleted with it; 0: permanent
+    lease: int = 0  # the key is deleted when this lease ends; 0: the key is permanent
 
     def operation(self) -> Json:
         return {"request_put": {"key": _encode(self.key), "value": _encode(self.value), "lease": str(self.lease)}}
@@ -95,7 +95,7 @@ class Etcd:
         }
 
     async def write(self, changes: Sequence[Put | Delete], conditions: Sequence[Created | Modified] = ()) -> bool:
-        """Applies all changes atomically if all conditions hold; whether it did."""
+        """Applies all changes atomically if all conditions hold. Returns whether they were applied."""
         transaction = {
             "compare": [each.comparison() for each in conditions],
             "success": [each.operation() for each in changes],

@@ -1,20 +1,21 @@
-"""The agreement on etcd: decided outside the job, so any part of the job that reaches etcd may continue.
+"""The agreement in etcd. It is decided outside the job, so any part of the job that reaches etcd may continue.
 
     agreement = EtcdAgreement(Etcd(endpoints), rank, address, token, leader, patience)     # see agreement.py
 
-Four kinds of keys, under a prefix that the job's token names:
+There are three kinds of keys, under a prefix that the job's token names:
 
-    leader       [term, rank, host, port]       with the leader's lease: deleted `patience` seconds after a renewal
+    leader       [term, rank, host, port]       has the leader's lease: deleted `patience` seconds after a renewal
     membership   run, term, generation, roster  the last agreed membership; no lease
-    lost/RANK    term                           of the leader that this supervisor has lost, while it seeks the next one
+    lost/RANK    term                           term of the leader that RANK has lost, while RANK looks for the next one
 
-Each write is a transaction on the revisions of the leader and membership keys that it was based on. So only one side of
-a partition gets the next membership agreed. An old leader gets none agreed once it has a successor. A new leader gets
-none if its side does not know the last generation, in which its predecessor may continue.
+A change of the leader or the membership is a transaction: it fails if either key has changed since the supervisor read
+them. So only one side of a partition gets the next membership agreed. An old leader gets no membership agreed once it
+has a successor. A new leader gets no membership agreed if its side does not know the last generation, because its
+predecessor may continue in that generation.
 
 A leader is replaced when its lease expires, or when most members have lost it. While etcd is unreachable, nothing
-changes and training continues. The recovery from a death then waits at most twice `ETCD_SECONDS`: in `agree`, and after
-its failure in `leader`.
+changes and training continues. The recovery from a death then waits at most twice `ETCD_SECONDS`: once in `agree` and,
+after `agree` has failed, once in `leader`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from recycle_pp.wire.connection import Peer
 from .agreement import Deposed, Leader, LostMajority, Place, majority
 from .etcd import Created, Delete, Entry, Etcd, Modified, Put, Refusal, Unreachable
 
-ETCD_SECONDS = 60.0  # for which one call waits while etcd does not answer
+ETCD_SECONDS = 60.0  # seconds that one call waits while etcd does not answer
 RETRY_SECONDS = 0.1  # seconds between two attempts
 
 
@@ -81,7 +82,7 @@ class EtcdAgreement:
         self._patience = patience
         self._prefix = f"/recycle_pp/{hashlib.sha256(token.encode()).hexdigest()[:16]}/"
         self._run: str | None = None
-        self._own_term: Leader | None = None  # this supervisor's own term, if it has one
+        self._own_term: Leader | None = None  # this supervisor with its term, while it leads
         self._lease = 0
         self._tasks: set[asyncio.Task[None]] = set()
         if leader is not None:
@@ -196,7 +197,7 @@ class EtcdAgreement:
         return leader
 
     async def _keep_lease(self, leader: Leader) -> None:
-        """Renews the lease. If it has expired and there is no other leader, takes a new one."""
+        """Renews the lease. If the lease has expired and there is no other leader, takes a new lease."""
         while self._own_term == leader:
             with suppress(Unreachable, Refusal, LostMajority, Deposed):
                 if not await self._etcd.keep_alive(self._lease):
@@ -210,7 +211,8 @@ class EtcdAgreement:
             await self._write([self._put_leader(self._own_term), self._put(held)], view)
 
     def _own_membership(self, view: View) -> Membership:
-        """The membership that this leader agreed last. Deposed if it is not the leader any more."""
+        """The last membership that this leader got agreed. Raises Deposed if this supervisor is not the leader any
+        more."""
         leads = self._own_term
         held = view.membership
         if leads is None or held is None or (held.run, held.term) != (self._run, leads.term):
@@ -261,7 +263,7 @@ class EtcdAgreement:
         return view
 
     async def _write(self, changes: list[Put | Delete], view: View) -> bool:
-        """Applies the changes if the leader and the membership are still those of `view`; whether it did."""
+        """Applies the changes if the leader and the membership are still those of `view`. Returns whether it did."""
         leader = f"{self._prefix}leader"
         membership = f"{self._prefix}membership"
         return await self._etcd.write(
@@ -277,7 +279,7 @@ class EtcdAgreement:
     # -- helpers -----------------------------------------------------------------------------------------------
 
     async def _learn_run(self) -> None:
-        """Reads which job this is, early, while its leader is known to be alive."""
+        """Reads the job's random name (`Membership.run`) early, while the job's leader is known to be alive."""
         while self._run is None:
             with suppress(Unreachable, Refusal):
                 view = await self._read_view()

@@ -2,20 +2,20 @@
 
     lease = LeaderLease(agreement, suspicion=5.0, lost=give_way)
     lease.term                      # the leader's term, as confirmed by the majority
-    lease.held                      # False after a suspension or a cut, until a majority has answered again
-    await lease.wait()              # returns when it is held; Deposed if it is lost for good
+    lease.held                      # False after a suspension or a loss of contact, until a majority has answered again
+    await lease.wait()              # returns when the lease is held; raises Deposed if the lease is lost for good
     await lease.fresh()             # returns when the last confirmation is recent enough to judge others' silence
-    lease.lapsed(seconds)           # whether it expired and was renewed within the last seconds
+    lease.lapsed(seconds)           # whether the lease expired and was renewed within the last seconds
     lease.permits()                 # `wait` for a thread: True when held, False if lost for good
-    lease.close()                   # at the end of the job: the lease is held from now on
+    lease.close()                   # at the end of the job: the lease counts as held from now on
 
 After a suspension, a process does not know whether another leader was elected. A leader that receives no messages does
-not know whether its own still arrive. Both find their lease expired, and must renew it before they send, write or
-decide anything.
+not know whether its own messages still arrive. In both cases the lease has expired, and the leader must renew it before
+it sends, writes or decides anything.
 
-To declare a process dead after silence or a broken connection takes a fresh lease: a majority must have answered within
-half of `suspicion`. Otherwise a leader that can send but not receive would have healthy workers killed. A leader
-without a majority in `ATTEMPTS` rounds loses the lease for good (CheckQuorum in Raft's terms).
+A leader needs a fresh lease to declare a process dead after silence or a broken connection: a majority must have
+answered within half of `suspicion`. Otherwise a leader that can send but not receive would have healthy workers killed.
+A leader without a majority in `ATTEMPTS` rounds loses the lease for good (CheckQuorum in Raft's terms).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from contextlib import suppress
 from .agreement import PLANNING, Agreement, Deposed, LostMajority
 
 ATTEMPTS = 2  # rounds without a majority, each as long as the lease
-RENEWALS = 3  # within the time for which a confirmation is fresh
+RENEWALS = 3  # renewals within the time for which a confirmation is fresh
 
 
 def lease_seconds(suspicion: float) -> float:
@@ -55,7 +55,7 @@ class LeaderLease:
         self._fresh = suspicion / 2  # seconds
         self._until = -math.inf
         self._regained = -math.inf  # time of the last renewal after an expiry
-        self.term = -1  # until the lease is held for the first time
+        self.term = -1  # term of the leader; -1 until the lease is held for the first time
         self._ended = False
         self._updated = asyncio.Event()  # set and replaced at each renewal and at the loss
         self._changed = threading.Condition()  # the same for threads
@@ -63,7 +63,7 @@ class LeaderLease:
 
     @property
     def held(self) -> bool:
-        """Any thread."""
+        """Whether the lease is held now. Any thread may ask."""
         return clock() < self._until
 
     def lapsed(self, seconds: float) -> bool:
@@ -87,7 +87,7 @@ class LeaderLease:
             return True
 
     def close(self) -> None:
-        """Ends the renewals; the lease is held from now on. For the end of the job."""
+        """Ends the renewals at the end of the job. The lease counts as held from now on."""
         if not self._ended:
             self._end(math.inf)
 

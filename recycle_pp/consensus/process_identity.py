@@ -2,10 +2,10 @@
 
     mine = identity()           # sent to peers
     is_dead(theirs)             # True: that process has ended; False: alive or unknown
-    is_here(theirs)             # whether `is_dead` can detect its death
+    is_here(theirs)             # whether `is_dead` can detect the death of that process
 
-A refused connection does not prove a death, because firewalls refuse connections too. A missing process id does, if it
-belongs to the same boot of the same kernel and to the same process namespace (each container has its own).
+A refused connection does not prove a death, because firewalls refuse connections too. A missing process id proves a
+death if it belongs to the same boot of the same kernel and to the same process namespace (each container has its own).
 """
 
 from __future__ import annotations

@@ -15,17 +15,18 @@ import asyncio
 
 from .process_identity import is_dead, is_here
 
-REFUSED = 2.0  # seconds; control.suspicion if that is shorter
+REFUSED = 2.0  # seconds of refused connections after which a process counts as dead, at most control.suspicion
 PAUSE = 2.0  # seconds without an attempt after which the count restarts
 
 
 class Refusal:
     def __init__(self, seconds: float = REFUSED) -> None:
         self._seconds = seconds
-        self._since = self._last = float("-inf")  # first and last of the consecutive refusals
+        self._since = self._last = float("-inf")  # times of the first and the last consecutive refusal
 
     def lasts(self, process: str) -> bool:
-        """Counts a refused connection; whether the process is dead. process: its `identity`, "" if unknown."""
+        """Counts a refused connection. Returns whether the process counts as dead. process: its `identity`, "" if
+        unknown."""
         now = asyncio.get_running_loop().time()
         if now - self._last > PAUSE:
             self._since = now

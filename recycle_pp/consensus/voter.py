@@ -2,11 +2,11 @@
 
     voter = Voter(rank=2, address=place, leader=Leader(0, 0, "127.0.0.1", 4700))
     answer = voter.answer(message)        # to Who, Poll, Campaign, Propose or Leads from a candidate or leader
-    voter.learn_from(1, answer)           # another voter's answer: newer terms, a new leader
-    voter.leader, voter.newest            # the current leader and the newest membership, as known here
+    voter.learn_from(1, answer)           # adopts a newer term or leader from the answer of rank 1's voter
+    voter.leader, voter.newest            # the current leader and the newest membership, as this voter knows them
 
-Never waits and never sends. The same sequence of messages gives the same answers, except that a vote expires after
-`VOTE_SECONDS`. Use it in the event loop's thread only.
+A voter never waits and never sends. The same sequence of messages gives the same answers, except that a vote expires
+after `VOTE_SECONDS`. Use a voter in the event loop's thread only.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Voter:
     """The state of one voter. leader: the current leader; None: this supervisor will lead `first_term`.
 
     term         newest term with a known vote or leader
-    vote         the candidate it voted for in that term
-    memberships  the last agreed membership and all proposed since
+    vote         the candidate that got this voter's vote in that term
+    memberships  the last agreed membership, and all memberships proposed since
     """
 
     def __init__(self, rank: int, address: Place, leader: Leader | None, first_term: int = 0) -> None:
@@ -70,17 +70,18 @@ class Voter:
         return self.memberships[-1]
 
     def members(self) -> Roster:
-        """Addresses of all members of the memberships that may be needed, by rank."""
+        """rank -> address, for all members of `memberships`."""
         return {rank: place for known in self.memberships for rank, place in known.roster.items()}
 
     def required(
         self, holders: Collection[int], outdated: Mapping[int, Position] | None = None, dead: Collection[int] = ()
     ) -> list[Membership]:
-        """The memberships that a decision needs a majority of, oldest first.
+        """The memberships that each need a majority for a decision, oldest first.
 
-        holders   ranks that have acknowledged the newest membership; if they suffice to agree it, only it is needed
-        outdated  by rank, the newest membership of each voter that will not acknowledge more of an older term; a
-                  proposal that cannot be agreed without these voters is not needed
+        holders   ranks that have acknowledged the newest membership; if they are enough to agree on it, only the newest
+                  membership is needed
+        outdated  rank -> position of its newest membership, for voters that will acknowledge no more memberships of
+                  older terms; a proposal that cannot be agreed without these voters is not needed
         dead      ranks proven dead
         """
         required = list(self.memberships)
@@ -109,12 +110,13 @@ class Voter:
         return True
 
     def _accept_leader(self, message: Leads) -> bool:
-        """Follows this leader if its term is newer. Whether it would acknowledge the leader's next proposal."""
+        """Follows this leader if the leader's term is newer. Returns whether this voter would acknowledge the leader's
+        next proposal."""
         self.follow(message.leader)
         return self.leader == message.leader and message.leader.term >= self.term
 
     def _would_vote(self, poll: Poll) -> bool:
-        """Whether it would vote for this candidate now. Changes no state (Raft's pre-vote)."""
+        """Whether this voter would vote for the candidate now. Changes no state (Raft's pre-vote)."""
         if poll.position < self.newest.position or (self.leader is not None and self.leader.rank != poll.rank):
             return False
         voted = asyncio.get_running_loop().time() - self._voted_at < VOTE_SECONDS
@@ -137,7 +139,7 @@ class Voter:
     # -- updates -----------------------------------------------------------------------------------------------
 
     def learn(self, term: int) -> None:
-        """Adopts the term if it is newer; the voter has not voted in it yet."""
+        """Adopts the term if it is newer. The voter has not voted in a newer term yet."""
         if term > self.term:
             self.term = term
             self.vote = None
@@ -155,7 +157,7 @@ class Voter:
             self.leader_changed = asyncio.Event()
 
     def mark_lost(self, term: int, rank: int) -> None:
-        """Drops a leader of this or an earlier term as lost. rank: this supervisor's own."""
+        """Marks `term` as lost, and drops the current leader if its term is not newer. rank: this supervisor's own."""
         self.lost = max(self.lost, term)
         self.learn(term)
         if self.leader is not None and self.leader.term <= term:
@@ -169,7 +171,7 @@ class Voter:
         self.learn(answer.term)
         if (leader := answer.leader) is not None:
             if leader.rank == rank and leader.term == self.lost and self.leader is None:
-                self.lost -= 1  # only the connection to it was lost
+                self.lost -= 1  # only the connection to this leader was lost
             self.follow(leader)
 
     def drop_proposals_after(self, position: Position) -> None:
@@ -177,6 +179,6 @@ class Voter:
         self.memberships = [known for known in self.memberships if known.position <= position]
 
     def mark_agreed(self, position: Position) -> None:
-        """Drops memberships before this position, after a majority has acknowledged it."""
+        """Drops memberships before this position, after a majority has acknowledged the membership at this position."""
         if any(known.position == position for known in self.memberships):
             self.memberships = [known for known in self.memberships if known.position >= position]

@@ -1,7 +1,7 @@
 """Sends requests to another supervisor's voter over one connection.
 
 client = VoterClient(place, token)
-answer = await client.ask(encode(Who()))       # several at a time are allowed; OSError without an answer
+answer = await client.ask(encode(Who()))       # concurrent requests are allowed; OSError without an answer
 client.close()
 """
 
@@ -16,8 +16,8 @@ from recycle_pp.wire.messages.handshake import CandidateHello
 
 from .refusal import REFUSED, Refusal
 
-ANSWER_SECONDS = 6.0  # seconds for an answer from a supervisor that may be cut off
-CONNECT_SECONDS = 10.0  # seconds for a connection to it
+ANSWER_SECONDS = 6.0  # time limit for an answer; the other supervisor may be cut off
+CONNECT_SECONDS = 10.0  # time limit for a connection to the other supervisor
 
 
 class VoterClient:
@@ -33,8 +33,8 @@ class VoterClient:
         self._connecting: asyncio.Task[_Connection] | None = None
 
     async def ask(self, question: bytes) -> Answer:
-        """The answer to this frame. OSError if none comes within `ANSWER_SECONDS`; ConnectionRefusedError if that
-        supervisor counts as dead (`Refusal`)."""
+        """The answer to an encoded request. Raises OSError if no answer comes within `ANSWER_SECONDS`, and
+        ConnectionRefusedError if the other supervisor counts as dead (`Refusal`)."""
         if self._connecting is None or (self._connecting.done() and self._is_lost(self._connecting)):
             self._connecting = asyncio.create_task(self._connect())
         connection = await asyncio.shield(self._connecting)  # shared by concurrent requests
