@@ -62,8 +62,8 @@ class Roster:
     def agents(self) -> set[int]:
         """The launch's agents that will end with the job, so not those of newcomers.
 
-        An agent has failed already if one of its supervisors is lost. Without a live worker it may be cut off from the
-        agents' store.
+        An agent with a lost supervisor has failed already, or waits for a suspended one. An agent without a live worker
+        may be cut off from the agents' store.
         """
         connected = Counter(rank.agent for rank in self)
         living = {hello.agent: hello.agent_ranks for rank in self if rank.alive and (hello := rank.hello) is not None}

@@ -93,12 +93,16 @@ class Successor(Coordinator):
             committed = (await saving.whole()).step - 1
         await reading
         await self.lease.wait()
-        # Before the first generation all workers start from the same checkpoint. Later ones get the state from a peer.
         ranks = self._discovery.ranks(parallel.pipelines, parallel.stages)
+        self._roster.update(ranks)
+        if lost and saving.newest() == saving.path(self._settings.run.steps):
+            self._discovery.over.set()
+            self._lifecycle.end(0)  # the job had finished while this supervisor was suspended
+            return
+        # Before the first generation all workers start from the same checkpoint. Later ones get the state from a peer.
         assignment = {rank.number: rank.role for rank in ranks}
         job = new_job(self._settings, 0 if found.begun else committed + 1, found.generation, committed, assignment)
         self._driver.begin(job)
-        self._roster.update(ranks)
         self._recorder.took_over(self._takeover, found)
         if lost:
             self.stop(_lost(saving.newest()))

@@ -1,7 +1,7 @@
 """Prevents torchrun's agents from waiting minutes for lost nodes in torch's exit barrier.
 
     limit_wait(launch)                  # before exit, on the first rank of each node: if the store does not answer
-    await release(launch, lost=1)       # before exit, on the coordinator's rank: for lost agents; takes seconds
+    await release(launch, lost=1)       # before exit, on the coordinator's rank, if agents are lost; takes seconds
 
 Before it exits, each agent registers in a store hosted by the agent of node 0 (static rendezvous) and waits until all
 agents have registered. Two cases would delay it:
@@ -62,6 +62,10 @@ def limit_wait(launch: Launch) -> None:
 
 
 async def release(launch: Launch, lost: int) -> None:
+    """Registers `lost` agents, unless the store's machine does not answer. If one of them is alive after all, for
+    instance because only a rank of it was suspended, it finds the barrier open when it comes."""
+    if launch.agents == 1 or not lost or not await _answers(launch):
+        return
     command = [sys.executable, "-m", "recycle_pp.supervisor.exit_barrier", str(launch.agents), str(lost)]
     process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.DEVNULL)
     with suppress(TimeoutError):
@@ -69,6 +73,16 @@ async def release(launch: Launch, lost: int) -> None:
     if process.returncode is None:
         process.kill()
         await process.wait()
+
+
+async def _answers(launch: Launch) -> bool:
+    try:
+        connection = asyncio.open_connection(launch.master_address, launch.master_port)
+        _, writer = await asyncio.wait_for(connection, _CONNECT_SECONDS)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
 
 
 def main(agents: int, lost: int) -> None:

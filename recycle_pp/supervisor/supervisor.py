@@ -193,9 +193,7 @@ class Supervisor:
                 code = code or ended
             if code == 0:
                 await host.report()
-                lost = self._launch.agents - len(host.agents)
-                if lost > 0 and 0 in host.agents:  # agent 0 hosts the agents' store
-                    await release(self._launch, lost)
+                await release(self._launch, self._launch.agents - len(host.agents))
         if code == 0 and self._launch.local_rank == 0:
             limit_wait(self._launch)
         return code

@@ -1,21 +1,20 @@
 """torchrun's agents end with the job if a node is cut off, and do not wait for minutes in torch's exit barrier."""
 
 import re
+import signal
 
 import pytest
 
 from . import network, nodes
 from .harness import Case, explain
+from .launched import Launched
 
 _missing = network.missing()
-pytestmark = [
-    pytest.mark.timeout(300),
-    pytest.mark.torchrun,
-    pytest.mark.skipif(_missing is not None, reason=str(_missing)),
-]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.torchrun]
 WAITED = re.compile(r"(?:Done|Error) waiting (?:for other agents|on exit barrier)\. Elapsed: ([0-9.]+) seconds")
 
 
+@pytest.mark.skipif(_missing is not None, reason=str(_missing))
 @pytest.mark.parametrize("lost", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_after_a_cut_the_agents_end_within_ten_seconds_of_their_supervisors(lost, runs, tmp_path):
     """Node 0 hosts the agents' store. Packets are dropped, not rejected."""
@@ -31,3 +30,16 @@ def test_after_a_cut_the_agents_end_within_ten_seconds_of_their_supervisors(lost
     assert codes == [0, 0, 1], explain(outcome)
     assert max(waited) < 10, explain(outcome)
     runs.check_exact(outcome)
+
+
+def test_an_agent_does_not_wait_for_a_lost_node_and_for_one_with_a_suspended_supervisor(tmp_path):
+    with Launched(tmp_path, arguments=["run.steps=30", "control.suspicion=2"]) as job:
+        job.wait_for_step(2)
+        job.kill(2)
+        suspended = job.supervisors([0])[1]  # rank 1: agent 0 waits for it
+        suspended.send_signal(signal.SIGSTOP)
+        assert job.wait([1], 60) == [0], job.explain()
+        assert job.agents[0].poll() is None
+        suspended.send_signal(signal.SIGCONT)
+        assert job.wait([0], 30) == [0], job.explain()
+        assert job.events()[-1]["event"] == "finished"

@@ -36,7 +36,7 @@ class Agreed:
         return 1
 
 
-def take_over(folder, generation):
+def take_over(folder, generation, code=1):
     """The reason why the job stops, and the names of its events."""
     settings = Settings(
         run=Run(steps=9, dir=str(folder)), parallel=Parallel(1, 1, microbatches=1), control=Control(suspicion=0.1)
@@ -56,11 +56,11 @@ def take_over(folder, generation):
             takeover=Takeover(0, 0, 3.0, 4.0),
             token="",
         )
-        assert await asyncio.wait_for(successor.run(), 60.0) == 1
+        assert await asyncio.wait_for(successor.run(), 60.0) == code
         return successor._lifecycle.reason
 
     reason = asyncio.run(main())
-    events = run.events.read_text().splitlines() if folder.exists() else []
+    events = run.events.read_text().splitlines() if run.events.exists() else []
     return reason, [json.loads(line)["event"] for line in events]
 
 
@@ -77,6 +77,11 @@ def test_a_job_that_has_begun_is_lost_and_the_newest_checkpoint_is_named(tmp_pat
         (tmp_path / "checkpoints" / name).mkdir(parents=True)
     reason, _ = take_over(tmp_path, generation=0)
     assert reason.endswith("start again with run.resume=true, which continues from checkpoint step-000006")
+
+
+def test_a_supervisor_that_was_suspended_until_the_job_had_finished_leaves_its_records_alone(tmp_path):
+    (tmp_path / "checkpoints" / "step-000009").mkdir(parents=True)
+    assert take_over(tmp_path, generation=0, code=0) == ("", [])
 
 
 def test_a_folder_that_cannot_be_written_does_not_change_the_decision(tmp_path):
