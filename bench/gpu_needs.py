@@ -46,11 +46,11 @@ def check(cpu: bool) -> int:
 
     found = {"python": platform.python_version(), **{name: versions[name] for name in ("torch", "triton")}}
     if torch.cuda.is_available():
-        from recycle_pp.execution.device import nccl_version
+        from recycle_pp.comm.nccl.environment import installed
         from recycle_pp.execution.device import platform as describe
 
         found["platform"] = describe(torch.device("cuda", 0), "tcp")
-        found["nccl"] = ".".join(map(str, nccl_version() or ()))
+        found["nccl"] = ".".join(map(str, installed() or ()))
     elif not cpu:
         print("torch finds no GPU; --cpu runs every item at a tiny size without one")
         return 1

@@ -42,8 +42,8 @@ class Group(Protocol):
         self, store: dist.Store, prefix: str, rank: int, size: int, device: torch.device, timeout: float, interface: str
     ) -> None: ...
 
-    def connect(self, pair: bool) -> list[Any]:
-        """Starts all connections in advance, so that later operations need not. Returns operations to wait for."""
+    def connect(self, generation: Generation, pair: bool) -> None:
+        """Blocks until no later operation waits for a connection. LinkBroken if the generation ends before that."""
 
     @staticmethod
     def wait(generation: Generation, work: Any) -> None:
@@ -140,8 +140,7 @@ class GroupTransport:
                 made = [groups.keep(self._make(generation, workers, groups.me)) for workers in together]
             for workers, group in zip(together, made, strict=True):
                 pair = workers[0].stage != workers[-1].stage
-                for work in generation.attempt(partial(group.connect, pair)):
-                    self._kind.wait(generation, work)
+                generation.attempt(partial(group.connect, generation, pair))
         except BaseException:
             # Aborts the groups that were made after `end` took the others. This needs a thread of its own: exceptions
             # in an abandoned thread are lost, but an abort that hangs must end the process (threading.excepthook).

@@ -172,6 +172,8 @@ def _connects(sock: socket.socket, listener: Address, peers: Collection[Address]
 def nccl_backend(store: dist.Store, rank: int, size: int, timeout: float) -> Any:
     """An NCCL back end whose communicator can be aborted while a member is missing: `config.blocking` is 0.
 
+    Only for the process group. Its calls hold a lock while they wait for a communicator, and an abort waits for it.
+
     timeout: seconds. RuntimeError or AttributeError without CUDA, or if torch was built without NCCL.
     """
     import torch.distributed as dist
@@ -180,14 +182,6 @@ def nccl_backend(store: dist.Store, rank: int, size: int, timeout: float) -> Any
     options._timeout = timedelta(seconds=timeout)
     options.config.blocking = 0
     return dist.ProcessGroupNCCL(store, rank, size, options)
-
-
-def connect_nccl(backend: Any, device: torch.device) -> None:  # type: ignore[name-defined]  # noqa: F821
-    """Builds a single communicator for all operations. Otherwise NCCL builds one per pair, at the pair's first message.
-
-    Blocks until every member calls it, for at most NONBLOCKING_SECONDS (ProcessGroupNCCL.cpp,
-    eagerConnectSingleDevice)."""
-    backend.eager_connect_single_device(device)
 
 
 # ------------------------------------------------------------------------------------------------------- ProcessGroup

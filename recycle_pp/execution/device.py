@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -35,7 +36,7 @@ M_MMAP_THRESHOLD = -3  # malloc.h
 def choose(wanted: str, rank: int) -> torch.device:
     """The device that `run.device` selects. A GPU's number is LOCAL_RANK modulo the number of GPUs of the node.
 
-    Makes the GPU the current device.
+    Makes the GPU the current device of all threads.
     """
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if wanted == "cpu" or (wanted == "auto" and not count):
@@ -43,8 +44,21 @@ def choose(wanted: str, rank: int) -> torch.device:
     if not count:
         raise ValueError("run.device=cuda needs a GPU, and torch finds none on this machine; allowed: auto, cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)) % count)
-    torch.cuda.set_device(device)
+    _use_in_all_threads(device)
     return device
+
+
+def _use_in_all_threads(device: torch.device) -> None:
+    """Makes the GPU the current device of this thread and of all that start later. CUDA starts a thread on GPU 0, where
+    it would create a context of some 100 MB, or launch a kernel for another GPU's memory."""
+    torch.cuda.set_device(device)
+    run = threading.Thread.run
+
+    def on_device(thread: threading.Thread) -> None:
+        torch.cuda.set_device(device)
+        run(thread)
+
+    threading.Thread.run = on_device  # type: ignore[method-assign, assignment]
 
 
 def backend_for(wanted: str, device: torch.device) -> str:
@@ -57,8 +71,8 @@ def backend_for(wanted: str, device: torch.device) -> str:
     if wanted == "nccl":
         if device.type != "cuda":
             raise ValueError("parallel.backend=nccl needs a GPU for each worker; allowed here: auto, tcp, gloo")
-        found = nccl_version()
-        nccl.refuse(os.environ, found)
+        found = nccl.installed()
+        nccl.refuse(found)
         workers, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
         if workers > gpus and not nccl.shares_gpus(os.environ, found):
             raise ValueError(
@@ -73,7 +87,7 @@ def backend_for(wanted: str, device: torch.device) -> str:
 def notes(wanted: str, backend: str, device: torch.device) -> list[str]:
     """Sentences about the backend for the user. The coordinator prints each different sentence once, at the start."""
     if backend == "nccl":
-        return [nccl.describe(os.environ, nccl_version()), *limits.warnings()]
+        return [nccl.describe(os.environ, nccl.installed()), *limits.warnings()]
     if wanted == "auto" and device.type == "cuda":
         return [
             "parallel.backend=auto: messages between GPUs go by TCP through the host's memory. NCCL is faster and has "
@@ -94,16 +108,6 @@ def settle_memory(device: torch.device) -> None:
         if free > most:
             most, grew = free, now
         time.sleep(0.05)
-
-
-def nccl_version() -> nccl.Version | None:
-    """The version of the NCCL in use; None without NCCL."""
-    if (found := nccl.installed()) is not None:
-        return found
-    with suppress(AttributeError, RuntimeError, ValueError):  # linked into torch, or missing
-        major, minor, patch = torch.cuda.nccl.version()[:3]
-        return major, minor, patch
-    return None
 
 
 def finisher(device: torch.device) -> Callable[[], None]:
@@ -134,7 +138,7 @@ def platform(device: torch.device, backend: str, precision: str = "fp32") -> str
     """The hardware and the versions on which the bits of a result depend. They determine the kernels, their tiles, the
     matrix libraries and the order of reductions. Workers with different platforms cannot replace each other."""
     models = f", transformers {version('transformers')}" if "transformers" in sys.modules else ""
-    messages = f"nccl {nccl.dotted(nccl_version())}" if backend == "nccl" else backend
+    messages = f"nccl {nccl.dotted(nccl.installed())}" if backend == "nccl" else backend
     chip = _gpu(device) if device.type == "cuda" else _cpu(precision)
     return f"{chip}{models}, torch {torch.__version__}, {messages}"
 

@@ -130,14 +130,14 @@ class LikeNccl:
         self._stream = STREAMS[generation]
         self.backend = Backend(self._gloo, self._stream)
 
-    def connect(self, pair):
+    def connect(self, generation, pair):
         GPU.use("connect")
-        self._gloo.connect()
+        self._gloo.connect(generation)
         token = torch.zeros(1)
-        if not pair:
-            return [self.backend.allreduce([token])]
         ways = [self.backend.send, self.backend.recv]
-        return [way([token], 1 - self._rank, 0) for way in (ways if self._rank == 0 else reversed(ways))]
+        order = ways if self._rank == 0 else reversed(ways)
+        for work in [way([token], 1 - self._rank, 0) for way in order] if pair else [self.backend.allreduce([token])]:
+            NcclGroup.wait(generation, work)
 
     @staticmethod
     def wait(generation, work):

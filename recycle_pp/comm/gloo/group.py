@@ -1,7 +1,7 @@
 """One Gloo group of a generation, with the interface of `comm.groups.Group`.
 
 group = GlooGroup(store, "7/0.1-1.2", rank, size, device, timeout, "127.0.0.1")   # does not wait
-group.connect()                                                      # waits for every member's address
+group.connect(generation)                                            # waits for every member's address
 job = group.backend.send([tensor], peer, tag)                        # also recv, sums, broadcast; need not be kept
 GlooGroup.wait(generation, job)                                      # LinkBroken as soon as the generation ends
 GlooGroup.abort([group])                                             # from any thread
@@ -54,12 +54,12 @@ class GlooGroup:
         self._listener = listening_address(self._store.get(self._keys[rank]))
         self._peers: frozenset[Address] = frozenset()
 
-    def connect(self, pair: bool = False) -> list[Any]:
+    def connect(self, generation: Generation, pair: bool = False) -> None:
         """Blocks until every member's address is in the store, then starts all connections without waiting."""
-        self._peers = frozenset(map(listening_address, self._store.multi_get(self._keys))) - {self._listener}
+        addresses = generation.attempt(lambda: self._store.multi_get(self._keys))
+        self._peers = frozenset(map(listening_address, addresses)) - {self._listener}
         if self._peers:
-            self._kept = start_connections(self.gloo)
-        return []
+            self._kept = generation.attempt(lambda: start_connections(self.gloo))
 
     @staticmethod
     def wait(generation: Generation, work: Job) -> None:

@@ -1,7 +1,7 @@
 """The environment variables and versions of NCCL that recovery requires. Imports no torch, so supervisors stay light.
 
 environment = {**ENVIRONMENT, **os.environ}      # for a worker with parallel.backend=nccl
-refuse(os.environ, installed())                  # ValueError if recovery cannot work; one sentence for the user
+refuse(installed())                              # ValueError if recovery cannot work; one sentence for the user
 describe(os.environ, installed())                # "NCCL 2.30.7: NCCL_NVLS_ENABLE=0 ..."
 shares_gpus(os.environ, installed())             # whether two workers may use one GPU
 """
@@ -13,29 +13,13 @@ from collections.abc import Mapping
 
 Version = tuple[int, int, int]
 
-NONBLOCKING_SECONDS = 30  # longest time to build a communicator, during which it holds a lock that an abort needs
-
-# By default torch's NCCL threads end a process whose communicator fails. A minute later they also end the processes of
-# all its peers, although the job has continued without the dead worker. In this project the coordinator decides which
-# workers end, so torch's threads must not. The names are from torch's NCCLUtils.hpp and from NCCL's user guide,
-# "Environment Variables".
+# Names: NCCL's user guide, "Environment Variables".
 ENVIRONMENT = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # otherwise the watchdog throws, which ends the process
-    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # otherwise CUDA errors end it without a message; the main thread sees them
-    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
-    "TORCH_NCCL_ENABLE_MONITORING": "0",  # otherwise a monitor of the watchdog may abort the process
-    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
-    "TORCH_FR_BUFFER_SIZE": "0",
-    "TORCH_NCCL_NONBLOCKING_TIMEOUT": str(NONBLOCKING_SECONDS),  # seconds until a communicator must be ready
-    "TORCH_NCCL_SHOW_EAGER_INIT_P2P_SERIALIZATION_WARNING": "0",  # messages of a pair are deliberately serialized
     "NCCL_RUNTIME_CONNECT": "0",  # otherwise each algorithm connects when it is first used, in the middle of a step
     "NCCL_NVLS_ENABLE": "0",  # communicators with NVLS cannot be aborted and rebuilt in the same process
     "NCCL_LAUNCH_ORDER_IMPLICIT": "1",  # kernels of several communicators start in the order of the host's calls
     "CUDA_MODULE_LOADING": "EAGER",  # a lazy load waits for all running kernels, even one that waits for a peer
 }
-
-# If one of these is set, the monitor threads of dozens of groups poll the workers' store.
-FORBIDDEN = ("TORCH_NCCL_DUMP_ON_TIMEOUT", "TORCH_NCCL_PROPAGATE_ERROR")
 
 SHARING: Version = (2, 30, 0)  # first version with NCCL_MULTI_RANK_GPU_ENABLE
 
@@ -48,28 +32,23 @@ BROKEN: tuple[tuple[Version, Version, str, str], ...] = (
 )
 
 
-def refuse(environment: Mapping[str, str], version: Version | None) -> None:
-    """ValueError, with one sentence for the user, if this version or these variables would prevent the workers from
-    surviving a death."""
+def refuse(version: Version | None) -> None:
+    """ValueError, with one sentence for the user, if workers would not survive a death with this version of NCCL."""
     if version is None:
-        raise ValueError("parallel.backend=nccl needs NCCL, and torch was built without it; allowed: auto, tcp, gloo")
+        raise ValueError(
+            "parallel.backend=nccl needs NCCL's library libnccl.so.2, which is not installed; allowed: auto, tcp, gloo"
+        )
     for first, last, wrong, source in BROKEN:
         if first <= version <= last:
             raise ValueError(
                 f"parallel.backend=nccl cannot use NCCL {dotted(version)}: {wrong} ({source}); install another one, "
                 "or set parallel.backend=tcp"
             )
-    for name in FORBIDDEN:
-        if environment.get(name, "0") not in ("0", ""):
-            raise ValueError(
-                f"{name}={environment[name]} cannot be used with parallel.backend=nccl: torch would poll the workers' "
-                "store from each communicator; unset it, or set parallel.backend=tcp"
-            )
 
 
 def describe(environment: Mapping[str, str], version: Version | None) -> str:
     """A line for the log at the start of a job: NCCL's version, and all variables that concern NCCL."""
-    names = {*ENVIRONMENT, *(name for name in environment if name.startswith(("NCCL_", "TORCH_NCCL_")))}
+    names = {*ENVIRONMENT, *(name for name in environment if name.startswith("NCCL_"))}
     values = [f"{name}={environment[name]}" for name in sorted(names) if name in environment]
     return f"NCCL {dotted(version)}: {' '.join(values)}"
 

@@ -1,13 +1,13 @@
 """One NCCL communicator whose operations end together with their generation. Not yet run on a GPU.
 
     group = NcclGroup(store, "7/0.1-1.2", rank, size, device, timeout)  # does not wait
-    works = group.connect(pair=True)                                    # blocks until every member calls it
+    group.connect(generation, pair=True)                                # blocks until every member calls it
     work = group.backend.send([tensor], peer, 0)                        # no tags: messages match in order of the calls
     NcclGroup.wait(generation, work)                                    # LinkBroken as soon as the generation ends
     NcclGroup.abort(groups)                                             # from any thread
 
-torch's `work.wait()` makes only the stream wait, and the host continues. If the message never arrives, the host would
-count the following ops as done after an abort. So `NcclGroup.wait` makes first the host wait, then the stream.
+The host waits for an operation, not only the stream: after an abort, the host would otherwise count ops as done that
+followed a message which never arrived.
 """
 
 from __future__ import annotations
@@ -15,24 +15,29 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from recycle_pp.comm.torch_internals import connect_nccl, nccl_backend
 from recycle_pp.comm.waiting import Generation
 
-from .environment import NONBLOCKING_SECONDS
+from .communicator import Communicator
+from .gpu_stream import GpuStream
+from .library import library
 
 POLL_SECONDS = 2e-5
-ABORT_SECONDS = NONBLOCKING_SECONDS + 10.0  # includes the wait for a lock that a connecting thread holds
+READY_SECONDS = 1e-3  # between two looks at a communicator that is being built
+ABORT_SECONDS = 10.0
+WARM = (1, 1 << 22)  # elements of the first sums: short and long ones use different algorithms
 
 
 class NcclGroup:
     """
     device     the GPU that holds all tensors of the operations
-    timeout    seconds
+    timeout    unused, because the coordinator decides about deaths
     interface  unused, because NCCL reads NCCL_SOCKET_IFNAME
     """
 
@@ -46,31 +51,43 @@ class NcclGroup:
         timeout: float,
         interface: str = "127.0.0.1",
     ):
-        self._rank, self._device = rank, device
-        self.backend: Any = nccl_backend(dist.PrefixStore(prefix, store), rank, size, timeout)
+        self._store, self._key = store, f"{prefix}/nccl"
+        self._rank, self._size, self._device = rank, size, device
+        self.backend: Any = Communicator(library(), GpuStream(device), rank, size)
+        if rank == 0:
+            store.set(self._key, library().identity())  # type: ignore[arg-type]
 
-    def connect(self, pair: bool) -> list[Any]:
-        """Uses the group once in each direction: a pair sends and receives, larger groups sum. Returns operations to
-        wait for. NCCL connects at the first use, and blocks the host until all members do the same, for at most
-        NONBLOCKING_SECONDS.
+    def connect(self, generation: Generation, pair: bool) -> None:
+        """Uses the group in every way in which it will be used, because NCCL connects an algorithm at its first use and
+        blocks until all members have come. A pair sends in both directions, larger groups sum.
 
-        Runs on a separate stream, because the default stream computes. The stream has high priority, because the groups
-        use the streams of normal priority.
-        """
-        with torch.cuda.stream(torch.cuda.Stream(self._device, priority=-1)):
-            token = torch.zeros(1, device=self._device)
-            connect_nccl(self.backend, self._device)
-            if not pair:
-                return [self.backend.allreduce([token])]
-            ways = [self.backend.send, self.backend.recv]
-            return [way([token], 1 - self._rank, 0) for way in (ways if self._rank == 0 else reversed(ways))]
+        No lock is held between two looks, so an abort can end it at any time."""
+        generation.attempt(lambda: self.backend.open(self._store.get(self._key)))
+        while not generation.attempt(self.backend.ready):
+            time.sleep(READY_SECONDS)
+        for work in self._exchange(generation) if pair else self._sums(generation):
+            self.wait(generation, work)
+
+    def _exchange(self, generation: Generation) -> list[Any]:
+        token, peer = torch.zeros(1, device=self._device), 1 - self._rank
+        ways = [self.backend.send, self.backend.recv]
+        return [generation.attempt(partial(way, [token], peer, 0)) for way in (ways if peer else reversed(ways))]
+
+    def _sums(self, generation: Generation) -> list[Any]:
+        root = SimpleNamespace(rootRank=0)
+        works = []
+        for tensor in [torch.zeros(elements, device=self._device) for elements in WARM]:
+            works.append(generation.attempt(partial(self.backend.allreduce, [tensor])))
+            works.append(generation.attempt(partial(self.backend.reduce, [tensor], root)))
+            works.append(generation.attempt(partial(self.backend.broadcast, [tensor], root)))
+        return works
 
     @staticmethod
     def wait(generation: Generation, work: Any) -> None:
-        # After an abort `is_completed` is true too, but the generation ends before the abort, so `attempt` raises.
+        # After an abort `is_completed` may be true too, but the generation ends before the abort, so `attempt` raises.
         while not generation.attempt(work.is_completed):
             time.sleep(POLL_SECONDS)
-        generation.attempt(work.wait)  # raises NCCL's errors, and lets torch release the tensors
+        generation.attempt(work.wait)
 
     @staticmethod
     def abort(groups: Sequence[NcclGroup]) -> None:

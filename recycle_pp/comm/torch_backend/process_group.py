@@ -32,9 +32,8 @@ import torch.distributed as dist
 from recycle_pp.comm.addresses import address_of
 from recycle_pp.comm.gloo.group import GlooGroup
 from recycle_pp.comm.groups import let_go
-from recycle_pp.comm.nccl.group import NcclGroup
-from recycle_pp.comm.torch_internals import OPERATIONS, process_group
-from recycle_pp.comm.waiting import LinkBroken
+from recycle_pp.comm.torch_internals import OPERATIONS, nccl_backend, process_group
+from recycle_pp.comm.waiting import Generation, LinkBroken
 
 NAME = "recycle"
 
@@ -53,7 +52,7 @@ class RecycleProcessGroup(dist.ProcessGroup):
         self._lock = threading.Lock()
         self._generation = -1
         self._gloo: GlooGroup | None = None
-        self._nccl: NcclGroup | None = None
+        self._nccl: Any = None
         self._inner: Any = None
         self.rebuild(0, rank, size)
 
@@ -75,13 +74,12 @@ class RecycleProcessGroup(dist.ProcessGroup):
         )
         nccl = None
         if torch.cuda.is_available():
-            device = torch.device("cuda", torch.cuda.current_device())
-            nccl = NcclGroup(self._store, f"{generation}/cuda", rank, size, device, seconds)
+            nccl = nccl_backend(dist.PrefixStore(f"{generation}/cuda", self._store), rank, size, seconds)
         with self._lock:
             if generation == self._generation:
                 self._gloo, self._nccl = gloo, nccl
-        gloo.connect()
-        backends = {"cpu": gloo.gloo} | ({} if nccl is None else {"cuda": nccl.backend})
+        gloo.connect(Generation(generation))
+        backends = {"cpu": gloo.gloo} | ({} if nccl is None else {"cuda": nccl})
         inner = process_group(dist.PrefixStore(f"{generation}", self._store), rank, size, backends)
         with self._lock:
             if self._gloo is not gloo:
@@ -95,10 +93,13 @@ class RecycleProcessGroup(dist.ProcessGroup):
         May be called from any thread, any number of times. The contents of tensors in pending operations are
         undefined."""
         with self._lock:
-            old = [self._inner, self._gloo, self._nccl]
+            gloo, nccl = self._gloo, self._nccl
+            old = [self._inner, gloo, nccl]
             self._inner = self._gloo = self._nccl = None
-        NcclGroup.abort([group for group in old if isinstance(group, NcclGroup)])
-        GlooGroup.abort([group for group in old if isinstance(group, GlooGroup)])
+        GlooGroup.abort([] if gloo is None else [gloo])
+        if nccl is not None:
+            nccl.abort()
+        del gloo, nccl  # `let_go` drops the last references
         threading.Thread(target=let_go, args=(old,), name="recycle-close", daemon=True).start()
 
     def shutdown(self) -> None:

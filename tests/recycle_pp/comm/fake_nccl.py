@@ -58,8 +58,8 @@ class Fake(NcclGroup):
         self.prefix, self.backend = prefix, Backend()
         self.made.append(self)
 
-    def connect(self, pair):
-        return []
+    def connect(self, generation, pair):
+        pass
 
 
 ME, BEFORE, PEER, AFTER = Worker(0, 1), Worker(0, 0), Worker(1, 1), Worker(0, 2)

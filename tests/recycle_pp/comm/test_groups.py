@@ -1,7 +1,6 @@
 """Groups that are rebuilt in each generation, and NCCL's requirements, with fake communicators."""
 
 import itertools
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -133,34 +132,3 @@ def test_an_error_of_nccl_is_a_broken_link_and_out_of_memory_is_not():
     assert not caught.value.aborted
     with pytest.raises(RuntimeError, match=r"^Cuda failure 2 'out of memory'$"):
         NcclGroup.wait(Generation(3), failing("Cuda failure 2 'out of memory'"))
-
-
-def test_a_new_connection_is_used_in_both_directions_and_not_on_the_compute_stream(monkeypatch):
-    streams, current = [], []
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: streams.append(priority) or "its own")
-
-    @contextmanager
-    def stream(chosen):
-        current.append(chosen)
-        yield
-        current.pop()
-
-    monkeypatch.setattr(torch.cuda, "stream", stream)
-
-    def used(rank, pair):
-        calls = []
-
-        def use(name):
-            return lambda *arguments: calls.append((name, *arguments[1:], *current)) or name
-
-        group = object.__new__(NcclGroup)
-        group._rank, group._device = rank, CPU
-        names = ("send", "recv", "allreduce")
-        group.backend = SimpleNamespace(eager_connect_single_device=lambda device: None, **{n: use(n) for n in names})
-        assert group.connect(pair) == [call[0] for call in calls]  # returns all work, to be waited for
-        return calls
-
-    assert used(0, True) == [("send", 1, 0, "its own"), ("recv", 1, 0, "its own")]
-    assert used(1, True) == [("recv", 0, 0, "its own"), ("send", 0, 0, "its own")]
-    assert used(1, False) == [("allreduce", "its own")]
-    assert set(streams) == {-1}, "streams of normal priority are limited: each group has one"

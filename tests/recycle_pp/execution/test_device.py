@@ -2,11 +2,14 @@
 
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from recycle_pp.comm.waiting import Pool
 from recycle_pp.config.settings import Settings
 from recycle_pp.execution import device, worker
 from recycle_pp.execution.activity import Doing
@@ -29,6 +32,7 @@ def gpus(monkeypatch):
         return current
 
     monkeypatch.setattr(device.limits, "raise_open_files", lambda: None)
+    monkeypatch.setattr(threading.Thread, "run", threading.Thread.run)  # `choose` replaces it
     for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     return pretend
@@ -40,6 +44,23 @@ def test_auto_selects_a_gpu_if_there_is_one(gpus):
     assert choose("cuda", 1) == torch.device("cuda", 1)
     assert choose("cpu", 0) == CPU
     assert current == [torch.device("cuda", 0), torch.device("cuda", 1)]
+
+
+def test_every_thread_of_a_worker_uses_its_gpu(gpus, monkeypatch):
+    """CUDA starts a thread on GPU 0."""
+    gpus(2)
+    used = {}
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: used.update({threading.get_ident(): device}))
+    chosen = choose("cuda", 1)
+    seen = []
+    look = lambda: seen.append(used.get(threading.get_ident()))  # noqa: E731
+    Pool().start(look).wait()
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join(10)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(look).result(10)
+    assert seen == [chosen] * 3
 
 
 def test_workers_share_the_gpus_of_their_node_in_turn(gpus, monkeypatch):

@@ -104,9 +104,6 @@ def test_the_token_is_neither_in_the_command_line_nor_in_the_environment(tmp_pat
     ("name", "default"),
     [
         ("OMP_NUM_THREADS", "1"),
-        ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0"),  # torch's watchdog must not end a process whose peer has died
-        ("TORCH_NCCL_ENABLE_MONITORING", "0"),
-        ("TORCH_NCCL_NONBLOCKING_TIMEOUT", "30"),
         ("NCCL_NVLS_ENABLE", "0"),
         ("CUDA_MODULE_LOADING", "EAGER"),
     ],

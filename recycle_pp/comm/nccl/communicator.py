@@ -1,0 +1,132 @@
+"""An NCCL communicator that several threads use and any thread can abort.
+
+    communicator = Communicator(library(), GpuStream(device), rank, size)
+    communicator.open(identity)                     # returns at once; `ready` becomes true when all members have come
+    work = communicator.send([tensor], peer, 0)     # without tags: messages match in the order of both sides' calls
+    work.is_completed()
+    communicator.abort()
+
+NCCL does not allow parallel calls from several threads, even for different communicators of one GPU. So all operations
+of a process take one lock. An abort does not take it: it only waits until no call is inside its own communicator, and
+such a call returns at once unless it hangs in the driver.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from .gpu_stream import GpuStream
+from .library import Library
+
+ENTER_SECONDS = 1.0  # after this time a call is taken to hang in the driver, behind the kernels that an abort ends
+DONE_SECONDS = 0.001  # between two looks at kernels that an abort ends
+
+_operations = threading.Lock()  # of this process, which uses one GPU
+
+
+class Aborted(RuntimeError):
+    """A call of a communicator that was aborted."""
+
+
+class Communicator:
+    """Its operations take lists of one tensor, like those of torch's back ends. Tensors are kept until the GPU has done
+    the operation, even if the result is dropped."""
+
+    def __init__(self, nccl: Library, stream: GpuStream, rank: int, size: int):
+        self._nccl, self._stream = nccl, stream
+        self._rank, self._size = rank, size
+        self._handle = 0
+        self._ended = False
+        self._inside = threading.Lock()  # held by a call that uses the handle
+        self._started: deque[Work] = deque()
+        self._launching: Tensor | None = None
+
+    def open(self, identity: bytes) -> None:
+        with _operations, self._stream.current(), self._entered():
+            self._handle = self._nccl.open(self._size, identity, self._rank)
+
+    def ready(self) -> bool:
+        """Whether an operation may be called. RuntimeError if the communicator has failed."""
+        with self._entered():
+            return self._nccl.ready(self._handle)
+
+    def send(self, tensors: list[Tensor], to: int, tag: int) -> Work:
+        return self._start(tensors, lambda handle, tensor, stream: self._nccl.send(handle, tensor, to, stream))
+
+    def recv(self, tensors: list[Tensor], frm: int, tag: int) -> Work:
+        return self._start(tensors, lambda handle, tensor, stream: self._nccl.receive(handle, tensor, frm, stream))
+
+    def allreduce(self, tensors: list[Tensor]) -> Work:
+        return self._start(tensors, self._nccl.all_reduce)
+
+    def reduce(self, tensors: list[Tensor], options: Any) -> Work:
+        root = options.rootRank
+        return self._start(tensors, lambda handle, tensor, stream: self._nccl.reduce(handle, tensor, root, stream))
+
+    def broadcast(self, tensors: list[Tensor], options: Any) -> Work:
+        root = options.rootRank
+        return self._start(tensors, lambda handle, tensor, stream: self._nccl.broadcast(handle, tensor, root, stream))
+
+    def abort(self) -> None:
+        """Blocks until the GPU has left this communicator's operations. Once; any thread."""
+        self._ended = True  # from here on no call enters
+        if self._inside.acquire(timeout=ENTER_SECONDS):
+            self._inside.release()
+        if self._handle:
+            with self._stream.current():
+                self._nccl.abort(self._handle)
+                left = self._stream.mark()
+            while not left.query():
+                time.sleep(DONE_SECONDS)
+        self._started.clear()
+
+    def _start(self, tensors: list[Tensor], operation: Callable[[int, Tensor, int], None]) -> Work:
+        (tensor,) = tensors
+        with _operations, self._stream.current():
+            with self._entered():
+                self._launching = tensor
+                self._stream.follow()
+                operation(self._handle, tensor, self._stream.handle)
+            while True:  # NCCL launches in a thread of its own; at the first use it also connects
+                with self._entered():
+                    if self._nccl.ready(self._handle):
+                        return self._keep(Work(self, self._stream.mark(), tensor))
+                time.sleep(0)
+
+    def _keep(self, work: Work) -> Work:
+        while self._started and self._started[0].event.query():
+            self._started.popleft()
+        self._started.append(work)
+        return work
+
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        with self._inside:
+            if self._ended:
+                raise Aborted("the communicator was aborted")
+            yield
+
+
+class Work:
+    """An operation on the GPU."""
+
+    def __init__(self, communicator: Communicator, event: Any, tensor: Tensor):
+        self.event = event
+        self._communicator, self._tensor = communicator, tensor
+
+    def is_completed(self) -> bool:
+        """Also after an abort. RuntimeError if the communicator has failed."""
+        if self.event.query():
+            return True
+        self._communicator.ready()
+        return False
+
+    def wait(self) -> None:
+        """After `is_completed`: nothing is left to wait for."""

@@ -1,0 +1,29 @@
+"""The stream on which a communicator runs its operations, beside the stream that computes."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import torch
+
+
+class GpuStream:
+    """One of torch's 32 streams of the device. If there are more communicators, some share a stream."""
+
+    def __init__(self, device: torch.device):
+        self._device, self._stream = device, torch.cuda.Stream(device)
+        self.handle = int(self._stream.cuda_stream)
+
+    def current(self) -> AbstractContextManager[object]:
+        """Makes the device this thread's current one. A new thread's is GPU 0, where it would create a context."""
+        return torch.cuda.device(self._device)
+
+    def follow(self) -> None:
+        """Later work waits for all work that this thread has launched on its own stream."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+
+    def mark(self) -> torch.cuda.Event:
+        """An event that is reached when all work so far is done."""
+        event = torch.cuda.Event()
+        event.record(self._stream)
+        return event
