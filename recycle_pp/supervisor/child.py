@@ -13,7 +13,8 @@
 The worker receives its spec, which contains the job's token, through a pipe on its standard input, never on its command
 line or in its environment. Later messages use the same pipe, one line of JSON each. The worker leads its own session,
 so Ctrl-C in the terminal reaches only the supervisor. It dies with its supervisor (PR_SET_PDEATHSIG). A supervisor
-never imports torch and executes a fresh interpreter; in tests, where the process has imported torch, it forks.
+never imports torch, so it starts the worker in a fresh interpreter. In tests the supervising process has imported
+torch, and the worker is a fork without a fresh interpreter.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ class Child:
     def spawn(cls, settings: Mapping[str, Any], log: LogFile, module: str = "recycle_pp.execution.worker") -> Child:
         """Starts `module` as a process that imports everything a worker needs, then waits for `assign`.
 
-        Its standard output and error go to `log`. Never waits for a disk. An executed process runs the module as
-        `__main__`, a forked one calls its `main`; both end in main(WorkerSpec.read()).
+        The standard output and error of the process go to `log`. Never waits for a disk. A fresh interpreter runs the
+        module as `__main__`, a forked process calls the module's `main`; both end in main(WorkerSpec.read()).
         """
         words_read, inherited_words = os.pipe()
         lifeline = Lifeline.create()
@@ -86,12 +87,12 @@ class Child:
         return cls(pid, spec_end, (words_read, inherited_words), lifeline, output)
 
     def assign(self, spec: WorkerSpec) -> None:
-        """Makes the process this worker."""
+        """Makes the process the worker that `spec` describes."""
         self.incarnation = spec.incarnation
         spec.last_words, spec.lifeline = (
             self._inherited_words,
             self._lifeline.descriptor,
-        )  # descriptors that it inherits
+        )  # descriptors that the process inherits
         self.send(spec)
 
     @property
@@ -100,7 +101,7 @@ class Child:
         return bool(select.select([self.pidfd], [], [], 0.0)[0])
 
     def send(self, message: WorkerSpec | Ahead | CoordinatorAt) -> None:
-        """Writes one line to its standard input."""
+        """Writes one line to the standard input of the process."""
         with suppress(BrokenPipeError):
             os.write(self._stdin, msgspec.json.encode(message) + b"\n")  # never blocks: far below a pipe's 64 KiB
 
@@ -109,13 +110,14 @@ class Child:
             signal.pidfd_send_signal(self.pidfd, number)
 
     def wait(self) -> float | None:
-        """Blocks until it dies; the time.monotonic() of its death. None if it was reaped before `assign`."""
+        """Blocks until the process dies. Returns the time.monotonic() of its death; None if it was reaped before
+        `assign`."""
         if self._lifeline.wait():
             self._died_at = time.monotonic()
         return self._died_at
 
     async def stacks(self, seconds: float) -> str:
-        """The stack traces of all its threads; "" if it writes none within `seconds`."""
+        """The stack traces of all threads of the process; "" if the process writes none within `seconds`."""
         before = seen = self._output.received
         self.send_signal(signal.SIGUSR1)
         deadline = time.monotonic() + seconds
@@ -127,13 +129,14 @@ class Child:
         return self._output.since(before).decode(errors="replace")
 
     def reap(self, seconds: float = 0.0) -> Death:
-        """Its death, once `pidfd` is readable or after `seconds`. Kills its children and releases its resources.
+        """The death of the process, once `pidfd` is readable or after `seconds`. Kills the children of the process and
+        releases its resources.
 
-        Leaves a killed process behind if the kernel cannot end it (a file system that does not answer).
+        Leaves a killed process behind if the kernel cannot end it because a file system does not answer.
         """
         seen = self._died_at or time.monotonic()
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)  # its session, before waitpid frees the process id
+            os.killpg(self.pid, signal.SIGKILL)  # the worker's session, before waitpid frees the process id
         select.select([self.pidfd], [], [], seconds)
         gone, status = os.waitpid(self.pid, os.WNOHANG)
         status = status if gone else signal.SIGKILL
@@ -168,8 +171,8 @@ class Child:
 
 
 def default_environment(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Defaults for a worker's environment variables, which the user's own override: one thread and, with
-    parallel.backend=nccl, those of `comm.nccl.environment`."""
+    """Defaults for a worker's environment variables: one thread and, with parallel.backend=nccl, the variables of
+    `comm.nccl.environment`. Variables that the user has set take precedence."""
     environment = {
         "OMP_NUM_THREADS": "1",
         "TORCH_CPP_LOG_LEVEL": "ERROR",  # keeps torch's warnings out of the worker's log
@@ -213,7 +216,7 @@ def _become_worker(
 
 def _run_forked(module: str, inherited: tuple[int, int]) -> int:
     # Inherited sockets and the event loop belong to the supervisor. Their descriptors are redirected to /dev/null, not
-    # closed: a stale Python object would later close a reused number.
+    # closed: otherwise a stale Python object would later close a new file that reuses the descriptor's number.
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in [int(name) for name in os.listdir("/proc/self/fd")]:
         if descriptor > 2 and descriptor not in (*inherited, null):
@@ -225,7 +228,8 @@ def _run_forked(module: str, inherited: tuple[int, int]) -> int:
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Sends this process a signal when the thread of `parent` that started it ends. Exits if that has happened."""
+    """Requests a signal to this process for the end of the thread of `parent` that started it. Exits if `parent` has
+    already ended."""
     if _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:

@@ -16,8 +16,8 @@ from recycle_pp.wire.launch import Address, Launch, new_token, publish, withdraw
 from recycle_pp.wire.messages.handshake import SupervisorHello
 from recycle_pp.wire.messages.supervisors import FROM_SUPERVISOR, Finish
 
-REFUSED_SECONDS = 20.0  # for the other ranks to connect, if rank 0 rejects the configuration
-LEAVE_SECONDS = 20.0  # for a rank to disconnect after `Finish`
+REFUSED_SECONDS = 20.0  # time for the other ranks to connect, if rank 0 rejects the configuration
+LEAVE_SECONDS = 20.0  # time for a rank to disconnect after `Finish`
 
 
 async def dismiss(
@@ -25,7 +25,7 @@ async def dismiss(
 ) -> None:
     """Returns when every other rank has disconnected, or after `seconds`.
 
-    address   of the coordinator; None on one node
+    address   address of the coordinator; None on one node
     sentence  the reason, for users
     code      exit code of the first rank of each other node
     seconds   time limit; None: ten minutes, as at a job's start
@@ -42,7 +42,7 @@ async def dismiss(
         if not isinstance(peer.hello, SupervisorHello):
             return
         peer.send(Finish(code, sentence))
-        with suppress(TimeoutError, ChannelClosed):  # the rank disconnects after reading it
+        with suppress(TimeoutError, ChannelClosed):  # the rank disconnects after reading `Finish`
             async with asyncio.timeout(LEAVE_SECONDS):
                 while True:
                     await peer.recv(FROM_SUPERVISOR)

@@ -1,13 +1,14 @@
-"""Ends this supervisor, and the coordinator if it hosts it, when its event loop is blocked.
+"""Ends this supervisor, with the coordinator that it may host, when the supervisor's event loop is blocked.
 
     watchdog = EventLoopWatchdog(seconds=10.0, what="rank 3")      # starts a thread; to be called in the main thread
-    watchdog.beat()                                       # in the loop, often
+    watchdog.beat()                                       # to be called often, in the loop
     watchdog.close()                                      # before the loop ends
 
 The exit closes the connections at once, so the other supervisors notice and elect another coordinator if necessary. The
-worker dies with it. The exit code is 0, because after a failure the launcher would end the node's other ranks. A loop
-that uses processor time gets ten times as long, and pauses of the whole process do not count. If native code blocks
-while it holds the interpreter's lock, this thread cannot run either; then the other supervisors detect the silence.
+worker dies with its supervisor. The exit code is 0, because after a failure the launcher would end the node's other
+ranks. The limit is ten times as long for a loop that uses processor time, and pauses of the whole process do not count.
+If native code blocks while it holds the interpreter's lock, the watchdog's thread cannot run either; then the other
+supervisors detect the silence.
 """
 
 from __future__ import annotations

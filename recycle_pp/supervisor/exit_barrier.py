@@ -1,13 +1,13 @@
 """Prevents torchrun's agents from waiting minutes for lost nodes in torch's exit barrier.
 
-    limit_wait(launch)                  # before exit, on the first rank of each node: if the store does not answer
+    limit_wait(launch)                  # before exit, on the first rank of each node: limits the wait for the store
     await release(launch, lost=1)       # before exit, on the coordinator's rank, if agents are lost; takes seconds
 
 Before it exits, each agent registers in a store hosted by the agent of node 0 (static rendezvous) and waits until all
-agents have registered. Two cases would delay it:
+agents have registered. Two cases would delay the exit:
 
-- An agent is lost. `release` registers it with torch's own code, in a separate process because supervisors do not
-  import torch.
+- An agent is lost. `release` registers the lost agent with torch's own code, in a separate process because supervisors
+  do not import torch.
 - Node 0 is lost, so the store does not answer. If only the process is dead, connections are reset and the agents exit
   with 0 at once. If the link is cut, TCP would retransmit for a quarter of an hour; `limit_wait` makes the agent's
   connection fail after `SILENT_SECONDS`.
@@ -27,10 +27,10 @@ from recycle_pp.wire.launch import Launch
 
 from .foreign_sockets import connections_to
 
-SECONDS = 20.0  # to import torch on a busy machine; after that the agents wait as without `release`
-SILENT_SECONDS = 8.0  # without a packet from the store's machine
-_STORE_SECONDS = 5.0  # for the store to answer
-_CONNECT_SECONDS = 2.0  # to check whether its machine answers
+SECONDS = 20.0  # limit of `release`, which imports torch; after that the agents wait as without `release`
+SILENT_SECONDS = 8.0  # time without a packet from the store's machine after which the connection fails
+_STORE_SECONDS = 5.0  # time for the store to answer
+_CONNECT_SECONDS = 2.0  # time for the store's machine to answer
 
 
 def limit_wait(launch: Launch) -> None:

@@ -2,8 +2,8 @@
 
 heartbeats = Heartbeats(launch, monitor)
 heartbeats.begin(settings)                            # once the job's settings are known
-sending = asyncio.create_task(heartbeats.send(peer))  # to one coordinator; to be cancelled
-heartbeats.answered()                                 # at every message of the coordinator
+sending = asyncio.create_task(heartbeats.send(peer))  # to one coordinator, until the task is cancelled
+heartbeats.answered()                                 # to be called at every message of the coordinator
 heartbeats.close()
 """
 
@@ -22,7 +22,7 @@ from .event_loop_watchdog import EventLoopWatchdog
 from .process_monitor import ProcessMonitor
 from .standby import Standby
 
-FIRST_SECONDS = 1.0  # between two heartbeats before the settings are known
+FIRST_SECONDS = 1.0  # interval of the heartbeats before the settings are known
 
 
 class Heartbeats:
@@ -35,8 +35,8 @@ class Heartbeats:
         self._unanswered = 0  # heartbeats since the coordinator's last message
 
     def begin(self, settings: Settings) -> None:
-        """Uses the job's period from now on, starts standby processes, and starts the watchdog. settings: of this
-        node's workers."""
+        """Uses the interval in the settings from now on, and starts standby processes and the watchdog. settings: the
+        settings of this node's workers."""
         self._settings = settings
         self._standby = Standby(self._launch, settings)
         self._watched = asyncio.create_task(self._beat_watchdog(settings.control))
@@ -44,7 +44,8 @@ class Heartbeats:
     async def send(self, peer: Peer) -> None:
         """Sends heartbeats until it is cancelled. Aborts the connection if the coordinator does not answer.
 
-        Counts unanswered heartbeats instead of seconds, so that a pause of this process is not taken for silence."""
+        Counts unanswered heartbeats instead of seconds, so that a pause of this process does not count as silence of
+        the coordinator."""
         while True:
             control = self._settings.control if self._settings else None
             seconds = control.heartbeat if control else FIRST_SECONDS

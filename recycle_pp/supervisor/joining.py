@@ -2,10 +2,10 @@
 
     peer, address = await find_coordinator(launch, hello, address=None)      # on this node, by its private file
     peer, address = await find_coordinator(launch, hello, Address(...))      # on another node
-    explain(error)                                                           # an OSError of it, for users
+    explain(error)                                                           # why that failed (an OSError), for users
 
-If the launcher of rank 0's node exits, the start was rejected there. A node that shares a store with that launcher
-notices this and exits too.
+If the launcher of rank 0's node exits, rank 0 has rejected the start. A node that uses the store of this launcher
+notices the exit and exits too.
 
 Nodes of a cluster do not start together. Every 4 s the first rank of a waiting node prints what it waits for and why.
 `coordinator.arrivals` prints which ranks the coordinator waits for. On one node only rank 0 prints; if the ranks were
@@ -25,19 +25,19 @@ from recycle_pp.wire.connection import Peer, connect
 from recycle_pp.wire.launch import Address, Launch, find
 from recycle_pp.wire.messages.handshake import SupervisorHello
 
-JOIN_SECONDS = 600.0  # for the coordinator to appear
+JOIN_SECONDS = 600.0  # time for the coordinator to appear
 REPORT_SECONDS = 4.0  # between two lines of a waiting node
 LOOK_SECONDS = 0.5  # between two checks of rank 0's launcher
 
 
 async def find_coordinator(launch: Launch, hello: SupervisorHello, address: Address | None) -> tuple[Peer, Address]:
-    """A connection on which `hello` was accepted, and its address. Retries for `JOIN_SECONDS`.
+    """A connection to the coordinator, which has accepted `hello`, and its address. Retries for `JOIN_SECONDS`.
 
     address: None if all ranks are on one node, where the coordinator publishes its address in a private file.
 
     Raises:
         OSError: no coordinator answered within `JOIN_SECONDS`.
-        ValueError: the coordinator rejected the hello, or rank 0's launcher has exited; with the reason.
+        ValueError: the coordinator rejected the hello, or rank 0's launcher has exited. The message has the reason.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + JOIN_SECONDS
@@ -99,7 +99,8 @@ class Waiting:
         self._reported = self._begun
 
     def report(self, where: str, error: OSError) -> None:
-        """Prints a line every `REPORT_SECONDS`. where: HOST:PORT of the coordinator; error: of the last attempt."""
+        """Prints a line every `REPORT_SECONDS`. where: HOST:PORT of the coordinator. error: why the last attempt
+        failed."""
         now = time.monotonic()
         rank_0_reports = self._launch.one_node and "TORCHELASTIC_RUN_ID" in os.environ
         if rank_0_reports or now < self._reported + REPORT_SECONDS:

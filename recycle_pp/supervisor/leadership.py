@@ -8,8 +8,8 @@
     leadership.close()
 
 All supervisors learn of a leader before it starts its coordinator. The coordinator's modules are imported in a thread;
-peers that connect meanwhile wait. When a newer leader is known, an old leader steps down: its coordinator ends without
-a message, its peers and this supervisor reconnect to the new one.
+peers that connect meanwhile wait. An old leader steps down when it learns of a newer leader: its coordinator ends
+without sending a message, and its peers and the supervisor itself reconnect to the new coordinator.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from recycle_pp.coordinator.host import Host
 
 CONNECT_SECONDS = 10.0
-RECONNECT_SECONDS = 1.0  # to reconnect to a coordinator that may be lost
-GRACE_SECONDS = 1.0  # by which a peer may learn of a new leader earlier than this supervisor
+RECONNECT_SECONDS = 1.0  # time limit for reconnecting to a coordinator that may be lost
+GRACE_SECONDS = 1.0  # a peer may learn of a new leader this much earlier than this supervisor
 BEAT_SECONDS = 0.5  # between two heartbeats to a waiting supervisor
 RETRY_SECONDS = 0.05  # between two attempts to connect
 
@@ -40,7 +40,7 @@ Connect = Callable[[Leader, float], Awaitable[Peer]]  # leader, seconds allowed;
 
 
 class Leadership:
-    """disconnect(): closes this supervisor's connection, after which it calls `follow`."""
+    """disconnect(): closes this supervisor's connection to the coordinator. The supervisor then calls `follow`."""
 
     def __init__(self, start_host: StartHost, disconnect: Callable[[], None]) -> None:
         self.leader: Leader | None = None
@@ -56,7 +56,7 @@ class Leadership:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self, rank: int, agreement: Agreement) -> None:
-        """Becomes the first leader. LostMajority if another job uses the same name."""
+        """Becomes the first leader. Raises LostMajority if another job with the same token uses the same etcd."""
         self._rank = rank
         self.agreement = agreement
         leader = await agreement.leader(after=-1)
@@ -70,10 +70,11 @@ class Leadership:
         self._tasks.append(asyncio.create_task(self._watch(agreement, leader)))
 
     async def follow(self, connect: Connect, refused: float = REFUSED) -> Peer:
-        """Connects to the next coordinator, which may be this supervisor's own. Returns to the same one if it is alive.
+        """Reconnects to the current coordinator if it is alive. Otherwise connects to the next coordinator, which may
+        be this supervisor's own.
 
-        refused: seconds of refused connections after which the current coordinator counts as dead. LostMajority if no
-        other leader can be elected.
+        refused: seconds of refused connections after which the current coordinator counts as dead. Raises LostMajority
+        if no other leader can be elected.
         """
         loop = asyncio.get_running_loop()
         assert self.agreement is not None and self.leader is not None
@@ -93,7 +94,7 @@ class Leadership:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _reconnect(self, connect: Connect, lost: Leader, refused: float) -> Peer | None:
-        """A new connection to the same coordinator; None if it is silent or dead."""
+        """A new connection to the same coordinator; None if this coordinator is silent or dead."""
         assert self.agreement is not None
         place = (await self.agreement.supervisors()).get(lost.rank)
         refusal = Refusal(refused)
@@ -108,9 +109,9 @@ class Leadership:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def admit(self, peer: Peer) -> None:
-        """Serves a supervisor or a worker to the end of its connection. Redirects a supervisor if another one leads.
+        """Serves a supervisor or a worker until its connection ends. Redirects a supervisor if this one does not lead.
 
-        Waits `GRACE_SECONDS` first, as the peer may know earlier than this supervisor that it has been elected.
+        Waits `GRACE_SECONDS` before it redirects, because the peer may learn of this supervisor's election first.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + GRACE_SECONDS
@@ -153,7 +154,7 @@ class Leadership:
             self._step_down()
 
     async def _watch(self, agreement: Agreement, known: Leader) -> None:
-        """Leaves a leader that has a successor, also if this supervisor is that leader and does not know it yet."""
+        """Leaves a leader that has a successor. The old leader may be this supervisor, which then steps down."""
         while True:
             known = await agreement.successor(known)
             if self.leader is None or known.term <= self.leader.term:

@@ -19,13 +19,13 @@ import os
 import time
 
 _PROCESS_SHARED, _ROBUST = 1, 1  # PTHREAD_PROCESS_SHARED, PTHREAD_MUTEX_ROBUST
-_POLL_SECONDS = 0.02  # until the child holds the mutex
+_POLL_SECONDS = 0.02  # between two checks whether the child holds the mutex
 _libc = ctypes.CDLL(None)
 _held: list[Lifeline] = []  # keeps the memory mapped: an unmapped mutex wakes no waiter
 
 
 class Lifeline:
-    """descriptor: of the shared memory, inherited by the child; each process closes its own."""
+    """descriptor: file descriptor of the shared memory. The child inherits a copy; each process closes its own."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -51,13 +51,13 @@ class Lifeline:
         return line
 
     def hold(self) -> None:
-        """Locks the mutex for good. To be called in the main thread, whose end is the end of the process."""
+        """Locks the mutex for good. To be called in the main thread, because this thread ends only with the process."""
         _held.append(self)
         _libc.pthread_mutex_lock(self._mutex)
 
     def wait(self) -> bool:
         """Blocks until the holder is dead. False if the line was closed before any process held it."""
-        mapped = self._memory  # keeps it mapped while this thread waits
+        mapped = self._memory  # keeps the memory mapped while this thread waits
         if mapped is None:
             return False
         while (code := _libc.pthread_mutex_trylock(self._mutex)) == 0:  # not held yet
@@ -70,6 +70,6 @@ class Lifeline:
         return code == errno.EOWNERDEAD
 
     def close(self) -> None:
-        """Any thread."""
+        """Gives up the memory and closes the descriptor. Any thread may call this."""
         self._memory = None
         os.close(self.descriptor)

@@ -3,10 +3,10 @@
     output = Output(log)
     os.dup2(output.descriptor, 1)          # in the child
     output.copy()                          # in the parent, after the fork
-    output.since(received)                 # the output after that many bytes, from memory
+    output.since(received)                 # the output after the first `received` bytes, from memory
     output.close()                         # after the worker's death
 
-If a worker wrote to the log itself, a `print` or a library's warning would block while the log's disk is silent.
+If a worker wrote to the log itself, a `print` or a library's warning would block while the log's disk does not answer.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from recycle_pp.telemetry.log_file import LogFile
 
 KEPT = 1 << 16  # newest bytes kept in memory, for stack traces and the last line
 PIPE = 1 << 20  # bytes that a worker may write while the supervisor is suspended
-CLOSE_SECONDS = 0.5  # for the last lines; a process that cannot be killed keeps its end of the pipe open
+CLOSE_SECONDS = 0.5  # time for the last lines; a process that cannot be killed keeps its end of the pipe open
 
 
 class Output:
-    """descriptor: the worker's end, closed by `copy`. received: number of bytes so far."""
+    """descriptor: the worker's end of the pipe, closed in this process by `copy`. received: number of bytes so far."""
 
     def __init__(self, log: LogFile) -> None:
         self.received = 0
         self._log = log
         self._kept = b""
         self._ours, self.descriptor = os.pipe()
-        with suppress(OSError):  # above this user's limit
+        with suppress(OSError):  # PIPE is above this user's limit
             fcntl.fcntl(self._ours, fcntl.F_SETPIPE_SZ, PIPE)
         self._thread = threading.Thread(target=self._copy, name="output", daemon=True)
 

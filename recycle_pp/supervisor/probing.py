@@ -1,7 +1,7 @@
-"""Checks, before a worker is restarted here, whether this machine can reach the other nodes of the job.
+"""Checks, before a worker is restarted on this machine, whether it can reach the other nodes of the job.
 
 prober = Prober(send, prints=launch.local_rank == 0)
-prober.answer(probe, token)                             # in the background; then send(Probed([...]))
+prober.answer(probe, token)                             # probes in the background, then calls send(Probed([...]))
 names = await unreachable(probe.targets, token)         # ["node1 (10.0.0.2:41234)"]
 """
 
@@ -15,11 +15,11 @@ from recycle_pp.wire.connection import connect
 from recycle_pp.wire.messages.handshake import CandidateHello
 from recycle_pp.wire.messages.supervisors import Probe, Probed, Target
 
-SECONDS = 3.0  # for a connection: a lost packet delays it by one second, two by three
+SECONDS = 3.0  # time limit for a connection; one lost packet delays a connection by 1 s, two lost packets by 3 s
 
 
 class Prober:
-    """Answers the coordinator's probes. prints: this rank prints which nodes cannot be reached."""
+    """Answers the coordinator's probes. prints: whether this rank prints which nodes cannot be reached."""
 
     def __init__(self, send: Callable[[Probed], None], prints: bool) -> None:
         self._send, self._prints = send, prints

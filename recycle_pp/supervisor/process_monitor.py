@@ -3,10 +3,10 @@
 monitor = ProcessMonitor(module, send)      # send(message): to the coordinator, if connected
 monitor.spawn(order, make_spec, log)        # at the coordinator's order; kills a live worker first
 monitor.kill(incarnation)                   # with SIGKILL
-monitor.kill(incarnation, stacks=True)      # the same, after its stack traces
+monitor.kill(incarnation, stacks=True)      # the same, after the worker has written its stack traces
 monitor.evict()                             # with SIGTERM, so that the worker can hand over
 monitor.signs(max_interval)                         # vital signs of the worker, for a heartbeat
-monitor.start_standby(settings)                  # starts a standby process for the next worker, which imports and waits
+monitor.start_standby(settings)             # starts a process that imports and waits until it becomes the next worker
 await monitor.end(gently=True)              # starts no more workers; the last one has time to exit by itself
 monitor.close()                             # kills every process that is left
 """
@@ -30,14 +30,14 @@ from recycle_pp.wire.worker_spec import Ahead, WorkerSpec
 
 from .child import Child
 
-END_SECONDS = 30.0  # for a worker to end by itself when the job is done
-STACKS_SECONDS = 1.0  # for a hung worker to write its stack traces; shorter than the wait for a death's cause
+END_SECONDS = 30.0  # time for a worker to end by itself when the job is done
+STACKS_SECONDS = 1.0  # time for a hung worker to write its stack traces; shorter than the wait for a death's cause
 TERM_SECONDS = 2.0  # between SIGTERM and SIGKILL
-KILL_SECONDS = 60.0  # after SIGKILL, for the kernel to clean up at the end of a job
-KILL_SECONDS_SIGNALLED = 2.0  # the same after a signal: the launcher grants 30 s for everything
-REAP_SECONDS = 2.0  # for the kernel to clean up, at the very end; then that is left to init
-LOG_SECONDS = 2.0  # for the log's last lines
-DEATHS = 20  # kept for the next coordinator
+KILL_SECONDS = 60.0  # time for the kernel to clean up after a SIGKILL at the end of a job
+KILL_SECONDS_SIGNALLED = 2.0  # the same if the job ends early: the launcher grants 30 s in total after a signal
+REAP_SECONDS = 2.0  # time for the kernel to clean up at the very end; init reaps processes that take longer
+LOG_SECONDS = 2.0  # time for the log's last lines
+DEATHS = 20  # number of deaths kept for the next coordinator
 
 MakeSpec = Callable[[int], WorkerSpec]  # incarnation -> spec
 
@@ -53,7 +53,7 @@ class ProcessMonitor:
         self._child: Child | None = None
         self._standby: Child | None = None
         self._killed: set[Child] = set()  # killed, not reaped yet
-        self._log: LogFile | None = None  # of the current worker and its standby process
+        self._log: LogFile | None = None  # log of the current worker and of the standby process
         self._next: Callable[[], None] | None = None  # starts the next worker when the current one is dead
         self._killed_by_request = False
         self._ending = False
@@ -72,7 +72,8 @@ class ProcessMonitor:
             self._child.send_signal(signal.SIGKILL)
 
     def start_standby(self, settings: Mapping[str, Any]) -> bool:
-        """Starts a process for the next worker, which then need not import or read anything. Whether it was started."""
+        """Starts a process for the next worker, which then need not import or read anything. Returns whether the
+        process was started."""
         if self._child is None or self._standby is not None or self._ending or self._log is None:
             return False
         with suppress(OSError):
@@ -160,7 +161,7 @@ class ProcessMonitor:
         self._send(Spawned(incarnation, self._child.pid))
 
     def _take_standby(self, log: Path) -> Child | None:
-        """The standby process, if it is alive and has this log. The log differs if the rank's role has changed."""
+        """The standby process, if it is alive and writes to `log`. The log differs if the rank's role has changed."""
         if self._standby is not None and (self._standby.ended or self._log is None or self._log.path != log):
             self._kill_standby()
         child = self._standby

@@ -20,14 +20,14 @@ from typing import Any
 
 from recycle_pp.wire.messages.supervisors import EndsSoon, Evict, Stopping
 
-LEAVE_SECONDS = 20.0  # for a worker to hand over before its machine is taken; torchrun allows 30
-ASK_SECONDS = 3.0  # for the coordinator to answer
-SAVE_SECONDS = 24.0  # for the job to finish its step and save; torchrun allows 30
+LEAVE_SECONDS = 20.0  # time for a worker to hand over before its machine is taken; torchrun allows 30
+ASK_SECONDS = 3.0  # time for the coordinator to answer
+SAVE_SECONDS = 24.0  # time for the job to finish its step and save; torchrun allows 30
 TOGETHER_SECONDS = 2.0  # signals this close count as one: Ctrl-C comes from the terminal and again from torchrun
 
 
 class Shutdown:
-    """signal: number of the first signal, once received. reported: the message about it to the coordinator."""
+    """signal: number of the first signal, once received. reported: the message to the coordinator about this signal."""
 
     def __init__(self, send: Callable[[Stopping], None]) -> None:
         loop = asyncio.get_running_loop()
@@ -43,7 +43,7 @@ class Shutdown:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
 
     def answer(self, message: EndsSoon | Evict) -> None:
-        """The coordinator's answer to a signal here or at another rank."""
+        """Takes the coordinator's answer to a signal at this rank or at another one."""
         if not self._answer.done():
             self._answer.set_result(message)
 
@@ -74,7 +74,7 @@ class Shutdown:
 
     @staticmethod
     def close() -> None:
-        """Ignores signals from now on. While its loop closes, asyncio would print an error for each."""
+        """Ignores signals from now on. While its loop closes, asyncio would print an error for each signal."""
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().remove_signal_handler(number)
             signal.signal(number, signal.SIG_IGN)

@@ -4,8 +4,9 @@
     if standby.due(signs): monitor.start_standby(settings)        # at every heartbeat
 
 The replacement of a killed worker has to import torch, join the job and receive the state. The import takes seconds and
-does not depend on the job, so a standby process does it in advance. The first one starts after the worker's first step,
-so that it delays no worker's start. The ranks of a machine take turns. After a death its successor starts at once.
+does not depend on the job, so a standby process imports torch in advance. The first standby process starts after the
+worker's first step, so that it delays no worker's start. The ranks of a machine take turns. Later standby processes
+start without waiting for a turn, after the first step of the new worker.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from recycle_pp.wire.launch import Launch
 from recycle_pp.wire.messages.supervisors import Signs
 
 FREE = 400_000_000  # bytes of free memory per worker of this machine that run.standby=auto requires
-BEATS = 4  # heartbeats between two ranks of a machine: importing torch keeps a core busy for two seconds
+BEATS = 4  # heartbeats between the turns of two ranks: importing torch keeps a core busy for two seconds
 
 
 class Standby:
@@ -30,9 +31,9 @@ class Standby:
         self._turn = 1 + BEATS * launch.local_rank  # staggered, as all ranks finish their first step together
 
     def due(self, signs: Signs | None) -> bool:
-        """Whether to start it now. signs: of the worker at this heartbeat."""
+        """Whether to start the standby process now. signs: vital signs of the worker at this heartbeat."""
         if self._wanted == "off" or signs is None or signs.activity.step < 0 or "torch" in sys.modules:
-            return False  # with torch imported here, workers are forked and import nothing
+            return False  # a process that has imported torch forks its workers, which import nothing
         if signs.incarnation != self._incarnation:
             if self._incarnation >= 0:
                 self._turn = 1  # the standby process has become the worker; the next death may follow soon

@@ -8,10 +8,10 @@
 A supervisor never imports torch. It starts in milliseconds, stays small and outlives its worker, so the launcher does
 not notice a worker's death. `wire.messages.supervisors` lists its messages to and from the coordinator.
 
-From its first welcome on it listens for the agreement's connections. If it leads, it also accepts supervisors and
-workers. When the coordinator is lost, the agreement elects the next one; without a majority the supervisor ends its
-worker and itself. The first rank of each node and the leader exit with the job's code, all other ranks with 0, so that
-the launcher reports one failure.
+From its first welcome on, a supervisor listens for the agreement's connections. If it leads, it also accepts
+supervisors and workers. When the coordinator is lost, the agreement elects the next leader; without a majority the
+supervisor ends its worker and itself. The first rank of each node and the leader exit with the job's code, all other
+ranks with 0, so that the launcher reports one failure.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from recycle_pp.config.node_settings import NodeSettings
     from recycle_pp.coordinator.host import Host
 
-PREPARE_SECONDS = 2.0  # until the coordinator's modules are imported, which takes 0.7 s, 3 s on a busy machine
+PREPARE_SECONDS = 2.0  # delay of the import of the coordinator's modules, which takes 0.7 s, or 3 s on a busy machine
 
 
 async def supervise(
@@ -81,12 +81,12 @@ async def supervise(
     node: NodeSettings | None = None,
     joins: bool = False,
 ) -> int:
-    """Runs one rank to the end of the job; the exit code of its process.
+    """Runs one rank to the end of the job. Returns the exit code of its process.
 
-    address        of the coordinator; None: it is in a private file on this node
-    settings, run  in rank 0, the first leader
+    address        address of the coordinator; None: a private file on this node has the address
+    settings, run  only given to rank 0, the first leader
     node           this node's own settings, if the job has several nodes
-    joins          this is a new node of a running job
+    joins          whether this is a new node of a running job
     """
     supervisor = Supervisor(launch, joins=joins, node=node)
     try:
@@ -129,8 +129,8 @@ class Supervisor:
         self._settings: Settings | None = None
         self._peer: Peer | None = None
         self._server: asyncio.Server | None = None
-        self._place = Place("", 0)  # address at which it listens
-        self._sent_address: tuple[str, int] | None = None  # the coordinator's, last sent to the worker
+        self._place = Place("", 0)  # address at which this supervisor listens
+        self._sent_address: tuple[str, int] | None = None  # the coordinator's address that the worker got last
         self._leadership = Leadership(self._start_host, self._disconnect)
         self._heartbeats = Heartbeats(launch, self._monitor)
         self._prober = Prober(self._send, prints=launch.local_rank == 0)
@@ -148,7 +148,7 @@ class Supervisor:
         }
 
     async def start_job(self, address: Address | None, settings: Settings, run: RunFolder) -> Address:
-        """Starts a new job as its first leader and publishes the address. ValueError if this is impossible."""
+        """Starts a new job as its first leader and publishes the address. Raises ValueError if this is impossible."""
         wanted = address or Address("127.0.0.1", 0, new_token())
         startup.update("imports the coordinator")
         try:
@@ -211,7 +211,7 @@ class Supervisor:
     # ------------------------------------------------------------------------------------------- conversation
 
     async def _serve(self, address: Address | None, entered: Entered | None) -> int:
-        """Follows the coordinator's orders until `Finish`; the exit code."""
+        """Follows the orders of one coordinator after another until `Finish`. Returns the exit code."""
         try:
             if entered is None:
                 self._peer, place = await find_coordinator(self._launch, self.hello(), address)
@@ -248,7 +248,7 @@ class Supervisor:
                 return 1
 
     async def _follow_orders(self, peer: Peer) -> int | None:
-        """Follows one coordinator's orders; the job's exit code, or None if the coordinator is lost."""
+        """Follows one coordinator's orders. Returns the job's exit code, or None if the coordinator is lost."""
         beats = asyncio.create_task(self._heartbeats.send(peer))
         try:
             async for message in peer.listen(TO_SUPERVISOR):
@@ -273,7 +273,7 @@ class Supervisor:
             beats.cancel()
 
     def _report_failure(self, reason: str) -> None:
-        """Prints or records why the job failed. The coordinator has printed it on its own node."""
+        """Prints or records why the job failed. The coordinator has already printed the reason on its own node."""
         if self._launch.local_rank == 0 and self._leadership.host is None:
             fail(f"the job has stopped: {reason}")
         elif self._leadership.host is not None:
@@ -296,7 +296,7 @@ class Supervisor:
         self._shutdown.repeat_report()
 
     async def _connect(self, leader: Leader, seconds: float) -> Peer:
-        """Connects to the leader and sends the worker its address if that is new."""
+        """Connects to the leader. If the leader's address is new, sends this address to the worker."""
         peer = await connect(leader.host, leader.port, self._token, self.hello(), seconds)
         if (leader.host, leader.port) != self._sent_address:
             self._sent_address = leader.host, leader.port
@@ -308,13 +308,15 @@ class Supervisor:
         return SupervisorHello(self._launch.rank, socket.gethostname(), os.getpid(), agent, self._launch.local_world)
 
     def _redirected(self, message: Redirect) -> None:
-        """The leader closes the connection; `follow` finds the next one."""
+        """The sender closes the connection next, and `follow` then finds the leader."""
         self._leadership.redirected = True
 
     def _spawn(self, message: Spawn) -> None:
         if self._monitor.order is None:  # only at the start: later the file's disk may not answer
             withdraw(self._launch)
-        if not self._launch.one_node and self._launch.local_rank == 0:  # the first rank of a node is its candidate
+        if (
+            not self._launch.one_node and self._launch.local_rank == 0
+        ):  # probably the next leader is the first rank of a node
             loop = asyncio.get_running_loop()
             loop.call_later(PREPARE_SECONDS, loop.run_in_executor, None, _import_coordinator)
         self._monitor.spawn(message, self._spec, self._run.log("{}.{}".format(*message.worker)))
@@ -333,7 +335,7 @@ class Supervisor:
 
     @property
     def _own_settings(self) -> Settings:
-        """The job's settings, with this node's control.interface if it has one."""
+        """The job's settings, with this node's own control.interface if the node has one."""
         assert self._settings is not None
         interface = self._node.interface if self._node is not None else None
         return self._settings.with_values({"control.interface": interface}) if interface else self._settings
@@ -374,7 +376,8 @@ class Supervisor:
     # ----------------------------------------------------------------------------------------------------- end
 
     async def _handle_signal(self, serving: asyncio.Task[int]) -> int:
-        """After a signal: waits until the job has saved and ended, or this node has left it; the exit code."""
+        """After a signal, waits until the job has saved and ended, or until this node has left the job. Returns the
+        exit code."""
         shutdown = self._shutdown
         host = self._leadership.host
         number = self._shutdown.signal.result()
@@ -393,7 +396,7 @@ class Supervisor:
             return 0  # otherwise the launcher would end the node's other ranks
         if ends_soon:
             await shutdown.wait_for_save(serving)
-        done = self._finished and serving.done() and serving.result() == 0  # the last step was running
+        done = self._finished and serving.done() and serving.result() == 0  # the signal came in the last step
         return 0 if done else 128 + number
 
 

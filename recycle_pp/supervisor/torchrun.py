@@ -2,8 +2,8 @@
 
     sys.exit(run_torchrun(["--nproc-per-node=4", "-m", "recycle_pp.train", "run.steps=60"]))
 
-If a rank fails, the `torchrun` command prints a traceback of thirty lines after the sentence with the reason. Here that
-sentence is the last line, and the exit code is the rank's.
+If a rank fails, the `torchrun` command prints a traceback of thirty lines after the sentence with the reason. With this
+function the sentence is the last line, and the exit code is that of the rank.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 def run_torchrun(arguments: Sequence[str]) -> int:
     """The exit code of the first rank that failed, or 0. Blocks until all ranks have ended.
 
-    Imports torch, which takes seconds. arguments: of the `torchrun` command.
+    Imports torch, which takes seconds. arguments: the arguments of the `torchrun` command.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -34,7 +34,7 @@ class Board:
         self._memory = memory
 
     def write(self, number: int, activity: Activity) -> None:
-        """number: of the activity, from 1."""
+        """number: serial number of the activity, starting at 1."""
         kind, what, step, microbatch, peer, first = activity
         _ENTRY.pack_into(
             self._memory, _OFFSET, number, time.monotonic(), _KIND[kind], _WHAT[what], first, step,
@@ -42,7 +42,8 @@ class Board:
         )  # fmt: skip
 
     def read(self) -> tuple[int, float, Activity] | None:
-        """(number, time.monotonic() of its start, activity); number 0 before the first. None during a write."""
+        """(serial number of the activity, time.monotonic() of its start, the activity). The number is 0 before the
+        first activity. None during a write."""
         number, since, kind, what, first, step, d, i, pd, ps, again = _ENTRY.unpack_from(self._memory, _OFFSET)
         if number != again:
             return None
