@@ -3,7 +3,7 @@
     doing = Doing(Board(lifeline.memory))
     doing.works(kind, step, (1, 3))                         # the main thread only
     doing.waits("tensor", step, (1, 3), peer, pending.arrived)
-    finish = doing.on_device(finisher(device))              # records the wait for the device
+    doing.on_device("F", step, (1, 3))                      # before a wait for the device to finish this op
     doing.delivered()                # any thread: serial number of the current wait if it could end, else None
 
 Each activity is written to the board before it begins. A write takes 2 us. The first activity is the start of the
@@ -51,12 +51,9 @@ class Doing:
         self._awaited = (self._number + 1, arrived)
         self._set(Activity("waits", what, step, microbatch, peer))
 
-    def on_device(self, finish: Callable[[], None]) -> Callable[[], None]:
-        def wait() -> None:
-            self._set(self._now._replace(kind="device"))
-            finish()
-
-        return wait
+    def on_device(self, what: str, step: int, microbatch: MicroBatch) -> None:
+        self._awaited = None
+        self._set(Activity("device", what, step, microbatch, None, what in COMPILED and what not in self._done))
 
     def delivered(self) -> int | None:
         awaited = self._awaited

@@ -11,12 +11,11 @@ survivor waits.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from recycle_schedules import Action, MicroBatch, OpKind, Worker
+from recycle_schedules import Action, MicroBatch, OpKind, Tensor, Worker
 from recycle_schedules.ops import input_of, output_of
 
 from recycle_pp.comm.waiting import LinkBroken
@@ -35,14 +34,17 @@ from .injection import Injector
 from .link_probes import measure
 from .mailbox import Mailbox
 from .session import Session, Superseded
-from .spans import Spans, named
+from .spans import AHEAD, Spans, named
 from .validation import validate
 
 
 @dataclass
 class Executor:
-    """on_commit(commit, reduced): called when the parameters are in the state after a committed step.
-    on_finish(orders): called in every generation, once no steps are left.
+    """
+    on_commit  called with (commit, reduced) when the parameters are in the state after a committed step
+    on_finish  called with the orders in every generation, once no steps are left
+    in_stream  whether the device itself sends and receives (NCCL). Otherwise messages go through the host, and an op
+               must be done before the host reads its output or writes the input of the next one
     """
 
     session: Session
@@ -55,6 +57,7 @@ class Executor:
     settings: Settings
     on_commit: list[Callable[[Commit, Reduced], None]] = field(default_factory=list)
     on_finish: Callable[[Orders], None] = lambda orders: None
+    in_stream: bool = False
     _counted: tuple[int, float] = (-1, 0.0)  # cached result of `_items`: (step, items per micro-batch)
     _link_times: dict[str, tuple[float, float]] = field(default_factory=dict)  # by host, see `LinksMeasured`
 
@@ -62,6 +65,7 @@ class Executor:
         """Runs until the job ends or this worker leaves. Returns the reason: "done" or "left"."""
         self.session.busy = self.spans.left
         while True:
+            self.spans.observe()
             self._settle()
             orders = self.session.orders()
             if self.session.over is not None:
@@ -74,6 +78,9 @@ class Executor:
                 pass
             except LinkBroken:
                 self.session.broken(orders)
+            except RuntimeError as error:
+                self.spans.locate(error)
+                raise
 
     def _follow(self, orders: Orders) -> None:
         """Runs from the next step to the last one, unless the orders become invalid."""
@@ -121,17 +128,21 @@ class Executor:
                 self._compute(orders, step, action)
             elif action.kind is OpKind.REDUCE:
                 self._await_turn(orders, step)
+                self.spans.observe()
                 self._give_back()
                 self.commits.reduce(orders, step)
             elif action.peer is not None:  # a message; the remaining kind, the optimizer step, runs at the commit
                 if action.kind.makes:
                     self.mailbox.post(step, action.tensor, action.peer)
                 else:
+                    if not self.in_stream:
+                        self.spans.observe()
                     doing.works("send", step, action.microbatch)
                     self.mailbox.ship(step, action.tensor, action.peer)
                     doing.works("turn", step, action.microbatch)
                 self.faults.fire(action.kind, step)
         self._await_turn(orders, step)
+        self.spans.observe()
         self.commits.reduce_tied(orders, step)
         self.commits.vote(orders, step, self.mailbox.log.bytes)
         if orders.stagger and not self._is_barrier(step) and self.commits.speculate(orders, step):
@@ -150,11 +161,7 @@ class Executor:
         makes = output_of(kind, mb, stage, stages)
         source: Sequence[torch.Tensor] = ()
         if takes:
-            if awaited := self.mailbox.awaited(step, takes):
-                giver, pending = awaited
-                self.session.doing.waits("tensor", step, mb, giver, pending.arrived)
-            with named("recycle/wait"):
-                source = self.mailbox.take(step, takes)
+            source = self._take(step, takes, mb)
         with self.session.lock:
             self.session.check(orders)
             record = self.session.participant.record(step)
@@ -162,17 +169,34 @@ class Executor:
         self.session.resumed(orders)
         if news := self.spans.news(step, kind, mb):
             self.session.send(news)
-        with self.spans.span(step, kind, mb), named(f"recycle/{kind}"), _located(kind, step, mb):
+
+        def done() -> None:
+            with self.session.lock:
+                record.finish()
+
+        with self.spans.launch(step, kind, mb, done), named(f"recycle/{kind}"):
             output = self._apply(kind, step, mb, source)
-            self.faults.drag(self.spans.spent())
+            self.faults.drag(self.spans.spent)
             self.faults.fire(kind, step)
         self.session.doing.works("turn", step, mb)
-        with self.session.lock:
-            if makes:
-                self.mailbox.keep(step, makes, output)
-            if takes:
-                self.mailbox.consume(step, takes)
-            record.finish()
+        if makes:
+            self.mailbox.keep(step, makes, output)
+        if takes:
+            self.mailbox.consume(step, takes)
+        self.spans.observe(AHEAD)
+
+    def _take(self, step: int, takes: Tensor, mb: MicroBatch) -> Sequence[torch.Tensor]:
+        """Blocks until the input has arrived. Meanwhile the device finishes the launched ops, and a hang is theirs."""
+        awaited = self.mailbox.awaited(step, takes)
+        if not self.in_stream:
+            self.spans.observe()
+        elif awaited:
+            self.spans.observe(until=awaited[1].arrived)
+        if awaited:
+            giver, pending = awaited
+            self.session.doing.waits("tensor", step, mb, giver, pending.arrived)
+        with named("recycle/wait"):
+            return self.mailbox.take(step, takes)
 
     def _apply(self, kind: OpKind, step: int, mb: MicroBatch, source: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         g, stage = mb[0] * self.settings.parallel.microbatches + mb[1], self.stage
@@ -216,6 +240,7 @@ class Executor:
     def _await_turn(self, orders: Orders, step: int) -> None:
         """Waits for the commit of the previous step: until then the accumulators hold that step's gradients."""
         while step > self.session.participant.committed + 1:
+            self.spans.observe()
             self.session.wait_commit(orders)
             self._settle(orders)
         self._settle(orders)
@@ -225,6 +250,8 @@ class Executor:
         applied, validations = self._apply_commits() if self.session.pending() else (False, [])
         if orders is not None:
             self.session.check(orders)
+            if applied or validations:
+                self.spans.observe()
             if applied:
                 self.commits.send_weights(orders, self.session.participant.applied)
             for step in validations:
@@ -236,6 +263,7 @@ class Executor:
         committed: list[int] = []
 
         def undone(step: int) -> None:
+            self.spans.observe()
             self.stage.drop_flights()
             self.mailbox.forget_after(step)
             self.spans.forget_after(step)
@@ -263,13 +291,3 @@ class Executor:
         s = self.settings
         every = [n for n in (s.run.validate_every, s.checkpoint.every) if n]
         return step == s.run.steps - 1 or any((step + 1) % n == 0 for n in every)
-
-
-@contextmanager
-def _located(kind: str, step: int, mb: MicroBatch) -> Iterator[None]:
-    """Adds the op to an exception. If the same op fails on two workers, the workers are not at fault."""
-    try:
-        yield
-    except Exception as error:
-        error.recycle_where = f"{kind} of micro-batch {mb[0]}.{mb[1]} in step {step}"  # type: ignore[attr-defined]
-        raise

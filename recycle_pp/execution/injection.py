@@ -4,7 +4,7 @@
     injector.arm(step, actions)                  # at the start of a step: selects the op
     injector.fire(action.kind, step)             # wherever a fault of the step may fire; a kill does not return
     injector.inject("regroup", step)             # at moments outside of a step's ops
-    injector.drag(seconds)                       # after an op: slows the worker down
+    injector.drag(spans.spent)                   # after an op: slows the worker down
 
 A fault fires in the middle of its step. With a moment such as `forward` or `send`, it fires at number n // 2 of the
 step's n ops or messages of this sort. If n is 0, it fires at the vote. This can happen at an end of the pipeline, or in
@@ -67,11 +67,12 @@ class Injector:
         for fault in [f for f in self._faults if f.moment == moment and f.step <= step]:
             self._send_signal(fault)
 
-    def drag(self, seconds: float) -> None:
-        """Sleeps, to emulate a slow worker. seconds: own time of the op (see `spans`). The sleep counts as own time."""
+    def drag(self, spent: Callable[[], float]) -> None:
+        """Sleeps, to emulate a slow worker. spent: returns the own time of the op (see `spans`), and is called only if
+        the worker is to be slow. The sleep counts as own time."""
         factor = max((f.factor for f in self._slow if f.step <= self._step), default=1.0)
         if factor > 1:
-            time.sleep(seconds * (factor - 1))
+            time.sleep(spent() * (factor - 1))
 
     def _send_signal(self, fault: Fault) -> None:
         self._armed = None

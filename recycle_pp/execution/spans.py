@@ -1,14 +1,23 @@
-"""Measures the ops of a worker, for traces and for the planner's profile.
+"""Measures the ops of a worker, for traces and for the planner's profile, and observes when the device has done them.
 
-with spans.span(step, kind, (1, 0)), named(f"recycle/{kind}"): ...
+with spans.launch(step, kind, (1, 0), done), named(f"recycle/{kind}"): ...   # launches an op
+spans.observe(AHEAD)                  # calls `done` of finished ops; blocks until at most AHEAD are unfinished
+spans.observe()                       # blocks until the device has finished all launched ops
+with spans.span(step, kind): ...      # launches an op and observes it
 spans.take(step)                      # (kind, pipeline, index, start, end, own); times in seconds, monotonic clock
 
-A span ends when the device has finished the work, not when the host has launched the work. Plans use the durations, and
-an op that is reported as done must be done. On a GPU every op therefore costs one gap between launches.
+A span starts and ends when the device starts and ends the work, not when the host launches it. On a GPU the host
+launches up to AHEAD ops before the device has finished the current one, so no op waits for the launch of its kernels.
+An op counts as done, and has a span, when the host has observed its end. Ops end in the order in which they were
+launched. On a CPU an op ends before the host can launch the next one.
 
-`own` is the length of a span minus the run delay. The run delay is the time in which the thread was ready to run but
-had no core (from /proc/thread-self/schedstat). A busy machine lengthens only the span. A slow core, a slow GPU, a sleep
-or a SIGSTOP lengthens the span and `own`. On a system that does not report run delays, `own` is the length of the span.
+A GPU reports the failure of an op late, with any later call. Then the exception names the oldest unfinished op. It is
+the failed op, unless that is one of the AHEAD ops after it.
+
+On a CPU, `own` is the length of a span minus the run delay. The run delay is the time in which the thread was ready to
+run but had no core (from /proc/thread-self/schedstat). A busy machine lengthens only the span. A slow core, a sleep or
+a SIGSTOP lengthens the span and `own`. On a GPU, and on a system that does not report run delays, `own` is the length
+of the span.
 """
 
 from __future__ import annotations
@@ -17,48 +26,142 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from recycle_schedules import MicroBatch
 from torch._C._profiler import _RecordFunctionFast
 
+from recycle_pp.comm.device_errors import is_gpu_failure
 from recycle_pp.timing.packing import Span
 from recycle_pp.wire.messages.steps import OpProgress
 
+from .marks import HostMarks, Mark, Marks
+
 named = _RecordFunctionFast  # takes 0.4 us without a profiler, torch.profiler.record_function 10 us
+
+
+AHEAD = 2  # ops that are launched before the device has finished the current one
+POLL_SECONDS = 1e-4
+
+
+class Launched(NamedTuple):
+    """An op that the host has not observed to be done.
+
+    at     time of the launch
+    delay  run delay during the launch, in seconds
+    done   called when the op is done
+    where  the op in words, for exceptions; "" if not an op of the plan
+    """
+
+    step: int
+    kind: str
+    microbatch: MicroBatch
+    begin: Mark
+    end: Mark
+    at: float
+    delay: float
+    done: Callable[[], None]
+    where: str
 
 
 class Spans:
     """
     interval  shortest time in seconds between two results of `news` other than None
-    finish    function that waits until the device has finished the launched work
+    marks     places marks in the work of the device
+    on_wait   called with (kind, step, micro-batch) of the op for which `observe` will block
     """
 
-    def __init__(self, interval: float = 0.05, finish: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        interval: float = 0.05,
+        marks: Marks | None = None,
+        on_wait: Callable[[str, int, MicroBatch], None] = lambda kind, step, microbatch: None,
+    ) -> None:
         self._interval = interval
-        self._finish = finish
+        self._marks = marks or HostMarks()
+        self._on_wait = on_wait
         self._reported_at = 0.0
         self._reported = 0  # number of spans of step `_step` that `news` has reported
         self._step = -1
         self._spans: dict[int, list[Span]] = {}
-        self._running: tuple[str, float] | None = None
-        self._waited = 0.0  # run delay at the start of the running span
+        self._running: tuple[str, float, Mark] | None = None  # kind, time and mark of the start of the running launch
+        self._launched: list[Launched] = []  # oldest first; replaced as a whole, because `left` reads it
+        self._free = 0.0  # when the device finished the last observed op
+        self._waited = 0.0  # run delay at the start of the running launch
         self._delays: BinaryIO | None = None
         self._opened = False
         self._last: dict[str, float] = {}  # kind -> length of the last span of this kind, in seconds
 
     @contextmanager
+    def launch(self, step: int, kind: str, microbatch: MicroBatch, done: Callable[[], None]) -> Iterator[None]:
+        """Measures the work that the body launches. Adds the op to exceptions: if the same op fails on two workers, the
+        workers are not at fault. done: called by `observe` when the device has finished the op."""
+        where = f"{kind} of micro-batch {microbatch[0]}.{microbatch[1]} in step {step}"
+        try:
+            with self._measured(step, kind, microbatch, done, where):
+                yield
+        except Exception as error:
+            self.locate(error, where)
+            raise
+
+    def locate(self, error: Exception, where: str = "") -> None:
+        """Adds an op to an exception: the oldest unfinished op if a GPU has failed, else `where`."""
+        if self._launched and is_gpu_failure(error):
+            where = self._launched[0].where
+        if where:
+            error.recycle_where = where  # type: ignore[attr-defined]
+
+    @contextmanager
     def span(self, step: int, kind: str, microbatch: MicroBatch = (0, 0)) -> Iterator[None]:
+        """Measures the body. Blocks until the device has finished it."""
+        with self._measured(step, kind, microbatch, lambda: None, ""):
+            yield
+        self.observe()
+
+    @contextmanager
+    def _measured(
+        self, step: int, kind: str, microbatch: MicroBatch, done: Callable[[], None], where: str
+    ) -> Iterator[None]:
         self._waited = self._run_delay()
-        start = time.monotonic()
-        self._running = (kind, start)
+        begin, at = self._marks.place(), time.monotonic()
+        self._running = kind, at, begin
         yield
-        self._finish()
-        end = time.monotonic()
-        own = self._own(start, end)
+        end = self._marks.place()
+        op = Launched(step, kind, microbatch, begin, end, at, self._run_delay() - self._waited, done, where)
+        self._launched = [*self._launched, op]
         self._running = None
-        self._last[kind] = end - start
-        self._spans.setdefault(step, []).append((kind, *microbatch, start, end, own))
+
+    def observe(self, ahead: int = 0, until: Callable[[], bool] | None = None) -> None:
+        """Observes finished ops. Blocks until at most `ahead` ops are unfinished, or until `until` returns True."""
+        while self._launched:
+            op = self._launched[0]
+            try:
+                if not op.end.reached() and (len(self._launched) <= ahead or not self._wait(op, until)):
+                    return
+            except RuntimeError as error:
+                error.recycle_where = op.where  # type: ignore[attr-defined]
+                raise
+            self._finish(op)
+
+    def _wait(self, op: Launched, until: Callable[[], bool] | None) -> bool:
+        """Whether the op is done. False: `until` returned True before."""
+        self._on_wait(op.kind, op.step, op.microbatch)
+        if until is None:
+            op.end.wait()
+        else:
+            while not op.end.reached():
+                if until():
+                    return False
+                time.sleep(POLL_SECONDS)
+        return True
+
+    def _finish(self, op: Launched) -> None:
+        start, end = op.begin.time(), op.end.time()
+        own = self._own(start, end, op.delay)
+        self._last[op.kind], self._free = end - start, end
+        self._spans.setdefault(op.step, []).append((op.kind, *op.microbatch, start, end, own))
+        self._launched = self._launched[1:]
+        op.done()
 
     def take(self, step: int) -> list[Span]:
         """The spans of a step. They are kept until `take` is called for a later step, because a vote may be
@@ -84,26 +187,28 @@ class Spans:
         return OpProgress(step, spans, (kind, *microbatch, now))
 
     def spent(self) -> float:
-        """Own seconds of the running span so far."""
+        """Own seconds of the running op so far. Blocks until the device has finished what is launched."""
         assert self._running is not None
-        self._finish()
-        return self._own(self._running[1], time.monotonic())
+        now = self._marks.place()
+        now.wait()
+        return self._own(self._running[2].time(), now.time(), self._run_delay() - self._waited)
 
     def forget_after(self, step: int) -> None:
         """Drops the spans of steps after `step`, because the work on these steps was discarded."""
         self._spans = {k: v for k, v in self._spans.items() if k <= step}
 
     def left(self) -> float:
-        """Seconds until the expected end of the running op, estimated from the last op of the same kind. 0 if no op
-        runs."""
+        """Seconds until the expected end of the running op and of all launched ops, estimated from the last op of the
+        same kind. 0 if no op runs. May be called from any thread."""
         running = self._running
-        if running is None:
-            return 0.0
-        kind, start = running
-        return max(0.0, start + self._last.get(kind, 0.0) - time.monotonic())
+        ops = [(op.kind, op.at) for op in self._launched] + ([running[:2]] if running else [])
+        end = self._free
+        for kind, at in ops:
+            end = max(end, at) + self._last.get(kind, 0.0)
+        return max(0.0, end - time.monotonic()) if ops else 0.0
 
-    def _own(self, start: float, end: float) -> float:
-        return max(0.0, end - start - (self._run_delay() - self._waited))
+    def _own(self, start: float, end: float, delay: float) -> float:
+        return max(0.0, end - start - (delay if self._marks.on_host else 0.0))
 
     def _run_delay(self) -> float:
         """Total seconds in which the calling thread was ready to run but had no core. To be called by one thread

@@ -19,7 +19,6 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -68,12 +67,13 @@ from recycle_pp.wire.worker_spec import Ahead, WorkerSpec, last_words
 from .activity import Doing
 from .commits import Commits
 from .coordinator_client import CoordinatorClient
-from .device import backend_for, choose, finisher, is_unfit, large_blocks_apart, notes, platform, settle_memory
+from .device import backend_for, choose, is_unfit, large_blocks_apart, notes, platform, settle_memory
 from .disk_probe import probe_disks
 from .emulate import EmulatedOptimizer, EmulatedStage
 from .executor import Executor
 from .injection import Injector
 from .mailbox import Mailbox
+from .marks import marks_of
 from .session import Session
 from .spans import Spans
 from .transports import transport_for
@@ -195,7 +195,7 @@ class Process:
                 error.recycle_where = f"the start of stage {worker.stage}"  # type: ignore[attr-defined]
             raise
 
-        spans = Spans(NEWS_SECONDS * pipelines * stages, self._finisher(device))
+        spans = Spans(NEWS_SECONDS * pipelines * stages, marks_of(device), self._doing.on_device)
         faults = Injector(welcome.faults, lambda **words: last_words(self._spec, **words))
         shape = (pipelines, stages, settings.parallel.microbatches)
         gradients = [tensor for tensor in stage.module.gives if tensor.differentiable]
@@ -204,6 +204,7 @@ class Process:
         mailbox = Mailbox(links, comes, device, shape, on_host, held_out(settings, batches))
         commits = Commits(session, stage, optimizer, faults, spans, batches if settings.run.sample_log else None)
         executor = Executor(session, stage, commits, mailbox, batches, faults, spans, settings)
+        executor.in_stream = backend == "nccl"
 
         to, inject = session.send, faults.inject
         saving = StageSaving(settings, welcome.run_dir, stage, optimizer, batches, participant, to, inject)
@@ -266,10 +267,6 @@ class Process:
             session.send(Leaving())
 
         threading.Thread(target=watch, name="eviction", daemon=True).start()
-
-    def _finisher(self, device: torch.device) -> Callable[[], None]:
-        finish = finisher(device)
-        return finish if device.type == "cpu" else self._doing.on_device(finish)
 
     def _publish(self, key: str, value: bytes) -> None:
         self._client.send(StoreValue(key, value))

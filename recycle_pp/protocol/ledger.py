@@ -3,7 +3,7 @@
 A worker keeps one `Record` for each uncommitted step:
 
     record = Record(step=7)
-    record.begin(OpKind.FORWARD, (1, 0)); record.finish()      # around every op
+    record.begin(OpKind.FORWARD, (1, 0)); record.finish()      # before the launch of every op; when it is done
     record.reported()                               # this record, as a part of the worker's report
 
 The coordinator computes the remaining work from the reports of the live workers:
@@ -32,29 +32,31 @@ from recycle_pp.wire.messages.generations import StepRecord
 
 @dataclass
 class Record:
-    """One worker's part of one step. done: kind of op -> micro-batches in order of completion, as a flat list of
-    pairs (pipeline, index)."""
+    """One worker's part of one step.
+
+    done     kind of op -> micro-batches in order of completion, as a flat list of pairs (pipeline, index)
+    running  ops that this worker has begun and not yet observed to be done, oldest first; a GPU runs several
+    """
 
     step: int
     done: dict[str, list[int]] = field(default_factory=dict)
-    running: tuple[str, MicroBatch] | None = None
+    running: list[tuple[str, MicroBatch]] = field(default_factory=list)
     reduced: bool = False  # this worker holds the stage's reduced gradients
 
     def begin(self, kind: str, microbatch: MicroBatch) -> None:
-        self.running = (kind, microbatch)
+        self.running.append((kind, microbatch))
 
     def finish(self) -> None:
-        """Marks the running op as done."""
-        assert self.running is not None
-        kind, microbatch = self.running
+        """Marks the oldest running op as done."""
+        kind, microbatch = self.running.pop(0)
         self.done.setdefault(kind, []).extend(microbatch)
-        self.running = None
 
     def reported(self) -> StepRecord:
-        """This record as a message. A running op counts as done, because a live worker always completes it."""
+        """This record as a message. Running ops count as done: they cannot be stopped, and a second run by a peer would
+        add their gradient twice. If a worker cannot complete them, it dies, and its reports do not count any more."""
         done = {kind: [*microbatches] for kind, microbatches in self.done.items()}
-        if self.running:
-            done.setdefault(self.running[0], []).extend(self.running[1])
+        for kind, microbatch in self.running:
+            done.setdefault(kind, []).extend(microbatch)
         return StepRecord(self.step, done, self.reduced)
 
     @classmethod

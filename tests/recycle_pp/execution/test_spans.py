@@ -9,15 +9,28 @@ import pytest
 import torch
 
 from recycle_pp.execution.device import finisher
-from recycle_pp.execution.spans import Spans
+from recycle_pp.execution.marks import marks_of
+from recycle_pp.execution.spans import AHEAD, Spans
+
+from .fake_device import FakeDevice
 
 
 def test_a_span_lasts_until_the_device_has_finished():
-    spans = Spans(finish=lambda: time.sleep(0.02))
+    device = FakeDevice()
+    spans = Spans(marks=device, on_wait=device.waited)
     with spans.span(3, "F", (1, 0)):
-        pass
-    ((kind, pipeline, index, start, end, own),) = spans.take(3)
-    assert (kind, pipeline, index) == ("F", 1, 0) and end - start >= own >= 0.02
+        device.launch(lambda: None)
+    assert spans.take(3) == [("F", 1, 0, 0.0, 1.0, 1.0)] and device.waits == ["F0"]
+
+
+def test_on_a_cpu_an_op_is_done_at_once_and_no_wait_is_recorded():
+    waits, done = [], []
+    spans = Spans(on_wait=lambda *op: waits.append(op))
+    for number in range(2):
+        with spans.launch(0, "F", (0, number), lambda number=number: done.append(number)):
+            pass
+        spans.observe(AHEAD)
+    assert done == [0, 1] and waits == [] and len(spans.take(0)) == 2 and spans.left() == 0
 
 
 def test_a_busy_core_lengthens_a_span_but_not_its_own_time():
@@ -50,9 +63,11 @@ def test_a_sleep_is_own_time():
 
 
 def test_a_slow_worker_stretches_the_work_of_the_device():
-    spans = Spans(finish=lambda: time.sleep(0.02))
+    device = FakeDevice()
+    spans = Spans(marks=device)
     with spans.span(0, "F"):
-        assert spans.spent() >= 0.02
+        device.launch(lambda: None)
+        assert spans.spent() == 1
 
 
 def test_a_gpu_has_finished_when_this_threads_stream_has(monkeypatch):
@@ -69,3 +84,32 @@ def test_a_gpu_has_finished_when_this_threads_stream_has(monkeypatch):
     finisher(torch.device("cuda", 1))()
     finisher(torch.device("cpu"))()
     assert asked == [torch.device("cuda", 1)]
+
+
+def test_the_marks_of_a_gpu_are_events_of_this_threads_stream_in_seconds_of_the_host(monkeypatch):
+    clock = iter([0.0, 4500.0, 4502.5])  # milliseconds of the GPU: the anchor and two marks
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self, stream):
+            assert stream == "stream of cuda:1"
+            self.at = next(clock)
+
+        def query(self):
+            return False
+
+        def synchronize(self):
+            pass
+
+        def elapsed_time(self, end):
+            return end.at - self.at
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: f"stream of {device}")
+    before = time.monotonic()
+    marks = marks_of(torch.device("cuda", 1))
+    begin, end = marks.place(), marks.place()
+    assert not end.reached() and end.time() - begin.time() == pytest.approx(0.0025)
+    assert begin.time() == pytest.approx(before + 4.5, abs=1) and not marks.on_host

@@ -1,0 +1,40 @@
+"""Gives the workers of a zygote (see Zygote.preload) a device that is late, as a GPU whose host launches ahead.
+
+Results are there at once, but the host learns LATE seconds later that an op is done.
+"""
+
+import time
+
+from recycle_pp.execution import worker
+from recycle_pp.execution.executor import Executor
+
+LATE = 0.01
+
+
+class Mark:
+    def __init__(self):
+        self._time = time.monotonic() + LATE
+
+    def reached(self):
+        return time.monotonic() >= self._time
+
+    def wait(self):
+        time.sleep(max(0.0, self._time - time.monotonic()))
+
+    def time(self):
+        return self._time
+
+
+class Late:
+    on_host = False
+
+    def place(self):
+        return Mark()
+
+
+class InStream(Executor):
+    in_stream = property(lambda self: True, lambda self, value: None)
+
+
+worker.marks_of = lambda device: Late()
+worker.Executor = InStream
