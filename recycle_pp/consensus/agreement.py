@@ -64,7 +64,8 @@ class Agreement(Protocol):
         ...
 
     async def generation(self) -> int:
-        """The generation of that membership; -1 if none was agreed, so no worker has begun a step."""
+        """The generation of the newest membership that this supervisor knows; -1 if no generation was agreed, so no
+        worker has begun a step."""
         ...
 
     async def successor(self, leader: Leader) -> Leader:

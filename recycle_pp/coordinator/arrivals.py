@@ -1,7 +1,7 @@
 """Reports every few seconds what the start of a job waits for, until its first step is committed.
 
-    await until_all_have_come(roster, world=12, say=recorder.say, stop=lifecycle.stop)      # the supervisors
-    await until_first_step(starting, say=recorder.say)                                      # their workers
+    await until_all_have_come(roster, world=12, say=recorder.say, stop=lifecycle.stop)      # supervisors
+    await until_first_step(starting, say=recorder.say)                                      # workers
 
 If supervisors are missing after `LIMIT` seconds, the job ends. `hang_detector.py` has the time limits of workers.
 """
@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol
 
 SECONDS = 4.0  # between two lines
 LOOK_SECONDS = 0.05
-LIMIT = 600.0  # seconds: nodes of a cluster do not start together
-GROUPS = 4  # groups of workers with the same activity in one line
+LIMIT = 600.0  # seconds to wait for supervisors; nodes of a cluster do not start together
+GROUPS = 4  # a line shows at most this many groups of workers with the same activity
 
 
 class Ranks(Protocol):
@@ -29,7 +29,7 @@ class Ranks(Protocol):
 
 
 class Starting(NamedTuple):
-    """A worker before the first commit: "1.2", its rank, its host, its activity in words."""
+    """A worker before the first commit: its name such as "1.2", its rank, its host, and its activity in words."""
 
     worker: str
     rank: int
@@ -58,7 +58,8 @@ async def until_all_have_come(
 
 
 async def until_first_step(starting: Callable[[], list[Starting] | None], say: Callable[[str], None]) -> None:
-    """Returns when starting() is None: the first step is committed. An empty list: the workers are not known yet."""
+    """Returns when starting() is None, because the first step is committed. starting() returns an empty list while the
+    workers are not known yet."""
     loop = asyncio.get_running_loop()
     begun = loop.time()
     while True:

@@ -19,8 +19,8 @@ from .driver import Driver
 from .ranks import Rank
 from .returns import Returns
 
-_BROKEN_SECONDS = 0.5  # until links are rebuilt, if no worker has died
-_OTHER_END_SECONDS = 0.3  # from the first report of a cut link to the decision; the other end reports it too
+_BROKEN_SECONDS = 0.5  # delay until links are rebuilt, if no worker has died
+_OTHER_END_SECONDS = 0.3  # from the first report of a cut link to the decision; the link's other end reports too
 
 
 class BrokenLinks:
@@ -32,7 +32,7 @@ class BrokenLinks:
         self._driver = driver
         self._deaths = deaths
         self._returns = returns
-        self._unreachable: dict[Worker, list[Worker]] = {}  # by reporting worker, since the last decision
+        self._unreachable: dict[Worker, list[Worker]] = {}  # reporting worker -> workers that it cannot reach
         self._announced: dict[Worker, list[Worker]] = {}  # the cut links that have been reported to the user
 
     def broken(self, rank: Rank, message: Broken) -> None:
@@ -49,7 +49,8 @@ class BrokenLinks:
             self._driver.drive(LinksBroken())
 
     def _decide(self) -> None:
-        """Removes the fewest workers. If a stage would lose its last one, the job waits for the network."""
+        """Removes the fewest workers that leave no cut link. If a stage would lose its last worker, the job waits for
+        the network instead."""
         live = self._driver.job.live
         cut = {w: [o for o in others if o in live] for w, others in self._unreachable.items() if w in live}
         cut = {worker: others for worker, others in cut.items() if others}

@@ -1,11 +1,11 @@
 """Checkpoints on the coordinator: which workers save, and which one assembles the parts.
 
-    saving.begin(step, savers, final, live)    # with the commit: one live worker a stage writes its part
+    saving.begin(step, savers, final, live) # with the commit: the savers write the parts of their stages
     out = saving.saved(worker, message)     # after the last part, one worker assembles the checkpoint,
     out = saving.compared(worker, message)  # once the digests of all live workers have arrived and agree
-    out = saving.died(worker, live)         # a saver died: at the end of the run a peer replaces it, else abandoned
-    out = saving.only(live)                 # all other awaited workers have died
-    out = saving.returned(worker)           # its connection was reset: requests may be lost
+    out = saving.died(worker, live)         # the run's last checkpoint replaces a dead saver, any other is abandoned
+    out = saving.only(live)                 # all awaited workers that are not in `live` have died
+    out = saving.returned(worker)           # the worker's connection was reset: repeats a request that may be lost
 
 The name of a checkpoint is its number of steps: `step-000020` has the state after steps 0 to 19.
 """
@@ -32,7 +32,8 @@ from .replicas import Replicas
 
 
 class CannotRestore(RuntimeError):
-    """A reason, and the number of steps in the newest intact checkpoint."""
+    """Workers cannot restart from a checkpoint. The message has the reason. step: steps in the newest intact
+    checkpoint."""
 
     def __init__(self, reason: str, step: int) -> None:
         super().__init__(reason)
@@ -41,8 +42,8 @@ class CannotRestore(RuntimeError):
 
 class Whole(NamedTuple):
     """
-    step     steps in the newest intact checkpoint, 0 without one
-    damaged  the damage of newer checkpoints, by their steps
+    step     steps in the newest intact checkpoint; 0 without one
+    damaged  steps in a newer checkpoint -> its damage
     """
 
     step: int = 0
@@ -53,7 +54,7 @@ NOTHING = Whole()
 
 
 def newest_whole(folder: Path) -> Whole:
-    """The newest intact checkpoint. Reads every byte of it and of damaged newer ones, so it may block for minutes."""
+    """The newest intact checkpoint. Reads every byte of it and of newer, damaged checkpoints. May block for minutes."""
     damaged: dict[int, str] = {}
     for step, path in reversed(finished(folder).items()):
         wrong = damage(path, step)
@@ -66,7 +67,7 @@ def newest_whole(folder: Path) -> Whole:
 class Saving:
     """
     step   steps in the checkpoint that is being saved, or was saved last
-    final  whether it is the last one of the run
+    final  whether this is the last checkpoint of the run
     """
 
     def __init__(self, folder: Path, newest: int = 0) -> None:
@@ -75,7 +76,7 @@ class Saving:
         self._newest = newest
         self._newest_since = time.monotonic()
         self.step = -1
-        self._missing: dict[object, Worker] = {}  # stage, or worker if all of a stage save -> writer
+        self._missing: dict[object, Worker] = {}  # stage (if sharded: worker) -> writer of a part
         self._parts: dict[Worker, str] = {}  # finished parts, by writer
         self._writing: set[Worker] = set()  # workers whose part of any checkpoint is not finished
         self._whole: set[Worker] = set()  # workers asked to save every unit they hold, because a peer died
@@ -93,7 +94,8 @@ class Saving:
 
     @property
     def occupied(self) -> bool:
-        """Whether workers still write parts, also of an abandoned checkpoint. Their next parts would be late, too."""
+        """Whether workers still write parts, also of an abandoned checkpoint. Such workers would be late with the parts
+        of a new checkpoint."""
         return self.busy or bool(self._writing)
 
     def slow(self) -> str:
@@ -107,8 +109,8 @@ class Saving:
         return self.path(self._newest) if self._newest else None
 
     def unsaved(self) -> tuple[int, float]:
-        """What the job would lose now: (steps in the newest checkpoint, 0 without one; seconds since it was saved, or
-        since the job or this coordinator started)."""
+        """What the job would lose now: (steps in the newest checkpoint, 0 without one; seconds since this checkpoint
+        was saved, or since the job or this coordinator started)."""
         return self._newest, round(time.monotonic() - self._newest_since, 1)
 
     async def look(self) -> None:
@@ -131,9 +133,9 @@ class Saving:
     def restore_point(self, step: int, started: bool, present: int, stages: int) -> int:
         """The number of steps from which all workers restart.
 
-        step: in the newest intact checkpoint; 0 without one, which is enough for a job that has not `started`.
-        Raises CannotRestore without a checkpoint to restart from, if the same one was restored last, or if there are
-        fewer workers than stages.
+        step: steps in the newest intact checkpoint; 0 without one. A job that has not `started` needs no checkpoint.
+        Raises CannotRestore if there is no checkpoint to restart from, if the same checkpoint was restored last, or if
+        there are fewer workers than stages.
         """
         if started and not step:
             reason = "and there is no checkpoint to restore it from; set checkpoint.every to lose less"
@@ -164,7 +166,8 @@ class Saving:
         self._writing |= set(savers)
 
     def save_failed(self, message: SaveFailed, worker: Worker | None = None) -> bool:
-        """Abandons the checkpoint. False if that has happened before. worker: the sender; None: this coordinator."""
+        """Abandons the checkpoint. Returns False if the checkpoint is not being saved any more. worker: the sender of
+        the message; None: this coordinator."""
         self._writing.discard(worker)  # type: ignore[arg-type]
         if message.step != self.step or not self.busy:
             return False
@@ -178,7 +181,8 @@ class Saving:
         self._last = None
 
     def saved(self, worker: Worker, message: Saved) -> list[Send]:
-        """Records a finished part. Any worker of the stage may have written it: all hold the same state."""
+        """Records a finished part. If state is not sharded, any worker of the stage may have written the part, because
+        all of them hold the same state."""
         self._writing.discard(worker)
         key = self._key(worker)
         if message.step != self.step or key not in self._missing or message.whole < (worker in self._whole):
@@ -194,7 +198,7 @@ class Saving:
         return self._assemble_if_complete()
 
     def assembling(self, worker: Worker, message: Assembling) -> None:
-        """This coordinator or an earlier one has ordered this worker to assemble the checkpoint."""
+        """Records that this coordinator or an earlier one has ordered this worker to assemble the checkpoint."""
         if message.step == self.step:
             self._missing = {}
             self._assembler = worker
@@ -236,7 +240,7 @@ class Saving:
         return [send for worker in sorted(awaited - set(live)) for send in self.died(worker, live)]
 
     def returned(self, worker: Worker) -> list[Send]:
-        """Repeats the request to a worker that this save waits for. Its own messages have been repeated before."""
+        """Repeats the request to a worker that this save waits for. The worker has already repeated its messages."""
         if worker == self._assembler and not self._assembles:
             return self._assemble(worker)
         asked = worker in self._whole and worker in self._missing.values()

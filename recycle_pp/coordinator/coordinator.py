@@ -6,10 +6,11 @@
 
 It has two kinds of clients: the supervisor of each rank, which starts and watches a worker and decides nothing
 (`supervisors.py`), and the worker (`workers.py`). Their messages become events of the job (`driver.py`) or deaths
-(`deaths.py`). `hang_detector.py` finds stuck workers. This file connects these parts and has the job's start and end.
+(`deaths.py`). `hang_detector.py` finds stuck workers. `coordinator.py` connects these parts, and starts and ends the
+job.
 
-The coordinator has no state that its clients could not report again, and may run on any node: `successor.py`
-replaces it.
+The coordinator has no state that its clients could not report again, so it may run on any node. `successor.py`
+replaces a lost coordinator.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ from .supervisors import Supervisors
 from .timers import Timers
 from .workers import Workers
 
-LATE_SECONDS = 20.0  # until ranks of a refused start have connected
-WRITE_SECONDS = 10.0  # at the end, for unfinished writes to the run folder
+LATE_SECONDS = 20.0  # time for late ranks to connect after a refused start
+WRITE_SECONDS = 10.0  # time for unfinished writes to the run folder at the end
 
 
 class Coordinator:
@@ -173,8 +174,8 @@ class Coordinator:
     # -- connections -------------------------------------------------------------------------------------------
 
     async def handle(self, peer: Peer) -> None:
-        """Serves a connection until it ends. An exception in a handler stops the job with the traceback; otherwise it
-        would look like the death of the client."""
+        """Serves a connection until it ends. An exception in a handler stops the job with the traceback; otherwise the
+        exception would look like the death of the client."""
         peer.set_keepalive(self._settings.control.suspicion)
         try:
             match peer.hello:

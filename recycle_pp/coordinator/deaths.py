@@ -40,8 +40,8 @@ from .context import Context
 from .driver import Driver
 from .ranks import NODE_LOSS, Rank
 
-UNEXPLAINED_SECONDS = 3.0  # limit of the time that later events wait for the cause of a death
-CAUSE_SECONDS = 0.3  # an event waits for the cause from the supervisor, which may come later than a broken connection
+UNEXPLAINED_SECONDS = 3.0  # later events wait at most this long for the cause of a death
+CAUSE_SECONDS = 0.3  # wait for the cause: the supervisor may report it later than the worker's connection breaks
 HUNG_SECONDS = 3.0  # the same if the worker was stuck; its stacks are written before it is killed
 DYING_SECONDS = 60.0  # the same if the process is ending: the kernel or a GPU's driver may take long to clean up
 
@@ -95,7 +95,8 @@ class Deaths:
         self._dead(rank, incarnation)
 
     def node_lost(self, rank: Rank) -> None:
-        """The supervisor's connection ended. Its worker counts as dead: on a lost node, or without a supervisor."""
+        """The supervisor's connection ended. The rank's worker counts as dead: its node is lost, or it has lost its
+        supervisor."""
         rank.causes.setdefault(rank.incarnation, NODE_LOSS)
         self._dead(rank, rank.incarnation)
 
@@ -105,7 +106,7 @@ class Deaths:
         self._dead(rank, rank.incarnation)
 
     def end_stuck(self, rank: Rank, stuck: Stuck) -> None:
-        """Orders the supervisor to report the stacks of the worker and to kill it. Does not wait for that."""
+        """Orders the supervisor to report the stacks of the worker and to kill the worker. Does not wait for either."""
         self._recorder.event(HangSuspected(worker=str(rank.role), where=stuck.where, seconds=stuck.seconds))
         rank.causes[rank.incarnation] = Death("hang", f"{stuck.where}, for {stuck.seconds:.1f} s")
         rank.kill(stacks=True)
@@ -118,7 +119,8 @@ class Deaths:
                 self.end(rank, "mismatch", detail)
 
     def found(self, rank: Rank, begun: bool) -> None:
-        """A successor found the worker dead or unreachable. begun: the membership that was found excludes it."""
+        """Called if a successor has found the worker dead or unreachable. begun: whether the job has a membership,
+        which then excludes the worker."""
         if rank.alive:
             rank.causes.setdefault(rank.incarnation, Death("hang", "it did not reconnect"))
             rank.kill()
@@ -138,7 +140,7 @@ class Deaths:
     ) -> None:
         """
         cause_seconds  time to wait for the cause
-        stuck          seconds without progress, if it was killed for that
+        stuck          seconds without progress, if the worker was killed for that
         """
         if incarnation != rank.incarnation or not rank.alive:
             return
@@ -156,7 +158,8 @@ class Deaths:
         rank.cancel_wait = self._timers.after(cause_seconds, self._explain, rank, incarnation)
 
     def _limit_wait(self, rank: Rank) -> None:
-        """The event of a death waits for the cause, and later events for it: UNEXPLAINED_SECONDS at most."""
+        """Limits two waits to UNEXPLAINED_SECONDS: the event of a death waits for the cause, and later events wait for
+        this event."""
         self._timers.after(UNEXPLAINED_SECONDS, self._write_unexplained, rank, rank.incarnation)
 
     def _write_unexplained(self, rank: Rank, incarnation: int) -> None:
@@ -219,11 +222,11 @@ class Deaths:
     # -- cause and restart -------------------------------------------------------------------------------------
 
     def _explain(self, rank: Rank, incarnation: int) -> None:
-        """Completes the event, and restarts the worker or stops the job. Once a death."""
+        """Completes the event of the death, and restarts the worker or stops the job. Acts only once per death."""
         if incarnation != rank.died or rank.explained >= incarnation or self._lifecycle.over:
             return
         if incarnation not in rank.causes and rank.supervisor is not None and rank.ended < incarnation:
-            # The supervisor did not see it die, so only its connection broke: kill and restart it.
+            # The supervisor did not see the worker die, so only the worker's connection broke: kill and restart it.
             rank.ended = incarnation
             rank.kill()
             rank.cancel_wait = self._timers.after(DYING_SECONDS, self._explain, rank, incarnation)
@@ -268,7 +271,7 @@ class Deaths:
         return in_op and self._driver.job.problem.limit(rank.role) > 1
 
     def respawn_due(self) -> None:
-        """Starts dead workers with a `+rejoin_at`. They take part from its step on."""
+        """Starts dead workers with a `+rejoin_at`. They take part from the step of this fault on."""
         for rank in self._roster:
             if self._restarts.is_due(rank.role) and not rank.alive and rank.incarnation >= 0 and rank.supervisor:
                 rank.spawn()

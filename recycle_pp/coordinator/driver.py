@@ -72,7 +72,7 @@ class Driver:
         self.begin(job)
 
     def begin(self, job: Job) -> None:
-        """Continues with another job: that of a lost coordinator."""
+        """Continues with the job of a lost coordinator."""
         self.job = job
         self._recorder.began(job)
 
@@ -99,9 +99,9 @@ class Driver:
         return outcome
 
     def send(self, out: list[Send]) -> None:
-        if not out:  # after most votes; must not iterate over all workers
+        if not out:  # the usual case, after a vote: must not cost a loop over all workers
             return
-        # Not always the first one: a successor first sends a commit to workers that have missed it.
+        # The announcement is not always the first message: a successor first sends missed commits to workers.
         announced = next((message for _, message in out if isinstance(message, Announce)), None)
         if announced is not None:
             self.agreement_gate.announce(announced.generation, self._roster.places())
@@ -127,7 +127,7 @@ class Driver:
         return Standing(job.committed + 1, job.generation, frozenset(job.live), frozenset(job.unanswered), works)
 
     def message_seconds(self, a: Worker, b: Worker) -> float:
-        """Seconds of a message between workers of neighbouring stages; 0 if no step runs."""
+        """Seconds that a message takes between workers of neighbouring stages; 0 if no step runs."""
         return self.job.graph.between(a, b) if self.job.phase == "running" else 0.0
 
     def finish_if_done(self) -> None:
@@ -162,7 +162,8 @@ class Driver:
             self._lifecycle.stop(self.ending.reason(self.saving.newest()), self.ending.code)
 
     def compare(self, worker: Worker, message: Digests) -> None:
-        """Takes a worker's digests at a checkpoint. It is assembled only if the digests of a stage agree."""
+        """Takes a worker's digests at a checkpoint. The checkpoint is assembled only if the digests of each stage
+        agree."""
         self.send(self.saving.compared(worker, message))
         self._judge_replicas()
 
@@ -195,7 +196,7 @@ class Driver:
         self.finish_if_done()
 
     def report_damage(self, damaged: Mapping[int, str]) -> None:
-        """Records damaged checkpoints. damaged: the damage, by steps."""
+        """Records damaged checkpoints. damaged: steps in a checkpoint -> its damage."""
         for step, damage in damaged.items():
             self._recorder.event(CheckpointDamaged(checkpoint=step, detail=damage))
 
@@ -266,7 +267,7 @@ class Driver:
         self._roster.deliver([self._addressed(send) for send in out])
 
     def _addressed(self, send: Send) -> Send:
-        """Adds the joiner's address to `Donate`, and records the join once in a session."""
+        """Adds the joiner's address to `Donate`. Records the join once per session (attempt of the joiner)."""
         if not isinstance(donation := send.message, Donate):
             return send
         if self._sessions.get(donation.to) != donation.session:

@@ -1,8 +1,8 @@
-"""Time-based checkpoints, and the early end of a job after a signal: the current step, then a checkpoint.
+"""Time-based checkpoints, and the early end of a job, which after a signal finishes its step and saves a checkpoint.
 
     ending = Ending(settings, say)
-    ending.request("SIGTERM", 143)     # ends the job; False if that was requested before
-    ending.save_due                    # checkpoint.minutes are over: the next commit has a checkpoint
+    ending.request("SIGTERM", 143)     # records the signal; False if there was one before
+    ending.save_due                    # whether checkpoint.minutes are over: the next commit then saves a checkpoint
     ending.committed(saves, skipped); ending.saved()      # measure steps and checkpoints
     ending.reason(saved_as)            # the reason of the end, for the user
 
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from recycle_pp.config.settings import Settings
 
-END_SECONDS = 22.0  # for the step and the checkpoint; torchrun kills after 30, and supervisors wait 24
+END_SECONDS = 22.0  # time for the step and the checkpoint; torchrun kills after 30 s, and supervisors wait 24 s
 
 
 class Ending:
@@ -50,8 +50,8 @@ class Ending:
     def committed(self, saves: bool, skipped: bool) -> None:
         """Measures a step. The first two steps of a job are slow and are not used.
 
-        saves    the step has a checkpoint
-        skipped  its checkpoint was skipped because the previous one is unfinished; the timer restarts
+        saves    whether the step has a checkpoint
+        skipped  whether its checkpoint was skipped because the previous one is unfinished; the timer then restarts
         """
         now = time.monotonic()
         before = self._committed
@@ -69,7 +69,7 @@ class Ending:
         self._check()
 
     def reason(self, checkpoint: Path | None) -> str:
-        """The reason of the end, for the user. checkpoint: the newest complete one."""
+        """The reason of the end, for the user. checkpoint: the newest complete checkpoint."""
         if self._emulated:
             return f"{self.signal}"
         where = f"the newest checkpoint is {checkpoint}; run.resume=true continues from it" if checkpoint else (

@@ -1,16 +1,16 @@
 """Finds the processes of a running job for a new coordinator.
 
     discovery = FailoverDiscovery(token)
-    discovery.supervisor(3, message, peer)         # reports of the supervisor of rank 3,
-    discovery.worker(3, incarnation, state, peer)  # and of its worker
-    await discovery.complete(places, patience)     # all reachable processes have reported
+    discovery.supervisor(3, message, peer)         # the report of rank 3's supervisor
+    discovery.worker(3, incarnation, state, peer)  # the report of rank 3's worker
+    await discovery.complete(places, patience)     # waits until all reachable processes have reported
     discovery.states()                             # for `protocol.takeover.find`
     discovery.ranks(pipelines, stages)             # all ranks, also the missing ones
     discovery.repeated()                           # messages that workers repeat
 
 A supervisor whose port refuses connections for some time is dead (`consensus.refusal`). The wait for a supervisor
-without an answer is short: if it lives, it reconnects later. The wait for a supervisor that answers, and for a worker
-that took part, has the limit of silent workers.
+that does not answer is short: if it is alive, it reconnects later. The wait for a supervisor that answers, and for a
+worker that took part, is as long as that for a silent worker.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class FailoverDiscovery:
             probe.cancel()
 
     def states(self) -> dict[Worker, State]:
-        """By worker, the states of processes that their supervisors know as the newest ones."""
+        """worker -> state, of the processes that their supervisors know as the newest ones."""
         roles = self._alive()
         return {roles[number]: self.workers[number].state for number in self._here()}
 
@@ -127,7 +127,7 @@ class FailoverDiscovery:
         return list(found.values())
 
     def _alive(self) -> dict[int, Worker]:
-        """By rank, the workers that are alive according to their supervisors."""
+        """rank -> worker, of the workers that are alive according to their supervisors."""
         reports = {number: supervisor.report for number, supervisor in self.supervisors.items()}
         return {number: Worker(*of.spawn.worker) for number, of in reports.items() if of.alive and of.spawn}
 
@@ -139,7 +139,7 @@ class FailoverDiscovery:
 
     def _awaited(self) -> set[int]:
         """Ranks whose worker took part, is alive according to its supervisor, and has not reported. While only workers
-        that take no part yet have reported, every other one may have taken part."""
+        that take no part yet have reported, every other worker may have taken part."""
         members = find(self.states()).members
         return {n for n, role in self._alive().items() if role in members or not members} - self.workers.keys()
 

@@ -2,16 +2,16 @@
 
 hangs = HangDetector(settings, roster, coordinator, run.hangs)
 hangs.supervisor_beats(rank, message)     # a heartbeat with the vital signs of the worker
-hangs.worker_beats(rank, message)         # a heartbeat with the arrivals that the worker waits for
+hangs.worker_beats(rank, message)         # a heartbeat that shows whether the awaited message has arrived
 hangs.stacks(rank, message)               # the stacks of a stuck worker, before it is killed
 await hangs.run()                         # never returns
 
-The coordinator gets the verdicts. A stuck worker is killed, and is dead from that moment on. If all workers wait and
-none works, all links are rebuilt. The run folder gets the reasons: `hangs/step-000020.json` has the activity of each
-worker and the graph of waits, `hangs/step-000020-1.2.txt` the stacks of all threads of worker 1.2.
+The coordinator gets the verdicts. A stuck worker is killed, and counts as dead from that moment on. If all workers wait
+and none works, all links are rebuilt. The run folder gets the reasons: `hangs/step-000020.json` has the activity of
+each worker and the graph of waits, `hangs/step-000020-1.2.txt` the stacks of all threads of worker 1.2.
 
-While the disks of all readers of training data are silent, no reader is killed. Every DISK_SECONDS the coordinator gets
-the waiting workers, the file and the time.
+While the disks of all readers of training data do not answer, no reader is killed. Every DISK_SECONDS the coordinator
+gets the waiting workers, the file and the seconds that they have waited.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Watched(Protocol):
 
 @dataclass(frozen=True)
 class Standing:
-    """The state of the job. works: workers wait for work of the coordinator itself."""
+    """The state of the job. works: whether the coordinator itself works, so that workers may wait for it."""
 
     step: int
     generation: int
@@ -73,9 +73,9 @@ class _Known:
 
     signs: Signs
     came: float  # arrival of `signs`
-    delivered: tuple[int, float] = (-1, 0.0)  # number of a wait whose data has arrived, and time of that report
-    path: str = ""  # file of training data that it reads; "" if none
-    read_since: float | None = None  # start of its oldest unfinished read
+    delivered: tuple[int, float] = (-1, 0.0)  # serial number of a wait whose data has arrived, and time of that report
+    path: str = ""  # file of training data that the worker reads; "" if none
+    read_since: float | None = None  # start of the worker's oldest unfinished read
 
 
 class HangDetector:
@@ -90,7 +90,7 @@ class HangDetector:
     ) -> None:
         """
         later  runs functions that write to the folder
-        lease  no worker is judged before the lease has been confirmed by a majority
+        lease  no worker is judged unless a majority has confirmed this lease recently
         """
         self._lease = lease
         control = settings.control
@@ -102,11 +102,11 @@ class HangDetector:
         self._later = later
         self._known: dict[int, _Known] = {}
         self._generation = -1  # newest generation
-        self._begun = 0.0  # time when it was first seen
-        self._judged = -math.inf  # time of the last judgement,
-        self._not_before = -math.inf  # and of the last one before the newest generation
-        self._renewed = (-1, 0)  # step, number of renewals in it
-        self._disks_silent = -math.inf  # time when the disks of all readers were last silent
+        self._begun = 0.0  # time when the newest generation was first seen
+        self._judged = -math.inf  # time of the last judgement
+        self._not_before = -math.inf  # time of the last judgement before the newest generation
+        self._renewed = (-1, 0)  # step, number of renewals in this step
+        self._disks_silent = -math.inf  # last time at which none of the readers' disks answered
         self._awaited_data = math.inf  # time of the next report that the job waits for training data
         self._deadlocked: float | None = None  # start of a suspected deadlock
         self._reports: tuple[int, list[Any]] = (-1, [])  # step, reports of that step
@@ -210,8 +210,8 @@ class HangDetector:
         """Whether all workers and supervisors have sent heartbeats since the deadlock was suspected.
 
         Heartbeats of different moments may look like a deadlock: one worker still seems to wait for a vote after the
-        others have continued. The members themselves must have sent one, because the supervisor of a stopped worker can
-        only report that it waits.
+        others have continued. The members themselves must have sent heartbeats, because the supervisor of a stopped
+        worker can only report that the worker waits.
         """
         since = self._deadlocked
         if since is None:
@@ -233,11 +233,11 @@ class HangDetector:
         if activity.kind == "waits" and number == signs.number:
             delivered = now - at
         elif activity.kind == "waits" and activity.what != "orders" and signs.seconds > now - self._not_before:
-            delivered = since  # began in an old generation, whose end should have ended it
+            delivered = since  # the wait began in an old generation and should have ended with it
         seconds = signs.seconds
         if activity.kind == "waits":  # a joiner may have waited long before this generation
             seconds = min(seconds, since)
-        elif activity.what == "data":  # disks that were all silent may recover at different times
+        elif activity.what == "data":  # after an outage of all disks, they may recover at different times
             seconds = min(seconds, now - self._disks_silent)
         return Sign(
             activity,
@@ -252,13 +252,14 @@ class HangDetector:
         )
 
     def _expected(self, worker: Worker, activity: Activity) -> float | None:
-        """Expected seconds of its op, or of a message to it; None if unknown."""
+        """Expected seconds of the worker's op, or of the message that it waits for; None if unknown."""
         if activity.kind == "waits" and activity.peer is not None:
             return self._watched.message_seconds(worker, Worker(*activity.peer))
         return self._watched.profiled(worker, activity.what)
 
     def _report_data(self, signs: dict[Worker, Sign], readers: list[Worker], now: float) -> None:
-        """Reports workers that wait for training data. readers: all readers, if all their disks are silent."""
+        """Reports workers that wait for training data. readers: all readers if none of their disks answers, else
+        none."""
         waiting = [w for w in readers if signs[w].activity.what == "data"]
         if not waiting:
             self._awaited_data = math.inf

@@ -36,7 +36,7 @@ from .successor import Successor
 # Heartbeats at which to call gc.freeze(). A collection of the 200,000 objects of imports and of the planner would block
 # the loop for 50 ms, and none of them is ever freed.
 FREEZES = (0, 10, 60)
-SCREEN_SECONDS = 2.0  # at the end, for the last lines
+SCREEN_SECONDS = 2.0  # time for the last lines at the end
 # Seconds until the planner's thread must release the interpreter's lock. The loop releases it for each message: with
 # Python's default of 5 ms, the announcement of a death to 128 workers took 100 ms (bench/loop.py).
 SWITCH_SECONDS = 0.0001

@@ -35,7 +35,8 @@ class Lifecycle:
         return self._code is not None
 
     def stop(self, reason: str, code: int = 1) -> None:
-        """Ends the job with this reason and exit code. Later calls have no effect: they are consequences."""
+        """Ends the job with this reason and exit code. Later calls have no effect, because they are consequences of the
+        first one."""
         if not self.over:
             self._closing()
             self._recorder.stopped(reason)
@@ -43,7 +44,7 @@ class Lifecycle:
             self.end(code)
 
     def finish(self, digests: Mapping[Worker, Mapping[str, str]], code: int) -> None:
-        """Ends the job after the last step. digests: of each worker's parameters."""
+        """Ends the job after the last step. digests: worker -> digests of its parameters."""
         if not self.over:
             self._closing()
             self._recorder.finished(digests)

@@ -57,7 +57,7 @@ class Planning:
         return self._task is not None
 
     def introduced(self, worker: Worker, message: Ready, problem: Problem) -> Problem:
-        """Returns the problem, with the reports of a worker about its stage and its machine."""
+        """Takes a worker's report about its stage and its machine. Returns the problem with the reported memory."""
         self._profile.describe(worker.stage, message.boundary_bytes, message.deferred_share, message.memory)
         self._profile.place(worker, message.machine, message.cores)
         measured = self._profile.memory
@@ -66,7 +66,7 @@ class Planning:
         return problem.replace(memory=memory_of(self._settings, measured))
 
     def links_measured(self, message: LinksMeasured) -> None:
-        """Takes latencies and bandwidths that a worker has measured, for the next plans."""
+        """Takes latencies and bandwidths that a worker has measured. The next plans use them."""
         self._profile.links.measured(message.machine, message.found)
 
     def probes(self, live: Collection[Worker]) -> Mapping[Worker, dict[str, Worker]]:

@@ -32,7 +32,7 @@ class Rank:
     incarnation: int = -1
     died: int = -1  # newest incarnation that died; replaced ones do not count
     ended: int = -1  # newest incarnation that was killed because its connection broke
-    explained: int = -1  # newest incarnation whose death has its event
+    explained: int = -1  # newest incarnation whose death has a complete event
     alive: bool = False  # spawned and not dead
     stopping: bool = False  # its supervisor got a signal to end
     respawns: int = 0
@@ -42,7 +42,7 @@ class Rank:
 
     @property
     def hello(self) -> SupervisorHello | None:
-        """The hello of its supervisor; None if that is not connected."""
+        """The hello of the rank's supervisor; None if the supervisor is not connected."""
         hello = self.supervisor and self.supervisor.hello
         return hello if isinstance(hello, SupervisorHello) else None
 

@@ -2,7 +2,7 @@
 
     replicas = Replicas(step, live)        # at a checkpoint all live workers send digests
     replicas.add(worker, message); replicas.died(worker)
-    replicas.verdict()                     # a sentence, if all workers of a stage have sent digests that differ
+    replicas.verdict()                     # a sentence, if a stage's digests are complete and differ
     difference({worker: {name: digest}})   # the same for the digests at the end
 
 The votes do not detect a flipped bit in one worker's memory, because all peers use the same sums of gradients.
@@ -23,17 +23,17 @@ class Replicas:
 
     def __init__(self, step: int = 0, live: Collection[Worker] = ()) -> None:
         self.silent = set(live)
-        self._step = step  # completed steps
+        self._step = step  # number of completed steps
         self._digests: dict[Worker, Mapping[str, str]] = {}
 
     def add(self, worker: Worker, message: Digests) -> None:
-        """Records digests. Those of another step are ignored."""
+        """Records digests. Ignores digests of another step."""
         if message.step == self._step and worker in self.silent:
             self.silent.discard(worker)
             self._digests[worker] = message.digests
 
     def died(self, worker: Worker) -> None:
-        """Stops waiting for its digests. If they have arrived, they still count."""
+        """Stops waiting for the worker's digests. Digests that have arrived still count."""
         self.silent.discard(worker)
 
     def verdict(self) -> str | None:

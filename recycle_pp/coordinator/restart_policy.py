@@ -3,8 +3,8 @@
 restarts = RestartPolicy(settings)
 restarts.faults_of(role)                    # injected faults for a new process
 restarts.died(role, committed)              # drops the faults of the dead process
-restarts.is_respawned(rank, death)          # whether to restart it: it failed by itself, and not too often
-restarts.is_due(role); restarts.earliest(role)      # with `+rejoin_at`: the step from which it takes part
+restarts.is_respawned(rank, death)          # whether to restart the worker: it failed by itself, and not too often
+restarts.is_due(role); restarts.earliest(role)      # with `+rejoin_at`: whether the worker returns, and its first step
 first = restarts.failed(where, role)        # another worker that died in the same op; restarting would never end
 """
 

@@ -2,15 +2,15 @@
 
 returns = Returns(context)
 returns.newcomer(rank)              # a new node has replaced a lost one
-returns.cut_off(rank, hosts)        # its worker left because of a cut link; its supervisor is still connected
-returns.reconnected(rank)           # its supervisor was lost and has reconnected
-returns.probed(rank, message)       # its supervisor's answer to a Probe
-returns.cut                         # sentences about nodes that cannot reach each other
+returns.cut_off(rank, hosts)        # the worker left because of a cut link; its supervisor is still connected
+returns.reconnected(rank)           # the rank's supervisor was lost and has reconnected
+returns.probed(rank, message)       # the supervisor's answer to a Probe
+returns.cut                         # rank -> a sentence for users: which nodes the rank's node cannot reach
 
-A worker with a cut link delays all others for `control.suspicion` and must then leave again. So the supervisor first
-tries to connect to all those nodes (`Probe`), every `AGAIN_SECONDS` until it succeeds. The wait before the first try
-doubles each time the worker has to leave: supervisors may connect while workers cannot, for instance because of a
-firewall.
+A worker with a cut link delays all others for `control.suspicion` and must then leave again. So before a worker starts,
+its supervisor tries to connect to the nodes of all live workers (`Probe`), every `AGAIN_SECONDS` until all tries
+succeed. The wait before the first try doubles each time the worker has to leave: supervisors may connect while workers
+cannot, for instance because of a firewall.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .context import Context
 from .ranks import Rank
 
 AGAIN_SECONDS = 3.0  # between two tries
-LONGEST_SECONDS = 600.0  # until the first try after a cut
+LONGEST_SECONDS = 600.0  # limit on the wait before the first try after a cut
 
 
 class Returns:
@@ -46,7 +46,7 @@ class Returns:
         self._begin(rank, None, 0.0)
 
     def cut_off(self, rank: Rank, hosts: Sequence[str]) -> None:
-        """hosts: nodes that it cannot reach, or that cannot reach it."""
+        """hosts: nodes with a cut link to the rank's node."""
         self._cuts[rank.number] += 1
         self._begin(rank, LinkRestored, min(LONGEST_SECONDS, AGAIN_SECONDS * 2 ** (self._cuts[rank.number] - 1)))
         self.cut.setdefault(rank.number, f"{rank.host} cannot reach {' and '.join(hosts)}")

@@ -1,9 +1,9 @@
 """All launched processes of a job, by rank.
 
 roster = Roster(settings)
-rank = roster.enter(3)                    # its supervisor has connected
+rank = roster.enter(3)                    # the supervisor of rank 3 has connected
 roster.deliver(out)                       # sends the protocol's messages to workers
-roster.publish(key, value)                # to all workers, soon
+roster.publish(key, value)                # sends a value to all workers, soon
 roster.complete, roster.places()          # all supervisors have connected once; addresses of the connected ones
 rank = roster.free(live)                  # a rank whose node is lost, for a node that joins
 """

@@ -1,7 +1,7 @@
 """The coordinator that replaces a lost one. It starts from the reports of supervisors and workers.
 
     coordinator = Successor(settings, run, events, progress, agreement, leader, takeover, token)
-    code = await coordinator.run()        # then like any coordinator
+    code = await coordinator.run()        # takes over, then runs like any coordinator
 
 Some of the old coordinator's memory is lost. A joiner that had not finished restarts, a validation may be repeated, and
 a checkpoint is abandoned if its writer died too; a peer writes the last checkpoint of a run again.
@@ -68,7 +68,7 @@ class Successor(Coordinator):
             try:
                 state = await peer.recv(FROM_WORKER)
             except ChannelClosed:
-                return  # it died, or the connection broke
+                return  # the worker died, or its connection broke
             if not isinstance(state, State):
                 return
             self._discovery.worker(hello.rank, hello.incarnation, state, peer)
@@ -99,7 +99,7 @@ class Successor(Coordinator):
             self._discovery.over.set()
             self._lifecycle.end(0)  # the job had finished while this supervisor was suspended
             return
-        # Before the first generation all workers start from the same checkpoint. Later ones get the state from a peer.
+        # Before the first generation all workers start from the same checkpoint. Later workers get state from a peer.
         assignment = {rank.number: rank.role for rank in ranks}
         job = new_job(self._settings, 0 if found.begun else committed + 1, found.generation, committed, assignment)
         self._driver.begin(job)
@@ -145,7 +145,7 @@ class Successor(Coordinator):
             self._deaths.found(rank, found.begun)
 
     async def _continue_saving(self, found: Found) -> None:
-        """Continues an unfinished checkpoint. Workers repeat their reports about its parts."""
+        """Continues an unfinished checkpoint. Workers repeat their reports about the checkpoint's parts."""
         savers = found.commit.savers if found.commit else []
         done = found.committed + 1
         if not savers or self._settings.emulate.mode:

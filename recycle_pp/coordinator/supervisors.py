@@ -1,6 +1,6 @@
 """The supervisors' connections: registration, deaths of workers, and evictions of machines.
 
-number = supervisors.welcome(peer, hello)       # its rank; None: it is rejected or redirected
+number = supervisors.welcome(peer, hello)       # the supervisor's rank; None: it is rejected or redirected
 supervisors.receive(number, message, peer)      # each later message
 supervisors.lost(number, peer)                  # the connection ended
 """
@@ -46,7 +46,7 @@ from .ranks import Rank
 from .returns import Returns
 
 _LOOK_SECONDS = 0.05  # between two checks whether a supervisor has reconnected or its process has ended
-_TERM_SECONDS = 0.3  # until a SIGTERM to the whole job has reached all of its nodes
+_TERM_SECONDS = 0.3  # time for a SIGTERM to the whole job to reach all of its nodes
 
 
 class Supervisors:
@@ -108,8 +108,9 @@ class Supervisors:
             self._handlers[type(message)](rank, message)
 
     def lost(self, number: int, peer: Peer) -> None:
-        """The connection ended: the node is gone, or its agent. The supervisor may return for a while after a reset,
-        and if this coordinator was suspended or cut off: supervisors close connections to a silent coordinator."""
+        """Handles the end of a connection, because the node or its agent is gone. The supervisor has some time to
+        reconnect after a reset, or if this coordinator was suspended or cut off: supervisors close connections to a
+        silent coordinator."""
         if number in self._roster and (rank := self._roster[number]).supervisor is peer:
             waits = peer.was_reset or self._lease.lapsed(self._settings.control.suspicion)
             patience = min(REFUSED, self._settings.control.suspicion) if waits else 0.0
@@ -124,7 +125,7 @@ class Supervisors:
         else:
             rank.supervisor = None
             if rank.worker is not None:
-                rank.worker.send(Exit())  # its supervisor may be unable to end it
+                rank.worker.send(Exit())  # the supervisor may be unable to end its worker
             self._deaths.node_lost(rank)
 
     def _register(self, number: int, message: Registration, peer: Peer) -> None:
@@ -189,7 +190,7 @@ class Supervisors:
             self._returns.reconnected(rank)
 
     def _spawned(self, rank: Rank, message: Spawned) -> None:
-        if self._lifecycle.over:  # readers of the events would take it for a resume
+        if self._lifecycle.over:  # readers of the events would take this event for a resume
             return
         self._recorder.event(SpawnedEvent(worker=str(rank.role), rank=rank.number, pid=message.pid, host=rank.host))
 

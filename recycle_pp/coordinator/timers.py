@@ -4,8 +4,8 @@ timers = Timers(failed, lease)          # failed(traceback)
 timers.after(0.3, explain, rank)
 timers.close()
 
-If a call becomes due without the leader's lease, its time starts again: if this process was suspended, that time does
-not count as silence of others.
+If a call becomes due while the leader's lease is not held, its delay starts again: if this process was suspended, the
+time of the suspension does not count as silence of others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Timers:
         self._waiting: set[asyncio.TimerHandle] = set()
 
     def after(self, seconds: float, function: Callable[..., None], *arguments: Any) -> Callable[[], None]:
-        """Calls function(*arguments) later. Returns a function that cancels it; call it in the loop, at any time."""
+        """Calls function(*arguments) later. Returns a function that cancels the call, at any time, in the loop."""
 
         handle: asyncio.TimerHandle
 

@@ -99,8 +99,8 @@ class Workers:
             return None  # it was given up before it connected
         if hello.moved and rank.worker is not peer:
             if rank.worker is None or rank.role not in self._driver.job.live:
-                return None  # it moved here from another coordinator, too late
-            rank.worker.abort()  # its connection was reset; it sends its `State` next
+                return None  # it comes from another coordinator, too late
+            rank.worker.abort()  # the worker's connection was reset; it sends its `State` next
         rank.worker = peer
         rank.last_message = time.monotonic()
         if not hello.moved:
@@ -115,7 +115,7 @@ class Workers:
             self.handle(rank, message)
 
     def handle(self, rank: Rank, message: Message) -> None:
-        """Handles a message to this coordinator, or one repeated after the loss of another coordinator."""
+        """Handles a message to this coordinator, or one that a worker repeats after the loss of another coordinator."""
         if is_lasting(message):
             self._received[_kind(rank, message)] = message
         if not is_void(message, self._driver.job.generation):
@@ -178,8 +178,8 @@ class Workers:
         rank.worker.send(Leave())  # type: ignore[union-attr]  # connected: it has just sent this message
 
     def _fits(self, rank: Rank, platform: str) -> bool:
-        """Whether the platform is that of the first worker: all must compute the same bits. If not, the job stops at
-        its start; later the worker is rejected."""
+        """Whether the platform is that of the first worker: all workers must compute the same bits. Another platform
+        stops the job at its start; later the worker is rejected."""
         self._platform = self._platform or platform
         if platform == self._platform:
             return True
@@ -188,7 +188,7 @@ class Workers:
             self._lifecycle.stop(reason, code=2)
         else:
             self._recorder.event(Refused(worker=str(rank.role), platform=platform, expected=self._platform))
-            self._restarts.earliest(rank.role)  # drops its `+rejoin_at`
+            self._restarts.earliest(rank.role)  # drops the worker's `+rejoin_at`
             rank.worker.send(Leave())  # type: ignore[union-attr]  # connected: it has just sent this message
         return False
 
@@ -207,7 +207,7 @@ class Workers:
         else:
             detail = f"data.path has changed {where}: its tokens differ from those at the start of the job"
             self._recorder.event(Refused(worker=str(rank.role), detail=detail))
-            self._restarts.earliest(rank.role)  # drops its `+rejoin_at`
+            self._restarts.earliest(rank.role)  # drops the worker's `+rejoin_at`
             rank.worker.send(Leave())  # type: ignore[union-attr]  # connected: it has just sent this message
         return False
 
@@ -222,7 +222,7 @@ class Workers:
 
     def _assembled(self, rank: Rank, message: Assembled) -> None:
         self._saving.assembled(message)
-        if self._lifecycle.over:  # the last event is the reason of the stop
+        if self._lifecycle.over:  # the last event must be the reason of the stop
             return
         self._driver.ending.saved()
         self._recorder.event(CheckpointSaved(checkpoint=message.step))

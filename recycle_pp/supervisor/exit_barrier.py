@@ -62,8 +62,8 @@ def limit_wait(launch: Launch) -> None:
 
 
 async def release(launch: Launch, lost: int) -> None:
-    """Registers `lost` agents, unless the store's machine does not answer. If one of them is alive after all, for
-    instance because only a rank of it was suspended, it finds the barrier open when it comes."""
+    """Registers `lost` agents, unless the store's machine does not answer. If a registered agent is alive
+    after all, for instance because only one of its ranks was suspended, it finds the barrier open when it arrives."""
     if launch.agents == 1 or not lost or not await _answers(launch):
         return
     command = [sys.executable, "-m", "recycle_pp.supervisor.exit_barrier", str(launch.agents), str(lost)]
