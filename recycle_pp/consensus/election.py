@@ -91,6 +91,7 @@ class Election:
         self.voter = Voter(rank, address, leader, first_term)
         self._clients: dict[Place, VoterClient] = {}
         self._broadcasts: set[asyncio.Task[None]] = set()
+        self._confirmed = -1  # newest term in which this supervisor was confirmed as the leader
 
     async def leader(self, after: int) -> Leader:
         self.voter.mark_lost(after, self._rank)
@@ -126,8 +127,14 @@ class Election:
             raise LostMajority(f"no majority of supervisors {_names(supervisors)} has answered in time") from None
 
     async def confirm(self, held: bool) -> int:
+        lapsed = not held and self.voter.leader is not None and self.voter.leader.term == self._confirmed
+        others = self._others()
+        if lapsed and others and all(is_dead(place.process) for _, place in others):
+            # While this leader was suspended, they may have elected another one, and continued or finished the job.
+            raise LostMajority(f"supervisors {_names(self.voter.members())} have ended, except this one")
         while (leader := await self._confirm_leadership(self.voter.members())) is None:
             pass
+        self._confirmed = leader.term
         return leader.term
 
     async def supervisors(self) -> Mapping[int, Place]:

@@ -19,6 +19,7 @@ from typing import Any
 from recycle_pp.consensus.agreement import Deposed
 from recycle_pp.protocol.events import CoordinatorReplaced
 from recycle_pp.protocol.takeover import Found, find
+from recycle_pp.telemetry.background import READ_SECONDS
 from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.frames import ChannelClosed
 from recycle_pp.wire.messages.agreement import Takeover
@@ -91,13 +92,15 @@ class Successor(Coordinator):
             await looking
         elif not states:
             committed = (await saving.whole()).step - 1
+        await asyncio.wait({looking}, timeout=READ_SECONDS)
         await reading
         await self.lease.wait()
         ranks = self._discovery.ranks(parallel.pipelines, parallel.stages)
         self._roster.update(ranks)
-        if lost and saving.newest() == saving.path(self._settings.run.steps):
+        steps = self._settings.run.steps
+        if saving.newest() == saving.path(steps) and committed < steps - 1:
             self._discovery.over.set()
-            self._lifecycle.end(0)  # the job had finished while this supervisor was suspended
+            self._lifecycle.end(0)  # others have finished the job while this supervisor was suspended
             return
         # Before the first generation all workers start from the same checkpoint. Later workers get state from a peer.
         assignment = {rank.number: rank.role for rank in ranks}

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from recycle_pp.consensus import election
 from recycle_pp.consensus.agreement import Deposed, LostMajority, majority
 from recycle_pp.consensus.election import Election
 from recycle_pp.wire.connection import serve
@@ -274,5 +275,27 @@ def test_a_resumed_job_starts_with_a_newer_term():
             assert await supervisors.elections[1].confirm(held=True) == 8
         finally:
             supervisors.die(*supervisors.elections)
+
+    asyncio.run(main())
+
+
+def test_a_leader_whose_lease_expired_while_all_others_ended_is_not_confirmed(monkeypatch):
+    """It was suspended. The others may have elected another leader, and finished the job."""
+
+    async def main():
+        supervisors = Supervisors()
+        try:
+            await supervisors.add(0)
+            leader = await supervisors.elections[0].leader(after=-1)
+            await supervisors.add(1, leader)
+            await supervisors.agree(0, -1)
+            assert await supervisors.elections[0].confirm(held=False) == leader.term  # for the first time
+            supervisors.die(1)
+            monkeypatch.setattr(election, "is_dead", lambda process: True)
+            assert await supervisors.elections[0].confirm(held=True) == leader.term
+            with pytest.raises(LostMajority, match="supervisors 0, 1 have ended, except this one"):
+                await supervisors.elections[0].confirm(held=False)
+        finally:
+            supervisors.die(0)
 
     asyncio.run(main())
