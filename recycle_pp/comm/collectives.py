@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-SMALL = 1 << 16  # bytes; up to this size, sending the whole tensor takes less time than a second exchange
+SMALL = 1 << 16  # bytes; up to this size, one exchange of whole tensors takes less time than two of parts
 
 
 class Message(Protocol):

@@ -2,13 +2,15 @@
 
     links = Links(GroupTransport(store, device, timeout, NcclGroup))
 
-At the start of a generation a worker joins one group with its peers, for sums. When it adopts a plan (`connect`), it
-joins one further group with each worker with which it exchanges messages: two such groups in a step without a death.
+At the start of a generation a worker joins one group with its peers, for sums and broadcasts. When the worker adopts a
+plan (`connect`), it joins a group of two with each worker with which it exchanges messages. In a step without a death
+these are at most two groups.
 
 A single group for all messages would be correct, because the messages of a plan have a total order
 (`recycle_schedules.actions`). But NCCL processes the operations of a group in order, so each message would wait for all
-earlier ones. torch has 32 streams per GPU. With more groups, some share a stream. This is slower, and safe because of
-the total order. C++ finds the other members through the control store, under keys that start with "<generation>/".
+earlier ones. torch has 32 streams per GPU, so if there are more than 32 groups, some of them share a stream. Sharing is
+slower, but safe because of the total order. The members of a group find each other through the control store, under
+keys that start with "<generation>/".
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ class Group(Protocol):
 
     @staticmethod
     def abort(groups: Sequence[Any]) -> None:
-        """Makes all pending operations of the groups raise soon, also those that still connect.
+        """Makes all pending operations of the groups raise soon, also of groups that are still connecting.
 
         Call it from any thread, once per group."""
 
@@ -161,7 +163,7 @@ class GroupTransport:
     def _abort(self, groups: list[Group]) -> None:
         self._kind.abort(groups)
         closing = threading.Thread(target=let_go, args=(groups,), name="recycle-close", daemon=True)
-        closing.start()  # before `close`, in another thread, may join it
+        closing.start()  # before it is in `_closing`, because `close` may join it from another thread
         self._closing = [*(thread for thread in self._closing if thread.is_alive()), closing]
 
     def _of(self, generation: Generation) -> Groups:
@@ -217,9 +219,9 @@ def meetings(me: Worker, others: Iterable[Worker]) -> list[tuple[Worker, Worker]
     """The pairs of `me` with workers of adjacent stages, in the order in which their groups are built.
 
     All workers follow one global order of pairs, so there is always a pair that can proceed. The order consists of
-    rounds, and the pairs of a round have no common worker. The first rounds link each even stage to the next stage, one
-    round for each difference between the two pipelines. Then odd stages follow in the same way. A step without a death
-    needs two rounds for any number of stages.
+    rounds, and the pairs of a round have no common worker. The first rounds link each even-numbered stage to the next
+    stage. There is one round for each difference between the pipeline numbers of the two workers. Then odd-numbered
+    stages follow in the same way. A step without a death needs two rounds for any number of stages.
     """
     pairs = [(me, worker) if me.stage < worker.stage else (worker, me) for worker in others]
     return sorted(pairs, key=lambda pair: (pair[0].stage % 2, pair[1].pipeline - pair[0].pipeline, pair))

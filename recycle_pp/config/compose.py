@@ -131,7 +131,7 @@ def _layout_first(texts: list[str]) -> list[str]:
 
 
 def _overrides(text: str, folders: list[Path]) -> list[str]:
-    """One setting as overrides for Hydra. `parallel=DxP` becomes two overrides, unless a file has that name."""
+    """One setting as overrides for Hydra. `parallel=DxP` becomes two overrides, unless parallel/DxP.yaml exists."""
     numbers = shape(text)
     name = text.partition("=")[2]
     if numbers and not any((folder / "parallel" / f"{name}.yaml").is_file() for folder in (config_dir(), *folders)):

@@ -22,9 +22,10 @@ voter answers no if it has a live leader, or if it has just voted for another ca
 is refused because of a later term without a leader, the leader is elected again in a newer term and continues. A late
 message only delays the election.
 
-The lowest rank without the lost leader is the first candidate. Each other candidate first waits `TURN_SECONDS` for
-every live candidate before it. A supervisor whose port refuses connections for some time counts as dead (`refusal.py`);
-if that leaves no majority, the election fails at once. Ended processes of this machine are proven dead: see `majority`.
+Candidates take turns in the order of their ranks, the lost leader last. A candidate first waits `TURN_SECONDS` for
+every live candidate with an earlier turn. A supervisor whose port refuses connections for some time counts as dead
+(`refusal.py`). If the supervisors that do not count as dead are not a majority, the election fails at once. Processes
+of this machine that have ended are proven dead: see `majority`.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ from .refusal import REFUSED
 from .voter import Roster, Voter
 from .voter_client import VoterClient
 
-TURN_SECONDS = 0.2  # seconds that a candidate waits for each live candidate before it
+TURN_SECONDS = 0.2  # seconds that a candidate waits for each live candidate with an earlier turn
 CAMPAIGN_SECONDS = 6.0  # seconds after which a campaign without a majority ends: a round trip on slow machines
 RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.02, 0.5  # seconds between two attempts: first value, limit of the backoff
 NON_MEMBER_SECONDS = 8.0  # seconds for which a supervisor without a vote looks for the new leader
@@ -179,8 +180,8 @@ class Election:
                 await asyncio.sleep(random.uniform(0, 2 * TURN_SECONDS))  # breaks a tie between two candidates
 
     async def _find_leader(self) -> None:
-        """Asks all members for the leader again and again until it is cancelled. Used by a supervisor that is not a
-        member, which cannot be a candidate."""
+        """Asks all members repeatedly who the leader is, until the caller cancels it. Used by a supervisor that is not
+        a member, which cannot be a candidate."""
         while True:
             for rank, place in self._others():
                 with suppress(OSError):
@@ -199,7 +200,7 @@ class Election:
                     gone.add(rank)
 
     async def _until_gone(self, rank: int, place: Place) -> None:
-        """Blocks until that supervisor counts as dead."""
+        """Blocks until supervisor `rank` counts as dead."""
         while not is_dead(place.process):
             try:
                 self.voter.learn_from(rank, await self._client(place).ask(encode(Who())))
@@ -268,13 +269,15 @@ class Election:
         among: Collection[int] | None = None,
         others: Sequence[tuple[int, Place]] | None = None,
     ) -> list[Membership]:
-        """Sends a request to the members until their answers decide. Returns the memberships that the decision needs,
-        each with a majority that answered yes; [] if too many answered no.
+        """Sends a request to the members until their answers decide. The decision needs a majority of certain
+        memberships (`Voter.required`). Returns these memberships once a majority of each has answered yes. Returns []
+        if too many members have answered no.
 
         question   makes the request
         gone       ranks known to be dead; ranks that are found dead are added
         repeat     send the request again to members that answer no
-        candidate  ignore a proposal that can no longer be agreed, because too many voters that answer yes lack it
+        candidate  the request asks for votes. Then a proposed membership needs no majority if it can no longer be
+                   agreed, because too many of the voters that answered yes do not have it
         among      ranks whose answers count; default: all
         others     ranks and addresses to ask; default: all other members
 
@@ -290,7 +293,8 @@ class Election:
         gone |= dead
         holders = {self._rank, newest.leader}  # ranks that have acknowledged the newest membership
         possible_holders = holders | self.voter.members().keys()
-        outdated: dict[int, Position] = {}  # rank -> newest position, of voters that answer yes but lack `newest`
+        # Voters that answer yes but do not have `newest`: rank -> position of the voter's newest membership.
+        outdated: dict[int, Position] = {}
 
         def complete() -> list[Membership]:
             required = self.voter.required(holders, outdated if candidate else {}, dead)

@@ -1,7 +1,7 @@
 """Sends requests to another supervisor's voter over one connection.
 
 client = VoterClient(place, token)
-answer = await client.ask(encode(Who()))       # concurrent requests are allowed; OSError without an answer
+answer = await client.ask(encode(Who()))       # requests may be concurrent; OSError if no answer comes
 client.close()
 """
 
@@ -23,7 +23,7 @@ CONNECT_SECONDS = 10.0  # time limit for a connection to the other supervisor
 class VoterClient:
     """A client of one other supervisor's `Voter`. Connects at the first request, and again after a lost connection.
 
-    refused: seconds of refused connections after which that supervisor counts as dead.
+    refused: seconds of refused connections after which the other supervisor counts as dead.
     """
 
     def __init__(self, place: Place, token: str, refused: float = REFUSED) -> None:

@@ -267,7 +267,8 @@ class Driver:
         self._roster.deliver([self._addressed(send) for send in out])
 
     def _addressed(self, send: Send) -> Send:
-        """Adds the joiner's address to `Donate`. Records the join once per session (attempt of the joiner)."""
+        """Adds the joiner's address to a `Donate`; returns other messages unchanged. Records `Joining` only for the
+        first `Donate` of a session, although each donor gets one."""
         if not isinstance(donation := send.message, Donate):
             return send
         if self._sessions.get(donation.to) != donation.session:

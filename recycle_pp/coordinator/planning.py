@@ -87,7 +87,8 @@ class Planning:
         return changed, self._profile.problem(job.problem)
 
     async def load(self) -> None:
-        """Takes the durations that an earlier coordinator has measured, if profile.json is readable here in time."""
+        """Loads the durations that an earlier coordinator has measured, unless profile.json cannot be read on this
+        machine or reading it takes too long (`in_time`)."""
         measured = await in_time(_read_profile, self._run.profile)
         if measured is not None and self._profile.fits(measured):
             self._profile.load(measured)

@@ -178,8 +178,8 @@ class Workers:
         rank.worker.send(Leave())  # type: ignore[union-attr]  # connected: it has just sent this message
 
     def _fits(self, rank: Rank, platform: str) -> bool:
-        """Whether the platform is that of the first worker: all workers must compute the same bits. Another platform
-        stops the job at its start; later the worker is rejected."""
+        """Whether the platform is that of the first worker: all workers must compute the same bits. While the job
+        starts, a worker with another platform stops the job; later, only this worker is rejected."""
         self._platform = self._platform or platform
         if platform == self._platform:
             return True
@@ -188,13 +188,13 @@ class Workers:
             self._lifecycle.stop(reason, code=2)
         else:
             self._recorder.event(Refused(worker=str(rank.role), platform=platform, expected=self._platform))
-            self._restarts.earliest(rank.role)  # drops the worker's `+rejoin_at`
+            self._restarts.earliest(rank.role)  # called only to remove the worker's `+rejoin_at`
             rank.worker.send(Leave())  # type: ignore[union-attr]  # connected: it has just sent this message
         return False
 
     def _reads_the_same(self, rank: Rank, data: str) -> bool:
-        """Whether the training data is that of the first worker. Other data stops the job at the start; later the
-        worker is rejected."""
+        """Whether the training data is that of the first worker. While the job starts, a worker with other data stops
+        the job; later, only this worker is rejected."""
         self._data = self._data or data
         if data == self._data:
             return True
@@ -207,7 +207,7 @@ class Workers:
         else:
             detail = f"data.path has changed {where}: its tokens differ from those at the start of the job"
             self._recorder.event(Refused(worker=str(rank.role), detail=detail))
-            self._restarts.earliest(rank.role)  # drops the worker's `+rejoin_at`
+            self._restarts.earliest(rank.role)  # called only to remove the worker's `+rejoin_at`
             rank.worker.send(Leave())  # type: ignore[union-attr]  # connected: it has just sent this message
         return False
 

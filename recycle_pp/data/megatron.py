@@ -29,14 +29,14 @@ def find(path: str) -> str | None:
     prefix = path.removesuffix(".idx").removesuffix(".bin")
     try:
         with open(prefix + ".idx", "rb") as file:
-            named = path != prefix + ".bin"  # a .bin may be nanoGPT's, next to an unrelated .idx
+            named = path != prefix + ".bin"  # else check the magic: nanoGPT's .bin may have an unrelated .idx beside it
             return prefix if named or file.read(len(MAGIC)) == MAGIC else None
     except OSError:
         return None
 
 
 def read(prefix: str) -> TokenSource:
-    """The tokens, read on demand. Raises ValueError if the index is invalid; the sentence does not name the
+    """The tokens, read on demand. Raises ValueError if the index is invalid; the message does not name the
     configuration key."""
     index, data = Path(prefix + ".idx"), Path(prefix + ".bin")
     if not data.is_file():

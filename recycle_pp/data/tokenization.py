@@ -30,7 +30,7 @@ from .documents import Corpus, Position
 from .token_file import DTYPES, Description, checksum, describe, sidecar, write_description
 from .tokenizer import Tokenizer
 
-TOGETHER = 1 << 19  # characters passed to the tokenizer at once; a Ctrl-C may wait for them, a fraction of a second
+TOGETHER = 1 << 19  # characters in one call of the tokenizer; the call delays a Ctrl-C by a fraction of a second
 SURE_SECONDS = 5.0  # seconds between two renewals of the record
 VERSION = 1  # version of this method; with a new version all files are made again
 

@@ -10,7 +10,7 @@ from recycle_schedules import KINDS, Plan, Trace
 
 
 def in_milliseconds(plan: Plan) -> Plan:
-    """The same plan or trace, with all times, also those of its problem, multiplied by 1000."""
+    """The same plan or trace with all times multiplied by 1000, including the times in its problem."""
     a, p = plan.arrays, plan.problem
     problem = p.replace(
         durations={kind: [1e3 * x for x in p.per_stage(kind)] for kind in KINDS},  # including the defaults

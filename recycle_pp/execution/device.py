@@ -85,7 +85,8 @@ def backend_for(wanted: str, device: torch.device) -> str:
 
 
 def notes(wanted: str, backend: str, device: torch.device) -> list[str]:
-    """Sentences about the backend for the user. The coordinator prints each different sentence once, at the start."""
+    """Sentences for the user about the communication backend. If several workers return the same sentence, the
+    coordinator prints it only once, at the start."""
     if backend == "nccl":
         return [nccl.describe(os.environ, nccl.installed()), *limits.warnings()]
     if wanted == "auto" and device.type == "cuda":

@@ -1,12 +1,13 @@
-"""model.split=auto: places the boundaries between stages by measured times of the layers.
+"""model.split=auto: measures the times of the layers and chooses the boundaries between stages.
 
     settings.with_values({"model.split": balanced(settings)})   # before any worker starts
-    python -m recycle_pp.fitting.balance < settings.json    # the process that measures: prints the layers' times
+    python -m recycle_pp.fitting.balance < settings.json    # the measuring process: prints the layers' times
 
 An embedding or a head with a large vocabulary takes as long as several layers. The embedding counts as a part of the
 first layer, the head as a part of the last one. One layer of each sort (first, inner, last) runs on a micro-batch of
 zeros, on the device of the workers, and `plan_layout` computes the boundaries. The measurement takes seconds, so it
-runs only if the numbers of weights suggest that even stages are not the best ones.
+runs only if the numbers of weights suggest that stages with equal numbers of layers (as equal as possible) are not the
+best ones.
 """
 
 from __future__ import annotations
@@ -32,17 +33,18 @@ from recycle_pp.model.split import layers_of
 from .problem import initial_problem
 
 ENOUGH = 1.02
-"""Stages stay even if their lower bound is at most this multiple of the best layout's. Both bounds count weights."""
+"""Stages keep equal numbers of layers if the lower bound for them is at most this multiple of the best layout's lower
+bound. Both bounds take numbers of weights as times."""
 REPEATS = 5
 ROOM = 0.9
 """Share of a GPU's memory for layers and micro-batches in flight; the rest is for messages and torch."""
 
 
 def balanced(settings: Settings) -> list[int] | None:
-    """The number of layers of each stage; None for stages as even as possible.
+    """The number of layers of each stage; None for equal numbers.
 
-    Returns None with emulated compute, with a model that is not the project's own, or if even stages are best. Returns
-    None and prints a sentence if the measurement fails. Blocks during the measurement.
+    Returns None with emulated compute, with a model that is not the project's own, or if equal numbers are best.
+    Returns None and prints a sentence if the measurement fails. Blocks during the measurement.
     """
     if settings.emulate.mode or settings.model.kind != "transformer" or settings.parallel.stages == 1:
         return None
@@ -62,7 +64,7 @@ def balanced(settings: Settings) -> list[int] | None:
 
 
 def layout_of(settings: Settings, measured: dict[str, Any]) -> list[int] | None:
-    """The best layout for the result of `measure`; None if it is the even one, or if no layout fits."""
+    """The best layout for the result of `measure`; None for equal numbers of layers, or if no layout fits."""
     from recycle_schedules import plan_layout
 
     assert isinstance(settings.model.layers, int)

@@ -96,12 +96,12 @@ class LinkTable:
 
         sizes     bytes of a boundary tensor, by boundary
         overhead  seconds that a message takes in addition to the time on its link
-        least     seconds; a message time below this counts as this
+        least     seconds; a shorter message time counts as `least`
 
         Hosts that are near each other form a zone.
         """
         asked = (pipelines, stages, *sizes, overhead, least)
-        if asked not in self._described:  # called after every commit
+        if asked not in self._described:  # describes each case only once: this method is called after every commit
             self._described[asked] = self._describe(pipelines, stages, sizes, overhead, least)
         return self._described[asked]
 
@@ -131,7 +131,7 @@ class LinkTable:
         return {
             "hosts": [[self._host.get(Worker(d, s), "?") for s in range(stages)] for d in range(pipelines)],
             "zones": zones,
-            "within_host": {"latency": overhead},  # if it was not measured
+            "within_host": {"latency": overhead},  # if no link within a host was measured
             **{kind: plain[hosts] for kind, hosts in usual.items()},
             "measured": [[min(hosts), max(hosts), plain[hosts]] for hosts in others],
             "bytes": list(sizes),

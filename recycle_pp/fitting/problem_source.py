@@ -143,8 +143,8 @@ def read_file(path: str | Path) -> Source:
 
 
 def compile_planner() -> None:
-    """Waits until the planner's inner loops are compiled, because plans differ before that. Prints a line if it
-    takes long."""
+    """Waits until the planner's inner loops are compiled, because without them the planner makes other plans. Prints a
+    line if this takes more than a second."""
     if not compiled.load(timeout=1.0):
         sentence = "loading the planner's inner loops; the first time on a machine compiles them, for half a minute"
         print(sentence, file=sys.stderr, flush=True)

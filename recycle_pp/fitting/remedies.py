@@ -60,7 +60,7 @@ def remedies(settings: Settings, capacity: float, device: str, dead: int) -> lis
 
 
 def _changes(settings: Settings) -> Iterator[tuple[str, ...]]:
-    """The candidate changes. A change is one or more settings that belong together, as on a command line."""
+    """The candidate changes. A change is one or more settings (KEY=VALUE) that must be made together."""
     p, numerics = settings.parallel, settings.numerics
     if not p.copies:
         yield ("parallel.sharded=true", "parallel.optimizer_copies=2")

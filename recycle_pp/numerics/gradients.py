@@ -306,7 +306,7 @@ class Gradients:
         return self._ops.squared_norms(grad, self._alone[unit])
 
     def largest_of(self, unit: int, grad: Tensor) -> Tensor:
-        """The largest magnitude in a unit's gradient, (1,); with int32 sums, in each of its rows."""
+        """The largest magnitude in a unit's gradient, (1,). With int32 sums: the largest in each row, (rows,)."""
         return self._largest(self.layout.matrix(unit, grad))
 
     @property
@@ -322,8 +322,8 @@ class Gradients:
         return grad.abs().max().view(1)
 
     def _expected(self, reduced: Reduced) -> Tensor:
-        """The magnitude that is expected in each row, (rows,) float32. With int64 sums, the largest in the row's
-        unit."""
+        """The magnitude that is expected in each row, (rows,) float32. With int64 sums, all rows of a unit have the
+        largest magnitude of the unit."""
         largest = reduced.largest
         if largest is None:
             largest = torch.cat([self._largest(grad) for grad in self.layout.units_of(reduced.flat)])

@@ -202,8 +202,8 @@ class StageOptimizer:
 
     @torch.no_grad()
     def step(self, reduced: Reduced, step: int, scale: float | None = 1.0) -> None:
-        """One AdamW step (number `step`, from 0) of the units that have a gradient, scaled by `scale`. With None, skips
-        the update. Does not change `reduced`."""
+        """Applies AdamW step number `step` (starting at 0) to the units that have a gradient. The gradient is
+        multiplied by `scale`. If `scale` is None, skips the update. Does not change `reduced`."""
         with self._lock:
             if scale is not None:
                 self._update(reduced, step, scale, ahead=False)
@@ -346,7 +346,7 @@ class StageOptimizer:
             )  # fmt: skip
 
     def _pieces(self, units: Sequence[int] | None) -> Iterator[tuple[Held, range, slice, int]]:
-        """(held, neighbouring units in it, their slice of its vectors, number of elements) for these units, ascending.
+        """(held, consecutive units in it, their slice of its vectors, number of elements) for these units, ascending.
 
         units: None: all
         """

@@ -3,10 +3,10 @@
 joiners.add(worker, earliest=40)
 joiners.find_donors(live, committed, generation, sources)   # messages to the donors
 joiners.synced(worker, step, session)      # records that the worker has all its units in the state after `step`
-joiners.about_to_join(committed)           # whether some joiners lack only the newest step: wait for them
+joiners.about_to_join(committed)           # whether some joiners lack only the newest step; if so, wait for them
 joiners.take_ready(committed)              # the joiners that lack nothing; they become members
 joiners.drop_late(committed)               # joiners that are still not ready restart with new donors
-joiners.check(give)                        # joiners restart if a donor no longer holds the units that it sends
+joiners.check(give)                        # restarts joiners if a donor no longer holds the units that it sends
 
 A session is one attempt to bring a joiner up to date.
 """
@@ -92,6 +92,7 @@ class Joiners:
         return True
 
     def check(self, give: Callable[[Mapping[Worker, Collection[int]]], bool]) -> None:
+        """give(donor -> units that it sends): whether all these donors still hold the units (`Units.give`)."""
         for joiner in self._by_worker.values():
             if joiner.donors and not give(joiner.donors):
                 joiner.restart()

@@ -1,6 +1,6 @@
 """The result of a comparison, as a table, as JSON, and in sentences.
 
-console.print(table([comparison]))                 # one comparison: all figures; several: a column each
+console.print(table([comparison]))                 # columns: all figures of one comparison, or one for each of several
 as_json(comparison) == {"policies": {"restart": {"relative": 0.53, ...}, ...}}
 for sentence in (*summary(comparison), *remarks(comparison)): print(sentence)
 """
@@ -29,7 +29,8 @@ SHOWN = 8
 
 
 def table(found: Sequence[Comparison]) -> Table:
-    """A table with a row for each policy. One comparison: all figures. Several: `relative` of each."""
+    """A table with a row for each policy. A single comparison gets a column for each of its figures. Of several
+    comparisons each gets one column, with its `relative`."""
     out = Table(box=None, pad_edge=False)
     out.add_column("policy")
     names = found[0].outcomes

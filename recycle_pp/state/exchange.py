@@ -117,13 +117,13 @@ class Exchange:
         return gradients.concluded(flat, book, squares.tolist(), gradients.shared_of(own), largest, tuple(mine))
 
     def weights(self, shares: Shares, peers: Sequence[int], ahead: bool, known: bool) -> None:
-        """Sends the weights of all units to every peer.
+        """Sends the weights of each unit from its first holder to the peers that do not hold the unit.
 
-        ahead: whether the update may still be undone. If so, weights are received in a buffer and then copied into
-            place, because a late message could overwrite newer weights. Otherwise weights are received in place,
-            because a late message has the same bits.
-        known: whether this worker has these weights already. If so, their autograd version is kept, because
-            micro-batches in flight use it.
+        ahead: whether the update may still be undone. If so, this worker receives weights into a buffer and then copies
+            them into place, because a message that arrives late could overwrite newer weights. Otherwise it receives
+            weights in place: the update is final, so a late message would write the same bits again.
+        known: whether this worker already has these weights. If so, their autograd version does not change, because
+            micro-batches in flight still use the weights.
         """
         if all(len(run.holders) == len(peers) for run in self._runs(shares)):
             return
@@ -140,7 +140,8 @@ class Exchange:
                 elif takers and (self._passing.collective or self._me == source):
                     given = place if self._me == source else self._spare(len(place), place.dtype)
                     self._passing.give(given, source, takers, WEIGHTS)
-            for pending, room, place in before:  # the previous round; so at most one is buffered for a slow worker
+            # Wait for the previous round, so that a slow worker has to buffer at most one round.
+            for pending, room, place in before:
                 self._wait(pending)
                 if ahead:
                     place.copy_(room)

@@ -9,14 +9,15 @@ until a commit makes it a holder.
     following.start(synced=lambda step, session: ...)                 # donors connect to following.address
 
 The coordinator assigns units to donors (`Donate`). A thread of each donor copies and sends the assigned units, a few at
-a time (a part). After each commit the thread sends the step's reduced gradient for the units sent so far. So every unit
-on the follower is in the state after some step. When all units are in the state after the same step, the follower can
-become a member.
+a time (a part). After each commit the thread sends the step's reduced gradient for the units sent so far. The units on
+the follower may be in the states after different steps. When all units are in the state after the same step, the
+follower can become a member.
 
 A donor keeps no copy of its state and never waits for a follower. Its optimizer waits at most until one part is copied
 (a few milliseconds, see `PART`). If a stream breaks, the coordinator starts another session, with other donors if one
-died. The first message of a session closes the streams of older sessions, because their donors may hang. If more than
-`WAITING` gradients are queued for a follower, the donor drops them and sends its newest state from the beginning.
+died. At the first message of a session, the follower closes the streams of older sessions, because the donors of these
+sessions may have stopped responding. If more than `WAITING` gradients are queued for a follower, the donor drops them
+and starts over with its newest state.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ from recycle_pp.wire.messages.steps import Commit
 
 Inject = Callable[[str, int], None]  # callback for fault injection: (moment, step)
 _log = logging.getLogger(__name__)
-PART = 1 << 20  # elements of a part in each vector, unless a unit has more; 12 MB of state, copied in about 3 ms
+# Maximum number of elements of a part in each vector, unless a single unit has more. These are 12 MB of state, which
+# are copied in about 3 ms.
+PART = 1 << 20
 # Maximum number of gradients in the queue of a follower. It is not a limit in bytes, because a single gradient has a
 # third of the state's size. With two queued steps, a follower with complete state may fall behind by one step and catch
 # up.
@@ -250,7 +253,7 @@ class Following:
         return True
 
     def _begin(self, about: StatePart | StepGradient) -> None:
-        """Starts a new session. Closes older streams, whose donors may hang."""
+        """Starts a new session. Closes the streams of older sessions, whose donors may have stopped responding."""
         for session, stream in self._streams:
             if session < about.session:
                 stream.close()

@@ -1,9 +1,10 @@
-"""Runs: neighbouring units that are sent together.
+"""Runs: consecutive units that are sent together.
 
     runs = runs_of(shares.holders, stage.layout)
     for runs in rounds(runs, peers): ...             # the first run of each peer, then the second, ...
 
-Neighbouring units of a layer with the same holders are one `Run`, of at most `BUCKET` elements unless a unit has more.
+Consecutive units of a layer with the same holders form a `Run`. It has at most `BUCKET` elements, unless a single unit
+has more.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ BUCKET = 1 << 20
 
 @dataclass(frozen=True)
 class Run:
-    """Neighbouring units with the same holders. The first holder sums them. span: their elements."""
+    """Consecutive units of a layer with the same holders. The first holder sums their gradients.
+
+    span: the slice of the stage's vector that contains the units
+    """
 
     units: range
     holders: list[int]
@@ -54,7 +58,7 @@ def runs_of(table: Sequence[list[int]], layout: Layout) -> list[Run]:
 
 
 def rounds(runs: Sequence[Run], peers: Sequence[int]) -> Iterator[tuple[Run | None, ...]]:
-    """Rounds of one run per peer, in the order of the peers; None for a peer without further runs."""
+    """Rounds with one run per peer: a run whose first holder is the peer, or None if there are no more such runs."""
     by_peer: dict[int, list[Run]] = {peer: [] for peer in peers}
     for run in runs:
         by_peer[run.holders[0]].append(run)

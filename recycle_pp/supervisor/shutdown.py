@@ -53,7 +53,8 @@ class Shutdown:
         return self._answer.done() and not serving.done()
 
     async def wait_for_save(self, serving: asyncio.Task[int]) -> None:
-        """Returns when the job has ended, `ASK_SECONDS` after a second signal, or after `SAVE_SECONDS`."""
+        """Waits until the job has ended. After a second signal, or after `SAVE_SECONDS`, waits at most `ASK_SECONDS`
+        more."""
         await _first(serving, self._second, seconds=SAVE_SECONDS)
         if not serving.done():
             await _first(serving, seconds=ASK_SECONDS)

@@ -26,7 +26,7 @@ from typing import Any, TextIO, TypeVar
 R = TypeVar("R")
 Later = Callable[..., bool]
 """Calls a function with its arguments, now or later; returns False if it dropped the call"""
-CAPACITY = 10_000  # calls that wait
+CAPACITY = 10_000  # limit on the calls in the queue
 POLL_SECONDS = 0.005
 READ_SECONDS = 2.0  # time limit for files that a new coordinator can do without
 
@@ -38,7 +38,7 @@ def now(function: Callable[..., object], *arguments: Any) -> bool:
 
 
 class Background:
-    """Runs calls in the order in which they were made, in one thread. Exceptions of a call are ignored.
+    """Runs calls in the order in which they were made, in one thread. Ignores exceptions that a call raises.
 
     delay: seconds that an idle thread waits before it runs a call, so that it does not compete with the caller for the
         interpreter

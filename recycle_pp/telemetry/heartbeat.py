@@ -6,9 +6,9 @@
     pulse = Pulse(run)
     pulse.look()                            # Life("alive" | "gone" | "silent" | "over", proof in words, sign)
 
-A reader on the coordinator's machine looks for that process, identified by number, start time and boot. A reader on
-another machine or in another container watches whether the file changes. It does not compare the time in the file with
-a clock, because the clocks of two machines can differ by hours.
+A reader on the coordinator's machine looks for the coordinator's process, identified by number, start time and boot. A
+reader on another machine or in another container watches whether the file changes. It does not compare the time in the
+file with a clock, because the clocks of two machines can differ by hours.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from .run_folder import RunFolder
 if TYPE_CHECKING:  # supervisors import this module, and not numpy
     from recycle_schedules import Worker
 
-SECONDS = 1.0  # between two writes
-SILENT_SECONDS = 15.0  # without a change of the file; shorter pauses occur on a machine that swaps
+SECONDS = 1.0  # seconds between two writes
+SILENT_SECONDS = 15.0  # the job counts as silent after this time without a change; swapping can cause shorter pauses
 _POLL = 0.1  # seconds between two reads of a watched file
 
 
 class Sign(msgspec.Struct, frozen=True):
     """The content of heartbeat.json."""
 
-    time: Seconds  # of writing, since 1970
-    host: str  # of the coordinator
+    time: Seconds  # when the sign was written, Unix time
+    host: str  # host of the coordinator
     pid: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
     started: Count  # clock ticks from the boot of the host to the start of the process
     boot: str  # the kernel's boot id
     namespace: str  # namespace of process numbers; each container has its own
-    term: Term  # of the coordinator; newer than the terms of earlier coordinators
+    term: Term  # term of the coordinator; higher than the terms of earlier coordinators
     address: str  # HOST:PORT where the coordinator listens
     live: list[WorkerName]  # workers that take part
     over: bool  # the job has ended
@@ -77,17 +77,18 @@ class Life(NamedTuple):
 
 
 class Pulse:
-    """Finds out whether the job of a run folder runs. Remembers earlier signs, so only the first look may wait."""
+    """Finds out whether the job of a run folder is running. Remembers the sign of the last look, so a look waits only
+    if it is the first one, or if the last look was more than `SILENT_SECONDS` ago."""
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run
-        self._sign: Sign | None = None  # the newest one
-        self._since, self._changed = 0.0, False  # time.monotonic() when it was first read; if it replaced another sign
+        self._sign: Sign | None = None  # the newest sign that was read
+        self._since, self._changed = 0.0, False  # when `_sign` was first read, monotonic; whether it replaced another
         self._looked = -math.inf
 
     def look(self) -> Life:
-        """Whether the job runs now. If the coordinator is on another machine, the first look waits for the next sign:
-        1 s if the job runs, else `SILENT_SECONDS`. Raises UnreadableFile if the file is damaged."""
+        """Whether the job is running now. If the coordinator is on another machine, the first look waits for the next
+        sign: 1 s if the job is running, else `SILENT_SECONDS`. Raises UnreadableFile if the file is damaged."""
         if time.monotonic() > self._looked + SILENT_SECONDS:
             self._sign = None  # a change since the last look does not prove that the job still runs
         while True:

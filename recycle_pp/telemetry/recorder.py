@@ -108,7 +108,7 @@ class Recorder:
 
     @guarded
     def event(self, event: Event) -> None:
-        """Records an event with the current generation and the step that runs or comes next."""
+        """Records an event with the current generation and the number of the first step that is not committed."""
         self._events.record(self._dated(event))
 
     def _dated(self, event: Event) -> Event:

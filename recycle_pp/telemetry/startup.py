@@ -1,11 +1,11 @@
-"""Prints every few seconds what this process does at its start, until the job prints lines of its own.
+"""Prints every few seconds what this process is doing while it starts, until the job prints lines of its own.
 
     startup.begin("reads the configuration")     # prints a line every `SECONDS` seconds from now on
     startup.update("measures the layers")        # the next activity
     startup.end()
 
-A thread prints, because the main thread waits for an import, a file system or a child process. This module imports
-nothing of the project, because a slow import may be the reason for the delay.
+A separate thread prints, because the main thread is blocked in an import, a file system or a wait for a child process.
+This module imports nothing of the project, because a slow import may be the reason for the delay.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import threading
 import time
 from contextlib import suppress
 
-SECONDS = 4.0  # between two lines
+SECONDS = 4.0  # seconds between two lines
 
 
 class _Announcer:

@@ -25,10 +25,10 @@ from .ops import MicroBatch, Tensor, Worker, input_of
 from .plans import OpArrays, Plan
 from .progress import BACKWARD, FORWARD
 
-_ALL_KINDS = tuple(OpKind)  # by code
+_ALL_KINDS = tuple(OpKind)  # indexed by the kind's code
 _MAKES_GRADIENT = np.array([kind.makes is TensorKind.GRADIENT for kind in KINDS])
 _COMPLETES_GRADIENT = np.array([kind.completes_gradient for kind in KINDS])
-_SENDS = np.array([OpKind.SEND_ACTIVATION.code, OpKind.SEND_GRADIENT.code])  # by code of the tensor's kind
+_SENDS = np.array([OpKind.SEND_ACTIVATION.code, OpKind.SEND_GRADIENT.code])  # indexed by the code of the tensor's kind
 _RECEIVES = np.array([OpKind.RECV_ACTIVATION.code, OpKind.RECV_GRADIENT.code])
 _HELD = -2  # instead of the index of the producing op: the tensor was made before time 0
 _MESSAGE, _SUM, _OP = range(3)  # sort key within a gap: messages, then the reduction, then the op after the gap
@@ -148,8 +148,9 @@ class _Ops(NamedTuple):
 
 
 class _Messages(NamedTuple):
-    """The messages as columns, shape (m,), in the total order that all workers follow. Re-sends come first, sorted by
-    their consumers; the other messages follow, sorted by the ends of their producers."""
+    """The messages as columns, shape (m,), in the total order that all workers follow. Re-sends come first, in the
+    execution order of the ops that consume the tensors. The other messages follow, in the order in which the ops that
+    make the tensors end."""
 
     gradient: np.ndarray  # code of the tensor's kind
     microbatch: np.ndarray  # global id
@@ -203,7 +204,7 @@ def _messages(plan: Plan, ops: _Ops, holders: Mapping[Tensor, Collection[Worker]
 def _merged(plan: Plan, ops: _Ops, messages: _Messages, reduced: list[int]) -> Actions:
     """The action lists: messages and reductions inserted into the gaps between ops. Gap k is before a worker's op k.
 
-    reduced: the stages that run an all-reduce. It comes after each worker's last gradient."""
+    reduced: the stages that run an all-reduce. A worker's all-reduce comes after the worker's last gradient."""
     p, a, m = plan.problem, ops.arrays, messages
     peers, n = p.pipelines * p.stages, len(m.made)
     worker, peer, number = np.r_[m.sender, m.receiver], np.r_[m.receiver, m.sender], np.tile(np.arange(n), 2)

@@ -110,7 +110,7 @@ class Plan:
 
     @cached_property
     def makespan(self) -> float:
-        """Time from the first start to the last end, optimizer steps included. A remainder starts at time 0."""
+        """Time from the first start (for a remainder: from time 0) to the last end, optimizer steps included."""
         a = self.arrays
         if not len(a):
             return 0.0
@@ -120,7 +120,7 @@ class Plan:
 
     @cached_property
     def period(self) -> float | None:
-        """The smallest T for which the plan, repeated every T, is still valid. None for a remainder.
+        """The smallest T for which the plan, repeated every T, is still valid. None if the problem is a remainder.
 
         With a staggered optimizer: the longest time that any worker takes from its first op to the end of its optimizer
         step. Otherwise: the makespan."""

@@ -25,10 +25,10 @@ from torch import Tensor
 from .gpu_stream import GpuStream
 from .library import Library
 
-ENTER_SECONDS = 1.0  # after this time a call is taken to hang in the driver, behind the kernels that an abort ends
-DONE_SECONDS = 0.001  # between two looks at kernels that an abort ends
+ENTER_SECONDS = 1.0  # a call that takes longer counts as hanging in the driver, behind kernels that an abort ends
+DONE_SECONDS = 0.001  # seconds between two polls of kernels that an abort ends
 
-_operations = threading.Lock()  # of this process, which uses one GPU
+_operations = threading.Lock()  # held by each operation of this process, which uses one GPU
 
 
 class Aborted(RuntimeError):
@@ -36,8 +36,8 @@ class Aborted(RuntimeError):
 
 
 class Communicator:
-    """Its operations take lists of one tensor, like those of torch's back ends. Tensors are kept until the GPU has done
-    the operation, even if the result is dropped."""
+    """The operations take a list with one tensor, as in torch's back ends. The tensor is kept until the GPU has done
+    the operation, even if the caller drops the `Work`."""
 
     def __init__(self, nccl: Library, stream: GpuStream, rank: int, size: int):
         self._nccl, self._stream = nccl, stream
@@ -75,7 +75,7 @@ class Communicator:
         return self._start(tensors, lambda handle, tensor, stream: self._nccl.broadcast(handle, tensor, root, stream))
 
     def abort(self) -> None:
-        """Blocks until the GPU has left this communicator's operations. Once; any thread."""
+        """Blocks until the GPU no longer runs this communicator's operations. Call it once, from any thread."""
         self._ended = True  # from here on no call enters
         if self._inside.acquire(timeout=ENTER_SECONDS):
             self._inside.release()
@@ -122,11 +122,12 @@ class Work:
         self._communicator, self._tensor = communicator, tensor
 
     def is_completed(self) -> bool:
-        """Also after an abort. RuntimeError if the communicator has failed."""
+        """Whether the GPU has done the operation or an abort has ended it. RuntimeError if the communicator has
+        failed."""
         if self.event.query():
             return True
         self._communicator.ready()
         return False
 
     def wait(self) -> None:
-        """After `is_completed`: nothing is left to wait for."""
+        """Does nothing: the caller has already waited for `is_completed`."""

@@ -6,8 +6,8 @@
     NcclGroup.wait(generation, work)                                    # LinkBroken as soon as the generation ends
     NcclGroup.abort(groups)                                             # from any thread
 
-The host waits for an operation, not only the stream: after an abort, the host would otherwise count ops as done that
-followed a message which never arrived.
+Not only the stream but also the host waits for each operation. Otherwise, after an abort, the host would count ops as
+done although they needed a message that never arrived.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .gpu_stream import GpuStream
 from .library import library
 
 POLL_SECONDS = 2e-5
-READY_SECONDS = 1e-3  # between two looks at a communicator that is being built
+READY_SECONDS = 1e-3  # seconds between two polls of a communicator that is being built
 ABORT_SECONDS = 10.0
 WARM = (1, 1 << 22)  # elements of the first sums: short and long ones use different algorithms
 
@@ -58,10 +58,13 @@ class NcclGroup:
             store.set(self._key, library().identity())  # type: ignore[arg-type]
 
     def connect(self, generation: Generation, pair: bool) -> None:
-        """Uses the group in every way in which it will be used, because NCCL connects an algorithm at its first use and
-        blocks until all members have come. A pair sends in both directions, larger groups sum.
+        """Runs each kind of operation that the group will be used for. NCCL connects an algorithm at its first
+        use, and this blocks until all members take part.
 
-        No lock is held between two looks, so an abort can end it at any time."""
+        pair: the members are two workers of different stages, which send to each other. Otherwise the members are
+        peers, which sum and broadcast.
+
+        No lock is held between two polls, so an abort can end the wait at any time."""
         generation.attempt(lambda: self.backend.open(self._store.get(self._key)))
         while not generation.attempt(self.backend.ready):
             time.sleep(READY_SECONDS)
@@ -94,8 +97,8 @@ class NcclGroup:
         """Aborts all groups in parallel, because an abort waits for running kernels, and such a kernel may be a hanging
         operation of another group (pytorch#119797).
 
-        TimeoutError if an abort hangs nevertheless: this process cannot use its GPU any more and must end. Other
-        exceptions go to threading.excepthook. Both end the worker."""
+        Raises TimeoutError if an abort still hangs: this process cannot use its GPU any more and must end. Any other
+        exception of an abort goes to threading.excepthook. In both cases the worker exits."""
         threads = [threading.Thread(target=group.backend.abort, name="nccl-abort", daemon=True) for group in groups]
         for thread in threads:
             thread.start()

@@ -54,7 +54,7 @@ class Connection:
         threading.Thread(target=self._read, name="recycle-read", daemon=True).start()
 
     def send(self, tensor: Tensor, generation: int, tag: int) -> Job:
-        """Sends a contiguous CPU tensor. It may be written to when the job is done.
+        """Sends a contiguous CPU tensor. The caller must not write to the tensor until the job is done.
 
         The calling thread sends as much as the kernel accepts at once, and a thread of the pool sends the rest.
         """
@@ -97,8 +97,8 @@ class Connection:
         return job
 
     def end(self, generation: int) -> None:
-        """Drops all messages of this generation and of older ones: those that receives wait for, those that have
-        arrived early, and those that arrive later."""
+        """Drops all messages of this generation and of older ones: messages that a receive waits for, messages that
+        have arrived early, and messages that arrive later."""
         with self._arriving:
             self._over = max(self._over, generation)
             for held in (self._posted, self._early):
@@ -106,8 +106,8 @@ class Connection:
                     del held[key]  # type: ignore[attr-defined]
 
     def set_keepalive(self, seconds: float) -> None:
-        """Sets the seconds without an answer from the other machine after which the connection breaks. A cut network or
-        a dead machine gives no answer."""
+        """Sets how long the other machine may be silent, in seconds, before the connection breaks. A machine is silent
+        if it is dead or the network is cut."""
         with contextlib.suppress(OSError):  # the connection is already broken
             set_keepalive(self._socket, seconds)
 

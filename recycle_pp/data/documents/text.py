@@ -14,7 +14,7 @@ from pathlib import Path
 from .piece import Piece
 
 SIZE = 1 << 20  # approximate bytes of a piece
-LONGEST = 1 << 22  # maximum bytes of a piece; a longer one is cut anywhere
+LONGEST = 1 << 22  # maximum bytes of a piece; a longer one is cut between any two characters
 CUT = re.compile(rb"\n(?=[^\s])")
 
 
@@ -40,13 +40,13 @@ def extent(file: Path) -> int:
 
 
 def _end(block: bytes) -> int | None:
-    """Number of bytes up to the last suitable line break; None: read more."""
+    """Number of bytes up to the last suitable line break; None if more bytes must be read to find one."""
     breaks = [found.end() for found in CUT.finditer(block, max(0, len(block) - SIZE))]
     if breaks:
         return breaks[-1]
     if len(block) < LONGEST:
         return None
     end = len(block)
-    while block[end - 1] & 0xC0 == 0x80 and end > len(block) - 4:  # not inside a character
+    while block[end - 1] & 0xC0 == 0x80 and end > len(block) - 4:  # moves the cut out of a UTF-8 character
         end -= 1
     return end - 1 if end > 1 else len(block)

@@ -46,7 +46,7 @@ class Argument:
     place: int
 
 
-Crossing = tuple[list[int], Boundary]  # a tensor, and its places among the leaves of (args, kwargs)
+Crossing = tuple[list[int], Boundary]  # places of a tensor among the leaves of (args, kwargs), and its description
 
 
 @dataclass
@@ -389,7 +389,7 @@ def _needs_values(error: Exception) -> bool:
 
 
 def same_arguments(leaves: Sequence[Any], boundary: Sequence[Crossing]) -> list[Tensor]:
-    """The tensors of the boundary among `leaves`. RuntimeError if they differ from those in the dry run."""
+    """The tensors in `leaves` that cross the boundary. RuntimeError if a shape or dtype differs from the dry run's."""
     found = []
     for places, of in boundary:
         tensor = leaves[places[0]] if places[-1] < len(leaves) else None

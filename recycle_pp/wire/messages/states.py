@@ -6,7 +6,7 @@ import msgspec
 
 from .table import DONOR, JOINER, Message, Vocabulary, sent
 
-RECEIVER = "receiver"  # a joiner on its port, before the donor has authenticated
+RECEIVER = "receiver"  # the joiner's role towards a donor that has connected but not yet authenticated
 
 
 @sent(DONOR, RECEIVER)

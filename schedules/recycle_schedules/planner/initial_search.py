@@ -175,8 +175,9 @@ class _LiveSet:
 
 
 def _canonical(x: Instance) -> Iterator[list[np.ndarray]]:
-    """Two chains of limits (w,), highest first: the same number at every stage, and 1F1B + k. Limits of the problem
-    that are below 1 stay unchanged."""
+    """Yield two chains of limits. Each chain is a list of arrays (w,), highest limits first. In the first chain all
+    stages have the same limit k. In the second chain each stage has its limit of 1F1B plus k. Dead workers, and workers
+    with a limit below 1 in the problem, keep their limits."""
     roomy = x.alive & (x.cap >= 1)
     for shape in _shapes(x):
         most = int(min((x.cap - shape)[roomy].min(), x.problem.total))
@@ -185,8 +186,8 @@ def _canonical(x: Instance) -> Iterator[list[np.ndarray]]:
 
 
 def _one_less(x: Instance) -> Iterator[list[np.ndarray]]:
-    """For limits that are not canonical: chains of one element, with one less everywhere and with one less at each
-    stage."""
+    """If the problem's limits are not canonical: chains of one element each. The first lowers the limits of all stages
+    by 1, each of the others those of one stage."""
     roomy = x.alive & (x.cap >= 1)
     for shape in _shapes(x):
         room = (x.cap - shape)[roomy]

@@ -93,7 +93,7 @@ def layout_plans(problem: Problem) -> Iterator[Callable[[], Plan]]:
 
 @dataclass
 class _Arm:
-    """A layout and its best plan so far. value: in the problem's unit."""
+    """A layout and its best plan so far. value: the value of this plan, in the problem's unit."""
 
     layout: Layout
     problem: Problem
@@ -221,8 +221,8 @@ class _Search:
 
 
 def _of_layout(found: Plan, layout: Layout) -> Plan:
-    """Set the layout of a plan. Modifies the plan in place, so that subclasses keep their type; no other code has the
-    plan yet."""
+    """Set the layout of a plan in place, so that a subclass of Plan keeps its type. This is safe, because no other code
+    has the plan yet."""
     found.__dict__["layout"] = layout
     return found
 
@@ -239,8 +239,8 @@ def _neighbours(layout: Layout) -> Iterator[Layout]:
 
 
 def _fits(x: Instance, schedule: PartialSchedule) -> bool:
-    """Whether the schedule's order of ops keeps this instance's memory limits. They may be lower than those of the
-    layout for which the schedule was made."""
+    """Whether the schedule's order of ops keeps this instance's memory limits. These limits may be lower than those of
+    the layout for which the schedule was made."""
     if np.isinf(x.cap).all():
         return True
     share = x.problem.i_release

@@ -3,7 +3,7 @@
     store = PlanStore(forwards=2)
     for problem in store.ahead(current):         # while idle
         store.plan(problem)
-    plan, lists, validation = store.plan(after)  # a lookup if this death was prepared, else planned now
+    plan, lists, validation = store.plan(after)  # looked up if this death was prepared, else planned now
 
 Equal pipelines are interchangeable: a plan for one death also serves the same death in any other pipeline. A uniform
 job therefore needs about one plan per stage. Not thread-safe.
@@ -44,7 +44,7 @@ class Prepared(NamedTuple):
 
 
 class PlanStore:
-    """An LRU cache of plans with their action lists, by problem. Holds at most MOST_PLANS plans.
+    """An LRU cache: problem -> plan and action lists. Holds at most MOST_PLANS plans.
 
     forwards: micro-batches of each pipeline in a validation pass.
     most_bytes: byte limit of the cache. The newest plan stays even if it alone exceeds the limit.
@@ -63,7 +63,7 @@ class PlanStore:
     def plan(self, problem: Problem) -> Prepared:
         """The plan and action lists of a problem.
 
-        Reuses a stored plan if its problem differs only in the order of the pipelines. Else plans the problem and
+        Reuses a stored plan if its problem differs only in the order of the pipelines. Otherwise plans the problem and
         stores the plan. The plan of the remainder of a broken step is never stored."""
         if problem.remainder:
             return self._make(problem)
@@ -78,7 +78,7 @@ class PlanStore:
         """Yield the problems after each possible next death that have no stored plan yet, most likely ones first.
 
         A death takes one worker or, if hosts are known, all workers of one host. The iterator stops when the store has
-        no room for more. New plans may evict those of other memberships, but neither each other nor the plan of
+        no room for more. New plans may evict plans of other memberships, but neither each other nor the plan of
         `problem`."""
         room, size = self._most, 0
         for count, after in enumerate((canonical(problem)[0], *_after_next_deaths(problem))):
