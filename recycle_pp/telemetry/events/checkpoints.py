@@ -10,7 +10,7 @@ from .event import Event
 
 
 class CheckpointSaved(Event):
-    """A checkpoint is complete. `checkpoint`: steps that it holds."""
+    """A checkpoint is complete. `checkpoint`: number of steps in it."""
 
     exported = True
     checkpoint: Count
@@ -20,7 +20,7 @@ class CheckpointSaved(Event):
 
 
 class CheckpointDamaged(Event):
-    """A checkpoint is damaged, so the job looks for an older one. `checkpoint`: steps that the damaged one holds.
+    """A checkpoint is damaged, so the job looks for an older one. `checkpoint`: number of steps in it.
     `detail`: what is wrong."""
 
     checkpoint: Count
@@ -31,9 +31,9 @@ class CheckpointDamaged(Event):
 
 
 class CheckpointFailed(Event):
-    """A checkpoint was not written. `checkpoint`: steps that it would hold. `detail`: why. `newest`: steps in the
-    newest whole checkpoint, 0 without one. `unsaved_seconds` since it was saved, or since the job or its coordinator
-    began."""
+    """A checkpoint was not written. `checkpoint`: number of steps that it would contain. `detail`: why. `newest`:
+    number of steps in the newest whole checkpoint, 0 without one. `unsaved_seconds` since it was saved, or since the
+    job or its coordinator began."""
 
     checkpoint: Count
     detail: str
@@ -45,8 +45,8 @@ class CheckpointFailed(Event):
 
 
 class CheckpointSkipped(Event):
-    """A checkpoint was due while the previous one was still being written. `checkpoint`: steps that it would hold.
-    `by`: the workers that still wrote. `newest` and `unsaved_seconds` as above."""
+    """A checkpoint was due while the previous one was still being written. `checkpoint`: number of steps that it would
+    contain. `by`: the workers that still wrote. `newest` and `unsaved_seconds` as above."""
 
     checkpoint: Count
     by: str
@@ -59,7 +59,7 @@ class CheckpointSkipped(Event):
 
 
 def folder(checkpoint: int) -> str:
-    """A checkpoint in words, like "checkpoint step-000020". checkpoint: number of steps that it holds."""
+    """A checkpoint in words, like "checkpoint step-000020". checkpoint: number of steps in it."""
     return f"checkpoint step-{checkpoint:06d}"
 
 

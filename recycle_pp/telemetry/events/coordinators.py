@@ -8,7 +8,7 @@ from .event import Event, WorkerEvent
 
 
 class CoordinatorLost(Event):
-    """The coordinator is lost. `rank`: of its supervisor."""
+    """The coordinator is lost. `rank`: rank of the supervisor that hosted it."""
 
     rank: Count
 

@@ -56,7 +56,7 @@ class StageLost(Event):
 
 
 class Restored(Event):
-    """All workers restart from a checkpoint. `checkpoint`: steps that it holds. `undone_from`, `undone_to`: the first
+    """All workers restart from a checkpoint. `checkpoint`: number of steps in it. `undone_from`, `undone_to`: the first
     and the last step that are undone, or null. (New files of the same name replace metrics and samples, without the
     lines of these steps.)"""
 
