@@ -1,7 +1,7 @@
 """Which member plays which worker. A member is a launched process, known by its number; a worker is a role W(d,s).
 
     assignment = initial(pipelines=2, stages=2)                         # member 3 plays worker 1.1
-    assignment = refilled(assignment, present={0, 2, 3}, stages=2)      # a stage has lost all its workers
+    assignment = refilled(assignment, present={0, 2}, stages=2)         # stage 1 has lost all its workers
 
 The job owns the assignment. It changes only when a stage has no live worker left. As a last resort, members of other
 stages then take over the stage, and all members load the newest checkpoint.
