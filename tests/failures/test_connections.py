@@ -12,13 +12,14 @@ from .harness import Case, explain, pid_of
 
 
 def break_connection(pid, port):
-    """Shuts down the connection of that process to that port, as a network failure would."""
+    """Ends the connection of that process to that port. The other side reads the end of the data; shut down in both
+    directions, a message that comes later would reset the connection, and a reset is no proof of a death."""
     try:
         (connection,) = connections_to(pid, port)
     except PermissionError:
         pytest.skip("needs the right to trace processes")
     with connection:
-        connection.shutdown(socket.SHUT_RDWR)
+        connection.shutdown(socket.SHUT_WR)
 
 
 def coordinator_port(job):
