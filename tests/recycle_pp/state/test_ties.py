@@ -3,7 +3,6 @@ would have, bit for bit, and all workers have its norms."""
 
 import queue
 import threading
-from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
@@ -35,7 +34,7 @@ class Network:
 
     def __init__(self, workers, ordered):
         self.ordered = ordered
-        self.boxes = defaultdict(queue.Queue)
+        self.boxes = {}
         self.stages = {w.stage: sorted(v for v in workers if v.stage == w.stage) for w in workers}
         self.barriers = {stage: threading.Barrier(len(of), timeout=120) for stage, of in self.stages.items()}
         self.parts = {}
@@ -46,7 +45,8 @@ class Network:
 
         def box(frm, to, tag):
             assert not self.ordered or (frm.stage != to.stage and {frm, to} - {me} <= met)
-            return self.boxes[frm, to, 0 if self.ordered else tag]
+            # setdefault is atomic. With defaultdict, two threads could each make a queue for the same key.
+            return self.boxes.setdefault((frm, to, 0 if self.ordered else tag), queue.Queue())
 
         def send(tensor, to, tag):
             self.sent.append((me, to))
