@@ -3,6 +3,7 @@ would have, bit for bit, and all workers have its norms."""
 
 import queue
 import threading
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
