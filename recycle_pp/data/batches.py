@@ -31,7 +31,7 @@ class Batches:
     Attributes:
         ignores: whether some labels are -100 and have no loss.
         name: name of the data, for messages.
-        fingerprint: of the tokens; equal fingerprints mean the same text.
+        fingerprint: digest of the tokens; equal fingerprints mean the same text.
         windows: training samples per epoch.
         validations: number of different validation micro-batches.
 
@@ -69,7 +69,7 @@ class Batches:
         return _stack([self._samples.held_out(window) for window in range(first, first + self._b)])
 
     def more(self, inputs: Tensor) -> Mapping[str, Tensor]:
-        """Further inputs of a model for (b, T) inputs: none, or with data.document_mask those of `documents`."""
+        """Further inputs of a model, for inputs (b, T): with data.document_mask the result of `documents`, else {}."""
         return {} if self._samples.separator is None else documents(inputs, self._samples.separator)
 
 
