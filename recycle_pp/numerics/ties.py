@@ -55,8 +55,8 @@ class Ties:
     def summed(
         self, reduced: Reduced, mine: Sequence[int], parcels: Sequence[tuple[int, Sequence[int], Tensor]]
     ) -> Reduced:
-        """`reduced` with the gradients and norms of the units `mine`, summed over all stages. Includes the norms of
-        units that another stage counts (see `counted_once`).
+        """`reduced` with the gradients and norms of the units `mine`, summed over all stages. Includes the norms that
+        another stage counts (see `counted_once`).
 
         parcels: (stage, units, parcel) from every other stage that holds one of the units
         """
