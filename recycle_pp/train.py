@@ -41,7 +41,8 @@ from recycle_pp.wire.launch import Address, Launch
 if TYPE_CHECKING:
     from recycle_pp.config.node_settings import NodeSettings
 
-# Maximum bytes of text to tokenise at the start of a job with several processes: the others wait only ten minutes.
+# Maximum bytes of text to tokenise at the start of a job with several processes. The other processes wait only ten
+# minutes.
 AT_MOST = 256_000_000
 
 
