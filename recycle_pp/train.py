@@ -89,7 +89,8 @@ def _with_address(arguments: list[str]) -> list[str]:
 
 
 class Prepared(NamedTuple):
-    """
+    """The result of `prepare`.
+
     settings  the validated settings of the job, with the values of a resumed run and of measurements; only on rank 0
     run       the run folder; only on rank 0
     address   the coordinator's address; None if all ranks are on one node and read the address from a private file

@@ -21,7 +21,8 @@ YES_NO_AUTO = (True, False, "auto")
 
 @dataclass(frozen=True)
 class Model:
-    """
+    """The model to train.
+
     kind=transformer   Llama-style decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU, untied embedding and head
     kind=llama         the same decoder with the sizes and weights of a Hugging Face folder
     kind=custom, hf    any model (docs/models.md); the keys from width to dropout do not apply

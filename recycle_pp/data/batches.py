@@ -74,9 +74,8 @@ class Batches:
 
 
 def documents(inputs: Tensor, separator: int) -> dict[str, Tensor]:
-    """document_ids: the document of each token in its sample; position_ids: the token's position in the document.
-
-    Both are (b, T) int64.
+    """For each token, `document_ids`: the number of its document in the sample, and `position_ids`: its position in the
+    document. Both are (b, T) int64.
 
     A separator belongs to the document that follows: the first token of a document is predicted from the separator
     alone, and the last one predicts the next separator. So no target is lost, and none is predicted from another

@@ -67,7 +67,9 @@ class Updated(Protocol):
 
 
 class StageOptimizer:
-    """Attributes: held: unit -> its state. Units in one piece of memory share one `Held`."""
+    """The units that one worker holds, and AdamW on them.
+
+    held: unit -> its state. Units in one piece of memory share one `Held`."""
 
     def __init__(self, settings: Settings, stage: Updated, whole: bool = True) -> None:
         self._settings, self._stage, self._whole = settings.optimizer, stage, whole

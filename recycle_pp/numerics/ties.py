@@ -23,7 +23,9 @@ from .gradients import Gradients, Reduced
 
 
 class Ties:
-    """stage: number of this stage
+    """The tied units of a stage.
+
+    stage: number of this stage
     units: numbers of its tied units, in an order that is the same in all stages
     stages: unit -> all stages that hold it, ascending
     """

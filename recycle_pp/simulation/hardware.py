@@ -17,7 +17,7 @@ from .job import Job
 
 
 class Gpu(NamedTuple):
-    """flops: dense bf16 (V100, T4: fp16) operations per second. memory: bytes. Source: NVIDIA's data sheets."""
+    """A GPU's data sheet from NVIDIA. flops: dense bf16 (V100, T4: fp16) operations per second. memory: bytes."""
 
     flops: float
     memory: float

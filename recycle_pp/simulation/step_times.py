@@ -41,7 +41,7 @@ get the plan of the most even layout, which in larger jobs is within 0.4 % of th
 
 
 class StepTimes:
-    """plans: maximum number of plans. All times in seconds."""
+    """The durations of steps of one job, in seconds. plans: maximum number of plans to make."""
 
     def __init__(self, job: Job, plans: int = 64) -> None:
         self.job, self.most = job, plans

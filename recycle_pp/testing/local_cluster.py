@@ -231,7 +231,7 @@ class Zygote:
         self._socket.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(5.0)
-        self._process.kill()  # ends it if it is still importing
+        self._process.kill()  # ends the process if it is still importing modules
         self._process.wait(5.0)
         shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -24,7 +24,7 @@ KINDS = (*OP_KINDS, REDUCTION)
 Span = tuple[str, int, int, float, float, float]
 """kind, pipeline, index, start, end, own; the last three in seconds, start and end on the worker's monotonic clock"""
 
-OWN = 5  # number of the column
+OWN = 5  # number of the column `own`
 
 _ROW = np.dtype("<f8")  # also for the integers of a span, which float64 represents exactly
 

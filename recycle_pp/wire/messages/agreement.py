@@ -41,7 +41,8 @@ class Takeover(NamedTuple):
 
 
 class Membership(NamedTuple):
-    """
+    """A membership: the supervisors that are part of the job.
+
     leader  rank of the supervisor that proposes the membership, and acknowledges it first
     roster  rank -> address of the supervisor
     """
@@ -93,7 +94,8 @@ class Leads(Message, frozen=True):
 
 @sent(VOTER, CANDIDATE)
 class Answer(Message, frozen=True):
-    """
+    """The voter's answer to any of these questions.
+
     position  position of the voter's newest membership
     term      newest term that the voter knows
     leader    leader that the voter follows, if any

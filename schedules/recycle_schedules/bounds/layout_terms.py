@@ -47,7 +47,7 @@ class _Choices:
 
 
 class LayoutTerms:
-    """The terms up to `most` of a problem with layers."""
+    """The terms of a problem with layers; terms above `most` are inf."""
 
     def __init__(self, problem: Problem, most: float) -> None:
         p = problem
@@ -167,7 +167,7 @@ def _shares(p: Problem, s: int, speeds: list[float]) -> tuple[list[Share], list[
 
 
 def _own(p: Problem, s: int, speeds: list[float]) -> list[Share]:
-    """The shares of live workers that no split can change: the micro-batches of their own pipelines."""
+    """The shares that live workers have in every split: the micro-batches of their own pipelines."""
     if p.reroute != "failed_only":
         return []
     return sorted({(v, p.counts[d]) for d, v in zip(p.live[s], speeds, strict=True) if p.counts[d]})

@@ -51,7 +51,7 @@ def cheapest_flow(count: np.ndarray, message: np.ndarray, load: np.ndarray, cost
 
 
 def even_shares(load: list[int], cost: list[int], n: int, turn: int) -> list[int]:
-    """The number of micro-batches for each worker, n in total, such that the last one ends as early as possible.
+    """The number of micro-batches for each worker, n in total, such that the last of them ends as early as possible.
 
     turn: rotates the order of equal workers."""
     k = len(load)
