@@ -3,16 +3,16 @@
     torchrun --nproc-per-node=12 -m recycle_pp.train run.dir=runs/mine run.steps=2000 run.respawns=100000
     python -m recycle_pp.chaos --run-dir runs/mine --mtbf 5s --until-step 1500 --seed 7      # in another terminal
 
-It reads the live workers from the run's events and signals their processes on this machine: at random times with a mean
-distance of --mtbf, or at the times of --trace. It ends with the job, at --until-step or at Ctrl-C, and prints a table:
+It reads the live workers from the run's events and signals their processes on this machine: at random times, on average
+--mtbf apart, or at the times of --trace. It ends with the job, at --until-step or at Ctrl-C, and prints a table:
 deaths, stalls, steps, resources of the processes, and the goodput (progress relative to a run without deaths).
 
-At least one member of every stage survives, unless --cruel. Killed workers return as run.respawns allows; evicted ones
+Without --cruel, at least one member of every stage survives. Killed workers return as run.respawns allows; evicted ones
 do not. The same seed gives the same times. The live workers, and their position in a step, remain random.
 
 --trace: a CSV file of `python -m recycle_pp.simulate` (docs/simulate.md): the number of workers, or the state of each
-machine, over time. If the number falls, as many workers are killed, and their next processes are held back. If it
-rises, as many continue. --speed 60 turns a minute into a second.
+machine, over time. If the number falls by n, n workers are killed and their new processes are held back. If it rises by
+n, n of these processes continue. --speed 60 turns a minute into a second.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Live:
     pids: dict[str, int] = field(default_factory=dict)  # worker -> its process
     # workers that take part, in contrast to those that are still joining
     members: set[str] = field(default_factory=set)
-    # worker that the trace keeps down -> pid of its new process, None until that is started
+    # worker that the trace keeps down -> pid of its new process, None until the process has started
     held: dict[str, int | None] = field(default_factory=dict)
     over: bool = False
     _begun: bool = False
@@ -223,7 +223,7 @@ def _signal(pid: int, number: int) -> None:
 
 class Change(NamedTuple):
     at: float  # seconds from now
-    up: bool = False  # one more worker, instead of one less
+    up: bool = False  # whether the job gains a worker, instead of losing one
 
 
 def _at_random(mtbf: float, seed: int) -> Iterator[Change]:

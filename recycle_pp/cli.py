@@ -66,7 +66,7 @@ def _become(name: str, arguments: Sequence[str]) -> int:
 
 def _train(arguments: list[str]) -> int:
     """The exit code of a job on this single machine. Blocks until the job has ended."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # no traceback until torchrun sets its own handlers
+    for number in (signal.SIGINT, signal.SIGTERM):  # end without a traceback, until torchrun sets handlers
         signal.signal(number, lambda number, frame: os._exit(128 + number))
     from recycle_pp.telemetry import startup
     from recycle_pp.telemetry.failure import refuse

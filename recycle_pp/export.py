@@ -71,7 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="the checkpoint step-N, the state before step N (default: the newest)",
     )
-    add("--dtype", choices=list(DTYPES), default="float32", help="of the weights (default float32, no rounding)")
+    add("--dtype", choices=list(DTYPES), default="float32", help="dtype of the weights (default float32)")
     return parser
 
 

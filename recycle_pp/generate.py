@@ -83,7 +83,7 @@ def generate(model: Any, tokenizer: Any, arguments: argparse.Namespace) -> None:
     room = getattr(model.config, "max_position_embeddings", None)
     if room is not None and ids.shape[1] >= room:
         raise ValueError(
-            f"--prompt must have less than {room} tokens, what the model was trained on, not {ids.shape[1]}"
+            f"--prompt must have fewer than {room} tokens, the length of the training samples, not {ids.shape[1]}"
         )
     count = arguments.max_tokens if room is None else min(arguments.max_tokens, room - ids.shape[1])
     sampling: dict[str, Any] = {"do_sample": False}

@@ -23,8 +23,8 @@ from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.table import kind
 
 DIFFERS = """
-recycle_pp: the recorded decision differs. Another version of recycle_pp has made it, or it has a plan from the first
-seconds of a job, when the planner was not compiled yet."""
+recycle_pp: the recorded decision differs. Either another version of recycle_pp made it, or it contains a plan from the
+first seconds of a job, when the planner was not compiled yet."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -74,7 +74,7 @@ def _in_words(event: Event) -> str:
 
 def _consequences(outcome: Outcome) -> list[str]:
     """A line for each note, then one for each group of consecutive messages of the same kind, with their receivers."""
-    notes = [note for note in outcome.notes if note["event"] != "committed"]  # the message Commit says the same
+    notes = [note for note in outcome.notes if note["event"] != "committed"]  # a Commit message shows it
     found = [
         ", ".join([note["event"], *(f"{k} {_short(v)}" for k, v in note.items() if k != "event")]) for note in notes
     ]

@@ -130,7 +130,7 @@ def _fleet(given: argparse.Namespace, job: Job, costs: Costs, kinds: Sequence[Ki
     million = 1e6 * fleet.dollars_an_hour / given.fleet
     print(f"${fleet.dollars_an_hour:.2f} an hour, ${million:.4g} a million {thing}")
     print(
-        f"{fleet.machines:.1f} machines there on average, {fleet.interruptions:.2f} interruptions an hour, "
+        f"{fleet.machines:.1f} machines up on average, {fleet.interruptions:.2f} interruptions an hour, "
         f"each costs the job {need.lost:.1f} s; needed: {need.machines:.1f} machines of speed 1 without "
         f"interruptions, which do {given.fleet:,.0f} {thing} an hour by the plan of {job.pipelines} x {job.stages}"
     )

@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif arguments.text and arguments.tokenizer and arguments.out:
             return _tokenise(arguments)
         else:
-            parser.error("it takes TEXT, --tokenizer and --out; or --verify")
+            parser.error("either TEXT, --tokenizer and --out, or only --verify is needed")
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -61,7 +61,7 @@ def _tokenise(arguments: argparse.Namespace) -> int:
     )
     out, progress = Path(arguments.out), ProgressLine(sys.stderr.isatty())
     if out.suffix != ".bin":
-        raise ValueError(f"--out must end in .bin, as data.path knows token files by it; not {arguments.out}")
+        raise ValueError(f"--out must end in .bin, because data.path then reads tokens from it, not {arguments.out}")
     description = tokenise(recipe, out, lambda report: progress.show("", report))
     progress.close()
     print(_sentence(out, description))

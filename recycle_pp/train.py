@@ -41,7 +41,8 @@ from recycle_pp.wire.launch import Address, Launch
 if TYPE_CHECKING:
     from recycle_pp.config.node_settings import NodeSettings
 
-# Maximum bytes of text to tokenise at the start of a job with several processes: the others wait only ten minutes.
+# Maximum bytes of text to tokenise at the start of a job with several processes. The other processes wait only ten
+# minutes.
 AT_MOST = 256_000_000
 
 
@@ -88,7 +89,8 @@ def _with_address(arguments: list[str]) -> list[str]:
 
 
 class Prepared(NamedTuple):
-    """
+    """The result of `prepare`.
+
     settings  the validated settings of the job, with the values of a resumed run and of measurements; only on rank 0
     run       the run folder; only on rank 0
     address   the coordinator's address; None if all ranks are on one node and read the address from a private file

@@ -14,7 +14,7 @@ steps; a step is 2^-exponent.
     limit      power of two, in steps, small enough that q cannot overflow with the expected number of addends
     bad        (2,) of any dtype. bad[0] becomes 1 if an element is NaN, infinite, or not below `limit` steps; that
                element counts as 0. bad[1] becomes 1 if an element is NaN or infinite
-    first      the sum is empty: q is written without being read
+    first      whether the sum is still empty. If so, q is written without being read
 
 Tensors are contiguous and of equal size.
 """
@@ -27,7 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 1024
-_ROUND = tl.constexpr(1.5 * 2.0**52)  # its addition rounds a float64 below 2^51 to an integer: no bit for a fraction
+_ROUND = tl.constexpr(1.5 * 2.0**52)  # adding it rounds a float64 below 2^51: the sum has no bits for a fraction
 _WHOLE = tl.constexpr(2.0**51)  # larger values need no rounding: a float32 above 2^23 is an integer
 
 

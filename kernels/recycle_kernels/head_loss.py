@@ -32,7 +32,7 @@ from torch import Tensor
 from .blocks import power_of_two
 from .weight_grad import weight_grad
 
-Add = Callable[[Tensor, Tensor, int], None]  # (dl [n, V], x [n, H], parts): add the dW of one of `parts` chunks
+Add = Callable[[Tensor, Tensor, int], None]  # (dl [n, V], x [n, H], parts): adds dl^T x for one of `parts` chunks
 Defer = Callable[[Callable[[Add], None]], None]
 
 CHUNK_BYTES = 512 << 20  # large, because every chunk reads and writes dW (8 V H bytes), but small beside a large dW
@@ -41,7 +41,7 @@ CHUNK_BYTES = 512 << 20  # large, because every chunk reads and writes dW (8 V H
 def head_loss(x: Tensor, weight: Tensor, targets: Tensor, defer: Defer | None = None) -> Tensor:
     """The mean negative log-likelihood of the targets, a float32 scalar.
 
-    defer: if given, backward passes it the function that computes dW later.
+    defer: if given, backward does not compute dW, but calls `defer` with a function that does.
 
     Products use x's dtype, or the autocast dtype under autocast, like torch's linear layer."""
     if not x.is_meta and torch.is_autocast_enabled(x.device.type):

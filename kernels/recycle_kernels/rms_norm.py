@@ -45,7 +45,7 @@ def add_rms_norm(
 def rms_norm_keeping(
     x: Tensor, weight: Tensor, eps: float = 1e-5, *, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(y, x) [..., H]. Backward adds the gradients through y and through the residual stream x and rounds once, like
+    """(y, x) [..., H]. Backward adds the gradients of y and of the residual stream x, and rounds the sum once, like
     `add_rms_norm`. So the first layer of a stage has the same bits as a layer inside a stage."""
     return _RMSNorm.apply(x, weight, eps, None, dtype or x.dtype, True)
 
@@ -135,7 +135,7 @@ def _forward_kernel(x, residual, weight, y, h, rstd, rows, width, eps, ROWS: tl.
         value += tl.load(residual + at, mask=mask, other=0.0).to(tl.float32)
         kept = value.to(h.dtype.element_ty)
         tl.store(h + at, kept, mask=mask)
-        value = kept.to(tl.float32)  # backward only has the rounded h, so forward normalises that
+        value = kept.to(tl.float32)  # backward has only the rounded h, so forward must use it too
     scale = 1.0 / tl.sqrt_rn(tl.sum(value * value, axis=1) / width + eps)
     tl.store(rstd + row, scale, mask=row < rows)
     w = tl.load(weight + column, mask=column < width, other=0.0).to(tl.float32)

@@ -2,7 +2,7 @@
 
     weight_grad(buffer, dy, x)                              # buffer [O, K] float32 += dy^T x
     weight_grad(buffer, dy, x, first=True)                  # buffer = dy^T x; the old values are not read
-    weight_grad_fixed(q, dy, x, exponents, limit, bad)      # q [O, K] int64 += rint(dy^T x * 2^exponents), [O] or [1]
+    weight_grad_fixed(q, dy, x, exponents, limit, bad)      # q [O, K] int64 += rint(dy^T x * 2^exponents)
 
 dy [T, O] and x [T, K] are bfloat16, float16 or float32 with adjacent elements in a row. The product is summed in
 float32 (float32 operands do not use tf32) and added to the buffer in the epilogue. So the gradient of a micro-batch is
@@ -97,9 +97,9 @@ def _launch(
     dy, x = (t if t.stride(1) == 1 else t.contiguous() for t in (dy, x))
     tokens, out = dy.shape
     inner = x.shape[1]
-    arch = 0 if x.device.type == "cpu" else driver.active.get_current_target().arch  # cpu: the interpreter
+    arch = 0 if x.device.type == "cpu" else driver.active.get_current_target().arch  # CPU: Triton's interpreter
     tile = tile or tile_of(out, inner, x.dtype, arch)
-    a_thread = min(64, tile.out * tile.inner // (32 * tile.warps))  # elements; below 64, fewer rounds
+    a_thread = min(64, tile.out * tile.inner // (32 * tile.warps))  # elements of a thread, at most 64 (`ROUNDS`)
     _kernel[(triton.cdiv(out, tile.out) * triton.cdiv(inner, tile.inner),)](
         buffer, dy, x, bad, tokens, out, inner, dy.stride(0), x.stride(0),
         exponents, 0 if exponents is None or len(exponents) == 1 else 1, limit,

@@ -114,12 +114,13 @@ def shutdown_connections(listener: Address, peers: Collection[Address]) -> int:
 
 
 def answer_for_missing(listener: Address, ranks: Collection[int]) -> None:
-    """Makes all waits for connections from `ranks` raise: connects to our own listener as each of them and disconnects.
+    """Ends every wait of this process for a connection from one of `ranks`; the waiting operation raises. To do this,
+    the function connects to this process's own listener in the name of each rank, and disconnects.
 
-    Between two members the one with the higher address connects (gloo/transport/tcp/pair.cc compares sockaddrs by
-    bytes). The other member waits without a socket that could be shut down. Gloo's handshake consists of the connecting
-    member's rank in eight bytes (ssize_t). If a connection closes after the handshake, the waiting operation fails as
-    after the death of that member.
+    Of two members, the one with the higher address connects (gloo/transport/tcp/pair.cc compares sockaddrs by bytes).
+    The other member waits, and has no socket that could be shut down to end the wait. Gloo's handshake consists of the
+    connecting member's rank in eight bytes (ssize_t). If a connection closes after the handshake, the waiting operation
+    fails as after the death of that member.
     """
     family = socket.AF_INET6 if ":" in listener[0] else socket.AF_INET
     for rank in ranks:

@@ -136,13 +136,13 @@ def _validate_sums(settings: Settings) -> None:
 
 
 def _validate_sharded(settings: Settings) -> None:
-    """With sharded optimizer state: rejects settings that cannot be combined with it. Without: rejects
+    """Rejects settings that cannot be combined with sharded optimizer state. Without sharded state, rejects
     control.mismatch=third, which needs it."""
     parallel = settings.parallel
     if not parallel.copies:
         if settings.control.mismatch != "stop":
             raise ValueError(
-                "control.mismatch=third needs parallel.sharded=true: only there do workers compare each step"
+                "control.mismatch=third needs parallel.sharded=true: without it, workers do not compare each step"
             )
         return
     if settings.optimizer.stagger and settings.control.mismatch != "stop":
@@ -255,7 +255,7 @@ def _validate_data(settings: Settings) -> None:
     size = sum(path.stat().st_size for path in files)
     if size == 0:
         raise ValueError(f"data.path must hold data; {data.path!r} is empty")
-    if place.suffix == ".bin":  # from bytes to tokens
+    if place.suffix == ".bin":  # in tokens from here on, not in bytes
         size //= 4 if data.dtype == "uint32" or (data.dtype == "auto" and vocabulary > 1 << 16) else 2
     held_out = int(size * data.validation_share)
     sample = settings.model.sequence + 1

@@ -21,9 +21,9 @@ MOMENTS = (
     "forward", "backward", "weight", "send", "receive", "allreduce", "vote", "optimizer",
     # Moments at the end of a step. If STEP has no such moment, the next step that has one counts.
     "commit", "checkpoint", "validation",
-    # Moments of a recovery or a join: the first one in or after STEP.
+    # Moments of a recovery or a join. The first one in or after STEP counts.
     "regroup", "adopt", "donate", "join",
-    # With sharded optimizer state: the worker sends weights after a commit; it replicates missing copies.
+    # Moments with sharded optimizer state. spread: the worker sends weights after a commit. heal: it replicates copies.
     "spread", "heal",
 )  # fmt: skip
 
@@ -36,7 +36,7 @@ class Fault(NamedTuple):
     step: int
     worker: Worker
     moment: str = "forward"  # one of MOMENTS, at which a kill or a hang happens
-    factor: float = 1.0  # for slow: factor of the duration of ops
+    factor: float = 1.0  # for slow: the factor by which ops take longer
 
 
 def faults(settings: Settings) -> list[Fault]:

@@ -25,7 +25,8 @@ _ABSENT = "no key (another version of recycle_pp)"
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """
+    """The settings with which a node was started.
+
     shared     key -> value as a user writes it, for every key that must be equal on all nodes
     interface  control.interface of this node
     """

@@ -45,7 +45,7 @@ def take_up(arguments: Sequence[str], before: Mapping[str, Any]) -> tuple[Settin
         # The version that wrote this file had no numerics.sums, and its bf16 meant autocast.
         old["numerics.precision"] = "bf16-autocast"
     if "run.validate_samples" not in old:
-        old.pop("run.validate_microbatches", None)  # was not null by default before validate_samples existed
+        old.pop("run.validate_microbatches", None)  # before validate_samples existed, its default was not null
     now = flat(asdict(compose(list(arguments))))
     asked = _OF_A_START | _chosen(arguments, now, defaults)
     _check_file(before, asked, now["run.dir"])

@@ -1,6 +1,6 @@
 """The rule of a setting: its meaning, its allowed values, and when it may change.
 
-    lr: float = setting(3e-3, "peak, after the warm-up", above=0)       # a field of a group in settings.py
+    lr: float = setting(3e-3, "peak learning rate", above=0)            # a field of a group in settings.py
     width: int = fixed(64, "hidden size H", at_least=1)                 # a field that must not change during a run
     rules(settings)                                                     # {"optimizer.lr": Rule(...), ...}
     rule.check("optimizer.lr", -1.0)                                    # ValueError: one sentence for the user
@@ -30,7 +30,8 @@ class Change(StrEnum):
 
 @dataclass(frozen=True)
 class Rule:
-    """
+    """The rule of one setting.
+
     text      the meaning and unit, for users
     default   the value if no configuration file sets one
     choices   the allowed values among texts, true, false and null; does not restrict values of other types

@@ -21,7 +21,8 @@ YES_NO_AUTO = (True, False, "auto")
 
 @dataclass(frozen=True)
 class Model:
-    """
+    """The model to train.
+
     kind=transformer   Llama-style decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU, untied embedding and head
     kind=llama         the same decoder with the sizes and weights of a Hugging Face folder
     kind=custom, hf    any model (docs/models.md); the keys from width to dropout do not apply
@@ -110,7 +111,7 @@ class Data:
     column: str = fixed("text", "for .jsonl and .parquet: the column that holds the text")
     dtype: str = fixed(
         "auto",
-        "for a .bin without a header; auto: uint32 if the vocabulary exceeds 65536",
+        "dtype of a .bin without a header; auto: uint32 if the vocabulary exceeds 65536",
         choices=("auto", "uint16", "uint32"),
     )
     validation_path: str | list[str] | None = fixed(
@@ -151,7 +152,7 @@ class Parallel:
 class Schedule:
     backward: str = setting(
         "mixed",
-        "before any death; coupled: 1F1B; after a death always mixed",
+        "how backwards run before any death; coupled: 1F1B; after a death always mixed",
         choices=("decoupled", "coupled", "mixed"),
     )
     reroute: str = setting(
@@ -170,14 +171,14 @@ class Schedule:
 @dataclass(frozen=True)
 class Optimizer:
     lr: float = setting(
-        3e-3, "peak, after the warm-up; large models (model=gpt124m, llama1b) set a smaller one", above=0
+        3e-3, "peak learning rate, after the warm-up; large models (model=gpt124m, llama1b) set a smaller one", above=0
     )
     schedule: str = setting(
         "cosine",
-        "after the warm-up; cosine and linear fall to min_lr, wsd falls to it in the last steps",
+        "course of lr after the warm-up; cosine and linear fall to min_lr, wsd falls to it in the last steps",
         choices=("cosine", "linear", "constant", "wsd"),
     )
-    min_lr: float | None = setting(None, "value at the end of cosine, linear and wsd; null: a tenth of lr", at_least=0)
+    min_lr: float | None = setting(None, "lr at the end of cosine, linear and wsd; null: a tenth of lr", at_least=0)
     decay: float = setting(
         0.2, "wsd: final share of the steps, in which lr falls linearly to min_lr", above=0, at_most=1
     )
@@ -191,7 +192,7 @@ class Optimizer:
     beta1: float = setting(0.9, "decay of the mean of gradients", at_least=0, below=1)
     beta2: float = setting(0.95, "decay of the mean of squared gradients", at_least=0, below=1)
     eps: float = setting(1e-8, "added to the root of the mean of squared gradients", above=0)
-    weight_decay: float = setting(0.1, "matrices only", at_least=0)
+    weight_decay: float = setting(0.1, "weight decay of matrices; vectors have none", at_least=0)
     clip: float | None = setting(1.0, "largest global gradient norm; null: no clipping", above=0)
     most_skipped: int = setting(
         5, "stop the job after this many consecutive updates skipped for NaN or infinity", at_least=1
@@ -203,13 +204,13 @@ class Optimizer:
 class Numerics:
     precision: str = fixed(
         "fp32",
-        "bf16: weights and activations, with float32 masters; bf16-autocast: matrix products",
+        "bf16: weights and activations are bf16, with float32 masters; bf16-autocast: only matrix products are bf16",
         choices=("fp32", "bf16", "bf16-autocast"),
     )
     reproducible: bool = fixed(False, "fixed-point gradient sums: bit-identical results whichever workers die")
     sums: str = fixed(
         "int64",
-        "integers that hold these sums; int32: half the memory, needs reproducible",
+        "integers that hold the fixed-point sums; int32: half the memory, needs reproducible",
         choices=("int64", "int32"),
     )
 
@@ -286,7 +287,7 @@ class Control:
     )
     endpoints: list[str] | None = setting(
         None,
-        "addresses of the etcd",
+        "addresses of the etcd servers, with coordinator=etcd",
         pattern=r"(https?://)?[^:/\s]+:[0-9]{1,5}/?",
         form="HOST:PORT or http(s)://HOST:PORT",
     )
@@ -307,7 +308,7 @@ class Control:
     )
     mismatch: str = setting(
         "stop",
-        "if copies of a unit of sharded state differ; third: kill the worker with the wrong copy",
+        "what to do if copies of a unit of sharded state differ; third: kill the worker with the wrong copy",
         choices=("stop", "third"),
     )
     lease: float = setting(
@@ -346,9 +347,11 @@ class Settings:
         form="STEP:D.S[@MOMENT]",
         change=Change.START,
     )
-    hang_at: list[str] = setting(list, "suspend it with SIGSTOP", form="STEP:D.S[@MOMENT]", change=Change.START)
+    hang_at: list[str] = setting(
+        list, "suspend worker W(D,S) with SIGSTOP", form="STEP:D.S[@MOMENT]", change=Change.START
+    )
     slow_at: list[str] = setting(
-        list, "multiply the duration of its ops by FACTOR", form="STEP:D.S@FACTOR", change=Change.START
+        list, "multiply the duration of the worker's ops by FACTOR", form="STEP:D.S@FACTOR", change=Change.START
     )
     rejoin_at: list[str] = setting(
         list, "restart a worker that fail_at or hang_at stopped", form="STEP:D.S", change=Change.START
@@ -356,7 +359,7 @@ class Settings:
 
     @property
     def validation_microbatches(self) -> int:
-        """Number of micro-batches in a validation, if the held-out data has that many."""
+        """Number of micro-batches in a validation, if there is enough held-out data."""
         if self.run.validate_microbatches is not None:
             return self.run.validate_microbatches * self.parallel.pipelines
         return -(-self.run.validate_samples // self.parallel.microbatch_size)

@@ -17,7 +17,7 @@ _FACTORS |= {unit[0].lower(): 1e3**n for n, unit in enumerate(_UNITS) if n}
 
 def parse_size(text: str, flag: str = "") -> float:
     """A size in bytes. The units are powers of 1000 (kB, MB, GB, TB, also k, M, G, T) or of 1024 (KiB, MiB, GiB, TiB),
-    in upper or lower case. ValueError if `text` is no size.
+    in upper or lower case. ValueError if `text` is not a size.
 
     flag: the option's name, with which the error message starts
     """

@@ -12,7 +12,7 @@ _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def parse_seconds(text: str, flag: str) -> float:
-    """A duration in seconds, above 0. A number without a unit is in seconds. ValueError if `text` is no duration.
+    """A duration in seconds, above 0. A number without a unit is in seconds. ValueError if `text` is not a duration.
 
     flag: the option's name, with which the error message starts
     """

@@ -302,8 +302,8 @@ class Election:
             return required if all(majority(counted, of.roster, dead) for of in required) else []
 
         def hopeless(left: Collection[int]) -> Roster | None:
-            """A roster that blocks the decision, because `left` cannot be a majority of this roster even if all of
-            `left` answer yes. None if no roster blocks the decision."""
+            """A roster that blocks the decision: even if all ranks in `left` answer yes, they are no majority of the
+            roster. None if no roster blocks the decision."""
             most = {rank: (-1, -1) for rank in left if rank not in holders} | outdated
             cases = [
                 self.voter.required(possible_holders),

@@ -31,7 +31,7 @@ class Batches:
     Attributes:
         ignores: whether some labels are -100 and have no loss.
         name: name of the data, for messages.
-        fingerprint: of the tokens; equal fingerprints mean the same text.
+        fingerprint: digest of the tokens; equal fingerprints mean the same text.
         windows: training samples per epoch.
         validations: number of different validation micro-batches.
 
@@ -69,14 +69,13 @@ class Batches:
         return _stack([self._samples.held_out(window) for window in range(first, first + self._b)])
 
     def more(self, inputs: Tensor) -> Mapping[str, Tensor]:
-        """Further inputs of a model for (b, T) inputs: none, or with data.document_mask those of `documents`."""
+        """Further inputs of a model, for inputs (b, T): with data.document_mask the result of `documents`, else {}."""
         return {} if self._samples.separator is None else documents(inputs, self._samples.separator)
 
 
 def documents(inputs: Tensor, separator: int) -> dict[str, Tensor]:
-    """document_ids: the document of each token in its sample; position_ids: the token's position in the document.
-
-    Both are (b, T) int64.
+    """For each token, `document_ids`: the number of its document in the sample, and `position_ids`: its position in the
+    document. Both are (b, T) int64.
 
     A separator belongs to the document that follows: the first token of a document is predicted from the separator
     alone, and the last one predicts the next separator. So no target is lost, and none is predicted from another

@@ -7,8 +7,8 @@
     probe()                       # reads a byte of every open file from its disk; blocks until the disk responds
 
 A read is a system call (pread), not a page fault, so the other threads of the process run while it waits. Each read
-checks that the opened file is unchanged: a truncated or overwritten file raises UserMistake. If another file gets its
-name, there is no error, because the old file stays open.
+checks that the opened file is unchanged: a truncated or overwritten file raises UserMistake. If another file is moved
+to the same path, there is no error, because the old file stays open.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Read(NamedTuple):
 
 
 def slowest_read() -> Read | None:
-    """The longest pending read of this process; None without an open token file. May be called from any thread."""
+    """The longest pending read of this process; None if no token file is open. May be called from any thread."""
     now = time.monotonic()
     reads = [Read(file.path, max(0.0, now - file.waits_since(now))) for file in _open_files()]
     return max(reads, key=lambda read: read.seconds, default=None)
@@ -97,7 +97,7 @@ class FileTokens:
 
 
 def fingerprint(tokens: np.ndarray | FileTokens) -> str:
-    """SHA-256 of the number of tokens and their bytes; for a large file, of 256 pieces spread over it."""
+    """SHA-256 of the number of tokens and their bytes. In a large file, 256 pieces stand for all tokens."""
     digest = hashlib.sha256(str((len(tokens), tokens.dtype)).encode())
     if len(tokens) <= _PIECE_TOKENS * _PIECES:
         digest.update(tokens[:].tobytes())
@@ -120,7 +120,7 @@ class _File:
         self.fingerprint = fingerprint(FileTokens(self, 0, count))
 
     def __del__(self) -> None:
-        with suppress(AttributeError, OSError):  # the file could not be opened
+        with suppress(AttributeError, OSError):  # in case the file could not be opened
             os.close(self._descriptor)
 
     def waits_since(self, now: float) -> float:

@@ -1,4 +1,4 @@
-"""The order of samples: from the number of a sample to its window, in microseconds and without history.
+"""The order of samples. The window of any sample is computed from its number, in microseconds and without history.
 
     order = Order([1000], None, seed=0)              # each epoch is a permutation of all windows
     order = Order([1000, 50], [0.8, 0.2], seed=0)    # 4 of 5 samples come from the first source
@@ -22,7 +22,9 @@ PATTERN = 4096
 
 
 class Order:
-    """counts: windows of each source; weights: relative numbers of samples, positive, or None.
+    """The order of the samples of one or more sources.
+
+    counts: number of windows of each source. weights: relative number of samples of each source, positive; or None.
 
     Raises:
         ValueError: a weight is too small for one turn in the pattern.

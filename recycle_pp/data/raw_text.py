@@ -18,7 +18,7 @@ SKIPPED = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}  # 
 
 
 def read(path: str | None) -> TokenSource:
-    """The tokens, uint8, in memory. Raises ValueError if there is no text; the sentence does not name the configuration
+    """The tokens, uint8, in memory. Raises ValueError if there is no text; the message does not name the configuration
     key."""
     if path is None:
         root = Path(sysconfig.get_paths()["stdlib"])

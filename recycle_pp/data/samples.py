@@ -25,9 +25,11 @@ from .source import TokenSource
 
 
 class Samples:
-    """Attributes:
+    """The samples of a configuration.
+
+    Attributes:
         name: names of the sources, for messages.
-        fingerprint: of the tokens; equal fingerprints mean the same data.
+        fingerprint: digest of the tokens; equal fingerprints mean the same data.
         windows, held_outs: number of training samples, number of held-out samples.
         separator: the token after every document, with data.document_mask; else None.
 

@@ -18,8 +18,9 @@ from .file_tokens import FileTokens, fingerprint
 
 @dataclass(frozen=True)
 class TokenSource:
-    """
-    name       for messages
+    """A row of tokens.
+
+    name       name of the source, for messages
     tokens     (n,) whole numbers, in memory or in a file
     separator  the token after every document; None if the file does not name it
     """

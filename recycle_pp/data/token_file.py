@@ -33,7 +33,7 @@ class Description:
     documents: int
     vocabulary: int  # largest token id of the tokenizer, + 1
     separator: int  # token after every document
-    crc32: int  # of the file's bytes
+    crc32: int  # CRC-32 of the file's bytes
     recipe: str  # digest of the text and the tokenizer
 
     @property
@@ -48,7 +48,7 @@ def read(path: str, dtype: str, vocabulary: int) -> TokenSource:
         `vocabulary` is above 65536, else uint16.
 
     Raises:
-        ValueError: the file is empty, is not a whole number of tokens, or does not match its description; the sentence
+        ValueError: the file is empty, is not a whole number of tokens, or does not match its description; the message
             does not name the configuration key.
     """
     place = Path(path)

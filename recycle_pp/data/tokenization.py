@@ -69,7 +69,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Report:
-    """Progress. done: finished bytes of text; total: all bytes; begun: bytes that were finished before this call."""
+    """The progress of a call. done: finished bytes of text; total: all bytes; begun: bytes finished before the call."""
 
     done: int
     total: int
@@ -84,7 +84,7 @@ def tokenise(recipe: Recipe, out: Path, report: Callable[[Report], None] = lambd
     file waits for the first.
 
     Raises:
-        ValueError: `out` was made in another way, or the text cannot be read.
+        ValueError: `out` was made by another recipe or program, or the text cannot be read.
         OSError: `out` cannot be written.
     """
     digest = recipe.digest
@@ -93,7 +93,7 @@ def tokenise(recipe: Recipe, out: Path, report: Callable[[Report], None] = lambd
     partial = Path(f"{out}.partial")
     out.parent.mkdir(parents=True, exist_ok=True)
     with _exclusive(partial) as file:
-        if (found := _finished(out, digest)) is not None:  # made by a process for which this one has waited
+        if (found := _finished(out, digest)) is not None:  # another process made it while this one waited
             partial.unlink()
             return found
         progress = _continue(file, partial, digest, recipe)
@@ -145,7 +145,7 @@ class _Writer:
         for piece, behind in self._recipe.corpus.pieces(start):
             texts.append(piece.text)
             ends.append(piece.ends)
-            size += len(piece.text) + 64  # with many tiny documents the number of documents dominates
+            size += len(piece.text) + 64  # + 64: for tiny documents the number matters, not the length
             if size >= TOGETHER:
                 yield texts, ends, behind
                 texts, ends, size = [], [], 0
@@ -227,5 +227,5 @@ def _exclusive(partial: Path) -> Iterator[BinaryIO]:
                 return
         finally:
             file.close()
-        # The other process has finished and renamed the file, so this process opened the finished file, or an unlinked
-        # one.
+        # Another process has finished and renamed the file. So this process has opened the finished file, or one that
+        # no longer has a name, and tries again.

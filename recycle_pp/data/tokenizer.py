@@ -33,7 +33,7 @@ ENDS = (
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """digest: of everything that affects the tokens of a text; vocabulary: the largest id + 1."""
+    """A tokenizer. digest: digest of everything that affects the tokens of a text. vocabulary: the largest id + 1."""
 
     encode: Callable[[Sequence[str]], list[np.ndarray]]
     vocabulary: int
@@ -47,7 +47,7 @@ def load(place: str, separator: str | None = None) -> Tokenizer:
     separator: the token after every document; None: the tokenizer's end-of-text token (for bytes: the byte 0).
 
     Raises:
-        ValueError: `place` is none of these, or the tokenizer has no such token; the sentence names the configuration
+        ValueError: `place` is something else, or the tokenizer has no such token; the message names the configuration
             key.
     """
     if place == BYTES:
@@ -98,7 +98,7 @@ def _bytes(texts: Sequence[str]) -> list[np.ndarray]:
 
 
 def end_of_text(definition: Path, separator: str | None) -> str:
-    """The token that ends a text: `separator`, or the one in the tokenizer's files. ValueError without one."""
+    """The token that ends a text: `separator`, or the one in the tokenizer's files. ValueError if there is none."""
     found = json.loads(definition.read_text())
     ids = dict(found["model"]["vocab"]) | {token["content"]: token["id"] for token in found.get("added_tokens", ())}
     return _end_of_text(definition, ids, separator)

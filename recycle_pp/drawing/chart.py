@@ -27,7 +27,7 @@ lost: completed on a worker that died, and had to be redone."""
 
 @dataclass(frozen=True, eq=False)
 class Chart:
-    """Ops sorted by row and start. Arrays have shape (n,), `first` (rows + 1,).
+    """Ops sorted by row and start. Arrays have shape (n,), except `first` with (rows + 1,).
 
     kind uint8 (code), microbatch int32 (global id, -1 for O), row int32 (pipeline * P + stage),
     start and end float64, marks uint8 (bits above); `first[r]:first[r + 1]` are the ops of row r."""
@@ -131,12 +131,12 @@ class Chart:
             consumers = ops[(stage[ops] - step >= 0) & (stage[ops] - step < P)]
             if not len(producers) or not len(consumers):
                 continue
-            # `have` is sorted by key, then end: a search for `want` finds the last producer that ended in time
+            # `have` is sorted by key, then by end, so a search for `want` finds the last producer that ended in time
             width = self.span + 1.0
             have = key[producers] * width + self.end[producers]
             want = (key[consumers] - step) * width + self.start[consumers]
             at = np.maximum(np.searchsorted(have, want + 1e-6 * width, side="right") - 1, 0)
-            late = key[producers[at]] != key[consumers] - step  # clocks may differ slightly: use the first run
+            late = key[producers[at]] != key[consumers] - step  # clocks differ slightly: use the first run
             at = np.minimum(at + late, len(producers) - 1)
             found = key[producers[at]] == key[consumers] - step
             pairs.append((producers[at[found]], consumers[found]))
@@ -161,7 +161,7 @@ class Chart:
 
 
 def _lost(key: np.ndarray, kind: np.ndarray, marks: np.ndarray) -> np.ndarray:
-    """LOST for complete ops that a redone op of the same micro-batch, stage and kind repeats."""
+    """The mark LOST for each complete op that a redone op of the same micro-batch, stage and kind repeats; else 0."""
     same = np.where(kind == B, I, kind)  # a redone backward may be split even if the original was not, and vice versa
     ident = key * len(KINDS) + same
     again = ident[(marks & REDONE) != 0]

@@ -177,7 +177,7 @@ def _ops(axes: Axes, chart: Chart, line: dict[int, int], inch: float, row_height
                 continue
             gid = f"{number}-{kind}" + (f"-{name}" if name else "")
             axes.add_collection(PolyCollection(_boxes(chart, pick, y, pad), gid=gid, **_look(kind, mark, edge)))
-            if mark == REROUTED and not edge:  # too narrow for an outline: a dark foot instead
+            if mark == REROUTED and not edge:  # too narrow for an outline, so the foot is dark instead
                 foot = _boxes(chart, pick, y + 0.62, 0.0, height=0.38 - pad)
                 axes.add_collection(PolyCollection(foot, gid=f"{gid}-foot", facecolor=palette.INK, lw=0, zorder=3.4))
         if later := _next_step(chart):
@@ -196,7 +196,7 @@ def _ops(axes: Axes, chart: Chart, line: dict[int, int], inch: float, row_height
     room = (chart.end - chart.start) * inch * 72
     sizes = {i: min(7.0, row_height * 40, room[i] / (0.62 * len(label))) for i, label in labels.items()}
     if sum(size >= 3.5 for size in sizes.values()) < len(sizes) / 2:
-        return  # a few numbers would look like the only ops
+        return  # the few ops with numbers would look like the only ones
     for i, label in labels.items():
         size = sizes[i]
         if size < 3.5:

@@ -19,8 +19,10 @@ from .chart import CUT, REROUTED, Chart
 
 @dataclass(frozen=True)
 class Measures:
-    """makespan, period and lower_bound are in the chart's unit. period is None if the function `period` returns None.
+    """The figures of one chart.
 
+    makespan, period, lower_bound
+                   in the chart's unit; period is None if the function `period` returns None
     idle, bubble   share of bubbles, in total and by stage
     lost, redone   numbers of ops (docs/figures.md defines them)
     peak           by stage, the most micro-batches in flight on one worker

@@ -27,8 +27,8 @@ class Recovery:
 
         origin: time of the trace at which the chart's axis starts
 
-        If the trace has no time of death, this is the end of the dead workers' last op. If the trace does not name the
-        dead workers, they are the workers with a cut op, and the problem's dead workers that ran an op."""
+        If the trace has no time of death, the end of the dead workers' last op counts as this time. If the trace does
+        not name the dead workers, they are the workers with a cut op, and the problem's dead workers that ran an op."""
         if not trace.phases:
             return None
         a, P = trace.arrays, trace.problem.stages

@@ -34,7 +34,7 @@ class Scale:
     step: float
     width: int
     folds: int
-    exact: bool  # ops are letters; otherwise columns show the load of a worker
+    exact: bool  # whether ops are letters; otherwise columns show the load of a worker
 
     @classmethod
     def of(cls, charts: Sequence[Chart], room: int, window: tuple[float, float] | None) -> Scale:
@@ -165,7 +165,8 @@ def _shares(chart: Chart, ops: slice, scale: Scale) -> np.ndarray:
 
 
 def _coarse_cell(shares: np.ndarray, colour: bool, unicode: bool) -> tuple[str, str]:
-    """The load of a column: the height of a block (or a digit) in the mixed colour of its ops; r: mostly re-routed."""
+    """The load of a column as the height of a block (or as a digit), in the mixed colour of its ops. `r` instead, if
+    most of the load is re-routed."""
     busy = float(shares[:-1].sum())
     mixed = "r" if shares[-1] > busy / 2 > 0 else ""
     block = mixed or ("▁▂▃▄▅▆▇█"[min(7, int(busy * 8))] if unicode else str(min(9, int(busy * 10))))

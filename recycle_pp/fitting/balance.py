@@ -135,7 +135,7 @@ def _one_layer(settings: Settings, layer: int, device: Any) -> dict[str, float]:
     seconds: dict[str, list[float]] = {kind: [] for kind in TIMES}
     held = allocated() - empty
     in_flight = 0
-    clock = time.perf_counter if on_gpu else time.thread_time  # other processes may use the CPU
+    clock = time.perf_counter if on_gpu else time.thread_time  # without the time of other processes
 
     def timed(kind: str, call: Any, *arguments: Any) -> None:
         began = clock()

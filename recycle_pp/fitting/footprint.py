@@ -25,7 +25,7 @@ from .problem import initial_problem
 def footprint(settings: Settings, workers_here: int) -> list[str]:
     """Up to five sentences. workers_here: number of workers on this machine.
 
-    For a model that is not the project's own, it is one sentence, because only workers can measure its memory.
+    For a model that is not the project's own, returns one sentence, because only workers can measure its memory.
     """
     p = settings.parallel
     samples = p.pipelines * p.microbatches * p.microbatch_size
@@ -90,7 +90,7 @@ def crowd(workers_here: int) -> str | None:
 
 
 def needs_of(settings: Settings, device: str) -> list[dict[str, float]]:
-    """For each stage: part of a worker's memory -> its bytes when the use is highest, in a step without deaths.
+    """For each stage: the bytes of each part of a worker's memory when its use is highest, in a step without deaths.
 
     device: cpu or cuda
     """
@@ -108,7 +108,7 @@ def _after_the_profile(settings: Settings) -> Problem:
 
 
 def _all_here(settings: Settings, needs: list[dict[str, float]], workers: int) -> float:
-    """Bytes that the workers of this machine need: those of the first `workers` ranks, also on other machines."""
+    """Bytes that the workers of this machine need. On every machine, the first `workers` ranks stand for its own."""
     return sum(PROCESS + sum(needs[rank % settings.parallel.stages].values()) for rank in range(workers))
 
 

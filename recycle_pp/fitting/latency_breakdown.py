@@ -70,7 +70,7 @@ def _ops(spans: Spans, workers: Sequence[Worker], kinds: Sequence[int]) -> _Ops:
 
 
 def _inputs(ops: _Ops, stages: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each op, when its input was made and the index of its sender; time 0 if it takes no boundary tensor."""
+    """(time at which the input was made, index of its sender) for each op. Time 0 if it takes no boundary tensor."""
     forward, backward = ops.kind == F, _MAKES_GRADIENT[ops.kind]
     direction = backward.astype(int)
     shape = 2, 1 + ops.pipeline.max(initial=0), 1 + ops.microbatch.max(initial=0), stages

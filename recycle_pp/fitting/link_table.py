@@ -49,7 +49,8 @@ class LinkTable:
         return self._links.get(frozenset((self._host.get(a, ""), self._host.get(b, ""))))
 
     def to_json(self) -> dict[str, Any]:
-        """hosts: worker -> its host; measured: [host, host, seconds one way, bytes a second] for each link."""
+        """The table as JSON. hosts: worker -> its host. measured: [host, host, seconds one way, bytes a second] for
+        each link."""
         measured = [[min(hosts), max(hosts), *link] for hosts, link in self._links.items()]
         return {"hosts": {str(w): host for w, host in sorted(self._host.items())}, "measured": sorted(measured)}
 

@@ -39,7 +39,7 @@ class Row:
     wanted               the same, limited only by the settings of `schedule`
     whole                whether every backward is whole (`B`), none is split
     recompute            whether the backward recomputes the layers
-    parts                part of the memory -> its bytes when the worker's use is highest
+    parts                bytes of each part of the memory when the worker's use is highest
     """
 
     stage: int
@@ -63,7 +63,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Outcome:
-    """
+    """The effect of a number of deaths at one stage.
+
     dead     number of dead workers, all of one stage
     rows     a row for each stage, for the case that all deaths are in this stage
     period   the longest period of these cases, as a multiple of an average stage's forward; None if a stage does not

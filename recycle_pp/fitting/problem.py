@@ -63,7 +63,7 @@ def memory_of(settings: Settings, measured: Measured | None = None) -> dict[str,
 
 
 def with_less_memory(problem: Problem, worker: Worker) -> Problem:
-    """The problem with a limit of one micro-batch in flight less on that worker, but at least one.
+    """The problem with this worker's limit lowered by one micro-batch in flight, to no less than one.
 
     Other workers keep their limits. The limits in bytes stay too.
     """

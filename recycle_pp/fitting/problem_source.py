@@ -52,7 +52,8 @@ _FLAGS = (*_KEYS, "fail", "durations", "memory", "speed")
 
 @dataclass(frozen=True)
 class Source:
-    """shown: the plan or trace to show; None if the problem still has to be planned. run: None unless a run folder."""
+    """The input. shown: the plan or trace to show; None if the problem still has to be planned. run: the reader of a
+    run folder, None for other inputs."""
 
     problem: Problem
     unit: str = "slots"
@@ -88,7 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--reroute", choices=("failed_only", "any"))
     add("--send", type=float, help="latency between stages")
     add("--send-rerouted", type=float, help="latency between stages of different pipelines")
-    add("--allreduce", type=float, help="from a stage's last gradient to its optimizer steps")
+    add("--allreduce", type=float, help="time from a stage's last gradient to its optimizer steps")
     add("--speed", nargs="+", metavar="D.S=0.8", help="slow or fast workers")
     add("--unit", choices=("slots", "ms", "s"), help="unit of the problem's times (default slots)")
 
@@ -221,7 +222,7 @@ def _worker(flag: str, text: str) -> Worker:
 
 
 def _pair(flag: str, text: str) -> tuple[str, Any]:
-    """The (key, value) in a text KEY=NUMBER, or of KEY=NUMBER/NUMBER/... for one value per stage."""
+    """The (key, value) of a text KEY=NUMBER, or KEY=NUMBER/NUMBER/... with one value per stage."""
     key, _, value = text.partition("=")
     try:
         numbers = [float(x) for x in value.split("/")]

@@ -50,7 +50,7 @@ class Profile:
         self._turns: list[np.ndarray] = []
         self._turn = 0.0  # median of `_turns`, once the profile is complete
         self._messages: dict[tuple[Worker, Worker], list[np.ndarray]] = {}  # (from, to) -> seconds
-        self._message = self._overhead = 0.0  # seconds of a message, and without the time on its link
+        self._message = self._overhead = 0.0  # seconds of a message; the same without its time on the link
         self._sums: list[list[float]] = [[] for _ in stages]
         self._first_forward: dict[Worker, float] = {}
         self._durations: dict[str, list[float]] = {}  # by stage, once the profile is complete
@@ -127,7 +127,8 @@ class Profile:
         return (self._durations[kind][worker.stage] + again) * self._slowness.factors.get(worker, 1.0)
 
     def problem(self, problem: Problem) -> Problem:
-        """The problem of the next step: with measured times or, before, with the kind of backward to measure."""
+        """The problem of the next step, with measured times. While times are measured, it has the kind of backward to
+        measure next."""
         s = self._settings
         if self.complete:
             return problem.replace(
@@ -240,7 +241,7 @@ class Profile:
         return self._slowness.add(longer)
 
     def _longer(self, worker: Worker, table: np.ndarray) -> tuple[float, float] | None:
-        """Own and wall time of a worker's ops in a step, as multiples of the times by medians.
+        """Own and wall time of a worker's ops in a step, as multiples of the sum of median times.
 
         The medians are those of this worker, or of its stage if the worker was not profiled. Returns None if no op has
         a median.
@@ -281,7 +282,7 @@ def _joined(parts: Collection[np.ndarray]) -> np.ndarray:
 
 
 def _median(values: Sequence[float] | np.ndarray) -> float:
-    """The median; 0 without values. Python's is ten times as fast for a few values, numpy's for many."""
+    """The median; 0 without values. Python's median is ten times as fast for few values, numpy's for many."""
     if len(values) > 100:
         return float(np.median(values))
     return float(median(values)) if len(values) else 0.0

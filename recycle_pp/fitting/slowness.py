@@ -3,7 +3,7 @@
     slowness = Slowness()
     slowness.place(worker, "host-a", cores=8)
     for speed in slowness.add({worker: (own, wall), ...}): ...     # after a step: workers that became slow or recovered
-    slowness.factors                                               # of the workers that are slow now
+    slowness.factors                                               # {worker: factor}: the workers that are slow now
 
 `own` and `wall` are the times of a worker's ops in a step, as multiples of the profiled times. `own` excludes the time
 in which the thread waited for a core. A worker is slow in two cases:
@@ -16,8 +16,8 @@ in which the thread waited for a core. A worker is slow in two cases:
   The factor is `CROWDED` (2.0) if the workers outnumber the cores: 12 workers on 2 cores reach 1.72.
   Workers of unknown machines cannot be slow in this way.
 
-A worker has recovered when the median of these times falls below `NORMAL` (1.2), or below `WAITS_NO_MORE` (1.4) if it
-waited for a core. That takes 4 or 5 steps.
+A worker has recovered when the median of its own times falls below `NORMAL` (1.2). If it waited for a core, the median
+of its wall times must fall below `WAITS_NO_MORE` (1.4). That takes 4 or 5 steps.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Slowness:
         self._own: dict[Worker, deque[float]] = {}
         self._usual: dict[Worker, float] = {}  # median own time in the first steps
         self._wall: dict[Worker, deque[float]] = {}
-        self._waits: set[Worker] = set()  # slow only because they wait for a core
+        self._waits: set[Worker] = set()  # workers that are slow only because they wait for a core
 
     def place(self, worker: Worker, machine: str, cores: int) -> None:
-        """Records the machine of a worker's new process and drops the times of the old process. Its factor stays until
-        the new process has been measured."""
+        """Records the machine of a worker's new process and drops the times of the old process. The worker's factor
+        stays until the new process has been measured."""
         if machine:
             self._machines[worker] = machine
             self._cores[machine] = cores

@@ -1,6 +1,6 @@
 """Processes of this machine, from /proc (proc(5)).
 
-process_stat(pid).started                # pid, this and `boot_id()` identify a process for ever
+process_stat(pid).started                # with the pid and `boot_id()`, identifies a process for ever
 process_stat(pid, thread=pid).cpu_ticks  # processor time of the main thread alone
 process_size(pid)                        # ProcessSize(mib=310.2, threads=14, descriptors=31)
 """
@@ -15,7 +15,8 @@ Self = Literal["self"]
 
 
 class ProcessStat(NamedTuple):
-    """
+    """The state of a process, or of one of its threads.
+
     state      R, S, D, T, Z, ...
     cpu_ticks  user and system time, in clock ticks
     started    clock ticks from the boot to the start of the process

@@ -60,7 +60,7 @@ def _more(model: Model, own: str, attention: str, rows: dict[str, slice]) -> dic
 
 
 def from_llama(model: Model, name: str, read: Callable[[str], Tensor]) -> Tensor:
-    """This project's tensor `name`, made of Hugging Face's tensors. read: function from their name to the tensor."""
+    """This project's tensor `name`, made of Hugging Face's tensors. read: returns one of these by its name."""
     return torch.cat([read(part) for part, _ in to_llama(model)[name]])
 
 

@@ -4,8 +4,8 @@
     memory.peak(peers=3, ran=6, in_flight=4)                # {"weights": ..., ...} when a step needs the most memory
     memory.in_flight(80e9, peers=3, ran=6)                  # number of micro-batches that fit
 
-Everything follows from shapes, except for NCCL's communicators. Tests compare it with the tensors of real stages,
-`bench/memory.py` with whole jobs. `PROCESS` is the memory of Python and torch themselves. The copies for writing a
+All sizes follow from shapes, except those of NCCL's communicators. Tests compare them with the tensors of real stages,
+and `bench/memory.py` with whole jobs. `PROCESS` is the memory of Python and torch themselves. The copies for writing a
 checkpoint are on the host, so they count only if the device is a CPU.
 """
 
@@ -26,7 +26,7 @@ GAP = 128  # tensors start at multiples of this many elements in the stage's vec
 BUCKET = 1 << 20  # elements summed at a time if the state is sharded (state.runs)
 PIECE = 1 << 18  # elements received from each peer at a time; a second piece may be ahead (state.passing, over TCP)
 TOGETHER = 4  # buckets that all peers sum at a time (over NCCL or Gloo)
-COMMUNICATOR = 200_000_000  # bytes of a communicator of NCCL: an estimate, others report 100 to 500 MB
+COMMUNICATOR = 200_000_000  # estimated bytes of a communicator of NCCL; reports range from 100 to 500 MB
 CHUNK = 512 << 20  # bytes of logits that the fused head computes at a time (recycle_kernels.head_loss)
 
 
@@ -118,9 +118,10 @@ def _together(settings: Settings) -> bool:
 def sent_bytes(settings: Settings, stage: int) -> float:
     """Bytes that a worker of that stage sends in a step without deaths: boundary tensors and its part of the reduction.
 
-    Unsharded: 2 (D-1)/D of the sums (collectives). With k copies of each unit, over TCP: (D-1)/D of the sums to the
-    first holders, the float32 gradient from them to k - 1 others, and the new weights to the D - k workers without a
-    copy. Over NCCL or Gloo gradients and weights are broadcast to all workers: (D-1)/D of them on average."""
+    Unsharded: 2 (D-1)/D of the sums, by collectives. Sharded with k copies of each unit, over TCP: (D-1)/D of the sums
+    to the first holders, the float32 gradient from a first holder to the k - 1 others, and the new weights to the
+    D - k workers without a copy. Sharded, over NCCL or Gloo: gradients and weights are broadcast to all workers, so a
+    worker sends (D-1)/D of them on average."""
     p, memory = settings.parallel, stage_memory(settings, stage)
     n, k = p.pipelines, min(p.copies, p.pipelines)
     boundary = memory.boundary * p.microbatches
@@ -196,7 +197,7 @@ class Activations:
         queue = product * (4 * width + 2 * q + 2 * kv + 3 * ffn) + stream * width * recompute
         flight = stream * width if recompute else kept
         inner = whole = 4 * product * ffn + stream * width  # within SwiGLU's backward
-        if recompute:  # the memory of one whole layer exists, in I in addition to what other layers have left for W
+        if recompute:  # one layer at a time has all its tensors again; in I, those for W are not counted twice
             inner, whole = inner + max(0, kept - queue), whole + kept
 
         # Per token: embedding, head and document mask.

@@ -16,8 +16,8 @@ from torch import Tensor
 
 
 def recomputed(function: Callable[..., Tensor], x: Tensor, *arguments: Any) -> Tensor:
-    """function(x, *arguments). Only x is kept until the backward. Gradients flow to x and to the parameters of the
-    function's own layers."""
+    """The result of function(x, *arguments). Only x is kept until the backward. Gradients flow to x and to the
+    parameters of the function's own layers."""
     return _Recomputed.apply(x, function, arguments)
 
 

@@ -14,8 +14,8 @@ def layers_of(layers: int, stages: int, split: Sequence[int] | str | None = None
     the first stages may have one more.
 
     Raises:
-        ValueError: fewer layers than stages, or a split that does not give `stages` stages at least one layer each,
-            `layers` in total.
+        ValueError: there are fewer layers than stages, or `split` is not one number of at least 1 for each stage, with
+            the sum `layers`.
     """
     if layers < stages:
         raise ValueError(f"the model has {layers} layers, too few for parallel.stages = {stages}, one a stage")

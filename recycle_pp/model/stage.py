@@ -55,7 +55,7 @@ class Stage:
 
     Attributes:
         parameters: full-model name -> parameter, in canonical order; views of `working`.
-        flat: the masters, float32; with bf16 and sharded state, `working` once the setup is complete.
+        flat: the masters, float32. With bf16 and sharded state, it becomes `working` when the setup is complete.
         working: the weights that the computation uses: `flat` itself, or with bf16 its rounded copy.
         names: the keys of `parameters`.
         module: the computation; `module.takes` and `module.gives` are the tensors between stages.
@@ -143,8 +143,8 @@ class Stage:
     def warm(self) -> None:
         """Runs every kernel of a step once, on zeros of the real shapes. Leaves gradients and parameters as they were.
 
-        The first launch compiles a kernel, which in the middle of a step would look like a hang. So a worker compiles
-        at its start, when it has a longer time limit (a lease).
+        The first launch of a kernel compiles it. In the middle of a step this would look like a hang. So a worker
+        compiles at its start, when it has a longer time limit (a lease).
         """
         module = self.module
         batch = Batch.blank(self.settings) if module.reads else None

@@ -1,8 +1,8 @@
-"""The interface of a trainable model: one stage of it, as driven by `Stage`.
+"""The interface of one stage of a trainable model. `Stage` calls it.
 
     module = transformer.part(settings, stage, device)         # the project's own Transformer: fused kernels
     module = general.part(settings, stage, device, run_dir)    # any nn.Module, any decoder of transformers
-    leaves = module.bind(masters, views, sink)                 # then its parameters are views of these tensors
+    leaves = module.bind(masters, views, sink)                 # from now on, its parameters are the views
     outputs = module(batch, boundary, key)                     # the forward; autograd and the sink do the backward
 
 A stage module only computes: no communication, no sums, and parameters of its own layers only. Its forward is a pure
@@ -85,14 +85,15 @@ class Batch:
 
 
 class StageModule(Protocol):
-    """
+    """One stage of a model.
+
     ops        kernels for sums and updates, see `numerics.operations`
     shapes     full-model name -> shape of every parameter of this stage, in the order of use
     layers     parameter -> the number of its layer, ascending; -1: before the first layer; the number of layers: after
                the last layer
     takes      inputs of the forward from the previous stage; empty at the first stage
     gives      outputs of the forward for the next stage; empty at the last stage, where the forward returns the loss
-    parts      parameter -> number of addends in its gradient of a micro-batch, if it is not one
+    parts      parameter -> number of addends of its gradient in one micro-batch, if this number is not 1
     shared     parameter that other stages also hold -> all stages that hold it; its gradient is the sum over them
     deferred   parameters whose gradients wait for the op W; the op I adds all others
     reads      whether the forward uses the batch

@@ -145,7 +145,7 @@ class Bias(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention with `heads` query heads. Each group of `heads / kv_heads` shares keys and values."""
+    """Causal attention with `heads` query heads. Each group of `heads / kv_heads` heads shares keys and values."""
 
     def __init__(self, build: Build, std: float, layer: int):
         super().__init__()
@@ -186,11 +186,11 @@ class FeedForward(nn.Module):
         return self.w_down(self.swiglu(self.w_gate_up(x)))
 
 
-Uses = Linear | Norm | Embedding | Bias  # the modules with a parameter, `weight`
+Uses = Linear | Norm | Embedding | Bias  # the modules that have one parameter, named `weight`
 
 
 class Layer(nn.Module):
-    """(x, branch) -> (x, branch). Each norm adds the previous branch, so the last branch is not yet added."""
+    """A function (x, branch) -> (x, branch). Each norm adds the branch before it to x. The last branch is not added."""
 
     def __init__(self, build: Build, layer: int):
         super().__init__()
@@ -260,7 +260,8 @@ class Transformer(nn.Module):
         key: Key | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """
+        """Runs the layers.
+
         source     (b, T) int64 tokens for the first part; else (b, T, H), the output of the previous part
         targets    (b, T) int64, for the last part
         key        enables dropout
@@ -373,9 +374,9 @@ def rope_tables(
 
 
 def _scaled(frequency: Tensor, scaling: Sequence[float] | None) -> Tensor:
-    """Scales frequencies: linear position interpolation (Chen et al. 2023, arXiv:2306.15595), or the method of Llama
-    3.1. This divides frequencies with fewer than `low` rotations in `positions`, keeps those with more than `high`, and
-    interpolates in between."""
+    """Scales frequencies by linear position interpolation (Chen et al. 2023, arXiv:2306.15595) or by the method of
+    Llama 3.1. The latter divides frequencies with fewer than `low` rotations in `positions`, keeps those with more than
+    `high`, and interpolates in between."""
     if scaling is None:
         return frequency
     factor, *rest = scaling

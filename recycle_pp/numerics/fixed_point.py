@@ -52,7 +52,7 @@ class Format:
 
     @property
     def by_row(self) -> bool:
-        """Each row has its own exponent. Otherwise each unit has one."""
+        """Whether each row has its own exponent. Otherwise each unit has one."""
         return self.dtype == torch.int32
 
     def kept(self, terms: int) -> int:
@@ -65,12 +65,11 @@ INT32 = Format(torch.int32, bits=30, growth=8, step=6)
 
 
 def prepare() -> None:
-    """Makes cuBLAS and attention deterministic, as they are on a CPU. To be called before the process first uses
-    CUDA."""
+    """Makes cuBLAS and attention deterministic, as they are on a CPU. Call it before the process first uses CUDA."""
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    # Not use_deterministic_algorithms: it imports torch.compile, which takes a second.
+    # This is used instead of use_deterministic_algorithms, which imports torch.compile and takes a second.
     torch.set_deterministic_debug_mode("error")
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # only costs time
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # would only cost time
 
 
 def exponents(largest: Tensor, terms: int, of: Format = INT64) -> Tensor:

@@ -41,7 +41,7 @@ class Reduced:
     squares  squared norm of each unit of the stage, in canonical order
     finite   False if an addend had a NaN or an infinity
     fits     False if the finite gradient did not fit the sums; the step must be repeated
-    shared   this stage's own sums of the tied units that this worker sums, in one vector (`numerics.ties`), or None
+    shared   for the tied units that this worker sums: this stage's sums in one vector (`numerics.ties`); or None
     largest  `Gradients.largest_of` for all units, which `follow` needs; None if `flat` has all units
     units    numbers of the units in `flat`, ascending; None: all units of the stage
     """
@@ -77,7 +77,7 @@ class Gradients:
 
     Attributes:
         exponents: int32 (rows,) on the device, the fixed-point exponents of a step's first attempt; empty unless
-            reproducible. State of the stage, saved in checkpoints. Replaced as a whole, never written to.
+            reproducible. They are state of the stage, saved in checkpoints. The tensor is replaced, never changed.
         places: `ops.places` of the layout
     """
 
@@ -107,7 +107,7 @@ class Gradients:
         self._parts = list(parts or [1] * len(layout.names))
         self.layout, self._index = layout, {name: index for index, name in enumerate(layout.names)}
         self._alone: dict[int, Any] = {}  # `ops.places` of single units
-        self._memory = layout.memory(device, self.dtype)  # not zeroed, because a tensor's first gradient is written
+        self._memory = layout.memory(device, self.dtype)  # not zeroed: the first gradient overwrites it
         self._sums = layout.views(self._memory)
         self._book = torch.zeros(4, microbatches, dtype=torch.float64, device=device)
         self._bad = torch.zeros(2, dtype=torch.float64, device=device)
@@ -150,7 +150,7 @@ class Gradients:
         if not self.reproducible:
             total.index_add_(0, rows, dy)
             return
-        # Sums equal rows in float32 first, as autograd does. Touches only the rows that occur.
+        # First sums the gradients of the same row in float32, as autograd does. Changes only the rows that occur.
         rows, position = torch.unique(rows, return_inverse=True)
         grad = torch.ops.aten.embedding_dense_backward(dy, position, len(rows), -1, False)
         sums = total[rows]
@@ -164,7 +164,7 @@ class Gradients:
         return [name for name, empty in zip(self.names, self._empty, strict=True) if empty]
 
     def close(self, g: int, loss: Tensor | float | None) -> None:
-        """Marks the gradient of micro-batch g as complete. loss: of the last stage, else None."""
+        """Marks the gradient of micro-batch g as complete. loss: its loss at the last stage, else None."""
         self._book[0, g] += 1
         if loss is not None:
             self._book[1, g] += loss
@@ -234,8 +234,8 @@ class Gradients:
             self.exponents = torch.where(largest > 0, e, self.exponents)
 
     def begin_again(self, attempt: int, reduced: Reduced | None) -> None:
-        """Drops all micro-batches of the current step. A new attempt (number `attempt`, from 1) has other exponents;
-        the same attempt keeps its exponents.
+        """Drops all micro-batches of the current step. If attempt number `attempt` (from 1) is new, it gets other
+        exponents. If it is the current attempt, its exponents stay.
 
         reduced: result of the previous attempt, if this worker holds it. After the first attempt of a job, every worker
             holds it.
@@ -256,8 +256,8 @@ class Gradients:
     @property
     def known(self) -> bool:
         """Whether the exponents were derived from a gradient. If not, the first attempt with int32 sums only measures
-        magnitudes. The first attempt of a step decides this by the exponents alone. So all peers agree, including those
-        that joined in the meantime."""
+        magnitudes. In the first attempt of a step, the answer depends on the exponents alone. So all peers agree,
+        including workers that have just joined."""
         learnt = self._learnt > 0  # derived in this step
         return learnt or not self._form.by_row or not torch.equal(self.exponents, self._first)
 
@@ -265,7 +265,7 @@ class Gradients:
         """The exponents of a tensor, (rows of the tensor,)."""
         return self.exponents.split(self.layout.rows)[index]
 
-    # --- single units: vectors that include the gap after the unit
+    # --- single units; the vector of a unit includes the gap after it
 
     def grads(self, reduced: Reduced) -> dict[int, Tensor]:
         """Views of the units' gradients in `reduced`."""
@@ -322,7 +322,7 @@ class Gradients:
         return grad.abs().max().view(1)
 
     def _expected(self, reduced: Reduced) -> Tensor:
-        """The magnitude that is expected in each row, (rows,) float32. With int64 sums, all rows of a unit have the
+        """The magnitude that is expected in each row, (rows,) float32. With int64 sums, all rows of a unit get the
         largest magnitude of the unit."""
         largest = reduced.largest
         if largest is None:

@@ -18,7 +18,7 @@ def learning_rate(optimizer: Optimizer, step: int, steps: int) -> float:
     """Learning rate of step `step` (from 0) of `steps`: linear warm-up to lr, then `optimizer.schedule`.
 
     constant: lr. cosine, linear: decays to min_lr. wsd (warm-up, stable, decay; Hu et al. 2024, arXiv:2404.06395): lr,
-    then decays linearly to min_lr over the last `optimizer.decay` of all steps.
+    then decays linearly to min_lr over the last part of the steps; `optimizer.decay` is the share of this part.
     """
     if step < optimizer.warmup:
         return optimizer.lr * (step + 1) / optimizer.warmup

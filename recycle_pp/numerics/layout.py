@@ -14,8 +14,8 @@ Every tensor begins at a multiple of 256 bytes, also in bfloat16. The bits of a 
 alignment of its operands (MKL on a CPU; cuBLAS checks up to 256 bytes), and they must not depend on the size of a
 stage. The gaps between tensors stay zero.
 
-A tensor is treated as a matrix. Its last dimensions form a row, as few of them as have at least `ROW` elements
-together, so a vector is one row. A unit consists of whole rows of one tensor, and begins at a multiple of 256 bytes.
+A tensor is treated as a matrix. A row consists of the tensor's last dimensions, as few as together have at least `ROW`
+elements. So a vector is one row. A unit consists of whole rows of one tensor, and begins at a multiple of 256 bytes.
 The optimizer sets the maximum size of a unit, or requires that a unit is a whole tensor. The units of a tensor depend
 only on its name and shape, not on its stage or on the live workers. State is held, copied and saved by units.
 """
@@ -77,17 +77,20 @@ class LayerMemory:
 
 
 class Layout:
-    """Attributes, in order:
-    names, shapes, sizes (elements, including the gap after the tensor), rows (their number): by tensor
+    """The layout of some tensors.
+
+    names, shapes: of each tensor
+    sizes: number of elements of each tensor, including the gap after it
+    rows: number of rows of each tensor
     units: all units, in order
-    spans: the elements of the vector that a unit occupies, by unit; the last unit of a tensor includes the gap after
-        it. Spans are contiguous, and begin and end at multiples of `ALIGNMENT`.
+    spans: the elements of the vector that each unit occupies; the last unit of a tensor includes the gap after it.
+        Spans are contiguous, and begin and end at multiples of `ALIGNMENT`.
     layers: the units of each layer
     size: elements of the vector
     """
 
     def __init__(self, shapes: Mapping[str, Sequence[int]], cut: Cut, layers: Sequence[int] = ()):
-        """cut: maximum number of elements of a tensor's units, unless a row has more; None: the tensor is one unit
+        """cut: returns the maximum size of a tensor's units in elements, unless a row has more; None: one unit
         layers: the layer number of each tensor, ascending; if empty, there is one layer"""
         self.names = list(shapes)
         self.shapes = [tuple(shape) for shape in shapes.values()]

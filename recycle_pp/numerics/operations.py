@@ -33,7 +33,8 @@ State = tuple[Tensor, Tensor, Tensor]  # parameters, mean gradients, mean square
 
 
 class Operations(Protocol):
-    """Argument `first` of the sums: the sum is empty, so the function overwrites it without reading it."""
+    """The interface of a backend. In the functions that sum, `first` means that the sum is still empty. Then the
+    function overwrites it without reading it."""
 
     # --- layers, differentiable
 
@@ -90,7 +91,7 @@ class Operations(Protocol):
     # --- the end of a step
 
     def places(self, layout: Layout, device: torch.device) -> Any:
-        """The layout in the form that `squared_norms` and `adamw` take. To be computed once."""
+        """The layout in the form that `squared_norms` and `adamw` take. Compute it once."""
         ...
 
     def squared_norms(self, flat: Tensor, places: Any) -> Tensor:

@@ -21,8 +21,8 @@ are those of `torch.optim.AdamW(fused=True)`. Without bf16 the masters are the w
 With control.mismatch=third each unit has a seal: the checksum of its state after the newest update. A copy of the unit
 includes its seal. So a worker can detect by itself that its memory has changed without an update.
 
-Only one thread updates. Another thread may `copy` the state. A lock makes each of them wait for the other, so an update
-waits at most for one such copy.
+Only one thread updates. Another thread may `copy` the state. A lock keeps the two apart, so an update waits for one
+copy at most.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Updated(Protocol):
 
     flat: the masters, in the order of `layout`
     working: the weights, in the same order; bf16, or `flat` itself
-    changed: to call after an update
+    changed: a function to call after an update
     """
 
     flat: LayerMemory
@@ -67,7 +67,9 @@ class Updated(Protocol):
 
 
 class StageOptimizer:
-    """Attributes: held: unit -> its state. Units in one piece of memory share one `Held`."""
+    """The units that one worker holds, and AdamW on them.
+
+    held: unit -> its state. Units in one piece of memory share one `Held`."""
 
     def __init__(self, settings: Settings, stage: Updated, whole: bool = True) -> None:
         self._settings, self._stage, self._whole = settings.optimizer, stage, whole
@@ -117,7 +119,7 @@ class StageOptimizer:
 
     @torch.no_grad()
     def put(self, unit: int, parcel: Sequence[Tensor]) -> None:
-        """Starts to hold a unit, in the state that `given` of another holder returned. Updates the unit's weights.
+        """Starts to hold a unit, in the state that another holder's `given` returned. Updates the unit's weights.
 
         parcel: the three vectors, then the seal if there are seals. The optimizer keeps these tensors, or copies them
             if it has memory for the unit already."""
@@ -346,7 +348,7 @@ class StageOptimizer:
             )  # fmt: skip
 
     def _pieces(self, units: Sequence[int] | None) -> Iterator[tuple[Held, range, slice, int]]:
-        """(held, consecutive units in it, their slice of its vectors, number of elements) for these units, ascending.
+        """Yields (held, consecutive units in it, slice of these units in its vectors, number of elements), ascending.
 
         units: None: all
         """

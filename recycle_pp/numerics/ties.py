@@ -23,7 +23,9 @@ from .gradients import Gradients, Reduced
 
 
 class Ties:
-    """stage: number of this stage
+    """The tied units of a stage.
+
+    stage: number of this stage
     units: numbers of its tied units, in an order that is the same in all stages
     stages: unit -> all stages that hold it, ascending
     """
@@ -55,8 +57,8 @@ class Ties:
     def summed(
         self, reduced: Reduced, mine: Sequence[int], parcels: Sequence[tuple[int, Sequence[int], Tensor]]
     ) -> Reduced:
-        """`reduced` with the gradients and norms of the units `mine`, summed over all stages. Includes the norms of
-        units that another stage counts (see `counted_once`).
+        """`reduced` with the gradients and norms of the units `mine`, summed over all stages. Includes the norms that
+        another stage counts (see `counted_once`).
 
         parcels: (stage, units, parcel) from every other stage that holds one of the units
         """

@@ -1,4 +1,4 @@
-"""Layers with deferred weight gradients: backward returns the input's gradient, a sink takes the weight's.
+"""Layers with deferred weight gradients: backward returns the input's gradient, and a sink gets the weight's gradient.
 
     sink = WeightGradStore(); sink.gradients = gradients   # recycle_pp.numerics.gradients.Gradients
     y = linear(x, weight, sink, index)      # autograd sees an operation on x alone
@@ -7,7 +7,7 @@
     sink.flush(queue)                       # op W (for the weights): adds dy^T x to the accumulators
     sink.queue = None                       # op B (both at once): backward adds dy^T x itself
 
-Splitting the backward pass is the zero-bubble idea (Qi et al. 2023, arXiv:2401.10241). Both ways compute a weight
+Splitting the backward pass is the zero-bubble idea (Qi et al. 2023, arXiv:2401.10241). `W` and `B` compute a weight
 gradient by the same call on the same operands, so `I` followed by `W` gives the same bits as `B`. With `sink=None` the
 layers are ordinary autograd layers, as the plain trainer uses them.
 """

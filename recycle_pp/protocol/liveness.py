@@ -178,7 +178,7 @@ _OWES: dict[str, Callable[[Worker, int, Worker, Sign], bool]] = {
     "orders": _owes_answer,
     "plan": _owes_answer,
     "links": _owes_meeting,
-    "tensor": lambda *_: False,  # never asked: the sender of a tensor is known (`Activity.peer`)
+    "tensor": lambda *_: False,  # never called, because `Activity.peer` is set for a tensor
 }
 
 

@@ -36,7 +36,7 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Availability:
-    """Machines are numbered from 0. All but those in `absent` are up at the start."""
+    """The machines that are up over time. Machines are numbered from 0. All except `absent` are up at the start."""
 
     machines: int
     seconds: float  # length of the trace
@@ -48,7 +48,7 @@ class Availability:
         return sum(not change.up for change in self.changes)
 
     def counts(self) -> Iterator[tuple[float, float, int]]:
-        """(start, end, machines that are up) of each interval between changes, times in seconds."""
+        """Yields (start, end, number of machines that are up) for each interval between changes. Times in seconds."""
         live, since = self.machines - len(self.absent), 0.0
         for at, changes in itertools.groupby(self.changes, key=lambda change: change.at):
             if at > since:
@@ -85,7 +85,7 @@ def read(path: str | Path, *, seed: int = 0, machines: int | None = None) -> Ava
         begin = float(body[0][0])
         times = [unit * (float(row[0]) - begin) for row in body]
         if sorted(times) != times or times[-1] <= 0:
-            raise ValueError("times must grow")
+            raise ValueError("times must increase")
         if len(header) == 3:
             return _of_machines(times, [(row[1].strip(), row[2].strip().lower()) for row in body], machines)
         counts = [int(float(row[1])) for row in body]
@@ -145,8 +145,8 @@ def draw(
     """A random availability: machines fail independently, and groups of machines fail together.
 
     mtbf, repair   mean seconds until a machine fails, and until it or its replacement is up
-    shape          shape of the Weibull distribution of times to failure: 1 is exponential, below 1 failures come in
-                   bursts; repair times are exponential
+    shape          shape of the Weibull distribution of times to failure. With 1 it is exponential; below 1, failures
+                   come in bursts. Repair times are always exponential
     groups         (number of adjacent machines that fail together, mean seconds until such a group fails), for nodes,
                    racks or zones
 

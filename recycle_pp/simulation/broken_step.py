@@ -1,4 +1,4 @@
-"""The extra time of a step in which a worker dies, from a plan of the remainder: the ops that then still have to run.
+"""The extra time of a step in which a worker dies, from a plan of the ops that still have to run after the death.
 
     broken = BrokenSteps(times)
     broken.excess((6, 6, 6, 6), layout, stage=2)       # seconds, without the stall
@@ -24,17 +24,17 @@ CUTS = (0.2, 0.5, 0.8)
 MOST = 24
 """Maximum number of combinations of membership and stage that are cut. All others use the mean result of these."""
 LARGEST = 20_000
-"""Number of ops. Larger steps are cut only once, in the middle."""
+"""Most ops of a step that is cut at all moments of CUTS. A larger step is cut only once, in the middle."""
 
 
 class BrokenSteps:
     def __init__(self, times: StepTimes) -> None:
         self._times = times
         self._known: dict[tuple[Shape, Layout, int], float] = {}  # extra time as a share of the step
-        self._usual = 0.5  # mean share; this one before the first measurement
+        self._usual = 0.5  # mean of these shares; 0.5 if there is none yet
 
     def forget(self) -> None:
-        """Drops all results. Called after `StepTimes.plan`, since they were computed without its plans."""
+        """Drops all results. Called after `StepTimes.plan`, because the results were computed without its plans."""
         self._known.clear()
         self._usual = 0.5
 

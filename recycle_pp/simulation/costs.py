@@ -17,8 +17,8 @@ from pathlib import Path
 class Recovery:
     """Measured durations, in seconds.
 
-    stalls    each from a death until all workers continue
-    returns   each from the death of a process, on a machine that stays up, until its next process requests the state
+    stalls    times from a death until all workers continue
+    returns   times from the death of a process, on a machine that stays up, until the new process requests the state
     source    description of the measurement
     """
 
@@ -31,9 +31,9 @@ class Recovery:
 
     @classmethod
     def load(cls, path: str | Path) -> Recovery:
-        """Reads the stalls in an output file of bench/recovery.py. `returns` are those of `measured`.
+        """Reads the stalls from an output file of bench/recovery.py. `returns` is taken from `measured()`.
 
-        Raises ValueError if the file has another content, OSError if it cannot be read.
+        Raises ValueError if the file has other content, OSError if it cannot be read.
         """
         try:
             data = json.loads(Path(path).read_text())
@@ -57,13 +57,13 @@ class Costs:
     """Durations in seconds, and a bandwidth in bytes per second. All except `recovery` are assumptions, set by flags.
 
     bandwidth     rate at which a worker receives a state
-    start         from a machine's arrival until its process is ready: image, imports, CUDA
+    start         time from a machine's arrival until its process is ready: image, imports, CUDA
     restart       restart of the whole job from a checkpoint: stop, start, load
     checkpoint    pause of training for each checkpoint, in policies that depend on checkpoints
     swap          replacement of a lost worker by a spare: about 20 s (TrainMover, arXiv 2412.12636, 1024 GPUs)
     quorum        stall of torchft's survivors: 1.05 s, measured on CPUs with timeouts of 1 s
-    reconfigure   reconfiguration of Oobleck's and Bamboo's pipelines: 79 s. Not published, but inferred: about 13
-                  points of Oobleck's loss on ReCycle's 6.4 h trace, divided by that trace's 38 changes"""
+    reconfigure   reconfiguration of Oobleck's and Bamboo's pipelines: 79 s. This is not published. It is inferred from
+                  ReCycle's trace: about 13 % of its 6.4 h, which Oobleck loses, divided by its 38 changes"""
 
     recovery: Recovery = field(default_factory=measured)
     bandwidth: float = 2.5e9

@@ -38,7 +38,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     add("--repair", default="20m", help="mean time until a failed machine, or its replacement, is up (default 20m)")
     add("--days", type=float, default=30.0, help="without a trace: length of the simulation in days (default 30)")
     add("--machines", type=int, help="number of machines (default: pipelines x stages, or the maximum of the trace)")
-    add("--shape", type=float, default=1.0, help="of the Weibull distribution of failures (default 1: exponential)")
+    add("--shape", type=float, default=1.0, help="shape of the Weibull distribution of failures (default 1)")
     add(
         "--group",
         nargs="+",
@@ -50,20 +50,20 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     add = parser.add_argument_group("job").add_argument
     add("--pipelines", type=int)
     add("--stages", type=int)
-    add("--microbatches", type=int, nargs="+", help="per pipeline; several values are compared in one table")
+    add("--microbatches", type=int, nargs="+", help="micro-batches per pipeline; one table compares several values")
     add("--layers", type=int, help="layers of the model, for policies that move layers between stages (default 96)")
     add("--memory", metavar="1f1b+2", default="none", help="micro-batches in flight (default none: no limit)")
     add("--optimizer", choices=("staggered", "barrier"), default="staggered")
     add(
         "--durations",
         metavar="F=0.1,I=0.1,W=0.1",
-        help="seconds of a stage, or of each stage: F=1/1/2/1",
+        help="seconds of each op: one number, or one for each stage (F=1/1/2/1)",
     )
     add("--profile", metavar="RUN", help="a run folder: its measured durations, shape and sizes")
     add("--model", help="a preset of the trainer (gpt124m, llama1b) on a --gpu, from its data sheet")
     add("--gpu", choices=tuple(GPUS))
     add("--microbatch-size", type=int, default=1, help="with --model: samples in a micro-batch (default 1)")
-    add("--utilization", type=float, default=0.4, help="with --model: share of the GPU's operations (default 0.4)")
+    add("--utilization", type=float, default=0.4, help="with --model: share of the GPU's peak speed (default 0.4)")
     add = parser.add_argument_group("costs").add_argument
     usual = Costs()
     add("--state", help="bytes of a worker's state (default 16GB, or the model's)")
@@ -111,7 +111,7 @@ def policies_of(text: str) -> list[str]:
 def job_of(given: argparse.Namespace, microbatches: int | None) -> Job:
     """The job of --profile, of --model and --gpu, or of --durations.
 
-    microbatches: per pipeline; None: as in the profile's run
+    microbatches: number per pipeline; None: as in the profile's run
     """
     for name in ("pipelines", "stages", "layers", "microbatch_size"):
         if getattr(given, name) is not None and getattr(given, name) < 1:
@@ -138,7 +138,7 @@ def job_of(given: argparse.Namespace, microbatches: int | None) -> Job:
 def availability_of(given: argparse.Namespace, workers: int) -> Availability:
     """The machines of the trace, or random ones. workers: default number of machines."""
     if (given.trace is None) == (given.mtbf is None):
-        raise ValueError("of which machines? either --trace FILE or --mtbf TIME is needed")
+        raise ValueError("either --trace FILE or --mtbf TIME is needed, for the machines")
     if given.machines is not None and given.machines < 1:
         raise ValueError("--machines must be at least 1")
     if given.trace:

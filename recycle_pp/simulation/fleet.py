@@ -37,7 +37,7 @@ class Fleet:
     counts: tuple[int, ...]
     dollars_an_hour: float
     machines: float
-    speed: float  # of all machines, relative to a machine of speed 1, after the cost of interruptions
+    speed: float  # total speed, in machines of speed 1, after the cost of interruptions
     interruptions: float  # per hour
 
 
@@ -56,8 +56,8 @@ class Demand:
 def demand(job: Job, costs: Costs, per_hour: float) -> Demand:
     """The demand for a throughput, from the job's plan without deaths.
 
-    Any fleet is assumed to be as efficient as that plan. An interruption costs a stall, the extra time of the step, and
-    the start of the replacement and the transfer of its state, during which one worker is missing.
+    Any fleet is assumed to be as efficient as that plan. An interruption costs a stall and the extra time of the step.
+    In addition, one worker is missing while its replacement starts and receives the state.
 
     per_hour: tokens per hour (micro-batches if the job has no tokens); ValueError if not above 0.
     """

@@ -17,7 +17,7 @@ from .job import Job
 
 
 class Gpu(NamedTuple):
-    """flops: dense bf16 (V100, T4: fp16) operations per second. memory: bytes. Source: NVIDIA's data sheets."""
+    """A GPU's data sheet from NVIDIA. flops: dense bf16 (V100, T4: fp16) operations per second. memory: bytes."""
 
     flops: float
     memory: float
@@ -56,7 +56,7 @@ def job_on(
         raise ValueError("--utilization must be above 0 and at most 1")
     m = compose([f"model={model}"]).model
     if not m.own or not isinstance(m.layers, int):
-        raise ValueError(f"--model {model}: only models of the project's own, whose sizes are known, can be simulated")
+        raise ValueError(f"--model {model}: only the project's own models, whose sizes are known, can be simulated")
     tokens = microbatch_size * m.sequence
     inner = parameters(m, range(1, 2)) if m.layers > 2 else parameters(m, range(m.layers)) / m.layers
     ends = m.vocabulary * m.width

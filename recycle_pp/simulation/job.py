@@ -22,7 +22,8 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Job:
-    """
+    """The job to simulate.
+
     problem       the planner's problem, with `layers` and without deaths; times in seconds
     layer_bytes   bytes of each layer's state (weights and moments), sent to a worker that takes over the layer
     tokens        tokens per step; 0 if unknown
@@ -72,7 +73,7 @@ class Job:
         return replace(self, problem=self.problem.replace(layers=layers))
 
     def reshaped(self, pipelines: int, stages: int) -> Job:
-        """The same layers and global batch on other pipelines. Micro-batches per pipeline are rounded up."""
+        """The same layers and global batch in another shape. Micro-batches per pipeline are rounded up."""
         each = -(-self.total // pipelines)
         problem = self.problem.replace(pipelines=pipelines, stages=stages, microbatches=each)
         tokens = self.tokens * pipelines * each // self.total

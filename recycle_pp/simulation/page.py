@@ -43,7 +43,7 @@ def render(comparison: Comparison) -> str:
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{html.escape(title)}</title><style>{STYLE}</style></head>
 <body><h1>{html.escape(title)}</h1><p>{html.escape(summary)}</p>
-<figure role="img" aria-label="Throughput and machines over time, and where the time went; the table says the same">
+<figure role="img" aria-label="Throughput and machines over time, and where time went; the table has the same figures">
 {picture.svg(comparison)}</figure>
 <div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>
 <ul>{notes}</ul></body></html>

@@ -31,7 +31,7 @@ LINES = {
     "bamboo": (palette.ALARM, ":"), "recycle": ("#E97B2E", "-"), "rerouted": ("#1F7F62", "-"),
     "rebalanced": ("#1B6FB5", "-"), "bound": (palette.INK, ":"),
 }  # fmt: skip
-"""Colour and dashes. The dashes repeat the information of the colour."""
+"""Colour and line style of each policy."""
 BARS = {
     "work": palette.FILL[OpKind.FORWARD],
     "schedule": palette.FILL[OpKind.BACKWARD_WEIGHT],
@@ -44,7 +44,7 @@ BARS = {
 HATCHES = {"recovering": "xxxx", "redone": "////", "idle": "....", "away": "\\\\\\\\"}
 WORDS = {"schedule": "bubbles, uneven loads", "away": "not there"}
 POINTS = 80
-"""Number of intervals of a curve. It shows the mean over each interval; shorter ones would not be visible."""
+"""Number of intervals of a curve, which shows the mean over each interval. Shorter intervals would not be visible."""
 
 
 def save(comparison: Comparison, path: str | Path) -> None:

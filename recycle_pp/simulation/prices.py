@@ -49,7 +49,7 @@ def read_prices(path: str | Path) -> list[Kind]:
     try:
         kinds = [_kind(row) for row in rows]
         if not kinds or len({kind.name for kind in kinds}) < len(kinds):
-            raise ValueError("every kind has a row of its own")
+            raise ValueError("a kind has more than one row")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"--prices {path}: a CSV with the columns kind, price, interruptions_per_hour and, if wanted, speed and "

@@ -1,6 +1,6 @@
 """The result of a comparison, as a table, as JSON, and in sentences.
 
-console.print(table([comparison]))                 # columns: all figures of one comparison, or one for each of several
+console.print(table([comparison]))                 # all figures of one comparison; or one figure of each of several
 as_json(comparison) == {"policies": {"restart": {"relative": 0.53, ...}, ...}}
 for sentence in (*summary(comparison), *remarks(comparison)): print(sentence)
 """
@@ -29,8 +29,8 @@ SHOWN = 8
 
 
 def table(found: Sequence[Comparison]) -> Table:
-    """A table with a row for each policy. A single comparison gets a column for each of its figures. Of several
-    comparisons each gets one column, with its `relative`."""
+    """A table with a row for each policy. A single comparison gets a column for each of its figures. If there are
+    several comparisons, each gets one column, with the figure `relative`."""
     out = Table(box=None, pad_edge=False)
     out.add_column("policy")
     names = found[0].outcomes
@@ -87,7 +87,8 @@ def label(policy: str) -> str:
 
 
 def summary(comparison: Comparison) -> list[str]:
-    """Sentences about the throughput of the trainer as it is, of moving layers, and of the best other policy."""
+    """Sentences about the throughput of today's trainer, of a trainer that moves layers, and of the best other
+    policy."""
     shares = {name: outcome.relative for name, outcome in comparison.outcomes.items()}
     out = []
     if TODAY in shares:
@@ -114,7 +115,7 @@ def remarks(comparison: Comparison) -> list[str]:
     out = [
         f"{p.pipelines} x {p.stages} workers, {p.counts[0]} micro-batches a pipeline, {p.model.count} layers; a "
         f"fault-free step of 1F1B takes {format_seconds(times.reference)} ({job.source})",
-        f"{there.machines} machines for {format_seconds(there.seconds)}: {there.losses} losses, {there.mean:.1f} there "
+        f"{there.machines} machines for {format_seconds(there.seconds)}: {there.losses} losses, {there.mean:.1f} up "
         f"on average ({share:.1%} of the job's workers)",
         f"stalls: {costs.recovery.source}",
         f"assumed: a worker's state {format_size(job.state_bytes(job.layout))} at {format_size(costs.bandwidth)}/s, "
@@ -125,7 +126,7 @@ def remarks(comparison: Comparison) -> list[str]:
     if times.covered < 0.999:
         out.append(
             f"planned: {plural(len(times.planned), 'membership')}, {times.covered:.0%} of the time that needs plans; "
-            f"the others are estimated by their load (planned ones: {times.spread:.1%} from that)"
+            f"the others are estimated by their load (plans differ from such estimates by {times.spread:.1%})"
         )
     return out
 

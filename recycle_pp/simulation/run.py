@@ -47,16 +47,17 @@ class Policy(Protocol):
 
 @dataclass
 class Outcome:
-    """steps is a float, because the last step may be incomplete. relative: throughput relative to fault-free 1F1B."""
+    """The result of one policy. `steps` is a float, because the last step may be incomplete. `relative` is the
+    throughput relative to fault-free 1F1B."""
 
     policy: str
     seconds: float
     steps: float
     relative: float
-    shares: dict[str, float]  # of the time of D x P workers, by cause, and "work"; they add up to 1
+    shares: dict[str, float]  # the time of all D x P workers as shares that sum to 1: "work" and each of CAUSES
     redone: float  # steps that were completed and discarded
     changes: int
-    # (time in seconds, pace from then on relative to fault-free 1F1B, machines up)
+    # (time in seconds, pace after that time relative to fault-free 1F1B, number of machines that are up)
     curve: list[tuple[float, float, int]] = field(repr=False)
     spent: dict[Key, float] = field(repr=False)  # seconds by membership, for `StepTimes.plan`
     note: str = ""
@@ -87,7 +88,7 @@ class Run:
     ) -> None:
         """Sets the pace from now on.
 
-        seconds   of a step; None: no progress
+        seconds   duration of a step; None: no progress
         used      workers that take part
         batch     share of a full step's micro-batches in each step
         saving    share of the time spent on checkpoints

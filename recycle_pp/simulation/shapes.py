@@ -3,7 +3,7 @@
     for found in best_shapes(job, there, costs, "rebalanced", capacity=80e9): found.job, found.rate
 
 Layers and global batch stay the same, and a stage must fit into a machine. For each number of stages there are two
-candidates: one uses all machines, the other the mean number of machines that are up, and leaves the rest as spares.
+candidates. One uses all machines. The other uses the mean number of machines that are up; the rest are spares.
 Every shape is simulated on the same machines.
 """
 
@@ -39,7 +39,8 @@ def best_shapes(
 ) -> list[Found]:
     """The shapes, fastest first.
 
-    capacity: bytes of a machine for a worker's state, without activations. ValueError if a single layer does not fit.
+    capacity: bytes that a machine has for a worker's state, without activations. ValueError if a single layer does not
+        fit.
     """
     found = []
     for pipelines, stages in _candidates(job, there, capacity):

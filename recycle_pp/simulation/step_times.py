@@ -41,17 +41,15 @@ get the plan of the most even layout, which in larger jobs is within 0.4 % of th
 
 
 class StepTimes:
-    """plans: maximum number of plans. All times in seconds."""
+    """The durations of steps of one job, in seconds. plans: maximum number of plans to make."""
 
     def __init__(self, job: Job, plans: int = 64) -> None:
         self.job, self.most = job, plans
         self.planned: dict[Key, Plan] = {}
         self._layouts: dict[Shape, Layout] = {job.whole: job.layout}
         self._estimates: dict[Key, float] = {}
-        self._excess = {
-            False: 1.0,
-            True: 1.0,
-        }  # ratio of plan to load: with the initial layout, and with moved layers
+        # ratio of plan to load, by whether layers have moved from the initial layout
+        self._excess = {False: 1.0, True: 1.0}
         self.reference = self.one_f_one_b(job.stages, job.problem.counts[0])
         self._make((job.whole, job.layout))
         self.covered, self.spread = 1.0, 0.0

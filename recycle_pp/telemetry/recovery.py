@@ -90,7 +90,7 @@ class Recovery:
         times = self._resumed
         self.phases["unblocked"] = max(t["unblocked"] for t in times.values())
         self.phases["regrouped"] = max(t["grouped"] for t in times.values())
-        # The first op of the other workers is planned later. They have resumed when they follow the new orders.
+        # A worker whose first op is planned for a later time counts as resumed once it follows its new orders.
         self.phases["resumed"] = max(t["resumed" if w in self._prompt else "followed"] for w, t in times.items())
         return True
 

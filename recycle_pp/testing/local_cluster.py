@@ -61,7 +61,7 @@ class LocalJob:
         TimeoutError, with the output, if the job still runs after `seconds`."""
         if self._code is None:
             if not select.select([self._status], [], [], seconds)[0]:
-                raise TimeoutError(f"the job goes on after {seconds} s; it printed:\n{self.output}")
+                raise TimeoutError(f"the job still runs after {seconds} s; it printed:\n{self.output}")
             self._code = int(os.read(self._status, 16) or b"-1")
         return self._code
 
@@ -75,7 +75,7 @@ class LocalJob:
                 if record["event"] == event:
                     return record
             if over:
-                raise TimeoutError(f"no event {event} in {seconds} s or to the end; the job printed:\n{self.output}")
+                raise TimeoutError(f"no event {event} in {seconds} s or before the end; it printed:\n{self.output}")
 
     def supervisors(self) -> list[int]:
         """Process ids of the supervisors, in the order of their ranks as long as no supervisor has ended."""
@@ -122,13 +122,13 @@ class LocalNodes:
     def wait(self, seconds: float) -> int:
         """Waits for the end of the job. Returns the exit code of the first node that failed, or 0.
 
-        Ignores nodes that ended by SIGKILL, because tests kill nodes, unless all nodes ended so. TimeoutError after
-        `seconds`."""
+        Ignores nodes that ended by SIGKILL, because tests kill nodes. If all nodes ended in this way, ignores none.
+        TimeoutError after `seconds`."""
         deadline = time.monotonic() + seconds
         try:
             codes = [node.wait(max(0.0, deadline - time.monotonic())) for node in self.nodes]
         except TimeoutError as error:
-            raise TimeoutError(f"the job goes on after {seconds} s; it printed:\n{self.output}") from error
+            raise TimeoutError(f"the job still runs after {seconds} s; it printed:\n{self.output}") from error
         survived = [code for code in codes if code != 128 + signal.SIGKILL]
         return next((code for code in survived if code), 0) if survived else codes[0]
 
@@ -214,7 +214,7 @@ class Zygote:
     def run_nodes(
         self, overrides: Sequence[str], nodes: int, environment: Mapping[str, str] | None = None
     ) -> LocalNodes:
-        """Like `run`, with `nodes` launchers, which have the same number of ranks each and communicate over this
+        """Like `run`, with `nodes` launchers. Each launcher has the same number of ranks. They communicate over this
         machine's loopback interface."""
         settings = compose(list(overrides))
         world = settings.parallel.pipelines * settings.parallel.stages
@@ -231,7 +231,7 @@ class Zygote:
         self._socket.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(5.0)
-        self._process.kill()  # ends it if it is still importing
+        self._process.kill()  # ends the process if it is still importing modules
         self._process.wait(5.0)
         shutil.rmtree(self._folder, ignore_errors=True)
 

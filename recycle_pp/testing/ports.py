@@ -7,7 +7,7 @@ import contextlib
 import random
 import socket
 
-BELOW = 32_768  # from here on Linux uses ports for outgoing connections, which could take a free port meanwhile
+BELOW = 32_768  # from this port on, a free port could be taken: Linux assigns these ports to outgoing connections
 
 
 def free_ports(count: int = 1) -> int:

@@ -77,7 +77,9 @@ class Rehearsal:
         self._pipes[member], self._processes[member] = ours, process
 
     def send(self, *message: Any, to: Sequence[Worker] | None = None) -> None:
-        """Puts a message into the inbox of each member's node; "abort" also aborts the node's links. to: None: all."""
+        """Puts a message into the inbox of each receiver's node; "abort" also aborts the node's links.
+
+        to: the receivers; None: all members"""
         for member in self.members if to is None else to:
             with contextlib.suppress(OSError):
                 self._pipes[member].send(message)
@@ -90,7 +92,7 @@ class Rehearsal:
             try:
                 got.append(self._reports.get(timeout=timeout))
             except queue.Empty:
-                raise AssertionError(f"{count} reports expected, came: {got}") from None
+                raise AssertionError(f"expected {count} reports, got {got}") from None
             assert not isinstance(got[-1][1], Failure), f"{got[-1][0]}: {got[-1][1].traceback}"
         return got
 

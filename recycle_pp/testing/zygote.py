@@ -121,8 +121,8 @@ def _launch(parent: int, request: dict[str, Any], output: int, status: int) -> N
 
 
 def _enter(holder: int) -> None:
-    """Enters the namespaces of process `holder`. Only children enter its namespace of process ids, so this process
-    forks a child, which continues, and ends with it."""
+    """Enters the namespaces of process `holder`. Only child processes enter the namespace of process ids. So this
+    process forks a child and ends when the child ends. The call returns in the child."""
     descriptor = os.pidfd_open(holder)
     kinds = 0x40000000 | 0x20000000 | 0x00020000 | 0x04000000  # CLONE_NEWNET, NEWPID, NEWNS, NEWUTS: linux/sched.h
     libc = ctypes.CDLL(None, use_errno=True)

@@ -1,4 +1,4 @@
-"""Packs the spans of a step, the times in which a worker ran its ops, into bytes. All workers send their spans at the
+"""Packs the spans of a step (the times in which a worker ran its ops) into bytes. All workers send their spans at the
 same time, while the job waits for the coordinator.
 
 data = pack(spans)                  # [[kind, pipeline, index, start, end, own], ...]
@@ -22,9 +22,9 @@ KINDS = (*OP_KINDS, REDUCTION)
 """Kinds of spans: the kinds of ops, and a worker's part of the gradient sum over its stage."""
 
 Span = tuple[str, int, int, float, float, float]
-"""kind, pipeline, index, start, end, own; the last three are seconds, start and end of the worker's monotonic clock"""
+"""kind, pipeline, index, start, end, own; the last three in seconds, start and end on the worker's monotonic clock"""
 
-OWN = 5  # number of the column
+OWN = 5  # number of the column `own`
 
 _ROW = np.dtype("<f8")  # also for the integers of a span, which float64 represents exactly
 

@@ -8,8 +8,8 @@
 
 The receiver chooses which messages it accepts: a `Vocabulary` of `wire.messages`. A connection starts with the mutual
 authentication of `authentication.py`. A connection is closed and logged if the authentication fails or takes longer
-than `HANDSHAKE_SECONDS`, or if any other data arrives than accepted messages (garbage, an oversized frame, an unknown
-kind, a wrong type). Other connections are not affected. Received data is never unpickled or evaluated.
+than `HANDSHAKE_SECONDS`, or if the other end sends anything except accepted messages (garbage, an oversized frame, an
+unknown kind, a wrong type). Other connections are not affected. Received data is never unpickled or evaluated.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from .keepalive import set_keepalive
 from .messages.handshake import HELLOS, TO_CLIENT, TO_SERVER
 from .messages.table import Message, Vocabulary
 
-MAX_UNSENT = 64 << 20  # bytes; if more are queued for an asyncio peer, which then does not read, it is disconnected
+MAX_UNSENT = 64 << 20  # bytes; an asyncio peer with more queued data apparently does not read, and is disconnected
 HANDSHAKE_SECONDS = 5.0
-UNPROVEN = 400  # limit of connections that have not authenticated yet; a further one closes the oldest
-REPEAT_SECONDS = 10.0  # between two log lines about the same refusal, so that a retrying node does not flood the log
+UNPROVEN = 400  # maximum number of connections that have not authenticated; a further one closes the oldest
+REPEAT_SECONDS = 10.0  # seconds between log lines about the same refusal; a node that retries must not flood the log
 
 NO_JOB = "the process that listens there is not a job of recycle_pp"
 OTHER_TOKEN = "the job there has another RECYCLE_TOKEN; it must be the same on every node"
@@ -86,7 +86,7 @@ class Channel:
         """The next message.
 
         Raises:
-            TimeoutError: none within `timeout` seconds; no data is lost.
+            TimeoutError: no message within `timeout` seconds; no data is lost.
             ChannelClosed: the connection ended.
             Malformed: the message is not in the vocabulary.
         """
@@ -113,8 +113,8 @@ class Channel:
         return str(self._socket.getsockname()[0])
 
     def set_keepalive(self, seconds: float) -> None:
-        """Sets the seconds without an answer from the other machine after which the connection breaks. A cut network or
-        a dead machine gives no answer."""
+        """Sets how long the other machine may be silent, in seconds, before the connection breaks. A machine is silent
+        if it is dead or the network is cut."""
         set_keepalive(self._socket, seconds)
 
     def close(self) -> None:
@@ -156,7 +156,7 @@ class Peer:
         self.send_frame(encode(message))
 
     def send_frame(self, frame: bytes) -> None:
-        """Like `send`, with an encoded message."""
+        """Like `send`, but the message is already encoded."""
         if self._writer.is_closing():
             return
         self._writer.write(frame)
@@ -194,8 +194,8 @@ class Peer:
             await self._writer.drain()
 
     def set_keepalive(self, seconds: float) -> None:
-        """Sets the seconds without an answer from the other machine after which the connection breaks. A cut network or
-        a dead machine gives no answer."""
+        """Sets how long the other machine may be silent, in seconds, before the connection breaks. A machine is silent
+        if it is dead or the network is cut."""
         set_keepalive(self._writer.get_extra_info("socket"), seconds)
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ from .launch import TOKEN_VARIABLE, Address, Launch
 from .messages.handshake import SupervisorHello
 from .messages.supervisors import TO_SUPERVISOR, CoordinatorHeartbeat, NoPlace, Redirect, SupervisorWelcome
 
-ANSWER_SECONDS = 30.0  # time for the job to answer, because it may be electing a coordinator
+ANSWER_SECONDS = 30.0  # seconds that the job has to answer; it may be electing a coordinator
 AGAIN = 0.5  # seconds between two attempts
 
 

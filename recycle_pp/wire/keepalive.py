@@ -1,7 +1,7 @@
-"""Breaks a connection to a machine that does not answer after some seconds, instead of after a quarter of an hour.
+"""Breaks a connection seconds after the other machine stops answering. By default Linux waits a quarter of an hour.
 
     set_keepalive(sock, seconds=10)
-    is_silent(sock)                    # an answer of the other machine is currently overdue
+    is_silent(sock)                    # whether an answer of the other machine is overdue
 
 Detects only dead machines and broken networks. If the other process hangs or is paused, the kernel of its machine still
 answers.

@@ -1,4 +1,4 @@
-"""Tells the processes that a launcher starts where the coordinator is.
+"""Distributes the coordinator's address to the processes that a launcher has started.
 
     launch = Launch.from_environment()            # from torchrun's RANK, WORLD_SIZE, ...; without them: one process
     publish(launch, address); withdraw(launch)    # on one node, rank 0: writes and removes a private file

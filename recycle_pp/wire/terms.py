@@ -4,8 +4,8 @@
     terms.counts(record.get("term", EARLIER))      # for each line, in the order of the file
     without_undone(records, step=...)              # at most one record per step, for metrics.jsonl and samples.jsonl
 
-Each line contains the term of the coordinator that wrote it: its number, larger for each new coordinator. After a
-network cut, a replaced coordinator may still append to a shared file, until it learns about its successor. So a line is
+Each line contains the term of the coordinator that wrote it, a number that grows with each new coordinator. After a
+network cut, a replaced coordinator may still append to a shared file until it learns about its successor. So a line is
 valid only if no earlier line has a larger term.
 
 A line about step k makes earlier lines about step k and later steps invalid, because the job has gone back to an
@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-EARLIER = -1  # stands for the term of lines without a term, which earlier versions wrote
+EARLIER = -1  # the term of a line that has none; earlier versions wrote such lines
 
 R = TypeVar("R")
 
 
 class Terms:
-    """newest: the largest term so far."""
+    """The terms of a file's lines. newest: the largest term so far."""
 
     def __init__(self) -> None:
         self.newest = EARLIER
@@ -35,7 +35,7 @@ class Terms:
 
 
 def without_undone(records: Iterable[R], step: Callable[[R], int]) -> list[R]:
-    """The last record of each step, without those that a later record about the same or an earlier step invalidates.
+    """The valid records. A record about a step invalidates all earlier records about this step and later steps.
 
     step(record): the step that a record is about
     """

@@ -85,7 +85,7 @@ def _standard_input() -> BinaryIO:
 
 
 def last_words(spec: WorkerSpec, cause: str, detail: str, where: str = "", mistake: str = "") -> None:
-    """Sends the reason of this worker's death to the supervisor (see LastWords). Never raises."""
+    """Sends the reason for this worker's death to the supervisor (see LastWords). Never raises."""
     for longest in (3000, 1000, 300):  # characters; non-ASCII letters take more than one byte each
         line = msgspec.json.encode(LastWords(cause, detail[-longest:], time.monotonic(), where, mistake)) + b"\n"
         if len(line) <= _LONGEST_WORDS:

@@ -5,8 +5,8 @@
     unpack(todo.packed(Worker(0, 2)))           # the same list, via bytes
 
 The lists cannot deadlock, even if every worker handles its messages strictly in order and each message blocks until
-both ends reach it (as with NCCL, where a pair of workers shares a stream). All messages have one total order: the
-planned end of the op that produces the tensor. Every list follows this order. An op before a message in a list depends
+both ends reach it (as with NCCL, where a pair of workers shares a stream). All messages have one total order, by the
+planned end of the op that makes the tensor. Every list follows this order. An op before a message in a list depends
 only on earlier messages, so the earliest outstanding message can always proceed. Messages connect adjacent stages only.
 
 A step of a thousand workers has a million actions, and a recovery waits for them. The code therefore works on whole
@@ -30,7 +30,7 @@ _MAKES_GRADIENT = np.array([kind.makes is TensorKind.GRADIENT for kind in KINDS]
 _COMPLETES_GRADIENT = np.array([kind.completes_gradient for kind in KINDS])
 _SENDS = np.array([OpKind.SEND_ACTIVATION.code, OpKind.SEND_GRADIENT.code])  # indexed by the code of the tensor's kind
 _RECEIVES = np.array([OpKind.RECV_ACTIVATION.code, OpKind.RECV_GRADIENT.code])
-_HELD = -2  # instead of the index of the producing op: the tensor was made before time 0
+_HELD = -2  # in place of the index of the op that makes a tensor: the tensor was made before time 0
 _MESSAGE, _SUM, _OP = range(3)  # sort key within a gap: messages, then the reduction, then the op after the gap
 _ROW = np.dtype("<i4")
 
@@ -111,11 +111,11 @@ def actions(
               before time 0. A worker that holds a tensor receives no message for it. Other consumers receive the tensor
               from its producer if the producer is alive, else from one of `holders`.
     forwards  for a validation pass: the lists have only the F of each pipeline's first `forwards` micro-batches and
-              their messages. None: all ops
+              the messages of these F. None: all ops
 
     A SEND directly follows the op that makes its tensor. If the tensor was made before time 0, the SEND is a re-send,
     and re-sends come first. A RECV comes one compute op before the op that consumes its tensor, so that the transfer
-    overlaps compute, or earlier if the message order requires it.
+    overlaps compute. It comes earlier if the message order requires it.
 
     ValueError if an op needs a tensor that no op makes and no worker holds."""
     ops = _Ops.of(plan, forwards)
@@ -172,7 +172,7 @@ def _messages(plan: Plan, ops: _Ops, holders: Mapping[Tensor, Collection[Worker]
     gradient = backward[consumer].astype(np.int64)  # code of the tensor's kind
     stage = a.stage[consumer] + np.where(gradient, 1, -1)
     at = a.microbatch[consumer], stage
-    kept = (p.progress.kinds[at] & np.where(gradient, BACKWARD, FORWARD)) != 0  # a live worker made the tensor
+    kept = (p.progress.kinds[at] & np.where(gradient, BACKWARD, FORWARD)) != 0  # made by a live worker
     source = np.where(kept, _HELD, maker[gradient, *at])
     sender = np.where(kept, p.progress.host[at] * p.stages + stage, ops.worker[np.maximum(source, 0)])
     local = np.zeros(len(consumer), bool)
@@ -237,7 +237,7 @@ def _merged(plan: Plan, ops: _Ops, messages: _Messages, reduced: list[int]) -> A
 
 
 def _gaps(worker: np.ndarray, number: np.ndarray, op: np.ndarray, sends: np.ndarray) -> np.ndarray:
-    """For each end of a message, its SEND or its RECV: the gap in the worker's ops that it goes into, shape (2m,).
+    """The gap between the worker's ops that each SEND and each RECV goes into, shape (2m,).
 
     A SEND follows its producer. A RECV comes one op before its consumer, but always before the producer of the worker's
     next SEND and after the producer of the worker's previous SEND.
@@ -251,7 +251,7 @@ def _gaps(worker: np.ndarray, number: np.ndarray, op: np.ndarray, sends: np.ndar
     latest = np.where(sends, np.maximum(op, 0), gap)
     back = np.cumsum((sends | np.r_[new[1:], True][: len(new)])[::-1])
     gap = np.where(sends, gap, _running(-latest[::-1], back)[::-1] * -1)
-    # and no earlier than the previous receive or send
+    # a receive comes no earlier than the previous receive or send
     gap = _running(gap, np.cumsum(sends | new))
     out = np.empty_like(gap)
     out[order] = gap

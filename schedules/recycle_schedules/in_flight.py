@@ -25,7 +25,7 @@ the same time."""
 
 @dataclass(frozen=True, eq=False)
 class Changes:
-    """All changes of the number of micro-batches in flight, sorted by worker, then by time. Arrays (changes,)."""
+    """All changes of the number of micro-batches in flight, sorted by worker, then by time, as arrays (changes,)."""
 
     worker: np.ndarray  # d * P + s
     time: np.ndarray

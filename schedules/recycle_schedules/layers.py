@@ -30,7 +30,7 @@ Layout = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Layers:
-    """values[key]: one number per layer, for every key in KEYS. Missing keys are filled with 0."""
+    """The layers of a model. values[key]: one number per layer, for every key in KEYS; missing keys are 0."""
 
     values: Mapping[str, tuple[float, ...]]
 

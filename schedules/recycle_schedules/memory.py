@@ -24,12 +24,12 @@ from .ops import Worker
 
 @dataclass(frozen=True)
 class StageMemory:
-    """Memory of a worker of one stage, in bytes, except for counts (`copies`, `adjacent`, `pipelines`) and the flag
-    `staggered`.
+    """Memory of a worker of one stage. All fields are in bytes, except the counts `copies`, `adjacent` and `pipelines`
+    and the flag `staggered`.
 
     weights     the weights used in computation, and autocast's rounded copies of them
-    state       optimizer state of all parameters of the stage, one copy: moments, undo copies, and master weights if
-                they differ from the weights
+    state       one copy of the optimizer state of all parameters of the stage: moments, undo copies, and master weights
+                if they differ from the weights
     copies      number of workers that hold each block of the state and of its gradient; 0: every worker holds all
     sums        accumulators of the gradient
     gradient    the reduced gradient in float32, from the reduction to the commit
@@ -73,7 +73,7 @@ class StageMemory:
     pipelines: int = 0
 
     def each(self, whole: bool = False) -> float:
-        """Most bytes that one micro-batch in flight takes. whole: whether every backward is a B."""
+        """Maximum bytes that one micro-batch in flight takes. whole: whether every backward is a B."""
         return self.flight if whole else max(self.flight, self.waiting)
 
     def share(self, peers: int) -> float:
@@ -91,8 +91,8 @@ class StageMemory:
         return parts | ({"communicators": self.communicator * self.groups(peers)} if self.communicator else {})
 
     def groups(self, peers: int) -> int:
-        """Number of communicators of a worker: one of the stage, and pairs with the adjacent stages. It has such pairs
-        in its own pipeline, and in each pipeline whose worker of this stage is dead."""
+        """Number of communicators of a worker: one for its stage, and one for each pair with a worker of an adjacent
+        stage. The pairs are in its own pipeline, and in each pipeline whose worker of this stage is dead."""
         return (self.pipelines > 1) + self.adjacent * (1 + self.pipelines - peers)
 
     def moments(self, peers: int, in_flight: float, whole: bool = False) -> dict[str, dict[str, float]]:
@@ -143,8 +143,9 @@ class Mode:
 def modes(kept: StageMemory, recomputed: StageMemory | None, backward: str) -> list[Mode]:
     """The available modes, fastest first.
 
-    recomputed: the stage's memory with recomputation, None if recomputation is not an option. It costs an extra F. It
-    saves little if backwards are split: a micro-batch takes about as much memory before its W as after its F."""
+    recomputed: the stage's memory with recomputation, None if recomputation is not an option. Recomputation costs an
+    extra F. It saves little if backwards are split: a micro-batch takes about as much memory before its W as after its
+    F."""
     found = [] if backward == "coupled" else [Mode(kept, False, False)]
     if recomputed is None:
         return found or [Mode(kept, False, True)]
@@ -154,8 +155,8 @@ def modes(kept: StageMemory, recomputed: StageMemory | None, backward: str) -> l
 
 
 def fastest(among: Sequence[Mode], capacity: float, peers: int, ran: int, enough: float) -> Mode:
-    """The first mode in which `enough` micro-batches fit, else the first of those in which most fit. If in no mode even
-    one fits, the mode with the smallest peak for one micro-batch."""
+    """The first mode in which `enough` micro-batches fit. If there is none, the mode in which the largest number fits,
+    the first of equals. If not even one fits in any mode, the mode with the smallest peak for one micro-batch."""
     fitting = [mode.memory.in_flight(capacity, peers, ran, mode.whole) for mode in among]
     if not any(fitting):
         return min(among, key=lambda mode: sum(mode.memory.peak(peers, ran, 1, mode.whole).values()))

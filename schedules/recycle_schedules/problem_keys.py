@@ -54,10 +54,10 @@ class ProblemKeys:
     optimizer      "staggered" (each stage steps by itself) | "barrier" (all stages together) | "none"
     memory_limit   most micro-batches in flight on a worker, from the start of F to the end of W or B: None | number |
                    one per stage | {"base": "1f1b", "extra": k} = P - s + k | {"per_worker": {"d,s": n}, "default": n}
-    memory         {"capacity", "stages"}: bytes available on a worker, and bytes used by its stage (memory.py). They
-                   give a second limit besides `memory_limit`, which depends on the live workers. With "recomputed",
-                   stages short of memory run whole backwards, and if that is not enough they recompute. Plan files
-                   contain the resulting limits and durations instead
+    memory         {"capacity", "stages"}: bytes available on a worker, and bytes used by its stage (memory.py). From
+                   them follows a limit besides `memory_limit`, and this limit depends on the live workers. With
+                   "recomputed", stages short of memory run whole backwards, and if that is not enough they recompute.
+                   Plan files contain the resulting limits and durations instead
     i_release      share in [0, 1] of a micro-batch's memory that the end of I frees
     send           latency between adjacent stages
     send_rerouted  latency between adjacent stages of different pipelines; default: `send`
@@ -70,8 +70,8 @@ class ProblemKeys:
     speed          {"d,s": x}: an op on that worker takes duration / x
     done           [Done] | Progress: the ops that are done
     busy_until     {"d,s": t}: the time at which a worker becomes free
-    committed      [stage]: stages whose optimizer step is done. Any of these three keys makes the problem a remainder,
-                   the rest of a broken step; time 0 is now
+    committed      [stage]: stages whose optimizer step is done. Any of `done`, `busy_until` and `committed` makes the
+                   problem a remainder, the rest of a broken step; time 0 is now
     name           a label, without effect on the plan
     """
 

@@ -24,7 +24,7 @@ EPS = 1e-9
 LENGTH = 1e-6
 """Tolerance on an op's duration, and on a memory limit."""
 SHOWN = 20
-"""Most errors listed per kind of error."""
+"""Maximum number of errors listed per kind of error."""
 
 Array = np.ndarray
 

@@ -284,7 +284,7 @@ def test_generation_ends_at_the_trained_length_and_rejects_longer_prompts(run, c
     assert generate.main([str(run), "--prompt", "def ", "--temperature", "0"]) == 0
     assert "(at most 12 tokens: the model was trained on 16 at once)" in capsys.readouterr().err
     for arguments, sentence in [
-        (["--prompt", "x" * 16], "--prompt must have less than 16 tokens"),
+        (["--prompt", "x" * 16], "--prompt must have fewer than 16 tokens"),
         (["--prompt", ""], "--prompt must have at least one token"),
         (["--prompt", "x", "--max-tokens", "0"], "--max-tokens must be at least 1, not 0"),
         (["--prompt", "x", "--temperature", "nan"], "--temperature must be at least 0, not nan"),

@@ -27,7 +27,7 @@ PACKED = (".gz", ".zst", ".bz2", ".xz", ".zip", ".lz4", ".7z", ".tar", ".tgz")
 
 @dataclass(frozen=True)
 class Position:
-    """The piece that starts at `offset` of file number `file`."""
+    """The start of a piece: `offset` in file number `file`."""
 
     file: int
     offset: int
@@ -35,7 +35,7 @@ class Position:
 
 @dataclass(frozen=True)
 class Corpus:
-    """files: in order; sizes: in bytes; column: name of the column that holds the text in .jsonl and .parquet."""
+    """The text files, in order. sizes: bytes of each file. column: the column of .jsonl and .parquet with the text."""
 
     files: tuple[Path, ...]
     sizes: tuple[int, ...]
@@ -46,7 +46,7 @@ class Corpus:
         """The files at `paths`. For a folder: its .jsonl and .parquet files if it has any, else all files.
 
         Raises:
-            ValueError: a path is missing, empty, or compressed; the sentence does not name the configuration key.
+            ValueError: a path is missing, empty, or compressed; the message does not name the configuration key.
         """
         found: list[Path] = []
         for path in map(Path, paths):
@@ -63,8 +63,8 @@ class Corpus:
         return cls(tuple(found), sizes, column)
 
     def pieces(self, start: Position) -> Iterator[tuple[Piece, Position]]:
-        """(piece, position after it) for every piece from `start` on. Raises ValueError with the file and the place if
-        the text cannot be read."""
+        """Yields (piece, position after the piece) for every piece from `start` on. ValueError if the text cannot be
+        read; the message names the file and the place."""
         offset = start.offset
         for number in range(start.file, len(self.files)):
             for piece in self._format(number).pieces(self.files[number], self.column, offset):

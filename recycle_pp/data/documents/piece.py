@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Piece:
-    """Text to tokenise separately. ends: a document ends after it; next: the offset after it."""
+    """Text to tokenise separately. ends: whether a document ends after the text. next: the offset after the text."""
 
     text: str
     ends: bool

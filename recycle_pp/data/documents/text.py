@@ -1,8 +1,8 @@
 """A text file: one document, in pieces that tokenise like the whole.
 
 A piece ends after a line break that is not followed by white space. Tokenizers that first split at white space (all
-byte-level ones) never join text across such a break. Those that mark the beginning of a text (SentencePiece) add one
-more mark per mebibyte.
+byte-level ones) never join text across such a break. Tokenizers that mark the beginning of a text (SentencePiece) add
+one more mark per mebibyte.
 """
 
 from __future__ import annotations

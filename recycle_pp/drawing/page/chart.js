@@ -1,4 +1,4 @@
-// A chart's data: unpacked once, asked often. Times are in the chart's unit; ops are indices into the arrays.
+// A chart's data, and searches in it. Times are in the chart's unit; ops are indices into the arrays.
 
 const REROUTED = 1, CUT = 2, REDONE = 4, LOST = 8;
 const EMPTY = -1;
@@ -20,7 +20,7 @@ async function unpack(meta) {
   const kind = take(Uint8Array, n), marks = take(Uint8Array, n);
   const deadFrom = new Float64Array(rows).fill(Infinity);
   for (const [row, since] of meta.dead) deadFrom[row] = since;
-  const interest = new Uint8Array(rows);  // where rows share a pixel, the highest is seen
+  const interest = new Uint8Array(rows);  // if several rows share a pixel, the row with the highest value is drawn
   for (let r = 0; r < rows; r++) {
     let all = 0;
     for (let i = first[r]; i < first[r + 1]; i++) all |= marks[i];

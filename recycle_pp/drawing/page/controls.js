@@ -1,4 +1,4 @@
-// Keys, buttons, the panel at the side, the legend; and the start.
+// Keys, buttons, the panel at the side and the legend. Also starts the page.
 
 function stepOp(key) {
   const pane = state.cursor === EMPTY ? inView()[0] : state.pane, chart = state.charts[pane];
@@ -12,7 +12,7 @@ function stepOp(key) {
   const rows = shownRows(chart);
   for (let at = rows.indexOf(row) + by; at >= 0 && at < rows.length; at += by) {
     const r = rows[at];
-    if (chart.first[r] === chart.first[r + 1]) continue;  // the dead have no ops
+    if (chart.first[r] === chart.first[r + 1]) continue;  // the row of a dead worker
     return point(pane, Math.min(firstAfter(chart, r, t), chart.first[r + 1] - 1), true);
   }
 }
@@ -63,7 +63,7 @@ function compare() {
   draw();
 }
 
-// All workers, or the parts that matter.
+// Switches between all workers and the parts that matter.
 function fold() {
   folding = !folding;
   fit();

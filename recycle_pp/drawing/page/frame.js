@@ -1,4 +1,4 @@
-// What stands around and over the ops: axis, names, the death, the route.
+// Draws everything around and over the ops: axis, names, the death, the route.
 
 const FONT = '11px system-ui, "Segoe UI", Arial, "DejaVu Sans", sans-serif';
 
@@ -50,7 +50,7 @@ function labels(ctx, chart, pane, view, ink, { Y }) {
       ctx.fillStyle = ink.soft;
       ctx.fillText(`pipe ${d}`, LABELS - 8, y);
     }
-    for (const [row] of chart.meta.dead) {  // the dead are found from afar
+    for (const [row] of chart.meta.dead) {  // marks of dead workers, visible even if rows are thin
       ctx.fillStyle = ink.alarm;
       ctx.fillRect(LABELS - 5, Y(row) + view.row / 2 - 1.5, 5, 3);
     }
@@ -68,7 +68,7 @@ function deathLine(ctx, chart, pane, ink, X) {
   ctx.stroke();
 }
 
-// The phases of the recovery in the margin below; their names once zooming gives them room.
+// The phases of the recovery, in the margin below. A phase has its name if there is room for it.
 function phases(ctx, chart, pane, ink, X) {
   const { recovery } = chart.meta, y = pane.y + pane.h + 1, edge = pane.x + pane.w;
   if (!recovery) return;
@@ -90,7 +90,7 @@ function drawRoute(ctx, chart, view, ink, { X, Y, kx }, route) {
   const middle = (i) => Y(route.row.get(i)) + view.row / 2;
   ctx.lineWidth = 1.75;
   ctx.strokeStyle = ctx.fillStyle = ink.ink;
-  for (const [a, b] of route.links) {  // from inside the sender's end to inside the receiver's begin, up or down
+  for (const [a, b] of route.links) {  // from just before the sender's end to just after the receiver's start
     if (placeOf(chart, route.row.get(a)) === HIDDEN || placeOf(chart, route.row.get(b)) === HIDDEN) continue;
     const way = middle(b) > middle(a) ? 1 : -1, inset = Math.min(5, (kx * (chart.end[b] - chart.start[b])) / 3);
     const x0 = X(chart.end[a]) - inset, y0 = middle(a) + way * view.row * 0.15, x1 = X(chart.start[b]) + inset;
@@ -109,7 +109,7 @@ function drawRoute(ctx, chart, view, ink, { X, Y, kx }, route) {
     ctx.fill();
   }
   if (view.row >= 4) return;
-  for (const i of route.ops) {  // from afar the ops themselves are too small
+  for (const i of route.ops) {  // dots, because the ops are too small in such thin rows
     ctx.fillStyle = job.fill[KINDS[chart.kind[i]]];
     ctx.strokeStyle = ink.ink;
     ctx.beginPath();

@@ -15,7 +15,7 @@ async function showStep(step) {
   state.step = step;
   const metas = job.steps[step].charts;
   const charts = await Promise.all(metas.map(load));
-  if (state.step !== step) return;  // the slider went on meanwhile
+  if (state.step !== step) return;  // the slider has moved in the meantime
   const same = state.charts.length === charts.length && state.charts.every((c, i) => c.rows === charts[i].rows);
   state.charts = charts;
   state.cursor = EMPTY;
@@ -47,7 +47,7 @@ function panes() {
   });
 }
 
-// Charts in one unit share the time axis; else each has its own, moved together.
+// Charts with the same unit share the time axis. Otherwise each has its own axis, and all axes move together.
 const scaleOf = (i) => (state.charts[i].meta.unit === state.charts[0].meta.unit ? 1 : state.charts[i].meta.span / state.charts[0].meta.span);
 const viewOf = (i) => ({ ...state.view, t0: state.view.t0 * scaleOf(i), t1: state.view.t1 * scaleOf(i), ratio: devicePixelRatio || 1 });
 const wholeSpan = () => Math.max(...state.charts.map((c, i) => c.meta.span / scaleOf(i)));
@@ -111,7 +111,7 @@ function draw() {
       const filled = { ...pane, h: Math.min(pane.h, (heightOf(chart) - state.view.top) * state.view.row) };
       near = paint(ctx, chart, filled, viewOf(pane.chart), ink, state.route?.[pane.chart], pane.chart === state.pane ? state.cursor : EMPTY);
     }
-    // for tests and for the curious: when the first picture stood, how long the last took, how near it is
+    // for tests: the time of the first picture, the duration of the last one, and its level of detail
     document.body.dataset.painted ??= performance.now().toFixed(0);
     Object.assign(document.body.dataset, { frame: (performance.now() - began).toFixed(1), step: state.step, detail: near ? "boxes" : "pixels" });
     document.body.dataset.view = JSON.stringify(state.view);
@@ -170,7 +170,7 @@ function under(event) {
   const t = view.t0 + ((x - pane.x) / pane.w) * (view.t1 - view.t0), place = view.top + (y - pane.y) / view.row;
   const inside = x >= pane.x && x <= pane.x + pane.w && y >= pane.y && y <= pane.y + pane.h;
   let row = inside ? rowAt(chart, place) : EMPTY;
-  if (row !== EMPTY && !isFolded(chart) && view.row * view.ratio < 1) {  // the row that was painted there
+  if (row !== EMPTY && !isFolded(chart) && view.row * view.ratio < 1) {  // several rows share the pixel: find the painted one
     for (let r = row, end = Math.min(chart.rows, row + Math.ceil(1 / view.row)); r < end; r++) if (chart.interest[r] > chart.interest[row]) row = r;
   }
   return { x, y, t, place, chart: pane.chart, row, op: row === EMPTY ? EMPTY : opAt(chart, row, t) };

@@ -1,5 +1,5 @@
-// One chart into one rectangle of the canvas. Two levels of detail: boxes with numbers, and rows of pixels in which
-// every op counts by the share of the pixel that it covers (so nothing flickers when ops are smaller than pixels).
+// Draws one chart into one rectangle of the canvas. There are two levels of detail: boxes with numbers, and rows of
+// pixels. In a pixel every op counts by the share that it covers, so nothing flickers if ops are smaller than pixels.
 
 const LABELS = 64, AXIS = 24, PHASES = 18, MOST_BOXES = 12000;
 
@@ -22,9 +22,9 @@ const rgb = (hex) => [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
 const mix = (a, b, share) => a.map((x, i) => x + (b[i] - x) * share);
 const lookOf = (marks) => (marks & CUT ? 4 : marks & REDONE ? 3 : marks & LOST ? 2 : marks & REROUTED ? 1 : 0);
 
-// Where rows lie: a gap between pipelines while rows are few enough to see it. In rows.
+// The gap between pipelines, in rows. 0 if there are too many rows to see it.
 const gapOf = (chart) => (chart.rows > 400 || chart.meta.stages === 1 ? 0 : 0.4);
-// A large chart is folded at first: meta.groups says which rows stand where. A folded row's place is HIDDEN.
+// A large chart is folded at first: only the rows in meta.groups are shown. The place of any other row is HIDDEN.
 const HIDDEN = -1e6;
 let folding = true;
 const isFolded = (chart) => folding && chart.meta.groups !== null;
@@ -96,7 +96,7 @@ function stripes(ctx, chart, pane, view, ink, { Y, X }) {
   }
 }
 
-// Between pipelines that have no gap.
+// Lines between pipelines that have no gap.
 function borders(ctx, chart, pane, ink, Y, rows) {
   ctx.fillStyle = ink.ink;
   for (const r of rows) if (r % chart.meta.stages === 0) ctx.fillRect(pane.x, Y(r) - 1, pane.w, 1.5);

@@ -30,7 +30,8 @@ function pixels(ctx, chart, pane, view, ink, { Y }, rows, route) {
   else for (let n = 0; n < lines.length; n++) ctx.drawImage(sheet, 0, n, w, 1, pane.x, lines[n][1], pane.w, Math.max(lines[n][2] - (view.row > 3 ? 1 : 0), 1 / ratio));
 }
 
-// More workers than pixels: of those that share a line the one with most to tell (a death, redone or re-routed ops).
+// The row to draw in each line of pixels if several rows share it: the one of most interest (a death, redone or
+// re-routed ops).
 function crowded(chart, pane, view, rows, Y) {
   const best = new Map();
   for (const r of rows) {

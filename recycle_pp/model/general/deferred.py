@@ -1,11 +1,11 @@
-"""Splits the backward of unmodified modules into the ops I and W: of `nn.Linear`, and of GPT-2's Conv1D.
+"""Splits the backward of unmodified `nn.Linear` and GPT-2 `Conv1D` modules into the ops I and W.
 
     deferred = defer(model, {"blocks.0.up.weight": 3, ...}, sink)   # the names whose gradients now wait for W
 
 Applies to exactly these two classes, with plain parameters. The class of such a module is replaced by one whose
 backward returns the input's gradient and passes (dy, x) to the sink. Results are bit-identical, also with autocast and
-recomputation. All other parameters get their gradients from autograd, in I: norms, embeddings, convolutions, experts,
-subclasses of Linear.
+recomputation. The parameters of all other modules (norms, embeddings, convolutions, experts, subclasses of Linear) get
+their gradients from autograd, in I.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from recycle_pp.numerics.weight_grad_store import WeightGradStore
 
 
 def defer(model: nn.Module, index: Mapping[str, int], sink: WeightGradStore) -> set[str]:
-    """The names whose gradients wait for W. index: full name of each local parameter -> index of its tensor in the
-    sink."""
+    """Replaces the classes of the model's modules. Returns the names whose gradients wait for W.
+
+    index: full name of each local parameter -> index of its tensor in the sink"""
     deferred = set()
     for name, module in model.named_modules():
         kind = _kind(module)

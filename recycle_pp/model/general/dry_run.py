@@ -51,16 +51,17 @@ Crossing = tuple[list[int], Boundary]  # places of a tensor among the leaves of 
 
 @dataclass
 class Outline:
-    """
+    """The data flow of the run.
+
     layers      the full names of the layers, in the order of their calls
     shapes      canonical name -> shape of every parameter, in the order of use
-    canonical   every name of a parameter or buffer -> its first name (differs if it is tied or shared)
+    canonical   every name of a parameter or buffer -> the first name of its tensor; a tied or shared one has several
     regions     every name of a parameter -> the regions that use it by this name
     parts       canonical name -> number of addends of its gradient (one for every operation on it)
     returns     name of a layer, or of a module with parameters outside the layers -> results of its calls, in order
     bare        the names of parameters that are used outside the modules that hold them
     crossing    layer -> the made tensors among its arguments
-    joined      layer -> why no stage may start with it
+    joined      layer -> the reason why no stage may start with it
     weighs      whether the loss divides by `num_items_in_batch`
     """
 
@@ -155,7 +156,7 @@ def layers_of(model: nn.Module, name: str) -> nn.Module:
 
 
 def outside(model: nn.Module, container: nn.Module) -> Iterable[tuple[str, nn.Module]]:
-    """The modules with parameters that neither contain the layers nor are part of one."""
+    """The modules with parameters that neither contain the layers nor are part of a layer."""
     inner = {id(module) for module in container.modules()}
     at = next(name for name, module in model.named_modules() if module is container)
     for name, module in model.named_modules():
@@ -194,11 +195,11 @@ class _Watch(TorchDispatchMode):
         if not isinstance(loss, Tensor) or loss.shape != () or not loss.is_floating_point():
             what = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
             raise ValueError(
-                f"the loss must be a scalar tensor, not {what}; model.loss can name a function that gives it"
+                f"the loss must be a scalar tensor, not {what}; model.loss can name a function that computes one"
             )
         if loss.dtype != torch.float32:
             raise ValueError(
-                f"the loss is {_name(loss.dtype)}, which holds three digits: it must be computed in float32, of "
+                f"the loss is {_name(loss.dtype)}, which holds three digits: it must be computed in float32, from "
                 "logits.float()"
             )
         if self._calls != len(outline.layers):
@@ -274,7 +275,7 @@ class _Watch(TorchDispatchMode):
                 for place, argument in enumerate(given):
                     if argument is leaf and _storage(leaf) not in self._made:
                         return Argument(place)
-                self._mark(leaf)  # even if it depends on no parameter, because other stages have zeros instead of it
+                self._mark(leaf)  # even if it depends on no parameter: other stages have zeros in its place
                 return Boundary(tuple(leaf.shape), leaf.dtype)
 
             self._outline.returns[name].append(tree_map(described, out))
@@ -355,7 +356,7 @@ def _refuse_what_no_cut_can_have(model: nn.Module, dtype: torch.dtype) -> None:
         if parameter.dtype != dtype:
             raise ValueError(
                 f"{name} is {_name(parameter.dtype)}; with this numerics.precision parameters must be {_name(dtype)}, "
-                "as they are trained in it"
+                "because they are trained in it"
             )
 
 
@@ -395,6 +396,6 @@ def same_arguments(leaves: Sequence[Any], boundary: Sequence[Crossing]) -> list[
         tensor = leaves[places[0]] if places[-1] < len(leaves) else None
         if not isinstance(tensor, Tensor) or (tuple(tensor.shape), tensor.dtype) != (of.shape, of.dtype):
             what = f"{tensor.dtype} {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise RuntimeError(f"a layer got {what} where it got {of.dtype} {of.shape} without values")
+            raise RuntimeError(f"a layer got {what}, but in the dry run it got {of.dtype} {of.shape}")
         found.append(tensor)
     return found

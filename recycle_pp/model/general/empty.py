@@ -49,7 +49,7 @@ def unshare(model: nn.Module) -> dict[str, str]:
 
 
 def make_fake(model: nn.Module, mode: Any) -> None:
-    """Turns parameters and buffers into fake tensors of `mode`, one per name, so that uses of a tie are distinct."""
+    """Turns parameters and buffers into fake tensors of `mode`, one per name, so that the uses of a tied one differ."""
     for module in model.modules():
         for name, parameter in module._parameters.items():
             module._parameters[name] = None if parameter is None else _parameter(parameter)

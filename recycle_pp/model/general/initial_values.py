@@ -35,7 +35,7 @@ class Values(Protocol):
 
 
 def initial_values(source: Source, settings: Settings, run_dir: str | Path | None) -> Values:
-    """The initial values. run_dir: folder for the seed checkpoint; None: kept in memory."""
+    """The initial values. run_dir: folder for the seed checkpoint; None: it stays in memory."""
     if source.folder is not None:
         return Folder(source.folder, source.prefix)
     if run_dir is None:

@@ -6,7 +6,7 @@
 `batch.labels` are already shifted. A loss that shifts them again ignores the output at the last position, so the
 gradient of the last layer's input is exactly zero at this position. The first backward checks this gradient. If it is
 zero, the loss is computed twice, with different labels at the first position. A loss that shifts the labels again also
-ignores this difference. A loss that only omits the last position does not.
+ignores this difference. A loss that only omits the last position shows it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LossOf = Callable[[Batch, Sequence[Tensor]], Tensor]
 
 
 class LabelShift:
-    """name: of the model, for the message. vocabulary: number of token ids."""
+    """The check of one model. name: name of the model, for the message. vocabulary: number of token ids."""
 
     def __init__(self, name: str, vocabulary: int, loss_of: LossOf) -> None:
         self._name, self._vocabulary, self._loss_of = name, vocabulary, loss_of
@@ -34,7 +34,7 @@ class LabelShift:
 
     def watch(self, leaves: Sequence[Any], batch: Batch, boundary: Sequence[Tensor]) -> None:
         """Makes the backward check the gradient of the first tensor in `leaves` that has a row per token. Does nothing
-        after a check with a result."""
+        once a check has had a result."""
         b, T = batch.labels.shape
         if self._decided or T < 3 or bool((batch.labels[:, [0, -1]] == IGNORED).any()):
             return

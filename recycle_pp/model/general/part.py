@@ -2,10 +2,10 @@
 
     module = part(settings, stage, device, run_dir)        # a `StageModule`
 
-The whole model is built with parameters that have no memory, and only those of this stage are allocated. Its forward
-then runs unchanged. Modules and layers of earlier stages return cached zeros of the right shape. At the first layer of
-this stage the boundary tensors replace the arguments. The call of the first layer of the next stage ends the forward.
-Functions of the batch (masks, positions) are computed by the model's own code on every stage.
+The whole model is built with parameters that have no memory. Then memory is allocated for the parameters of this stage.
+The model's forward runs unchanged. Modules and layers of earlier stages return cached zeros of the right shape. At the
+first layer of this stage the boundary tensors replace the arguments. The call of the first layer of the next stage ends
+the forward. Functions of the batch (masks, positions) are computed by the model's own code on every stage.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Part:
             raise RuntimeError(f"the forward has ended before {self._outline.layers[self._layers.stop]}")
         return [loss if self._outline.weighs else batch.share_of(loss)]
 
-    # -- the model without what other stages hold
+    # -- the model, with memory for this stage only
 
     def _empty_model(self) -> nn.Module:
         model = empty(self._source)
@@ -246,7 +246,7 @@ class _Leave(Exception):
 
 
 def _take(sink: WeightGradStore, index: int, leaf: Tensor) -> None:
-    if leaf.grad is not None:  # None: it waits for W
+    if leaf.grad is not None:  # None: the gradient waits for W
         sink.gradients.add(index, leaf.grad)
         leaf.grad = None
 

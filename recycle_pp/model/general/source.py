@@ -2,7 +2,7 @@
 
     source = source_of(settings)
     model = source.build()                          # the whole model, in source.dtype
-    loss = source.loss(model, batch, items, labels) # of the whole model, or of the part that a stage holds
+    loss = source.loss(model, batch, items, labels) # loss of the whole model, or of a stage's part of it
 
 A custom model consists of three values and needs no subclass: `build()` returns an nn.Module, `model.layers` names its
 list of layers, and `model.loss` is a function of (output, batch). Arguments of the model's forward are passed by name:
@@ -31,12 +31,13 @@ from .user_code import called, shown
 
 
 class Source(Protocol):
-    """
-    name    for messages
+    """A model to train.
+
+    name    name of the model, for messages
     layers  name of the list of layers
     folder  safetensors with the initial values, or None
     prefix  prefix of parameter names that files of the bare model omit
-    dtype   of the parameters in the computation
+    dtype   dtype of the parameters in the computation
     """
 
     name: str
@@ -48,8 +49,8 @@ class Source(Protocol):
     def build(self, dtype: torch.dtype | None = None, traced: bool = False) -> nn.Module:
         """The whole model.
 
-        dtype: of the parameters; None: the source's. traced: for a run on fake tensors, so every operation of the
-        forward must have a shape function; names and shapes of the parameters are the same."""
+        dtype: dtype of the parameters; None: `self.dtype`. traced: whether the model is for a run on fake tensors. Then
+        every operation of the forward has a shape function. Names and shapes of the parameters stay the same."""
         ...
 
     def loss(self, model: nn.Module, batch: Batch, items: Tensor | None, labels: Tensor) -> Any: ...
@@ -124,10 +125,9 @@ class HuggingFace:
         self.layers = model.layers if isinstance(model.layers, str) else self._find_layers(whole)
 
     def build(self, dtype: torch.dtype | None = None, traced: bool = False) -> nn.Module:
-        # Both implementations give every expert a gradient, whatever the router chooses. Grouped: one product per
-        # expert, over the tokens that chose it. Batched: copies the matrices of an expert for every token, but its
-        # shapes are known without values, also in fp32 (the shape function of torch's grouped product only supports
-        # bf16).
+        # Both implementations give every expert a gradient, whatever the router chooses. `grouped_mm` computes one
+        # product per expert, over the tokens that chose it. `batched_mm` copies the matrices of an expert for every
+        # token. Its shapes are known without values, also in fp32; for `grouped_mm` torch knows them only in bf16.
         experts = {"experts_implementation": "batched_mm" if traced else "grouped_mm"}
         given = experts if _has_experts(self.config) else {}
         return self._class.from_config(self.config, dtype=dtype or self.dtype, **given)
@@ -145,7 +145,7 @@ class HuggingFace:
         for name, module in whole.named_modules():
             if isinstance(module, nn.ModuleList) and len(module) == count:
                 return name
-        raise ValueError(f"{self.name}: model.layers must name the list of its layers, none has {count} of them")
+        raise ValueError(f"{self.name}: model.layers must name the list of its layers: no list has {count} modules")
 
 
 def function(key: str, value: str) -> Callable[..., Any]:

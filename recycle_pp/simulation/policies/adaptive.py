@@ -19,8 +19,8 @@ class Rerouted(Base):
 
     - A death costs the measured stall and the extra time to redo the lost ops (`broken_step`). From then on steps
       follow the plan for the remaining workers.
-    - A joining machine takes the vacant place at the stage with the fewest workers. A peer sends it the state while
-      training continues, and it takes part from the next commit.
+    - A joining machine takes the vacant place at the stage with the fewest workers. A peer sends the state while
+      training continues, and the machine takes part from the next commit.
     - If a stage loses all its workers, workers of other stages move there, all workers load the newest checkpoint, and
       the steps after it are redone.
     - With fewer workers than stages, the job stops until there are enough."""
@@ -106,7 +106,7 @@ class Rerouted(Base):
             self._expect(machine)
 
     def _worth(self, live: list[int], stage: int) -> float:
-        """Sort key of a stage. A new machine joins the stage with the smallest key: that with the fewest workers."""
+        """Sort key of a stage: its number of workers. A new machine joins the stage with the smallest key."""
         return live[stage]
 
     def _place_of(self, machine: int, best: int) -> int:
@@ -126,7 +126,7 @@ class Rerouted(Base):
             self._adopt()
 
     def _restore(self) -> None:
-        """Restarts all machines from the newest checkpoint, if there are at least as many as stages."""
+        """Restarts all machines from the newest checkpoint, if there are at least as many machines as stages."""
         self.run.throw_away(self.run.done - self.saved)
         self.version += 1
         self.live = [0] * self.job.stages
@@ -184,8 +184,8 @@ class Rebalanced(Rerouted):
     """`Rerouted` that also moves the boundaries between stages, to balance the load (`plan_layout`).
 
     While training continues with the old layout, workers receive the layers that they lack. The new layout is used from
-    the first commit after that. If the membership changes before, the move is cancelled. A move that gains less than
-    1 % is not started. The planner supports this; the trainer does not move layers at run time yet."""
+    the first commit after that. If the membership changes before then, the move is cancelled. A move that gains less
+    than 1 % is not started. The planner supports this; the trainer does not move layers at run time yet."""
 
     def _adopt(self) -> None:
         super()._adopt()

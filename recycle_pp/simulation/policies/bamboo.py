@@ -14,8 +14,8 @@ class Bamboo(Base):
     work, but the pipelines are formed again from all machines that are up, in `reconfigure` seconds. Surplus machines
     stand by and replace lost ones.
 
-    Simplified: redundant forwards never fit into bubbles, and memory always suffices (on ReCycle's trace the larger
-    model ran out of memory; the small one reached 57.7 % of the fault-free throughput)."""
+    Simplifications: redundant forwards never fit into bubbles, and memory always suffices. On ReCycle's trace the
+    larger model ran out of memory, and the small one reached 57.7 % of the fault-free throughput."""
 
     def begin(self, run: Run) -> None:
         super().begin(run)

@@ -39,11 +39,11 @@ class Oobleck(Base):
 
     @cache  # noqa: B019  (lives as long as the simulation)
     def _step(self, machines: int) -> float | None:
-        """Seconds of a step with so many machines; None if they are too few for a pipeline."""
+        """Seconds of a step with this number of machines; None if they are too few for a pipeline."""
         most = min(self.job.pipelines, machines // self.job.stages)
         if not most:
             return None
-        fewest = max(1, math.ceil(most / 2))  # fewer pipelines would be twice as long, with mostly bubbles
+        fewest = max(1, math.ceil(most / 2))  # with fewer, each would be twice as long and mostly idle
         return min(self._of(machines, k) for k in range(fewest, most + 1))
 
     def _of(self, machines: int, pipelines: int) -> float:
@@ -53,7 +53,7 @@ class Oobleck(Base):
         even = total / pipelines
         if not longer:
             return self._pipeline(short, math.ceil(even))
-        # m: micro-batches of a short pipeline; at most its even share, since longer pipelines are at least as fast
+        # m: micro-batches of a short pipeline. It gets an even share at most, because longer ones are at least as fast.
         for m in range(math.floor(even * 0.7), math.ceil(even) + 1):
             rest = math.ceil((total - m * (pipelines - longer)) / longer)
             if m >= 1 and rest >= 1:

@@ -20,7 +20,7 @@ class Restart(Base):
         super().begin(run)
         self.interval = math.sqrt(2 * self.costs.checkpoint * self.world.between_losses)
         self.used: set[int] = set()
-        self.awaited = False  # machines have returned and wait for the next checkpoint
+        self.awaited = False  # whether returned machines wait for the next checkpoint
         self.since = 0.0  # start of the first interval
         self._start()
 

@@ -52,7 +52,7 @@ class Spares(Base):
 
 
 def worth_trying(pipelines: int, stages: int, counts: list[tuple[float, float, int]]) -> list[int]:
-    """The candidate numbers of pipelines: those that fill low to high quantiles of the number of machines over time.
+    """The candidate numbers of pipelines. Each is what the machines can fill at one quantile of their number over time.
 
     counts: (start, end, machines that are up) of each interval
     """

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-# A thread that gets processor time may take this many times longer than a thread that gets none before it counts as
-# hung, because a busy machine is not a hang.
+# A busy machine is not a hang. So a thread that gets processor time counts as hung only after BUSY times as many
+# seconds as a thread that gets none.
 BUSY = 10
 
 
@@ -22,10 +22,10 @@ class Activity(NamedTuple):
     """What a worker's main thread is doing.
 
     kind    starts | works | device (an op waits for the device) | waits
-    what    works: F, I, W, B, O (optimizer), R (its own part of the stage's sum), V (validation), data, checkpoint,
-            send, turn (from one op to the next);
-            starts: model, data, state (of a checkpoint), kernels, ready; "" before these;
-            waits: tensor, sum (all-reduce), copy (broadcast), links, commit, orders, plan
+    what    with works: F, I, W, B, O (optimizer), R (its own part of the stage's sum), V (validation), data,
+            checkpoint, send, turn (from one op to the next);
+            with starts: model, data, state (of a checkpoint), kernels, ready; "" before these;
+            with waits: tensor, sum (all-reduce), copy (broadcast), links, commit, orders, plan
     peer    the worker that the thread waits for, if there is only one
     first   whether this is the first op of its kind, which may have to be compiled
     """
@@ -38,8 +38,8 @@ class Activity(NamedTuple):
     first: bool = False
 
     def at_start(self) -> str:
-        """For users, while the job starts: "build the model", "F of micro-batch 0.1 in step 0, compiling what it
-        needs"."""
+        """The activity in words, for users while the job starts. For instance "build the model", or "F of micro-batch
+        0.1 in step 0, compiling what it needs"."""
         if self.kind == "starts":
             return _STARTS.get(self.what, self.what)
         return f"{self}, compiling what it needs" if self.first else str(self)

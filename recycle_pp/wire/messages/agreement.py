@@ -34,14 +34,15 @@ class Leader(NamedTuple):
 class Takeover(NamedTuple):
     """The election after the loss of a coordinator. Times are time.monotonic() of the new coordinator."""
 
-    rank: int  # of the supervisor that hosts the new coordinator
+    rank: int  # rank of the supervisor that hosts the new coordinator
     lost_rank: int
     lost_at: float
     elected_at: float
 
 
 class Membership(NamedTuple):
-    """
+    """A membership: the supervisors that are part of the job.
+
     leader  rank of the supervisor that proposes the membership, and acknowledges it first
     roster  rank -> address of the supervisor
     """
@@ -58,7 +59,7 @@ class Who(Message, frozen=True):
 
 @sent(CANDIDATE, VOTER)
 class Poll(Message, frozen=True):
-    """Asks whether the voter would vote for this candidate, without a new term.
+    """Asks whether the voter would vote for this candidate. Starts no new term.
 
     position  position of the candidate's newest membership
     gone      ranks that are known to be dead
@@ -93,10 +94,11 @@ class Leads(Message, frozen=True):
 
 @sent(VOTER, CANDIDATE)
 class Answer(Message, frozen=True):
-    """
+    """The voter's answer to any of these questions.
+
     position  position of the voter's newest membership
     term      newest term that the voter knows
-    leader    leader that the voter follows; None: it follows none
+    leader    leader that the voter follows, if any
     """
 
     yes: bool

@@ -13,8 +13,8 @@ from .table import COORDINATOR, WORKER, Message, sent
 class Attempt(NamedTuple):
     """How often a step has been repeated. A higher attempt makes all earlier work on the step void.
 
-    coarser   repetitions because the sums overflowed; the next attempt uses other exponents
-    repaired  repetitions because a worker's state was wrong, so its peers had received wrong weights from it
+    coarser   number of repetitions after an overflow of the sums; the next attempt uses other exponents
+    repaired  number of repetitions because a worker's state was wrong and its peers had received wrong weights
     """
 
     coarser: int = 0
@@ -85,7 +85,7 @@ class Adopt(Message, frozen=True):
     stagger    whether the worker may apply the next step before its commit
     shares     the holders of the units of the worker's stage
     probes     host -> a worker on that host; measure the links to these workers before anything else
-    recompute  whether the backward pass runs the worker's layers again, for micro-batches forwarded in these steps
+    recompute  whether the backward recomputes the worker's layers, for micro-batches whose forward is in these steps
     term       term of the agreement that allowed this generation
     """
 
@@ -107,8 +107,8 @@ class Shares(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     table      (number of neighbouring units, their holders, first holder first)
     together   whether all workers hold all units, and sum their gradients by one all-reduce
     copies     (unit, from, to): copies of units to make first, in this order
-    knows      a worker with the newest exponents, if some weights are out of date, so that all weights are sent again;
-               else None
+    knows      a worker with the newest exponents, if all weights are sent again because some are out of date; else
+               None
     elsewhere  for each unit that another stage holds too: (unit, other stage, workers of that stage that have the
                unit's sum)
     """

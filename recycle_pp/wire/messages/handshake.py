@@ -31,7 +31,8 @@ class Accepted(Message, frozen=True):
 
 @sent(SUPERVISOR, LISTENER)
 class SupervisorHello(Message, frozen=True):
-    """
+    """The first message of a supervisor.
+
     rank         -1 for a new node, to which the coordinator assigns a rank
     host, pid    for log lines
     agent        index of the torchrun agent that started the supervisor; None for a new node
@@ -47,8 +48,8 @@ class SupervisorHello(Message, frozen=True):
 
 @sent(WORKER, LISTENER)
 class WorkerHello(Message, frozen=True):
-    """moved: whether another coordinator has welcomed the worker before. Then the worker's first message is its
-    `State`."""
+    """The first message of a worker. moved: whether another coordinator has welcomed the worker before. Then the next
+    message is the worker's `State`."""
 
     rank: int
     incarnation: int

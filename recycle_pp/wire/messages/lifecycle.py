@@ -16,7 +16,8 @@ Address = tuple[str, int]
 
 @sent(COORDINATOR, WORKER)
 class WorkerWelcome(Message, frozen=True):
-    """
+    """The coordinator accepts the worker.
+
     resume  number of completed steps in the checkpoint to load; 0: no checkpoint
     faults  injected faults that have not fired yet
     """
@@ -81,7 +82,7 @@ class WorkerHeartbeat(Message, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """path: file that is read. seconds: time since the read started; 0: no read is in progress."""
+    """A read of training data. path: the file. seconds: time since the read started; 0: no read is in progress."""
 
     path: str
     seconds: float

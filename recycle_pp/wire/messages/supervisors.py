@@ -39,7 +39,8 @@ class Death(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @sent(COORDINATOR, SUPERVISOR)
 class SupervisorWelcome(Message, frozen=True):
-    """rank: the rank in the supervisor's hello, or the rank that the coordinator assigns to a new node."""
+    """The coordinator accepts the supervisor. rank: the rank in the supervisor's hello, or the rank that a new node
+    gets."""
 
     settings: Settings
     run_dir: str

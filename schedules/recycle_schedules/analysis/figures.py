@@ -16,8 +16,8 @@ from ..trace import Trace
 
 PARTS: dict[str, tuple[OpKind, ...]] = {kind: (kind,) for kind in COMPUTE}
 PARTS[OpKind.BACKWARD] = (OpKind.BACKWARD_INPUT, OpKind.BACKWARD_WEIGHT)
-"""The ops that one lost or redone op of each kind counts as. A `B` counts as an `I` and a `W`, because peers may split
-it."""
+"""How a lost or redone op is counted, by its kind: a `B` as an `I` and a `W`, because peers may split it, and any other
+op as itself."""
 
 
 @dataclass(frozen=True)

@@ -23,11 +23,11 @@ class Row:
     """The step after the death of `worker`.
 
     period, slowdown   None if no schedule exists; the slowdown is a share of the current period
-    peer, peak, limit  the fullest worker of the stage, its most micro-batches in flight, and its limit (inf: none)
+    peer, peak, limit  the fullest worker of the stage, its peak of micro-batches in flight, and its limit (inf: none)
     bytes              the peak in bytes, None if the size of a micro-batch is unknown
     fits               whether a plan within the limits exists
-    moved, moved_slowdown, layout   period, slowdown and number of layers of each stage, after the stage boundaries have
-                       moved. None if the problem has no layers. In all figures above, the boundaries stay"""
+    moved, moved_slowdown, layout   period, slowdown, and number of layers of each stage, if the stage boundaries move.
+                       None if the problem has no layers. All figures above assume that the boundaries stay"""
 
     worker: Worker
     period: float | None
@@ -44,7 +44,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """The cost of the next death of each live worker."""
+    """The cost of the next death, for each live worker that could die."""
 
     now: Plan  # the current plan
     rows: list[Row]  # one per live worker
@@ -127,7 +127,7 @@ def _within(p: Problem, most: int) -> Problem:
 
 
 def _alike(p: Problem, worker: Worker) -> object:
-    """A cache key: the plans of deaths with equal keys differ only in the names of pipelines."""
+    """A cache key. If two deaths have equal keys, their plans differ only in the names of the pipelines."""
     special = {w.pipeline for w in (*p.dead, *p.speeds)}
     if worker.pipeline in special or not p.limits_alike or p.remainder or not p.graph.uniform:
         return worker

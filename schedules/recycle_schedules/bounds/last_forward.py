@@ -45,7 +45,7 @@ def from_first_to_last(
     own     duration of the whole backward at v"""
     most = np.floor(np.minimum(L, n))
     held = np.minimum(L / (1 - i_release) if i_release < 1 else n, n)
-    front = np.where(np.greater(n, L), np.maximum(0.0, beyond + (1 - most) * F), 0.0)  # idle until the first gradient
+    front = np.where(np.greater(n, L), np.maximum(0.0, beyond + (1 - most) * F), 0.0)  # idle before the first gradient
     none_missing = n * F + (n - held) * whole + held * early + front
 
     def end(x: Times) -> np.ndarray:
@@ -60,8 +60,8 @@ def pipelines(p: Problem) -> list[tuple[int, np.ndarray, np.ndarray]]:
     """The kinds of pipelines, if every live worker runs all micro-batches of its own pipeline. [] if micro-batches may
     go anywhere.
 
-    Each entry: the number of micro-batches; the speeds, (P,); and a (P, P) table, whether some pipeline of this kind
-    has live workers at both stages."""
+    Each entry has the number of micro-batches, the speeds (P,), and a (P, P) table. Entry [u, v] of the table is true
+    if some pipeline of this kind has live workers at both stages u and v."""
     if p.reroute != "failed_only" and p.pipelines > 1:
         return []
     alive = np.zeros((p.pipelines, p.stages), dtype=bool)

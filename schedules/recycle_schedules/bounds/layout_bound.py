@@ -68,8 +68,8 @@ class LayoutBounds:
     def layout(self, slack: float = 1.0, power: float = 2.0, tilt: float = 0.0) -> Layout:
         """The layout with the least sum of term ** power, among those with all terms at most slack * best.
 
-        tilt: additional weight of the last stage's term relative to the first one's, as a share. The last stages start
-        late and end early, so fewer layers there fill and drain the pipeline sooner."""
+        tilt: how much more the last stage's term counts than the first stage's, as a share. The last stages start late
+        and end early, so fewer layers there fill and drain the pipeline sooner."""
         level = max(self.best, 1e-300)
         highest = level * max(slack, 1 + 1e-12)
 
@@ -144,8 +144,8 @@ class LayoutBounds:
         return found
 
     def _path(self, a: int, terms: list[Array], table: list[Array]) -> Layout:
-        """The lengths of the stages of `terms` with the least sum, if the first of them starts at layer a. table: from
-        `_least`."""
+        """The numbers of layers with the least sum of terms, for the stages of `terms`, if the first of them starts at
+        layer a. table: result of `_least`."""
         layout = []
         for term, after in zip(terms, table[1:], strict=True):
             lengths = np.arange(1, min(term.shape[1], self.count - a) + 1)

@@ -1,8 +1,8 @@
 """The terms of the lower bound over layouts: one for each stage and each choice of its layers.
 
     terms = LayoutTerms(problem, most)
-    alone, way = terms.of(s)      # depend on the boundaries of stage s only
-    terms.returned(s, n)          # if stage 0 has n layers
+    alone, way = terms.of(s)      # two terms that depend on the boundaries of stage s only
+    terms.returned(s, n)          # a term for the case that stage 0 has n layers
 
 Arrays are (L + 1, longest). Entry [b, n - 1] belongs to the stage with the n layers before boundary b. The entry is inf
 if such a stage cannot exist or its term is above `most`. The formulas are those of `stage_bounds.py` and
@@ -33,7 +33,7 @@ Span = Callable[[float, int], Array]
 
 @dataclass(frozen=True)
 class _Choices:
-    """The possible layers of a stage, and the durations and limits that follow; arrays (L + 1, longest)."""
+    """The possible choices of layers for a stage, with the resulting durations and limits; arrays (L + 1, longest)."""
 
     fine: Array  # whether the stage can exist and has room for one micro-batch
     F: Array
@@ -47,7 +47,7 @@ class _Choices:
 
 
 class LayoutTerms:
-    """The terms up to `most` of a problem with layers."""
+    """The terms of a problem with layers; terms above `most` are inf."""
 
     def __init__(self, problem: Problem, most: float) -> None:
         p = problem
@@ -62,8 +62,8 @@ class LayoutTerms:
         self._choices = [self._of_stage(s) for s in range(p.stages)]
 
     def of(self, s: int) -> tuple[Array, Array]:
-        """Two terms t(s, a, b): that of the stage alone, and that of the trip from the stage back to stage 0. The
-        second term does not include the W, all-reduce and O of stage 0 that follow."""
+        """Two terms t(s, a, b): one of the stage alone, and one of the trip from the stage back to stage 0. The trip
+        is followed by the W, all-reduce and O of stage 0, which the second term does not include."""
         p, x, slow = self.problem, self._choices[s], min(self.speeds[s])
         reduce = _per_stage(p.allreduce, p.stages)[s] if p.optimizer != "none" else 0.0
         if p.total == 0:
@@ -135,8 +135,8 @@ class LayoutTerms:
         )  # fmt: skip
 
     def _limits(self, s: int, of: Callable[[Array], Array]) -> Array:
-        """Most micro-batches in flight, for each choice of layers. The tolerance for rounding errors may allow one
-        more."""
+        """Most micro-batches in flight, for each choice of layers. May be one too high, because it tolerates rounding
+        errors."""
         p, given = self.problem, stage_bounds._most_in_flight(self.problem, s)
         held, each = of(self.sums["bytes"]), of(self.sums["activation_bytes"])
         if p.capacity_bytes is None:
@@ -167,15 +167,15 @@ def _shares(p: Problem, s: int, speeds: list[float]) -> tuple[list[Share], list[
 
 
 def _own(p: Problem, s: int, speeds: list[float]) -> list[Share]:
-    """The shares that live workers have from their own pipelines in every split."""
+    """The shares that live workers have in every split: the micro-batches of their own pipelines."""
     if p.reroute != "failed_only":
         return []
     return sorted({(v, p.counts[d]) for d, v in zip(p.live[s], speeds, strict=True) if p.counts[d]})
 
 
 def _some(total: int, speeds: list[float]) -> list[Share]:
-    """One share for each speed: the micro-batches that keep a worker of this speed busy until the end of the best
-    split. In every split, at least one worker has its share or more."""
+    """One share for each speed: the micro-batches that keep a worker of this speed busy until the best split ends. In
+    every split, at least one worker has this share or more."""
     if len(set(speeds)) == 1:
         return [(speeds[0], -(-total // len(speeds)))]
     heap = [(1 / v, v, 1) for v in speeds]

@@ -78,7 +78,7 @@ class _Missing:
         self.G = np.where(had & NEED_G, np.nan, g[:, None] / v)
         late = np.where(had & NEED_G, W[:, None], rest[:, None]) / v
         self.W = np.where(had & NEED_W, np.nan, late)
-        lag = p.graph.time(np.arange(P - 1)[:, None], host[:-1], host[1:])  # (P - 1, N): between stages s and s + 1
+        lag = p.graph.time(np.arange(P - 1)[:, None], host[:-1], host[1:])  # (P - 1, N): from stage s to s + 1
         least = np.array([p.graph.least(s) for s in range(P - 1)])[:, None]
         lag = np.where((host[:-1] >= 0) & (host[1:] >= 0), lag, least)
         self._heads_and_tails(there, lag)
@@ -116,8 +116,8 @@ class _Missing:
         return float(max(sums))
 
     def stage_shares(self) -> float:
-        """The latest end over all stages, each with the best split of its unbound micro-batches over its workers. A
-        stage's work starts at its earliest head, and its least tail follows the work."""
+        """The largest bound of any stage. The stage splits its unbound micro-batches over its workers in the best way.
+        This work starts at the stage's earliest head and is followed by the stage's least tail."""
         best = 0.0
         F, g, rest = self.work
         for s in self.open:
@@ -144,7 +144,7 @@ class _Missing:
         return best
 
     def one_machine(self) -> float:
-        """The latest end over all workers, each with the best order of the ops that only this worker may run
+        """The largest bound of any worker. The worker runs the ops that no other worker may run, in the best order
         (`compiled.one_machine`)."""
         bound = self.host >= 0
         missing = [bound & ~np.isnan(x) for _, x, _ in self.jobs]
@@ -163,7 +163,7 @@ class _Missing:
 
 
 def _without_nan(times: Array) -> Array:
-    """-inf instead of nan: an op that is not missing delays nothing."""
+    """The times with -inf in place of nan, because an op that is not missing delays nothing."""
     return np.nan_to_num(times, nan=-math.inf)
 
 

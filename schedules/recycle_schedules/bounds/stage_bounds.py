@@ -17,9 +17,9 @@ limit of L micro-batches adds idle time on a worker, for three reasons:
 - Before the gradient of the last forward returns, the worker can run at most one forward and L backwards.
 - Each micro-batch occupies one of the L slots for a full round trip.
 
-The first two idle times add up if they cannot overlap: if the work takes longer than both periods, or exceeds what fits
-into both. span'(s) ends with the last I. At that time at most L micro-batches can be waiting for W. Before the last F,
-a round trip earlier, the backward of all but L micro-batches is done.
+The first two idle times add up if they cannot overlap. This is so if the work takes longer than both periods together,
+or exceeds the work that fits into both. span'(s) ends with the last I. At that time at most L micro-batches can be
+waiting for W. Before the last F, a round trip earlier, the backward of all but L micro-batches is done.
 
 `last_forward.py` considers two stages that delay each other.
 """
@@ -115,7 +115,7 @@ def _two_stages(
     fast, O, reduce: (P,). hops: (P - 1,)."""
     F, early, whole = (np.array(each) for each in (t.forward, t.early, t.whole))
     L = np.array([_most_in_flight(p, s) for s in range(p.stages)] if limits is None else limits)
-    # sums over the stages before stage 0, 1, ...
+    # entry s: the sum over the stages before stage s
     down = np.r_[0.0, np.cumsum(F / fast)]
     back = np.r_[0.0, np.cumsum(early / fast)]
     hop = np.r_[0.0, np.cumsum(hops)]
@@ -158,7 +158,7 @@ def _with_memory(t: _Times, s: int, L: float, i_release: float, beyond: float) -
     def span(v: float, n: int) -> float:
         work, trip = n * (F + whole) / v, beyond + (F + early) / v
         stay = trip + late / v
-        before, after = (min(L, n) * F + early) / v, (F + min(behind, n) * longest) / v  # most work within trip, stay
+        before, after = (min(L, n) * F + early) / v, (F + min(behind, n) * longest) / v  # most work in trip, in stay
         front, back = max(0.0, trip - before), max(0.0, stay - after)
         apart = work >= trip + stay or work > (before + after) * (1 + 1e-9)  # the two idle times cannot overlap
         idle = front + back if apart else max(front, back)

@@ -129,7 +129,7 @@ def simulate(
     left = np.zeros(workers, dtype=np.int64)  # F still to start
     away = np.zeros(workers, dtype=np.int64)  # micro-batches between F and I
     idle = np.ones(workers, dtype=np.uint8)
-    wait_g = np.zeros(n, dtype=np.uint8)  # inputs that a node's backward still lacks, out of its F and the gradient
+    wait_g = np.zeros(n, dtype=np.uint8)  # number of inputs (F, gradient) that each node's backward waits for
     codes = np.empty(total, dtype=np.int64)
     starts = np.empty(total, dtype=np.int64)
     times = np.empty(workers + 2 * n + 2, dtype=np.int64)
@@ -174,7 +174,7 @@ def simulate(
                 idle[w] = 1
             else:
                 w, s = host[v], v % stages
-                arrived = what in (ARRIVED_F, ARRIVED_G)  # else an op of w ended
+                arrived = what in (ARRIVED_F, ARRIVED_G)  # otherwise an op of w has ended
                 if not arrived:
                     idle[w] = 1
                     if what in (W, B):

@@ -173,7 +173,7 @@ def improve(
     lag (w,)       added to the end of the worker's stage to give the worker's value (`energy`)
     target         value that ends the search
     starts, order  work space
-    iterations     most steps
+    iterations     maximum number of steps
     heat           initial temperature in ticks; it falls to a fiftieth
     weight         weight of the total lateness in the energy
     state (1,)     state of the random number generator

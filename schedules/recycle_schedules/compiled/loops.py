@@ -55,8 +55,8 @@ _thread: list[threading.Thread] = []
 def load(timeout: float | None = None) -> bool:
     """Start loading the loops and wait for them. Returns whether they are compiled.
 
-    timeout: most seconds to wait, None for no limit. After a timeout the thread continues, and LOOPS switches to the
-    compiled functions when it finishes. Safe to call from any thread."""
+    timeout: maximum wait in seconds, None for no limit. After a timeout the loading thread continues. When it finishes,
+    LOOPS switches to the compiled functions. Safe to call from any thread."""
     if not _thread:
         _thread.append(threading.Thread(target=_load, name="recycle-schedules-compile"))
         _thread[0].start()
@@ -67,7 +67,7 @@ def load(timeout: float | None = None) -> bool:
 def _load() -> None:
     made: dict[str, Function] = {}
     for function in SIGNATURES:
-        if not threading.main_thread().is_alive():  # the process is exiting; the next one compiles the rest
+        if not threading.main_thread().is_alive():  # exiting; the next process compiles the rest
             return
         made[function.__name__] = _compile(function)
     LOOPS.__dict__.update(made, compiled=True)

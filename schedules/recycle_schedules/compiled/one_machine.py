@@ -15,7 +15,7 @@ from .list_schedule import pop, push
 
 
 def one_machine(begin, head, length, tail, order, rank):
-    """The latest completion time over all machines, each with its best preemptive order.
+    """The latest completion time of any machine, if each machine has its best preemptive order.
 
     begin               machine k has the jobs begin[k] to begin[k + 1] - 1, sorted by head
     head, length, tail  of each job: earliest start, duration, least time from its end to the end of the schedule

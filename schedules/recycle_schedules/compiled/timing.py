@@ -109,7 +109,7 @@ def latest(stages, host, todo, sent, duration, travel, codes, order, placed, dea
     """Compute the latest start times in the order of `earliest` such that every op of worker w ends by deadline[w].
 
     codes, order and placed come from `earliest`. Fills `starts` (aligned with codes)."""
-    must = deadline.copy()  # latest end of each worker's op that the loop visits next
+    must = deadline.copy()  # by worker: latest end of the op that the loop visits next
     due_f = np.full(len(host), NEVER, dtype=np.int64)  # latest end of F
     due_g = np.full(len(host), NEVER, dtype=np.int64)
     for i in range(placed - 1, -1, -1):

@@ -49,41 +49,41 @@ def _fill(x: Instance, s: int, hosts: np.ndarray, free: np.ndarray, turn: int, b
     room[able] = even_shares(load[able].tolist(), cost[able].tolist(), len(free), turn)
     out = host.copy()
     order = free[np.lexsort((x.pipeline[free], x.index[free]))]
-    left: list[int] = []
-    for d in range(D):  # micro-batches that leave are spread evenly over the pipeline's indices
+    leaving: list[int] = []
+    for d in range(D):  # the micro-batches that leave a pipeline are spread evenly over its indices
         own = order[x.pipeline[order] == d]
         stay = min(len(own), int(room[d]))
         if len(own):
             keep = np.zeros(len(own), dtype=bool)
             keep[(np.arange(stay) * len(own)) // max(stay, 1)] = True
             out[own[keep]] = workers[d]
-            left += own[~keep].tolist()
+            leaving += own[~keep].tolist()
             room[d] -= stay
             load[d] += stay * cost[d]
     where = {g: k for k, g in enumerate(order.tolist())}
-    left.sort(key=lambda g: where[g])
-    if by_links and left:
-        out[left] = workers[_along_links(x, s, hosts, np.array(left), load, cost, np.roll(able, -turn))]
+    leaving.sort(key=lambda g: where[g])
+    if by_links and leaving:
+        out[leaving] = workers[_along_links(x, s, hosts, np.array(leaving), load, cost, np.roll(able, -turn))]
         return out
     takers = _round_robin(room.tolist(), turn)
-    for g, d in zip(left, takers, strict=True):
+    for g, d in zip(leaving, takers, strict=True):
         out[g] = workers[d]
     return out
 
 
 def _along_links(
-    x: Instance, s: int, hosts: np.ndarray, left: np.ndarray, load: np.ndarray, cost: np.ndarray, able: np.ndarray
+    x: Instance, s: int, hosts: np.ndarray, leaving: np.ndarray, load: np.ndarray, cost: np.ndarray, able: np.ndarray
 ) -> np.ndarray:
-    """For each micro-batch of `left`, the pipeline in `able` that takes it, shape (left,)."""
+    """The pipelines that take the micro-batches `leaving` (n,) at stage s: an array (n,) with elements of `able`."""
     P = x.stages
     todo = x.todo.reshape(-1, P)[:, s]
-    before = hosts[left, s - 1] // P if s > 0 else np.zeros(len(left), dtype=np.int64)
-    after = np.full(len(left), -1)  # -1: not assigned yet
+    before = hosts[leaving, s - 1] // P if s > 0 else np.zeros(len(leaving), dtype=np.int64)
+    after = np.full(len(leaving), -1)  # -1: not assigned yet
     if s < P - 1:
-        after = np.where(hosts[left, s + 1] >= 0, hosts[left, s + 1] // P, -1)
-        own = x.pipeline[left]
+        after = np.where(hosts[leaving, s + 1] >= 0, hosts[leaving, s + 1] // P, -1)
+        own = x.pipeline[leaving]
         after = np.where((after < 0) & x.alive[own * P + s + 1], own, after)
-    ways = np.minimum(todo[left] & NEED_F, 1) + ((todo[left] & NEED_G) != 0)  # messages: forward and backward
+    ways = np.minimum(todo[leaving] & NEED_F, 1) + ((todo[leaving] & NEED_G) != 0)  # messages: forward and backward
     kinds, group, count = np.unique(
         np.stack([before, after, ways.astype(np.int64)], axis=1), axis=0, return_inverse=True, return_counts=True
     )
@@ -101,6 +101,6 @@ def _along_links(
 
 
 def _round_robin(room: list[int], turn: int) -> list[int]:
-    """A sequence with each index d `room[d]` times, evenly spread."""
+    """A sequence in which each index d occurs `room[d]` times, evenly spread."""
     slots = [((2 * j + 1) / (2 * r), (d - turn) % len(room), d) for d, r in enumerate(room) if r for j in range(r)]
     return [d for _, _, d in sorted(slots)]

@@ -4,9 +4,9 @@
 
 Pipelines are divided into blocks of BLOCK. A block without deaths consists of copies of one planned pipeline. A block
 with deaths re-routes within the block. If that would make the block much slower than the job (for example, after two
-deaths at one stage), the block is first merged with others. Another death changes one block, and the schedules of all
-other blocks come from a cache. The work does not grow with the number of pipelines. The arrays of all ops are built on
-first access.
+deaths at one stage), the block is first merged with others. After another death only one block is planned again. The
+schedules of all other blocks come from a cache, so the work does not grow with the number of pipelines. The arrays of
+all ops are built on first access.
 """
 
 from __future__ import annotations

@@ -19,8 +19,7 @@ from .sequences import Sequences
 
 
 def portfolio(x: Instance, choices: Choices, table: np.ndarray, target: int, keep: int = 6) -> list[PartialSchedule]:
-    """The schedules of the `keep` best policies of a table, best first. If the best one reaches the target, it is the
-    only one."""
+    """The schedules of the `keep` best policies of a table, best first. Only the best one if it reaches the target."""
     values, _, best, codes, starts = simulated(x, choices, table, target)
     schedules = [PartialSchedule(codes, starts, choices.hosts[table[best, 0]])]
     if values[best] > target:
@@ -33,7 +32,7 @@ def portfolio(x: Instance, choices: Choices, table: np.ndarray, target: int, kee
 def simulated(x: Instance, c: Choices, table: np.ndarray, target: int, late: bool = True):
     """(values, peaks, best, codes, starts) of a policy table, from `compiled.portfolio.try_policies`.
 
-    late: in a repeated step, start ops as late as the ends of the stages allow, which shortens the period."""
+    late: whether ops of a repeated step start as late as the ends of the stages allow, which shortens the period."""
     return LOOPS.try_policies(
         x.stages, c.hosts, c.keys, c.windows, c.fuses, table, x.todo, x.sent, x.duration, x.cap, x.held, x.release,
         x.travel, float(x.problem.i_release), lags(x, None), steady(x) and late, target,
@@ -53,10 +52,10 @@ def improved(
     """The best schedule from one run of local search, never worse than the given one.
 
     target       value in ticks that ends the run
-    iterations   most steps of the run
+    iterations   maximum number of steps of the run
     seed         seed of the random numbers
     heat         initial temperature, in mean op durations
-    lean         in [0, 1], for a repeated step: where each worker's first start lies within its slack; 0 is earliest
+    lean         for a repeated step: the place of each worker's first start in its slack, from 0 (earliest) to 1
     weight       weight of the mean lateness in the energy"""
     P, W = x.stages, len(x.cap)
     free = (x.host < 0) & (x.todo > 0)
@@ -73,7 +72,7 @@ def improved(
         iterations, heat * mean + 1.0, weight / W, np.array([seed * 7919 + 12345], dtype=np.int64),
     )  # fmt: skip
     better = _timed(x, q, release)
-    return min(better, schedule, key=lambda d: value(x, d))  # the new one wins ties, so that the search moves
+    return min(better, schedule, key=lambda d: value(x, d))  # `better` wins a tie, so that the search moves on
 
 
 def retimed(x: Instance, schedule: PartialSchedule) -> PartialSchedule:
@@ -94,9 +93,10 @@ def steady(x: Instance) -> bool:
 
 
 def lags(x: Instance, release: np.ndarray | None) -> np.ndarray:
-    """(w,): what to add to the end of a stage's gradients to get the worker's contribution to the objective.
+    """(w,): the lag of each worker. It is added to the end of the stage's gradients to get the worker's contribution to
+    the objective.
 
-    This lag is the time until the worker's optimizer step ends. For a repeated step, `release` is subtracted if it is
+    The lag is the time until the worker's optimizer step ends. For a repeated step, `release` is subtracted if it is
     given. Dead workers and workers of finished stages have a very large negative lag."""
     lag = x.tail - release if steady(x) and release is not None else x.tail
     out = np.full_like(lag, -(1 << 61))

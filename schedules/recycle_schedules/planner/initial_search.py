@@ -31,11 +31,11 @@ from .partial_schedule import PartialSchedule, value
 from .policies import Choices
 
 FEWER = 6
-"""Most sets of live workers, each with one worker less, that the search tries."""
+"""Maximum number of problems with one live worker less that the search tries."""
 RUNS = ((0.5, 0.5, 1.0), (0.5, 0.0, 8.0), (0.2, 1.0, 1.0), (0.2, 0.5, 8.0)) * 6
 """heat, lean and weight of the runs of local search in an attempt."""
 PATIENCE = 2
-"""Number of runs without improvement that ends an attempt."""
+"""An attempt ends after this number of runs without improvement."""
 
 Rows = tuple[np.ndarray, np.ndarray]
 """The results of a policy table: values (rows,), most micro-batches in flight (rows, w)."""
@@ -157,7 +157,7 @@ class _LiveSet:
         return self._bounds[most]
 
     def one_fewer(self) -> list[Problem]:
-        """The problems with one live worker less, sorted by lower bound. Interchangeable workers give one problem."""
+        """The problems with one live worker less, sorted by lower bound. One problem for each kind of worker."""
         x = self.x
         kinds: set[tuple[float, ...]] = set()
         found: list[tuple[float, int, Problem]] = []
@@ -186,8 +186,8 @@ def _canonical(x: Instance) -> Iterator[list[np.ndarray]]:
 
 
 def _one_less(x: Instance) -> Iterator[list[np.ndarray]]:
-    """If the problem's limits are not canonical: chains of one element each. The first lowers the limits of all stages
-    by 1, each of the others those of one stage."""
+    """Yield chains of one array each, none if the problem's limits are canonical. The first array lowers the limits of
+    all stages by 1. Each of the other arrays lowers the limits of one stage by 1."""
     roomy = x.alive & (x.cap >= 1)
     for shape in _shapes(x):
         room = (x.cap - shape)[roomy]
@@ -200,8 +200,8 @@ def _one_less(x: Instance) -> Iterator[list[np.ndarray]]:
 
 
 def _round(k: float) -> bool:
-    """Whether k is canonical: every number up to 16, every second one up to 32, every fourth one up to 64, and so
-    on."""
+    """Whether k is one of the canonical numbers: every number up to 16, every second one up to 32, every fourth one up
+    to 64, and so on."""
     return k % (1 << max(0, int(k).bit_length() - 4)) == 0
 
 

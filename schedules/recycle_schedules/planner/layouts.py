@@ -62,7 +62,7 @@ def plan_layout(problem: Problem, *, seconds: float = 0.0) -> Plan:
     ValueError if the problem has no layers, or if they do not fit into `capacity_bytes`. A pure function if `seconds`
     is 0. Safe to call from any thread. The compiled loops release the GIL."""
     until = time.perf_counter() + seconds
-    for best in layout_plans(problem):  # noqa: B007  (the last one is wanted)
+    for best in layout_plans(problem):  # noqa: B007  (only the last one is used)
         if time.perf_counter() >= until:
             break
     return best()

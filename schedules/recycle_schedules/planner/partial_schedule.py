@@ -39,7 +39,7 @@ def value(x: Instance, schedule: PartialSchedule) -> int:
     if x.problem.optimizer != "none":
         step = np.maximum(step, x.release[w]) + x.duration[O, w]
     if x.problem.optimizer == "staggered" and not x.problem.remainder:
-        return int(np.where(first[w] < NEVER, step - first[w], x.duration[O, w]).max())  # idle workers run O alone
+        return int(np.where(first[w] < NEVER, step - first[w], x.duration[O, w]).max())  # idle workers run only O
     return int(step.max(initial=0))
 
 

@@ -23,7 +23,7 @@ def cheapest_flow(count: np.ndarray, message: np.ndarray, load: np.ndarray, cost
     load (peers,)              end of the peer's existing work, ticks
     cost (peers,)              work of one micro-batch on the peer, ticks
 
-    Identical peers share evenly. What cannot be divided goes to the first ones."""
+    Identical peers share evenly. The first ones take the rest of a division."""
     groups, peers = message.shape
     alike: dict[tuple[int, ...], list[int]] = {}
     for p in range(peers):
@@ -51,7 +51,7 @@ def cheapest_flow(count: np.ndarray, message: np.ndarray, load: np.ndarray, cost
 
 
 def even_shares(load: list[int], cost: list[int], n: int, turn: int) -> list[int]:
-    """The number of micro-batches for each worker, n in total, such that the last one ends as early as possible.
+    """The number of micro-batches for each worker, n in total, such that the last of them ends as early as possible.
 
     turn: rotates the order of equal workers."""
     k = len(load)

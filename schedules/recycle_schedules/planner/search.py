@@ -15,9 +15,9 @@ from .partial_schedule import PartialSchedule, value
 from .policies import Choices
 
 SMALL = 6_000
-"""Most ops for which the first schedule already uses local search."""
+"""Maximum number of ops for which the first schedule already uses local search."""
 MOVED = 60_000
-"""Most ops for which local search continues while there is time."""
+"""Maximum number of ops for which local search continues while there is time."""
 
 
 def search(x: Instance, target: int, known: PartialSchedule | None = None) -> Iterator[PartialSchedule]:
@@ -30,7 +30,7 @@ def search(x: Instance, target: int, known: PartialSchedule | None = None) -> It
     meets the target, or when the caller stops it."""
 
     def better(schedule: PartialSchedule) -> PartialSchedule:
-        """The schedule or the known one."""
+        """The better one of `schedule` and `known`."""
         return schedule if known is None else min(schedule, known, key=lambda s: value(x, s))
 
     size = x.size

@@ -75,7 +75,7 @@ class PlanStore:
         return _renamed(self._made[known], problem, names)
 
     def ahead(self, problem: Problem) -> Iterator[Problem]:
-        """Yield the problems after each possible next death that have no stored plan yet, most likely ones first.
+        """Yield the problems after possible next deaths, most likely deaths first. Skips problems with a stored plan.
 
         A death takes one worker or, if hosts are known, all workers of one host. The iterator stops when the store has
         no room for more. New plans may evict plans of other memberships, but neither each other nor the plan of
