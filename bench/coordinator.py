@@ -36,7 +36,7 @@ from recycle_schedules.op_kinds import KINDS, SPLIT, O
 
 from recycle_pp.config.settings import Parallel, Settings
 from recycle_pp.protocol.commit import make_vote
-from recycle_pp.protocol.events import MessageReceived, PlanMade, Send, WorkerDied, WorkerReady
+from recycle_pp.protocol.events import MessageReceived, PlanMade, Send, WorkerDescribed, WorkerDied, WorkerReady
 from recycle_pp.protocol.holdings import Holdings
 from recycle_pp.protocol.job import Job
 from recycle_pp.protocol.participant import Participant
@@ -50,11 +50,12 @@ from recycle_pp.wire.frames import encode
 from recycle_pp.wire.messages.generations import Adopt, Announce, Report, SteadyPlan
 from recycle_pp.wire.messages.steps import Measured, Vote
 from recycle_pp.wire.messages.table import Message
+from recycle_pp.wire.messages.units import UnitId
 from recycle_pp.wire.messages.workers import FROM_WORKER
 
 OUT = Path(__file__).resolve().parent / "out" / "coordinator.json"
 SIZES = ["3x4x6", "6x8x32", "16x8x64", "64x16x128"]
-UNITS = [1 << 20] * 400  # elements of the units of every stage
+LAYERS, UNITS = 10, 40  # layers of every stage, units of each layer; a million elements in each unit
 PHASES = ("vote", "log", "announce", "hear", "adopt", "follow")
 
 
@@ -127,9 +128,10 @@ def under_way(pipelines: int, stages: int, microbatches: int) -> tuple[Job, dict
     )
     job = Job(problem, steps=10, planner=plan, derive=actions)
     workers = problem.workers()
-    members = {w: Participant(w, stages, Holdings(w.pipeline, UNITS, -1)) for w in workers}
+    members = {w: Participant(w, stages, Holdings(w.pipeline, units(w.stage), -1)) for w in workers}
     out: list[Send] = []
     for worker in workers:
+        job.handle(WorkerDescribed(worker, "here", described(worker.stage)))
         out += job.handle(WorkerReady(worker)).sends
     reports = [(to, announced_to(members[to], message)) for to, message in out]
     for worker, report in reports:
@@ -137,6 +139,15 @@ def under_way(pipelines: int, stages: int, microbatches: int) -> tuple[Job, dict
     for to, message in [*out, *planned(job)]:
         deliver(members[to], message)
     return job, members
+
+
+def described(stage: int) -> dict[int, list[tuple[str, int]]]:
+    layers = range(stage * LAYERS, (stage + 1) * LAYERS)
+    return {layer: [(f"layers.{layer}.{number}", 1 << 20) for number in range(UNITS)] for layer in layers}
+
+
+def units(stage: int) -> list[UnitId]:
+    return [UnitId(layer, number) for layer in described(stage) for number in range(UNITS)]
 
 
 def one_death(pipelines: int, stages: int, microbatches: int, at: float) -> dict[str, float]:

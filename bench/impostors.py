@@ -40,11 +40,12 @@ from recycle_pp.wire.messages.supervisors import (
     SupervisorHeartbeat,
     SupervisorWelcome,
 )
+from recycle_pp.wire.messages.units import UnitId
 from recycle_pp.wire.messages.workers import TO_WORKER, State
 
 TOKEN, HOST = "of the bench", "127.0.0.1"
 STEP_SECONDS = 0.05
-UNITS = [1 << 20] * 100  # elements of the units of every stage
+UNITS = 100  # units of every stage, in one layer; a million elements in each unit
 
 
 def impersonate(settings: Settings, port: int, orders: Any) -> None:
@@ -126,7 +127,8 @@ class FakeWorker:
             [kind, self._me.pipeline, i, float(i), i + 1.0] for i in range(parallel.microbatches) for kind in "FIW"
         ])  # fmt: skip
         self._last = self._me.stage == parallel.stages - 1
-        self.member = Participant(self._me, parallel.stages, Holdings(self._me.pipeline, UNITS, -1))
+        self._units = [UnitId(self._me.stage, number) for number in range(UNITS)]
+        self.member = Participant(self._me, parallel.stages, Holdings(self._me.pipeline, self._units, -1))
         self._peer: Peer | None = None
         self._ready: Ready | None = None
         self._voted = (-1, -1)
@@ -159,8 +161,9 @@ class FakeWorker:
     def _hear(self, message: Any) -> None:
         match message:
             case WorkerWelcome():
-                self.member.caught_up(message.resume - 1, range(len(UNITS)))
-                self._ready = Ready((HOST, 1), "impostor")
+                self.member.caught_up(message.resume - 1, self._units)
+                units = {self._me.stage: [(str(unit), 1 << 20) for unit in self._units]}
+                self._ready = Ready((HOST, 1), "impostor", units=units)
                 self._say(self._ready)
             case Announce():
                 self._say(self.member.announce(message))
@@ -186,7 +189,7 @@ class FakeWorker:
 
     def follow(self, step: int, session: int) -> None:
         if self.member.generation < 0:
-            self.member.caught_up(step, range(len(UNITS)))
+            self.member.caught_up(step, self._units)
             self._say(Synced(step, session))
 
     def _vote(self) -> None:

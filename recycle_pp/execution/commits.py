@@ -80,7 +80,8 @@ class Commits:
         coming = {unit for unit, _, to in shares.copies if to == holdings.me}
         # Includes units that this worker only sends: every worker can make the initial state of any unit.
         given = {unit for unit, source, _ in shares.copies if source == holdings.me}
-        for unit in ({*holdings.mine} | given) - coming - self._optimizer.held.keys():
+        wanted = {self._stage.layout.number(unit) for unit in ({*holdings.mine} | given) - coming}
+        for unit in wanted - self._optimizer.held.keys():
             self._optimizer.begin(unit)
         if shares.copies:
             self._faults.inject("heal", committed + 1)
@@ -175,7 +176,7 @@ class Commits:
         )
         squares, finite, fits = reduced.squares, reduced.finite, reduced.fits
         checksums, changed = self._optimizer.inspected(reduced)  # of the state after the previous step
-        held = array("q", checksums.values()).tobytes(), changed
+        held = array("q", checksums.values()).tobytes(), [self._stage.layout.ids[unit] for unit in changed]
         self._session.send(make_vote(orders.generation, step, squares, finite, fits, counts, losses, speaks, *held))
 
     def _samples(self, step: int, counts: list[float]) -> list[int]:

@@ -183,7 +183,7 @@ class Process:
                 checkpoint.refuse_mismatch(path, checkpoint.describe(settings, batches.fingerprint))
                 optimizer.resume(lambda names: checkpoint.load(path, names))
             takes = measured_memory(stage) if settings.parallel.memory and not settings.model.own else []
-            participant.holdings = Holdings(worker.pipeline, stage.layout.unit_sizes, welcome.resume - 1)
+            participant.holdings = Holdings(worker.pipeline, stage.layout.ids, welcome.resume - 1)
         except ValueError as error:
             return self._refuse(error, session)
         except Exception as error:
@@ -226,7 +226,7 @@ class Process:
                 *_described(stage),
                 socket.gethostname(),
                 os.cpu_count() or 1,
-                stage.layout.unit_names,
+                stage.layout.described,
                 [{key: float(value) for key, value in asdict(way).items()} for way in takes],
                 notes(settings.parallel.backend, backend, device),
                 batches.fingerprint,

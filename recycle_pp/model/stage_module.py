@@ -89,8 +89,8 @@ class StageModule(Protocol):
 
     ops        kernels for sums and updates, see `numerics.operations`
     shapes     full-model name -> shape of every parameter of this stage, in the order of use
-    layers     parameter -> the number of its layer, ascending; -1: before the first layer; the number of layers: after
-               the last layer
+    layers     parameter -> the number of its layer, ascending; -1: before the first layer; L, the number of layers:
+               after the last layer; above L: each parameter that several layers use is a layer of its own
     takes      inputs of the forward from the previous stage; empty at the first stage
     gives      outputs of the forward for the next stage; empty at the last stage, where the forward returns the loss
     parts      parameter -> number of addends of its gradient in one micro-batch, if this number is not 1

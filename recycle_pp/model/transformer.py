@@ -295,9 +295,9 @@ class TransformerStage:
         build = Build(model, settings.run.seed, device, stream_dtype(settings), drawn=folder is None)
         self.module, self.ops = Transformer(build, layers), build.ops
         self._model, self._folder = model, folder
-        uses = list(self.module.uses())
+        uses = sorted(self.module.uses(), key=lambda use: _layer_of(use[0], model))
         self.shapes: Mapping[str, Sequence[int]] = {name: module.weight.shape for name, module in uses}
-        self.layers: Mapping[str, int] = {name: _layer_of(name, depth(model)) for name in self.shapes}
+        self.layers: Mapping[str, int] = {name: _layer_of(name, model) for name in self.shapes}
         self.deferred = frozenset(self.shapes)
         self.parts: Mapping[str, int] = Counter(name for name, _ in uses)
         ends = model.tied and parallel.stages > 1 and stage in (0, parallel.stages - 1)
@@ -387,6 +387,9 @@ def _scaled(frequency: Tensor, scaling: Sequence[float] | None) -> Tensor:
     return (1 - share) * frequency / factor + share * frequency
 
 
-def _layer_of(name: str, layers: int) -> int:
+def _layer_of(name: str, model: Model) -> int:
+    """See `StageModule.layers`."""
     place = name.split(".")
-    return int(place[1]) if place[0] == "layers" else -1 if place[0] == "embedding" else layers
+    if place[0] == "layers":
+        return int(place[1])
+    return depth(model) if place[0] != "embedding" else depth(model) + 1 if model.tied else -1

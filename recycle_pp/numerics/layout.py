@@ -34,6 +34,7 @@ from torch import Tensor
 
 from recycle_pp.comm.tensor_bytes import ALIGNMENT as BYTES
 from recycle_pp.comm.tensor_bytes import aligned_bytes
+from recycle_pp.wire.messages.units import UnitId
 
 ALIGNMENT = BYTES // 2  # elements; 256 bytes of bfloat16, 512 of float32
 ROW = 16  # minimum number of elements of a row, if the tensor has as many
@@ -85,7 +86,8 @@ class Layout:
     units: all units, in order
     spans: the elements of the vector that each unit occupies; the last unit of a tensor includes the gap after it.
         Spans are contiguous, and begin and end at multiples of `ALIGNMENT`.
-    layers: the units of each layer
+    layers: layer -> its units, in order
+    ids: the identity of each unit in messages
     size: elements of the vector
     """
 
@@ -116,8 +118,13 @@ class Layout:
         ]
         numbers = list(layers) or [0] * len(self.names)
         counts = Counter(numbers[of.tensor] for of in self.units)
-        ends = list(accumulate(counts.values(), initial=0))
-        self.layers = [range(first, end) for first, end in pairwise(ends)]
+        ends = pairwise(accumulate(counts.values(), initial=0))
+        self.layers = {layer: range(*of) for layer, of in zip(counts, ends, strict=True)}
+        self.ids = [UnitId(layer, number) for layer, units in self.layers.items() for number in range(len(units))]
+
+    def number(self, unit: UnitId) -> int:
+        """The unit with this identity."""
+        return self.layers[unit.layer][unit.number]
 
     def part(self, units: range) -> Layout:
         """A layout with these neighbouring units only, cut in the same way. If not all rows of a tensor are among them,
@@ -147,7 +154,7 @@ class Layout:
 
     def memory(self, device: torch.device, dtype: torch.dtype) -> LayerMemory:
         """Uninitialised memory, with zeros in the gaps. On a CPU, pages are allocated when they are written."""
-        sizes = [self.spans[units[-1]].stop - self.spans[units[0]].start for units in self.layers]
+        sizes = [self.spans[units[-1]].stop - self.spans[units[0]].start for units in self.layers.values()]
         memory = LayerMemory([aligned_bytes(size * dtype.itemsize, device).view(dtype) for size in sizes])
         for piece, shape in zip(self._pieces(memory), self.shapes, strict=True):
             piece[prod(shape) :].zero_()
@@ -171,6 +178,12 @@ class Layout:
     def unit_names(self) -> list[str]:
         """`NAME[first row:last row]` of each unit. The same in every stage that holds the tensor."""
         return [f"{self.names[unit.tensor]}[{unit.rows.start}:{unit.rows.stop}]" for unit in self.units]
+
+    @property
+    def described(self) -> dict[int, list[tuple[str, int]]]:
+        """Layer -> (name, size) of each of its units."""
+        pairs = list(zip(self.unit_names, self.unit_sizes, strict=True))
+        return {layer: pairs[units.start : units.stop] for layer, units in self.layers.items()}
 
     @property
     def unit_sizes(self) -> list[int]:

@@ -85,7 +85,7 @@ class StageOptimizer:
         if whole:
             moments = stage.layout.zeros(stage.device), stage.layout.zeros(stage.device)
             parts_of_layers = zip(stage.flat.parts, *(moment.parts for moment in moments), strict=True)
-            for units, state in zip(stage.layout.layers, parts_of_layers, strict=True):
+            for units, state in zip(stage.layout.layers.values(), parts_of_layers, strict=True):
                 self.held |= dict.fromkeys(units, Held(units, state))
 
     def lr(self, step: int) -> float:
@@ -278,7 +278,9 @@ class StageOptimizer:
     def warm(self) -> None:
         """Launches the kernels of a step (see `Stage.warm`). Requires fresh state, and does not change it."""
         layout = self._stage.layout
-        for units in layout.layers if self._whole else [range(unit, unit + 1) for unit in range(len(layout.units))]:
+        for units in (
+            layout.layers.values() if self._whole else [range(unit, unit + 1) for unit in range(len(layout.units))]
+        ):
             state = self.held[units[0]].state if self._whole else self._vectors(units)
             grad = torch.zeros_like(state[0])
             for vector in () if self._whole else state:
@@ -301,7 +303,7 @@ class StageOptimizer:
         `exponent.NAME` (int32, one for every row, see `layout`).
         """
         layout, state = self._stage.layout, {}
-        layers = [self.held[units[0]].state for units in layout.layers]
+        layers = [self.held[units[0]].state for units in layout.layers.values()]
         for prefix, memory in zip(VECTORS, zip(*layers, strict=True), strict=True):
             for name, view in zip(layout.names, layout.views(LayerMemory(memory)), strict=True):
                 state[f"{prefix}.{name}"] = view
@@ -354,7 +356,7 @@ class StageOptimizer:
         """
         layout, held = self._stage.layout, self.held
         if units is None and self._whole:
-            for layer in layout.layers:
+            for layer in layout.layers.values():
                 size = len(held[layer[0]].state[0])
                 yield held[layer[0]], layer, slice(0, size), size
             return
@@ -378,7 +380,7 @@ class StageOptimizer:
     def _runs_of(self, units: range) -> list[Run]:
         if units not in self._runs:
             runs = runs_of(self._settings, self._stage.gradients, self._stage.ops, units)
-            if len(units) > 1 and units not in self._stage.layout.layers:
+            if len(units) > 1 and units not in self._stage.layout.layers.values():
                 return runs  # not cached, because a follower has more units at the next step
             self._runs[units] = runs
         return self._runs[units]
@@ -398,7 +400,7 @@ class StageOptimizer:
             self._stage.working[span].data.copy_(master)
 
     def _round_all(self) -> None:
-        for span in map(self._stage.layout.span, self._stage.layout.layers):
+        for span in map(self._stage.layout.span, self._stage.layout.layers.values()):
             self._round(span, self._stage.flat[span])
 
     def _take_exponents(self, state: Mapping[str, Tensor]) -> None:

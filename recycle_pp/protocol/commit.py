@@ -22,6 +22,7 @@ from hashlib import blake2b
 from recycle_schedules import Worker
 
 from recycle_pp.wire.messages.steps import Vote
+from recycle_pp.wire.messages.units import UnitId
 
 
 class ProtocolViolation(RuntimeError):
@@ -38,7 +39,7 @@ def make_vote(
     losses: Sequence[float],
     speaks: bool,
     checksums: bytes = b"",
-    changed: Sequence[int] = (),
+    changed: Sequence[UnitId] = (),
 ) -> Vote:
     """counts: how often each micro-batch is in the gradient; 1 if correct
     speaks: whether this worker sends the values for its stage

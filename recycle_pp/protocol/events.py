@@ -37,12 +37,12 @@ class WorkerDescribed(Event, frozen=True):
     """A worker has built its stage.
 
     host:  the machine that the worker runs on
-    units: names of the units of its stage's state (a unit is a block of one layer's state)
+    units: the units of its stage's layers: layer -> (name, number of elements) of each of its units
     """
 
     worker: Worker
     host: str
-    units: list[str]
+    units: dict[int, list[tuple[str, int]]]
 
 
 class WorkerReady(Event, frozen=True):

@@ -1,4 +1,5 @@
-"""The holders of each unit of a stage's state: a table, unit -> holders, with the first holder first.
+"""The holders of each unit of a stage's state: a table, unit -> holders, with the first holder first, in the stage's
+order of units.
 
     table = placed(sizes, peers, copies=2, hosts={0: "a", 1: "b"})    # at the start
     table = refilled(held, sizes, peers, copies=2, hosts)   # after deaths and returns; held: live holders, by unit
@@ -6,9 +7,9 @@
     missing(held, table, sizes)                        # copies to make: (unit, from, to)
     on_one_host(table, hosts)                          # a host whose loss would lose a unit, or None
 
-Peers are the workers of one stage, named by pipeline. A unit is a block of one layer's state, and `sizes` has the
-number of elements of each unit. The first holder of a unit reduces the unit's gradient, sends the gradient to the other
-holders, and sends the updated weights to all other peers.
+Peers are the workers of one stage, named by pipeline. `sizes` has the number of elements of each unit. The first
+holder of a unit reduces the unit's gradient, sends the gradient to the other holders, and sends the updated weights to
+all other peers.
 
 At the start, peers form groups of `copies`, on different hosts if possible, and all copies of a unit are in one group
 (copysets: Cidon et al., USENIX ATC 2013). So two simultaneous deaths lose a unit only if they hit the same group.
@@ -18,28 +19,34 @@ Copies of a unit are placed on different hosts if this overloads no peer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from itertools import accumulate
 
-Table = list[list[int]]
-Copy = tuple[int, int, int]  # unit, from, to
+from recycle_pp.wire.messages.generations import Copy
+from recycle_pp.wire.messages.units import UnitId
+
+Sizes = Mapping[UnitId, int]
+Table = dict[UnitId, list[int]]
 SLACK = 0.04  # imbalances below this fraction of the mean load are not corrected
 
 
-def placed(sizes: Sequence[int], peers: Collection[int], copies: int, hosts: Mapping[int, str] | None = None) -> Table:
+def placed(sizes: Sizes, peers: Collection[int], copies: int, hosts: Mapping[int, str] | None = None) -> Table:
     """The initial table: neighbouring units have the same holders, and all peers hold about the same amount.
 
     Each peer is the first holder of one share of all elements; the next peers in its group hold copies. With copies=0,
     all peers hold all units, and all units have the same first holder.
     """
     if not copies:
-        return [sorted(peers)] * len(sizes)
+        return dict.fromkeys(sizes, sorted(peers))
     holders = []
     for group in groups(peers, copies, hosts):
         holders += [[group[(k + j) % len(group)] for j in range(min(copies, len(group)))] for k in range(len(group))]
-    total, ends = max(1, sum(sizes)), list(accumulate(sizes))
-    middles = [end - size / 2 for end, size in zip(ends, sizes, strict=True)]
-    return [list(holders[min(int(middle * len(holders) / total), len(holders) - 1)]) for middle in middles]
+    total, ends = max(1, sum(sizes.values())), accumulate(sizes.values())
+    middles = {unit: end - size / 2 for (unit, size), end in zip(sizes.items(), ends, strict=True)}
+    return {
+        unit: list(holders[min(int(middle * len(holders) / total), len(holders) - 1)])
+        for unit, middle in middles.items()
+    }
 
 
 def groups(peers: Collection[int], copies: int, hosts: Mapping[int, str] | None = None) -> list[list[int]]:
@@ -53,8 +60,8 @@ def groups(peers: Collection[int], copies: int, hosts: Mapping[int, str] | None 
 
 
 def refilled(
-    held: Sequence[Collection[int]],
-    sizes: Sequence[int],
+    held: Mapping[UnitId, Collection[int]],
+    sizes: Sizes,
     peers: Collection[int],
     copies: int,
     hosts: Mapping[int, str] | None = None,
@@ -67,17 +74,18 @@ def refilled(
     the mean, then balances the first holders.
     """
     if not copies:
-        return [sorted(peers)] * len(sizes)
+        return dict.fromkeys(sizes, sorted(peers))
     of = {peer: (hosts or {}).get(peer, "") for peer in peers}
     wanted = min(copies, len(peers))
-    table = [list(holders)[: max(wanted, 1)] for holders in held]
+    table = {unit: list(held[unit])[: max(wanted, 1)] for unit in sizes}
     load = {peer: 0 for peer in peers}
-    for holders, size in zip(table, sizes, strict=True):
+    for unit, holders in table.items():
         for peer in holders:
-            load[peer] += size
-    mean = wanted * sum(sizes) / len(load)
-    slack = max(SLACK * mean, copies * max(sizes, default=0))
-    for holders, size in zip(table, sizes, strict=True):
+            load[peer] += sizes[unit]
+    mean = wanted * sum(sizes.values()) / len(load)
+    slack = max(SLACK * mean, copies * max(sizes.values(), default=0))
+    for unit, holders in table.items():
+        size = sizes[unit]
         while len(holders) < wanted:
             taken, room = {of[holder] for holder in holders}, mean + slack - size
             others = [p for p in load if p not in holders]
@@ -95,19 +103,19 @@ def refilled(
 
 def on_one_host(table: Table, hosts: Mapping[int, str]) -> str | None:
     """A host that has all copies of a unit with more than one copy; None if there is no such host."""
-    return next((hosts[of[0]] for of in table if len(of) > 1 and len({hosts[peer] for peer in of}) == 1), None)
+    return next((hosts[of[0]] for of in table.values() if len(of) > 1 and len({hosts[peer] for peer in of}) == 1), None)
 
 
-def lost(held: Sequence[Collection[int]]) -> list[int]:
+def lost(held: Mapping[UnitId, Collection[int]]) -> list[UnitId]:
     """The units without a holder."""
-    return [unit for unit, holders in enumerate(held) if not holders]
+    return [unit for unit, holders in held.items() if not holders]
 
 
-def missing(held: Sequence[Collection[int]], table: Table, sizes: Sequence[int]) -> list[Copy]:
+def missing(held: Mapping[UnitId, Collection[int]], table: Table, sizes: Sizes) -> list[Copy]:
     """The copies to make, in the order of the units. The source is the holder with the least to send so far."""
     sent: dict[int, int] = {}
     found = []
-    for unit, holders in enumerate(table):
+    for unit, holders in table.items():
         for to in holders:
             if to not in held[unit]:
                 source = min(held[unit], key=lambda peer: (sent.get(peer, 0), peer))
@@ -119,14 +127,15 @@ def missing(held: Sequence[Collection[int]], table: Table, sizes: Sequence[int])
 def _take_share(
     peer: int,
     table: Table,
-    sizes: Sequence[int],
+    sizes: Sizes,
     load: dict[int, int],
     mean: float,
     hosts: Mapping[int, str],
     gain: int,
 ) -> None:
     """Moves units to `peer` until its load reaches the mean. Makes only moves that put a unit on `gain` more hosts."""
-    for holders, size in zip(table, sizes, strict=True):
+    for unit, holders in table.items():
+        size = sizes[unit]
         if load[peer] >= mean:
             return
         if peer in holders:
@@ -140,14 +149,15 @@ def _take_share(
             load[peer] += size
 
 
-def _balance_first(table: Table, sizes: Sequence[int], peers: int, slack: float) -> None:
+def _balance_first(table: Table, sizes: Sizes, peers: int, slack: float) -> None:
     """Balances the work of first holders, in place. The least loaded holder of a unit replaces an overloaded first
     holder."""
     load: dict[int, int] = {}
-    for holders, size in zip(table, sizes, strict=True):
-        load[holders[0]] = load.get(holders[0], 0) + size
-    mean = sum(sizes) / peers
-    for holders, size in zip(table, sizes, strict=True):
+    for unit, holders in table.items():
+        load[holders[0]] = load.get(holders[0], 0) + sizes[unit]
+    mean = sum(sizes.values()) / peers
+    for unit, holders in table.items():
+        size = sizes[unit]
         least = min(holders, key=lambda p: (load.get(p, 0), p))
         if load[holders[0]] > mean + slack / 2 and load[holders[0]] - load.get(least, 0) > size:
             load[holders[0]] -= size

@@ -1,6 +1,6 @@
 """The units that one worker holds, as it reports them.
 
-holdings = Holdings(me=1, sizes=[...], loaded=-1)     # `participant.holdings`
+holdings = Holdings(me=1, all=layout.ids, loaded=-1)  # `participant.holdings`
 holdings.caught_up(step, units)                       # before membership: it has these units in their state after step
 holdings.reported()                                   # the held units, as a part of the worker's report
 holdings.adopt(shares)                                # new holders, from the coordinator
@@ -14,6 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from recycle_pp.wire.messages.generations import Holds, Shares
+from recycle_pp.wire.messages.units import UnitId, packed
 
 NOTHING = -9  # a step number before all others
 
@@ -22,38 +23,38 @@ NOTHING = -9  # a step number before all others
 class Holdings:
     """The state that one worker holds. Pure, and guarded by the lock of its Participant.
 
-    A unit is a block of one layer's state. Exponents are those of the fixed-point gradient sums (`numerics`).
+    Exponents are those of the fixed-point gradient sums (`numerics`).
 
     me       pipeline of the worker
-    sizes    number of elements of every unit of the stage
+    all      all units of the worker's stage
     loaded   step of the worker's initial state, which has all units; None once that state is dropped
     weights  newest step of which the worker has all weights; one less if it has the exponents but not all weights
     units    units that the worker holds in their state after the newest committed step
     shares   holders of the stage's units in the current generation; None before the first generation
-    mine     units that the worker must hold according to `shares`, ascending
+    mine     units that the worker must hold according to `shares`, in the stage's order
     saves    step -> units that the worker saves, for commits with a checkpoint
     """
 
     me: int
-    sizes: list[int]
+    all: Collection[UnitId]
     loaded: int | None
     weights: int = NOTHING
-    units: set[int] = field(default_factory=set)
+    units: set[UnitId] = field(default_factory=set)
     shares: Shares | None = None
-    mine: list[int] = field(default_factory=list)
-    saves: dict[int, list[int]] = field(default_factory=dict)
+    mine: list[UnitId] = field(default_factory=list)
+    saves: dict[int, list[UnitId]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.weights = NOTHING if self.loaded is None else self.loaded
         self._since = self.loaded  # before membership: step of the state that this worker has
 
     def reported(self) -> Holds:
-        return Holds(self.sizes, sorted(self.units), self.loaded, self.weights)
+        return Holds(packed(sorted(self.units)), self.loaded, self.weights)
 
-    def caught_up(self, step: int, units: Collection[int]) -> None:
+    def caught_up(self, step: int, units: Collection[UnitId]) -> None:
         """Records that the worker has these units in their state after `step`, and the exponents."""
         self.units, self.loaded, self._since = set(units), None, step
-        self.weights = step if len(self.units) == len(self.sizes) else step - 1
+        self.weights = step if self.units.issuperset(self.all) else step - 1
 
     def join(self, committed: int) -> None:
         """Called at the worker's first generation. Drops the worker's state if it is not the newest committed one."""
@@ -62,14 +63,14 @@ class Holdings:
 
     def adopt(self, shares: Shares) -> None:
         self.shares = shares
-        self.mine = [unit for unit, holders in enumerate(shares.holders) if self.me in holders]
+        self.mine = [unit for unit, holders in shares.holders.items() if self.me in holders]
 
     def informed(self, committed: int) -> None:
         """Records that the worker has the exponents after the newest step. Call this before `took`, because every
         holder must have the exponents."""
         self.weights = max(self.weights, committed - 1)
 
-    def took(self, unit: int) -> None:
+    def took(self, unit: UnitId) -> None:
         """Records that the copy of a unit is complete."""
         self.units.add(unit)
 
@@ -98,5 +99,5 @@ class Holdings:
         assert self.shares is not None
         self.units, self.loaded = set(self.mine), None
         if savers:
-            first = [next((p for p in holders if p in savers), None) for holders in self.shares.holders]
-            self.saves[step] = [unit for unit, saver in enumerate(first) if saver == self.me]
+            first = {unit: next((p for p in of if p in savers), None) for unit, of in self.shares.holders.items()}
+            self.saves[step] = [unit for unit, saver in first.items() if saver == self.me]

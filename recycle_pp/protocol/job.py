@@ -32,6 +32,7 @@ from recycle_pp.wire.messages.lifecycle import Donate, Leave, Synced
 from recycle_pp.wire.messages.saving import Finished
 from recycle_pp.wire.messages.steps import Commit, Evaluated, Vote
 from recycle_pp.wire.messages.table import Message, is_void
+from recycle_pp.wire.messages.units import packed
 
 from .adoption import Derive, adopt
 from .assignment import initial, refilled
@@ -215,6 +216,7 @@ class Job:
         self.generation, self.committed, self.live = found.generation, found.committed, set(found.live)
         self.attempt = found.attempt
         self._base = found.generation if found.base is None else found.base
+        self.units.layout = dict(found.layout)
         self.phase = "running"
         self._new_ballot()
         self._check_stages(self.live)
@@ -293,8 +295,9 @@ class Job:
         self._reports.clear()
         self._new_ballot()
         self._note("announced", members=[str(w) for w in sorted(self.live)])
-        message = Announce(self.generation, sorted(self.live), self.committed, self._base, self.attempt)
-        return [Send(w, message) for w in message.members]
+        members, layout = sorted(self.live), dict(self.units.layout)
+        message = Announce(self.generation, members, self.committed, self._base, self.attempt, layout)
+        return [Send(w, message) for w in members]
 
     def _reported(self, worker: Worker, report: Report) -> list[Send]:
         if self.phase != "reporting" or worker not in self.live:
@@ -446,7 +449,7 @@ class Job:
         if self.phase != "running":
             return []
         found = self.joiners.find_donors(self.live, self.committed, self.generation, self.units.sources)
-        return [Send(of.donor, Donate(of.to, of.session, None, of.units, of.of)) for of in found]
+        return [Send(of.donor, Donate(of.to, of.session, None, packed(of.units), of.of)) for of in found]
 
     def _synced(self, worker: Worker, message: Synced) -> list[Send]:
         """Records that a joiner has its units in the state after a step. Admits the ready joiners if the job waits for

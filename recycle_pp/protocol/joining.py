@@ -19,10 +19,12 @@ from typing import NamedTuple
 
 from recycle_schedules import Worker
 
+from recycle_pp.wire.messages.units import UnitId
+
 LEAD = 3  # a joiner starts to follow its units this many steps before `earliest`
 SESSIONS = 1 << 20  # limit on the number of sessions in one generation
 
-Sources = Callable[[Worker, Collection[Worker], Mapping[int, int]], dict[Worker, list[int]]]
+Sources = Callable[[Worker, Collection[Worker], Mapping[int, int]], dict[Worker, list[UnitId]]]
 """(joiner, live workers, pipeline -> number of joiners that it serves) -> (donor -> units): see `Units.sources`"""
 
 
@@ -32,14 +34,14 @@ class Donation(NamedTuple):
     donor: Worker
     to: Worker
     session: int
-    units: list[int]
+    units: list[UnitId]
     of: int
 
 
 @dataclass
 class Joiner:
     earliest: int  # first step that the joiner may take part in
-    donors: dict[Worker, list[int]] = field(default_factory=dict)  # donor -> the units that it sends
+    donors: dict[Worker, list[UnitId]] = field(default_factory=dict)  # donor -> the units that it sends
     synced: int | None = None  # the joiner's units are in the state after this step; None until they have arrived
     session: int = -1
 
@@ -91,7 +93,7 @@ class Joiners:
         joiner.synced = step
         return True
 
-    def check(self, give: Callable[[Mapping[Worker, Collection[int]]], bool]) -> None:
+    def check(self, give: Callable[[Mapping[Worker, Collection[UnitId]]], bool]) -> None:
         """give(donor -> units that it sends): whether all these donors still hold the units (`Units.give`)."""
         for joiner in self._by_worker.values():
             if joiner.donors and not give(joiner.donors):

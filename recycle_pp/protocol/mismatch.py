@@ -1,6 +1,6 @@
 """Finds workers with a wrong copy of a unit (a block of one layer's state), by comparing its holders' checksums.
 
-    found = compare(table, votes)     # for one stage: unit -> holders, pipeline -> vote; None if all copies agree
+    found = compare(table, votes)     # for one stage: its table of holders, pipeline -> vote; None if all copies agree
     found.wrong                       # holder -> a unit of which it has a wrong copy
     found.unclear                     # units whose copies differ, and it is unknown which copies are wrong
 
@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from recycle_pp.wire.messages.steps import Vote
+from recycle_pp.wire.messages.units import UnitId
 
 from .holders import Table
 
@@ -30,17 +31,17 @@ class Mismatch:
     unclear   disputed units for which it is unknown which copies are wrong
     """
 
-    disputed: dict[int, list[list[int]]]
-    changed: dict[int, int]
-    outvoted: dict[int, int]
-    unclear: list[int]
+    disputed: dict[UnitId, list[list[int]]]
+    changed: dict[int, UnitId]
+    outvoted: dict[int, UnitId]
+    unclear: list[UnitId]
 
     @property
-    def wrong(self) -> dict[int, int]:
+    def wrong(self) -> dict[int, UnitId]:
         return self.outvoted | self.changed
 
 
-def compare(table: Table, votes: Mapping[int, Vote], made: Collection[tuple[int, int]] = ()) -> Mismatch | None:
+def compare(table: Table, votes: Mapping[int, Vote], made: Collection[tuple[UnitId, int]] = ()) -> Mismatch | None:
     """The disputes between the holders of one stage; None if there is none.
 
     votes: pipeline -> vote, for all holders
@@ -50,13 +51,13 @@ def compare(table: Table, votes: Mapping[int, Vote], made: Collection[tuple[int,
     holders that are wrong in another unit are left out, and the others are compared again.
     """
     said = {peer: iter(array("q", vote.checksums)) for peer, vote in votes.items()}
-    values = [{peer: next(said[peer]) for peer in sorted(holders)} for holders in table]
+    values = {unit: {peer: next(said[peer]) for peer in sorted(holders)} for unit, holders in table.items()}
     changed = {peer: vote.changed[0] for peer, vote in sorted(votes.items()) if vote.changed}
-    disputed = {unit: _groups(of) for unit, of in enumerate(values) if len(set(of.values())) > 1}
+    disputed = {unit: _groups(of) for unit, of in values.items() if len(set(of.values())) > 1}
     if not disputed and not changed:
         return None
 
-    def outvoted_by(unit: int, but: Collection[int]) -> list[int]:
+    def outvoted_by(unit: UnitId, but: Collection[int]) -> list[int]:
         """Holders that differ from the most frequent checksum. Empty if another checksum is as frequent, or if fewer
         than two copies outside `made` have it."""
         asked = {peer: value for peer, value in values[unit].items() if peer not in but}

@@ -22,6 +22,7 @@ from recycle_schedules import Action, Worker, unpack
 from recycle_pp.wire.messages.generations import FIRST, Adopt, Announce, Attempt, Report, Shares, SteadyPlan
 from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.table import is_void
+from recycle_pp.wire.messages.units import UnitId
 from recycle_pp.wire.messages.workers import State
 
 from .holdings import Holdings
@@ -120,6 +121,7 @@ class Participant:
             committed=self.committed,
             commit=self.last,
             attempt=self.attempt,
+            layout=announced.layout if announced else {},
         )
 
     def adopt(self, message: Adopt) -> None:
@@ -175,7 +177,7 @@ class Participant:
             self._forget_after(step)
             self._take_back(step - 1)
 
-    def caught_up(self, step: int, units: Collection[int]) -> None:
+    def caught_up(self, step: int, units: Collection[UnitId]) -> None:
         """Records, before membership, that the worker has these units in their state after `step`."""
         self.applied = self.committed = step
         self.holdings.caught_up(step, units)

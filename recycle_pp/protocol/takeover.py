@@ -12,13 +12,14 @@ newest commit is the newest one of any member. Members that lack this commit rec
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 from recycle_schedules import Worker
 
 from recycle_pp.wire.messages.generations import FIRST, Attempt
 from recycle_pp.wire.messages.steps import Commit
+from recycle_pp.wire.messages.units import Layout
 from recycle_pp.wire.messages.workers import State
 
 
@@ -37,6 +38,7 @@ class Found:
     base        generation of the links between all live members; None if links must be rebuilt
     attempt     newest attempt at the step after `committed`
     begun       whether any generation was agreed
+    layout      the layers of every stage; empty before the first generation
     """
 
     generation: int
@@ -49,6 +51,7 @@ class Found:
     base: int | None
     attempt: Attempt = FIRST
     begun: bool = True
+    layout: Layout = field(default_factory=dict)
 
 
 def find(states: Mapping[Worker, State]) -> Found:
@@ -62,7 +65,7 @@ def find(states: Mapping[Worker, State]) -> Found:
     behind = {w: s for w, s in live.items() if s.committed < committed and s.generation >= 0}
     if not commits and behind:
         # only returned workers have this step: they received its parameters, but other members need its message
-        known = {"generation": generation, "agreed": newest.agreed, "members": newest.members}
+        known = {"generation": generation, "agreed": newest.agreed, "members": newest.members, "layout": newest.layout}
         return find({worker: msgspec.structs.replace(state, **known) for worker, state in behind.items()})
     bases = {state.base if state.generation == generation else None for state in live.values()}
     return Found(
@@ -76,4 +79,5 @@ def find(states: Mapping[Worker, State]) -> Found:
         base=bases.pop() if len(bases) == 1 else None,
         attempt=max((state.attempt for state in live.values() if state.committed == committed), default=FIRST),
         begun=newest.agreed >= (0, 0),
+        layout=newest.layout,
     )

@@ -1,6 +1,8 @@
-"""The coordinator's table of units (blocks of one layer's state): the holders of each unit of a stage.
+"""The coordinator's tables of units: the layers of each stage, and the holders of each unit of these layers.
 
     units = Units(copies=2)                           # 0: all workers hold all units
+    units.describe(worker, host, {3: [("layers.3.norm", 512)]})         # worker has built these layers
+    units.layout                                      # the layers of every stage
     void = units.void(reports, records)               # stages that must sum their gradients again
     shares = units.share_out(reports, committed)      # stage -> new holders; raises StageLost
     gives = units.sources(joiner, live)               # donor -> units that a joiner should follow
@@ -14,44 +16,51 @@ history.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from itertools import groupby, permutations
+from itertools import groupby
 
 from msgspec import structs
 from recycle_schedules import Worker
 
 from recycle_pp.wire.messages.generations import Holds, Report, Shares
 from recycle_pp.wire.messages.steps import Vote
+from recycle_pp.wire.messages.units import Layout, UnitId, unpacked
 
 from .commit import ProtocolViolation
-from .holders import Table, lost, missing, on_one_host, placed, refilled
+from .holders import Sizes, Table, lost, missing, on_one_host, placed, refilled
 from .ledger import Record
 from .mismatch import compare
 from .stage_lost import StageLost
 
 
 class Units:
-    """hosts: (pipeline, stage) -> the worker's host. names: stage -> names of its units. Both start empty and are
-    filled by `describe`."""
+    """
+    layout  stage -> its layers, in order
+    hosts   (pipeline, stage) -> the worker's host
+    Both start empty and are filled by `describe`.
+    """
 
     def __init__(self, copies: int, third: bool = False) -> None:
         """copies: number of copies of each unit; 0: one for each worker of the stage
         third: continue without the holder of a wrong copy, if it is known which copy is wrong (control.mismatch)"""
+        self.layout: Layout = {}
         self.hosts: dict[tuple[int, int], str] = {}
-        self.names: dict[int, list[str]] = {}
         self._copies, self._third = copies, third
-        self._tied: dict[int, list[tuple[int, int, int]]] | None = None  # see `_ties`
+        self._described: dict[int, list[tuple[str, int]]] = {}  # layer -> (name, number of elements) of its units
+        self._sizes: dict[int, Sizes] = {}  # stage -> number of elements of each unit; cached
         self._tables: dict[int, Table] = {}
-        self._sizes: dict[int, list[int]] = {}  # number of elements of each unit
         self._peers: dict[int, set[int]] = {}
         self._planned: dict[int, Table] = {}  # tables that include the followers
         self._followers: dict[int, set[int]] = {}  # joiners that follow their units
-        self._made: dict[int, tuple[int, set[tuple[int, int]]]] = {}  # (step, (unit, to) of copies since its commit)
+        self._made: dict[int, tuple[int, set[tuple[UnitId, int]]]] = {}  # (step, (unit, to) of copies since its commit)
 
-    def describe(self, worker: Worker, host: str, names: list[str]) -> None:
-        """Records that a worker has built its stage on `host`. names: of the stage's units"""
+    def describe(self, worker: Worker, host: str, layers: Mapping[int, list[tuple[str, int]]]) -> None:
+        """Records that a worker has built the layers of its stage on `host`.
+
+        layers: layer -> (name, number of elements) of each of its units; the layers in the order of the stage"""
         self.hosts[worker] = host
-        if self.names.get(worker.stage) != names:
-            self.names[worker.stage], self._tied = names, None
+        self.layout.setdefault(worker.stage, [*layers])
+        self._described |= layers
+        self._sizes.clear()
 
     def void(self, reports: Mapping[Worker, Report], records: Mapping[Worker, Record]) -> set[int]:
         """The stages whose reduced gradients are void, by the reports of all live workers. Call before `share_out`.
@@ -109,7 +118,7 @@ class Units:
                     if peer in found.changed
                     else "differs from the other holders' copies"
                 )
-                wrong[Worker(peer, stage)] = f"its copy of {self._unit(stage, unit)} {how}"
+                wrong[Worker(peer, stage)] = f"its copy of {self._unit(unit)} {how}"
         return wrong
 
     def stands(self, stage: int, peers: Collection[int]) -> bool:
@@ -129,21 +138,22 @@ class Units:
 
         Raises StageLost if a unit has no holder.
         """
-        sizes, peers = next(iter(holds.values())).sizes, sorted(holds)
-        complete = {p for p, of in holds.items() if of.loaded == committed or len(of.units) == len(sizes)}
-        held = self._held(stage, holds, complete)
+        sizes, peers = self._sizes_of(stage), sorted(holds)
+        units = {p: set(unpacked(of.units)) for p, of in holds.items()}
+        complete = {p for p, of in holds.items() if of.loaded == committed or len(units[p]) == len(sizes)}
+        held = self._held(stage, units, complete)
         if gone := lost(held):
             raise StageLost(stage, f"no copy left of {len(gone)} of its {len(sizes)} units")
         if not self.stands(stage, peers):
             new = set(peers) - self._peers.get(stage, set(peers))
             hosts = {p: self.hosts.get((p, stage), "") for p in peers}
-            if len(complete) == len(peers) and not any(of.units for of in holds.values()):
+            if len(complete) == len(peers) and not any(units.values()):
                 table = placed(sizes, peers, self._copies, hosts)
             else:
                 table = refilled(held, sizes, peers, self._copies, hosts)
             self._tables[stage], self._peers[stage] = table, set(peers)
             self._followers[stage] = self._followers.get(stage, set()) - {*peers}
-            followed = {(unit, peer) for peer in new for unit in holds[peer].units}
+            followed = {(unit, peer) for peer in new for unit in units[peer]}
         else:
             table, followed = self._tables[stage], set()
         lacking = [of for p, of in holds.items() if p not in complete]
@@ -153,29 +163,31 @@ class Units:
         since, made = self._made.get(stage, (committed, set()))
         made = (made if since == committed else set()) | {(unit, to) for unit, _, to in copies} | followed
         self._made[stage] = committed, made
-        packed = [(len(list(run)), holders) for holders, run in groupby(table)]
-        return Shares(packed, not self._copies, copies, knows if behind else None)
+        return Shares.of(table, not self._copies, copies, knows if behind else None)
 
-    def sources(self, joiner: Worker, live: Collection[Worker], serving: Mapping[int, int]) -> dict[Worker, list[int]]:
+    def sources(
+        self, joiner: Worker, live: Collection[Worker], serving: Mapping[int, int]
+    ) -> dict[Worker, list[UnitId]]:
         """donor -> units that the joiner must follow, so that it can hold its share as a member. Empty if the table is
         unknown, or if a unit has no live holder. serving: pipeline -> number of joiners to which it sends units."""
-        stage, sizes = joiner.stage, self._sizes.get(joiner.stage, [])
+        stage, sizes = joiner.stage, self._sizes_of(joiner.stage)
         peers = {w.pipeline for w in live if w.stage == stage}
-        held = [[p for p in holders if p in peers] for holders in self._tables.get(stage, [])]
+        held = _among(peers, self._tables.get(stage, {}))
         if not held or lost(held):
             return {}
         if not self._copies:
             donor = min(peers, key=lambda p: (serving.get(p, 0), p))
-            return {Worker(donor, stage): list(range(len(held)))}
+            return {Worker(donor, stage): [*held]}
         followers = self._followers.setdefault(stage, set())
-        before = [[p for p in of if p in peers | followers] for of in self._planned.get(stage, [])] if followers else []
+        before = _among(peers | followers, self._planned.get(stage, {})) if followers else {}
         followers.add(joiner.pipeline)
         hosts = {p: self.hosts.get((p, stage), "") for p in peers | followers}
         start = before if before and not lost(before) else held
         table = self._planned[stage] = refilled(start, sizes, [*hosts], self._copies, hosts)
-        wanted = [[p for p in holders if p == joiner.pipeline] for holders in table]
-        wanted[0] = wanted[0] if any(wanted) else [joiner.pipeline]  # at least one unit, to follow the job's steps
-        found: dict[Worker, list[int]] = {}
+        wanted = _among({joiner.pipeline}, table)
+        if not any(wanted.values()):
+            wanted[next(iter(wanted))] = [joiner.pipeline]  # at least one unit, to follow the job's steps
+        found: dict[Worker, list[UnitId]] = {}
         for unit, source, _ in missing(held, wanted, sizes):
             found.setdefault(Worker(source, stage), []).append(unit)
         return found
@@ -184,7 +196,7 @@ class Units:
         """Removes a joiner. Other joiners keep their units; later joiners take the units of the removed one."""
         self._followers.get(joiner.stage, set()).discard(joiner.pipeline)
 
-    def give(self, gives: Mapping[Worker, Collection[int]]) -> bool:
+    def give(self, gives: Mapping[Worker, Collection[UnitId]]) -> bool:
         """Whether all donors still hold the units that they send."""
         tables = self._tables
         return all(w.pipeline in tables[w.stage][unit] for w, units in gives.items() for unit in units)
@@ -194,7 +206,7 @@ class Units:
         found = set()
         for stage in _stages(live):
             peers = {w.pipeline for w in live if w.stage == stage}
-            for holders, _ in groupby(self._tables[stage]):
+            for holders, _ in groupby(self._tables[stage].values()):
                 found.add(Worker(next(p for p in holders if p in peers), stage))
         return sorted(found)
 
@@ -204,7 +216,7 @@ class Units:
         gone: set[Worker] = set()
         for worker in sorted(leaving, reverse=True):
             peers = {w.pipeline for w in {*live} - gone - {worker} if w.stage == worker.stage}
-            runs = [holders for holders, _ in groupby(self._tables.get(worker.stage, []))]
+            runs = [holders for holders, _ in groupby(self._tables.get(worker.stage, {}).values())]
             kept = all(peers.intersection(holders) for holders in runs)
             if worker in live and worker.stage in stay and kept:
                 gone.add(worker)
@@ -213,7 +225,11 @@ class Units:
     @property
     def complete(self) -> bool:
         """Whether every worker holds all units of its stage."""
-        return all(len(of) == len(self._peers[k]) for k, table in self._tables.items() for of, _ in groupby(table))
+        return all(
+            len(of) == len(self._peers[k])
+            for k, of_stage in self._tables.items()
+            for of, _ in groupby(of_stage.values())
+        )
 
     def on_one_host(self) -> str | None:
         """A warning if one of several hosts has all copies of some units; else None."""
@@ -228,43 +244,40 @@ class Units:
                 )
         return None
 
-    def _held(self, stage: int, holds: Mapping[int, Holds], complete: Collection[int]) -> Table:
-        """The live holders of each unit; planned and previous holders first."""
-        sizes = self._sizes[stage] = next(iter(holds.values())).sizes
-        if len(complete) == len(holds) and not self._copies:
-            return [sorted(holds)] * len(sizes)
-        none: Table = [[] for _ in sizes]
-        tables = self._planned.get(stage) or none, self._tables.get(stage) or none
-        units = {p: set(of.units) for p, of in holds.items()}
-        order = [dict.fromkeys([*first, *then, *sorted(holds)]) for first, then in zip(*tables, strict=True)]
-        return [[p for p in of if p in holds and (p in complete or k in units[p])] for k, of in enumerate(order)]
+    def _sizes_of(self, stage: int) -> Sizes:
+        """The number of elements of each unit of a stage, in the stage's order."""
+        if stage not in self._sizes:
+            self._sizes[stage] = {
+                UnitId(layer, number): size
+                for layer in self.layout.get(stage, [])
+                for number, (_, size) in enumerate(self._described[layer])
+            }
+        return self._sizes[stage]
 
-    def _elsewhere(self, stage: int) -> list[tuple[int, int, list[int]]]:
-        """See `Shares.elsewhere`."""
-        found = []
-        for unit, other, theirs in self._ties().get(stage, []):
-            if other in self._tables:
-                holders = self._tables[other][theirs]
-                found.append((unit, other, holders[:1] if self._copies else holders))
+    def _held(self, stage: int, units: Mapping[int, Collection[UnitId]], complete: Collection[int]) -> Table:
+        """The live holders of each unit; planned and previous holders first. units: pipeline -> units that it holds"""
+        if len(complete) == len(units) and not self._copies:
+            return dict.fromkeys(self._sizes_of(stage), sorted(units))
+        planned, before = self._planned.get(stage, {}), self._tables.get(stage, {})
+        found: Table = {}
+        for unit in self._sizes_of(stage):
+            order = dict.fromkeys([*planned.get(unit, ()), *before.get(unit, ()), *sorted(units)])
+            found[unit] = [p for p in order if p in units and (p in complete or unit in units[p])]
         return found
 
-    def _ties(self) -> dict[int, list[tuple[int, int, int]]]:
-        """Units that several stages hold: stage -> (unit, other stage, number of the unit in the other stage). A unit
-        has the same name in all its stages."""
-        if self._tied is None:
-            places: dict[str, list[tuple[int, int]]] = {}
-            for stage, names in sorted(self.names.items()):
-                for unit, name in enumerate(names):
-                    places.setdefault(name, []).append((stage, unit))
-            self._tied = {stage: [] for stage in self.names}
-            for of in places.values():
-                for (stage, unit), (other, theirs) in permutations(of, 2):
-                    self._tied[stage].append((unit, other, theirs))
-        return self._tied
+    def _elsewhere(self, stage: int) -> list[tuple[UnitId, int, list[int]]]:
+        """See `Shares.elsewhere`."""
+        found = []
+        for layer in self.layout.get(stage, []):
+            for other, table in self._tables.items():
+                if other != stage and layer in self.layout[other]:
+                    units = [unit for unit in table if unit.layer == layer]
+                    found += [(unit, other, table[unit][: 1 if self._copies else None]) for unit in units]
+        return found
 
-    def _dispute(self, stage: int, unit: int, groups: list[list[int]]) -> str:
+    def _dispute(self, stage: int, unit: UnitId, groups: list[list[int]]) -> str:
         """A sentence about a disputed unit. groups: workers with the same checksum, the largest last."""
-        what = self._unit(stage, unit)
+        what = self._unit(unit)
         if len(groups[-1]) == len(groups[-2]):
             all_of_them = [peer for group in groups for peer in group]
             return f"workers {self._workers(stage, all_of_them)} hold different copies of {what}"
@@ -274,15 +287,19 @@ class Units:
             f"{verb.format(self._workers(stage, wrong))} a different copy of {what} than {self._workers(stage, right)}"
         )
 
-    def _unit(self, stage: int, unit: int) -> str:
-        names = self.names.get(stage, [])
-        name = f" ({names[unit]})" if unit < len(names) else ""
-        return f"unit {unit} of the state of stage {stage}{name}"
+    def _unit(self, unit: UnitId) -> str:
+        name, _ = self._described[unit.layer][unit.number]
+        return f"unit {unit.number} of layer {unit.layer} ({name})"
 
     def _workers(self, stage: int, peers: list[int]) -> str:
         hosts = {peer: self.hosts.get((peer, stage)) for peer in sorted(peers)}
         *most, last = (f"{peer}.{stage}" + (f" on {host}" if host else "") for peer, host in hosts.items())
         return f"{', '.join(most)} and {last}" if most else last
+
+
+def _among(peers: Collection[int], table: Table) -> Table:
+    """The table without other workers."""
+    return {unit: [peer for peer in holders if peer in peers] for unit, holders in table.items()}
 
 
 def _stages(workers: Iterable[Worker]) -> dict[int, list[Worker]]:

@@ -31,6 +31,7 @@ from recycle_pp.model.stage import Stage
 from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.wire.messages.generations import Shares
+from recycle_pp.wire.messages.units import UnitId
 
 from .passing import GRADIENTS, MASTERS, STATE, WEIGHTS, passing
 from .runs import Run, rounds, runs_of
@@ -59,12 +60,13 @@ class Exchange:
             self._wait(self._links.broadcast([tensor], self._worker._replace(pipeline=source)))
             gradients.take_exponents(tensor)
 
-    def copies(self, shares: Shares, took: Callable[[int], None]) -> None:
+    def copies(self, shares: Shares, took: Callable[[UnitId], None]) -> None:
         """Transfers the copies listed in `shares`. took(unit): called after each unit that this worker has received."""
         coming: list[tuple[int, int, list[Tensor], list[Pending]]] = []
-        for unit, source, to in shares.copies:
+        for name, source, to in shares.copies:
             if not self._passing.collective and self._me not in (source, to):
                 continue
+            unit = self._stage.layout.number(name)
             tensors = self._optimizer.given(unit) if source == self._me else self._optimizer.room(unit)
             pending = [self._passing.give(tensor, source, [to], STATE) for tensor in tensors]
             if source != self._me:
@@ -153,7 +155,7 @@ class Exchange:
         """(name, float32 tensor) for each tensor of the stage, in canonical order. Needs memory for one tensor at a
         time. A worker copies the units that it holds from its own state."""
         layout, first = self._stage.layout, 0
-        holders = shares.holders
+        holders = [*shares.holders.values()]
         for index, name in enumerate(layout.names):
             units = [unit for unit in range(first, len(layout.units)) if layout.units[unit].tensor == index]
             flat = torch.empty(layout.sizes[index], device=self._stage.device)
@@ -181,12 +183,14 @@ class Exchange:
         flat = aligned_bytes(4 * sum(sizes), self._stage.device).view(torch.float32)
         return dict(zip(units, flat.split(sizes), strict=True)), flat
 
-    def _take(self, unit: int, to: int, room: list[Tensor], coming: list[Pending], took: Callable[[int], None]) -> None:
+    def _take(
+        self, unit: int, to: int, room: list[Tensor], coming: list[Pending], took: Callable[[UnitId], None]
+    ) -> None:
         for pending in coming:
             self._wait(pending)
         if to == self._me:
             self._optimizer.put(unit, room)
-            took(unit)
+            took(self._stage.layout.ids[unit])
 
     def _forward(self, unit: int, holders: Sequence[int], grad: Tensor | None, tag: int) -> list[Pending]:
         """Sends a unit's gradient from its first holder to the others. Returns the messages to wait for.
@@ -210,5 +214,5 @@ class Exchange:
 
     def _runs(self, shares: Shares) -> list[Run]:
         if self._cut[0] is not shares:
-            self._cut = shares, runs_of(shares.holders, self._stage.layout)
+            self._cut = shares, runs_of([*shares.holders.values()], self._stage.layout)
         return self._cut[1]

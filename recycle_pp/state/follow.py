@@ -39,6 +39,7 @@ from recycle_pp.protocol.participant import Participant
 from recycle_pp.wire.messages.lifecycle import Donate
 from recycle_pp.wire.messages.states import StatePart, StepGradient
 from recycle_pp.wire.messages.steps import Commit
+from recycle_pp.wire.messages.units import UnitId, packed, unpacked
 
 Inject = Callable[[str, int], None]  # callback for fault injection: (moment, step)
 _log = logging.getLogger(__name__)
@@ -105,7 +106,7 @@ class _Donor(threading.Thread):
     ) -> None:
         super().__init__(name="donate", daemon=True)
         self._optimizer, self._gradients, self._message, self._token = optimizer, gradients, message, token
-        self._units = message.units or range(len(gradients.layout.units))
+        self._units = [gradients.layout.number(unit) for unit in unpacked(message.units)]
         self._changed = threading.Condition()
         self._waiting: deque[_Step] = deque()  # commits that have not been sent
         self._newest = begin  # the newest commit sent
@@ -142,12 +143,13 @@ class _Donor(threading.Thread):
             if step is None and sent == len(self._units):
                 self._changed.wait()
                 return
-        session, of = self._message.session, self._message.of or len(self._units)
+        session, of, ids = self._message.session, self._message.of, self._gradients.layout.ids
         if step is not None:
             if sent:  # before the first part the follower has no units to update
-                units = list(self._units[:sent])
+                units = self._units[:sent]
+                names = packed(ids[unit] for unit in units)
                 gradient = {} if step.reduced is None else {"gradient": self._gradient(step.reduced, units)}
-                stream.send(StepGradient(session, step.step, units, of, step.scale), gradient | _sent(step))
+                stream.send(StepGradient(session, step.step, names, of, step.scale), gradient | _sent(step))
             return
         units = self._part(sent)
         part = self._optimizer.copy(units, newest=newest.step)
@@ -155,7 +157,8 @@ class _Donor(threading.Thread):
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting, timeout=0.001)
             return
-        stream.send(StatePart(session, newest.step, units, of), part | _sent(newest))
+        names = packed(ids[unit] for unit in units)
+        stream.send(StatePart(session, newest.step, names, of), part | _sent(newest))
         with self._changed:
             if self._sent == sent and self._newest is newest:  # otherwise `committed` has restarted the transfer
                 self._sent = sent + len(units)
@@ -196,7 +199,7 @@ class Following:
         self._taking = threading.Lock()
         self._session = -1  # the newest session from which a message has arrived
         self._streams: list[tuple[int, Stream]] = []  # streams of that session
-        self._have: dict[int, int] = {}  # unit -> newest step in its state
+        self._have: dict[UnitId, int] = {}  # unit -> newest step in its state
         self._exponents = -1  # newest step in the exponents
         self._closed = False
         self.address = self._receiver.address
@@ -240,13 +243,15 @@ class Following:
         if (exponents := tensors.pop("exponents", None)) is not None and about.step >= self._exponents:
             self._gradients.take_exponents(exponents)
             self._exponents = about.step
+        names, layout = unpacked(about.units), self._gradients.layout
+        units = [layout.number(unit) for unit in names]
         if isinstance(about, StatePart):
-            self._optimizer.take(about.units, tensors)
+            self._optimizer.take(units, tensors)
         elif about.scale is not None:
             nothing = torch.empty(0)
-            reduced = Reduced(tensors["gradient"], nothing, nothing, [], True, units=tuple(about.units))
+            reduced = Reduced(tensors["gradient"], nothing, nothing, [], True, units=tuple(units))
             self._optimizer.follow(reduced, about.step, about.scale)
-        self._have |= dict.fromkeys(about.units, about.step)
+        self._have |= dict.fromkeys(names, about.step)
         if len(self._have) < about.of or set(self._have.values()) != {about.step}:
             return False
         self._participant.caught_up(about.step, self._have)

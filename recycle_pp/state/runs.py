@@ -1,6 +1,6 @@
 """Runs: consecutive units that are sent together.
 
-    runs = runs_of(shares.holders, stage.layout)
+    runs = runs_of([*shares.holders.values()], stage.layout)
     for runs in rounds(runs, peers): ...             # the first run of each peer, then the second, ...
 
 Consecutive units of a layer with the same holders form a `Run`. It has at most `BUCKET` elements, unless a single unit
@@ -42,7 +42,7 @@ class Run:
 def runs_of(table: Sequence[list[int]], layout: Layout) -> list[Run]:
     """Groups units into runs. table: the holders of each unit."""
     found, spans = [], layout.spans
-    for layer in layout.layers:
+    for layer in layout.layers.values():
         first = layer.start
         for unit in layer:
             following = unit + 1

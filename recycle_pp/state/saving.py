@@ -59,7 +59,7 @@ class StageSaving:
         with self._lock:
             self._done = commit.step + 1
             wanted = self._wanted == self._done
-        mine = self._holdings.saves.pop(commit.step, [])
+        mine = [self._stage.layout.number(unit) for unit in self._holdings.saves.pop(commit.step, [])]
         if self._settings.emulate.mode:
             return
         if commit.savers:

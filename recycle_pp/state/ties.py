@@ -51,17 +51,18 @@ class Ties:
         peers have the norms. May be called again.
 
         Blocks until the other stages have their sums. Raises LinkBroken when the generation ends."""
-        me, table = self._me.pipeline, shares.holders
+        me, table = self._me.pipeline, [*shares.holders.values()]
         mine = [unit for unit in self.units if shares.together or table[unit][0] == me]
         reduced = self._sums.summed(reduced, mine, self._exchanged(shares, reduced, mine))
         return self._sums.counted_once(reduced if shares.together else self._agreed(table, reduced, mine))
 
     def _exchanged(self, shares: Shares, reduced: Reduced, mine: list[int]) -> list[tuple[int, list[int], Tensor]]:
         """(stage, units, parcel) from the workers of the other stages; a parcel has a stage's sums of these units."""
-        table = shares.holders
+        table, layout = [*shares.holders.values()], self._stage.gradients.layout
         takes: dict[Worker, list[int]] = {}
         gives: dict[Worker, list[int]] = {}
-        for unit, stage, there in shares.elsewhere:
+        for name, stage, there in shares.elsewhere:
+            unit = layout.number(name)
             here = table[unit] if shares.together else table[unit][:1]
             for number, pipeline in enumerate(here):
                 if pipeline == self._me.pipeline:

@@ -23,6 +23,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import count
 from typing import Any
 
 import torch
@@ -86,14 +88,24 @@ class Outline:
         used = {self.canonical[name] for name, regions in self.regions.items() if regions & set(layers)}
         return [name for name in self.shapes if name in used]
 
-    def layer_of(self, name: str) -> int:
-        """The layer of a parameter, by its first name; see `StageModule.layers`."""
-        names = [each for each, first in self.canonical.items() if first == name]
-        last = len(self.layers) - 1
-        region = min((k for each in names for k in self.regions.get(each, ())), default=last)
-        if 0 < region < last or any(each.startswith(f"{self.layers[region]}.") for each in names):
-            return region
-        return -1 if region == 0 else last + 1
+    @cached_property
+    def layer_of(self) -> dict[str, int]:
+        """First name of a parameter -> its layer, see `StageModule.layers`. Only after the run."""
+        names: dict[str, list[str]] = defaultdict(list)
+        for name, first in self.canonical.items():
+            names[first].append(name)
+        found, last = {}, len(self.layers) - 1
+        shared = count(last + 2)
+        for first, others in names.items():
+            regions = {region for name in others for region in self.regions.get(name, ())} or {last}
+            region = min(regions)
+            if len(regions) > 1:
+                found[first] = next(shared)
+            elif 0 < region < last or any(name.startswith(f"{self.layers[region]}.") for name in others):
+                found[first] = region
+            else:
+                found[first] = -1 if region == 0 else last + 1
+        return found
 
     def refuse(self, layers: range) -> None:
         if (why := self.joined.get(layers.start)) is not None:
@@ -140,7 +152,7 @@ def dry_run(source: Source, batch: Batch, autocast: bool = False) -> Outline:
         raise ValueError(f"{source.name} shifts its labels itself; its loss must take `shift_labels` as they are")
     if not watch.used(labels):
         raise ValueError(f"{source.name}: its loss does not depend on the labels")
-    outline.shapes = {name: watch.shapes[name] for name in sorted(watch.shapes, key=outline.layer_of)}
+    outline.shapes = {name: watch.shapes[name] for name in sorted(watch.shapes, key=outline.layer_of.__getitem__)}
     return outline
 
 

@@ -65,7 +65,7 @@ class Part:
         self.ops = operations(settings.model.kernels, device)
         held = outline.names_of(self._layers)
         self.shapes: Mapping[str, Sequence[int]] = {name: outline.shapes[name] for name in held}
-        self.layers: Mapping[str, int] = {name: outline.layer_of(name) for name in held}
+        self.layers: Mapping[str, int] = {name: outline.layer_of[name] for name in held}
         self.parts: Mapping[str, int] = {name: outline.parts[name] for name in held}
         holders: dict[str, list[int]] = {name: [] for name in held}
         for k, layers in enumerate(layout):

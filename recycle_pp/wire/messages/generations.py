@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import groupby
 from typing import NamedTuple
 
 import msgspec
 from recycle_schedules import Worker
 
 from .table import COORDINATOR, WORKER, Message, sent
+from .units import Layout, UnitId, UnitRuns, packed, unpacked
 
 
 class Attempt(NamedTuple):
@@ -31,6 +34,7 @@ class Announce(Message, frozen=True):
     committed  newest committed step
     base       newest generation that connected all its members; its connections between survivors are kept
     attempt    current attempt at the next step; work of earlier attempts is void
+    layout     the layers of every stage
     """
 
     generation: int
@@ -38,6 +42,7 @@ class Announce(Message, frozen=True):
     committed: int
     base: int
     attempt: Attempt = FIRST
+    layout: Layout = msgspec.field(default_factory=dict)
 
 
 @sent(WORKER, COORDINATOR, of_generation=True)
@@ -68,8 +73,7 @@ class StepRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Holds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The state that a worker holds, see `protocol.holdings.Holdings`."""
 
-    sizes: list[int]
-    units: list[int]
+    units: UnitRuns
     loaded: int | None
     weights: int
 
@@ -101,10 +105,15 @@ class Adopt(Message, frozen=True):
     term: int = 0
 
 
+Copy = tuple[UnitId, int, int]
+"""unit, from, to"""
+
+
 class Shares(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The holders of each unit of a stage's state (`protocol.holders`). A worker is given by its pipeline's number.
 
-    table      (number of neighbouring units, their holders, first holder first)
+    units      the stage's units, in order
+    table      (how many of these units, their holders, first holder first), in the same order
     together   whether all workers hold all units, and sum their gradients by one all-reduce
     copies     (unit, from, to): copies of units to make first, in this order
     knows      a worker with the newest exponents, if all weights are sent again because some are out of date; else
@@ -113,16 +122,24 @@ class Shares(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                unit's sum)
     """
 
+    units: UnitRuns
     table: list[tuple[int, list[int]]]
     together: bool
-    copies: list[tuple[int, int, int]]
+    copies: list[Copy]
     knows: int | None
-    elsewhere: list[tuple[int, int, list[int]]] = msgspec.field(default_factory=list)
+    elsewhere: list[tuple[UnitId, int, list[int]]] = msgspec.field(default_factory=list)
+
+    @classmethod
+    def of(cls, holders: Mapping[UnitId, list[int]], together: bool, copies: list[Copy], knows: int | None) -> Shares:
+        """holders: unit -> its holders, first holder first; the units in the stage's order"""
+        table = [(len(list(run)), of) for of, run in groupby(holders.values())]
+        return cls(packed(holders), table, together, copies, knows)
 
     @property
-    def holders(self) -> list[list[int]]:
-        """The holders of each unit, first holder first."""
-        return [holders for count, holders in self.table for _ in range(count)]
+    def holders(self) -> dict[UnitId, list[int]]:
+        """The holders of each unit, first holder first; the units in the stage's order."""
+        holders = (of for count, of in self.table for _ in range(count))
+        return dict(zip(unpacked(self.units), holders, strict=True))
 
 
 @sent(COORDINATOR, WORKER, of_generation=True)

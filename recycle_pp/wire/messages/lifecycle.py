@@ -9,6 +9,7 @@ from recycle_pp.config.faults import Fault
 from recycle_pp.config.settings import Settings
 
 from .table import COORDINATOR, WORKER, Message, sent
+from .units import UnitRuns
 
 Address = tuple[str, int]
 """host, port"""
@@ -39,7 +40,7 @@ class Ready(Message, frozen=True):
     deferred_share  share of its parameters whose gradients op `W` computes
     machine         name of its machine, the same for all workers that use the same cores
     cores           number of cores of the machine
-    units           names of the units of its stage
+    units           the units of its stage's layers: layer -> (name, number of elements) of each of its units
     memory          the fields of a `StageMemory` for each way in which the stage may run, if they were measured
     notes           sentences about its device for the user; the coordinator prints each sentence once
     data            fingerprint of its training data; "" if it is irrelevant
@@ -51,7 +52,7 @@ class Ready(Message, frozen=True):
     deferred_share: float = 0.0
     machine: str = ""
     cores: int = 0
-    units: list[str] = msgspec.field(default_factory=list)
+    units: dict[int, list[tuple[str, int]]] = msgspec.field(default_factory=dict)
     memory: list[dict[str, float]] = msgspec.field(default_factory=list)
     notes: list[str] = msgspec.field(default_factory=list)
     data: str = ""
@@ -109,14 +110,14 @@ class Donate(Message, frozen=True):
 
     to       the worker that receives the state
     session  serial number of this attempt to catch up; messages of older sessions are void
-    units    numbers of the units to send; empty: all units of the stage
+    units    the units to send
     of       number of units that `to` receives in this session, from all donors together
     """
 
     to: Worker
     session: int
     address: Address | None = None
-    units: list[int] = msgspec.field(default_factory=list)
+    units: UnitRuns = msgspec.field(default_factory=list)
     of: int = 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from .table import DONOR, JOINER, Message, Vocabulary, sent
+from .units import UnitRuns
 
 RECEIVER = "receiver"  # the joiner's role towards a donor that has connected but not yet authenticated
 
@@ -21,13 +22,13 @@ class StatePart(msgspec.Struct, frozen=True, tag="part", forbid_unknown_fields=T
     fixed-point, all exponents (`numerics.gradients`).
 
     session  see `Donate`
-    units    numbers of the units in the stage; each tensor contains the units one after another
+    units    each tensor contains the units one after another
     of       see `Donate`
     """
 
     session: int
     step: int
-    units: list[int]
+    units: UnitRuns
     of: int
 
 
@@ -40,7 +41,7 @@ class StepGradient(msgspec.Struct, frozen=True, tag="step", forbid_unknown_field
 
     session: int
     step: int
-    units: list[int]
+    units: UnitRuns
     of: int
     scale: float | None
 

@@ -6,6 +6,7 @@ import msgspec
 from recycle_schedules import Worker
 
 from .table import COORDINATOR, WORKER, Message, sent
+from .units import UnitId
 
 Span = tuple[str, int, int, float, float]
 """kind, pipeline, index, start, end; start and end are seconds of the worker's monotonic clock"""
@@ -52,10 +53,10 @@ class Vote(Message, frozen=True):
     fits       whether the fixed-point sums did not overflow; else the step is repeated with coarser sums
     wrong      (micro-batch, multiplicity in the sum) for each micro-batch that is not in the sum exactly once
     digest     digest of all values that must be equal on all peers
-    squares    squared norm of each unit's gradient, in canonical order (float64); from one worker per stage
+    squares    squared norm of each unit's gradient, in the stage's order (float64); from one worker per stage
     losses     loss of each micro-batch (pipeline-major); from the same worker
     checksums  with parallel.sharded: checksum of each unit that the worker holds, in the state after the previous step,
-               in the order of the units (int64)
+               in the stage's order (int64)
     changed    with control.mismatch=third: units whose state has changed without an update
     """
 
@@ -68,7 +69,7 @@ class Vote(Message, frozen=True):
     squares: list[float]
     losses: list[float]
     checksums: bytes = b""
-    changed: list[int] = msgspec.field(default_factory=list)
+    changed: list[UnitId] = msgspec.field(default_factory=list)
 
 
 @sent(COORDINATOR, WORKER)

@@ -17,6 +17,7 @@ from . import lifecycle, saving  # noqa: F401  # adds the messages of these modu
 from .generations import FIRST, Attempt
 from .steps import Commit
 from .table import COORDINATOR, MESSAGES, WORKER, Message, Vocabulary, sent
+from .units import Layout
 
 LASTING = tuple(cls for cls, rule in MESSAGES.items() if rule.lasting)
 
@@ -38,6 +39,7 @@ class State(Message, frozen=True):
     committed   newest committed step; -1 before the first
     commit      newest commit message; None before the first
     attempt     current attempt at the next step
+    layout      the layers of every stage, from the announced generation; empty before the first
     said        the worker's last message of each lasting kind (`table.Rule`)
     """
 
@@ -49,6 +51,7 @@ class State(Message, frozen=True):
     said: list[Lasting] = msgspec.field(default_factory=list)
     attempt: Attempt = FIRST
     agreed: tuple[int, int] = (-1, -1)
+    layout: Layout = msgspec.field(default_factory=dict)
 
 
 TO_WORKER, FROM_WORKER = Vocabulary(COORDINATOR, WORKER), Vocabulary(WORKER, COORDINATOR)

@@ -20,7 +20,7 @@ from tests.recycle_pp.comm.idle import still_open
 from tests.recycle_pp.wire.any_message import any_message
 
 TOKEN = "token of this job"
-ABOUT = StatePart(session=1, step=3, units=[0], of=1)
+ABOUT = StatePart(session=1, step=3, units=[(0, 0, 1)], of=1)
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 
 

@@ -41,7 +41,7 @@ def test_a_generation_that_follows_a_commit_is_held_back_too():
         announcement = Announce(5, members=[A, B], committed=7, base=4)
         messages = [Send(A, Commit(4, 7, scale=1.0, norm=1.0, loss=1.0)), Send(A, announcement), Send(B, announcement)]
         Driver.send(driver, messages)
-        adoption = Adopt(5, {}, None, [], None, stagger=False, shares=Shares([], True, [], None))
+        adoption = Adopt(5, {}, None, [], None, stagger=False, shares=Shares([], [], True, [], None))
         Driver.send(driver, [Send(A, adoption)])
         await asyncio.sleep(0.01)
         assert agreement.asked == [(5, PLACES)]

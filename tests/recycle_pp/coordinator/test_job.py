@@ -17,7 +17,7 @@ SHAPE = {
 }  # fmt: skip
 
 
-HOLDS = Holds([1], [0], None, -1)
+HOLDS = Holds([], None, -1)
 
 
 def test_each_plan_names_the_stages_that_recompute():

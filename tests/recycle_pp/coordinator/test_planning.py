@@ -30,7 +30,7 @@ def job(planner):
 
 def everybody_reports(made):
     for worker in sorted(made.live):
-        report = Report(made.generation, records=[], ahead=False, busy=0.0, holds=Holds([1], [0], None, -1))
+        report = Report(made.generation, records=[], ahead=False, busy=0.0, holds=Holds([], None, -1))
         made.handle(MessageReceived(worker, report))
 
 

@@ -164,7 +164,7 @@ class Coordinator:
         self._members, self._votes = set(self._present), set()
         self._gate.announce(self._generation, {n: place for n, (_, place) in self._present.items()})
         self._gate.send(
-            [Send(Worker(0, 0), Adopt(self._generation, {}, None, [], None, False, Shares([], True, [], None)))]
+            [Send(Worker(0, 0), Adopt(self._generation, {}, None, [], None, False, Shares([], [], True, [], None)))]
         )
 
     def _deliver(self, out: Sequence[Send]) -> None:

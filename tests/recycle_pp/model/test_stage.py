@@ -295,10 +295,12 @@ def test_bf16_computes_with_the_rounded_masters_and_updates_the_masters():
     assert (moved != 0).float().mean() > 0.9 and moved.abs().max() < 0.01 * 2.0**-8
 
 
-def test_each_parameter_belongs_to_a_layer_with_memory_of_its_own():
-    """The embedding is layer -1; the norm and the head after n layers are layer n."""
-    stages = pipeline(small(model__layers=4, parallel__stages=2))
+@pytest.mark.parametrize("tied", [False, True])
+def test_each_parameter_belongs_to_a_layer_with_memory_of_its_own(tied):
+    """The embedding is layer -1; the norm and the head after n layers are layer n. A tied embedding is layer n + 1, in
+    both of its stages."""
+    stages = pipeline(small(model__layers=4, parallel__stages=2, model__tied=tied))
     numbers = [[stage.module.layers[name] for name in stage.names] for stage in stages]
-    assert [sorted(set(of)) for of in numbers] == [[-1, 0, 1], [2, 3, 4]]
+    assert [sorted(set(of)) for of in numbers] == ([[0, 1, 5], [2, 3, 4, 5]] if tied else [[-1, 0, 1], [2, 3, 4]])
     assert all(of == sorted(of) for of in numbers)
-    assert [len(stage.flat.parts) for stage in stages] == [3, 3]
+    assert [len(stage.flat.parts) for stage in stages] == [len(set(of)) for of in numbers]

@@ -97,7 +97,7 @@ def test_each_layer_has_its_own_memory_with_the_layout_of_the_vector():
     shapes = {"embedding": (9, 5), "layers.3.norm": (5,), "layers.3.weight": (70, 16), "layers.4.norm": (5,)}
     layout = Layout(shapes, lambda *_: 128, layers=[-1, 3, 3, 4])
     memory, vector = layout.zeros(CPU), layout.vector(CPU)
-    assert [[layout.names[layout.units[unit].tensor] for unit in layer] for layer in layout.layers] == [
+    assert [[layout.names[layout.units[unit].tensor] for unit in layer] for layer in layout.layers.values()] == [
         ["embedding"],
         ["layers.3.norm", *["layers.3.weight"] * 9],
         ["layers.4.norm"],
@@ -106,6 +106,8 @@ def test_each_layer_has_its_own_memory_with_the_layout_of_the_vector():
         mine.fill_(number)
         whole.fill_(number)
     assert torch.equal(memory.joined(), vector) and len(memory.parts) == 3
-    assert all(torch.equal(memory[span], vector[span]) for span in [*layout.spans, *map(layout.span, layout.layers)])
+    assert all(
+        torch.equal(memory[span], vector[span]) for span in [*layout.spans, *map(layout.span, layout.layers.values())]
+    )
     with pytest.raises(AssertionError, match="several layers"):
         memory[slice(layout.spans[0].start, layout.spans[1].stop)]

@@ -30,6 +30,7 @@ from recycle_pp.protocol.events import (
     PlanMade,
     Restarted,
     Send,
+    WorkerDescribed,
     WorkerDied,
     WorkerEvicted,
     WorkerReady,
@@ -150,6 +151,7 @@ class Coordinator:
             node.said[type(message)] = message
         match message:
             case Ready():
+                self._drive(WorkerDescribed(worker, "", message.units))
                 if worker not in self.job.live:
                     self._drive(WorkerReady(worker))
             case Leaving():

@@ -27,8 +27,9 @@ from recycle_pp.wire.messages.lifecycle import Donate, Leave, Ready, Synced
 from recycle_pp.wire.messages.saving import Assemble, Assembled, Assembling, Digests, Finished, Save, Saved, SaveFailed
 from recycle_pp.wire.messages.steps import Commit, Evaluated
 from recycle_pp.wire.messages.table import Message, is_lasting
+from recycle_pp.wire.messages.units import UnitId, unpacked
 
-from .sharded import BLOCKS, LACKING, WRONG, Shards
+from .sharded import LACKING, WRONG, Shards, blocks_of, described
 
 if TYPE_CHECKING:
     from .world import World
@@ -47,7 +48,7 @@ class Stream(NamedTuple):
 
     to: Worker
     message: Donate
-    parcels: deque[tuple[int, dict[int, tuple[int, int | None]] | None]]
+    parcels: deque[tuple[int, dict[UnitId, tuple[int, int | None]] | None]]
 
 
 class Node:
@@ -57,11 +58,11 @@ class Node:
         self.options: list[tuple[int, str]] = []
         self.me.committed = self.me.applied = first_step - 1
         self.shards: Shards | None = None  # with sharded optimizer state
-        self.me.holdings = Holdings(worker.pipeline, BLOCKS, first_step - 1)
+        self.me.holdings = Holdings(worker.pipeline, blocks_of(worker.stage), first_step - 1)
         if world.copies:
             self.shards = Shards(self, first_step - 1)
         self.inbox: deque[Message] = deque()
-        self.outbox: deque[Message] = deque([Ready(("node", number), "simulated")])
+        self.outbox: deque[Message] = deque([Ready(("node", number), "simulated", units=described(worker.stage))])
         self.cut_off = False  # its connection to the coordinator was reset
         self.lost_messages: dict[type[Message], Message] = {}  # lasting messages that the reset has lost
         self.network = world.network
@@ -69,14 +70,14 @@ class Node:
         self.said: dict[type[Message], Message] = {}  # lasting messages, repeated to a new coordinator
         self.saves: deque[Message] = deque()  # checkpoint parts to write, then checkpoints to assemble
         self._streams: list[Stream] = []  # from its donors
-        self._have: dict[int, int] = {}  # unit -> newest step, in the current session
+        self._have: dict[UnitId, int] = {}  # unit -> newest step, in the current session
         self._session = -1
         self._linking: Announce | None = None  # the generation whose links it builds
         self._linked = -1
         self._asked: list[Donate] = []  # joiners that wait for this worker's state
         self._fed: list[Stream] = []  # to joiners
         self.parts: dict[
-            int, dict[int, bool]
+            int, dict[UnitId, bool]
         ] = {}  # by steps done: blocks of sharded state in its part of a checkpoint,
         # and whether they are right
         self._left = False
@@ -483,7 +484,7 @@ class Node:
     def _feed(self, step: int) -> None:
         """After a commit: sends the state to new joiners, and the step's gradients to others."""
         for stream in list(self._fed):
-            if self.shards is not None and not self.shards.state.keys() >= {*stream.message.units}:
+            if self.shards is not None and not self.shards.state.keys() >= {*unpacked(stream.message.units)}:
                 self._fed.remove(stream)  # other workers hold some of its units now
                 continue
             stream.parcels.append((step, None))
@@ -491,17 +492,18 @@ class Node:
         for message in self._asked:
             assert message.address is not None
             joiner = self.world.node(message.address[1])
-            held = {unit: (step, None) for unit in message.units} if self.shards is None else self.shards.given()
-            if not held.keys() >= {*message.units}:
+            units = unpacked(message.units)
+            held = {unit: (step, None) for unit in units} if self.shards is None else self.shards.given()
+            if not held.keys() >= {*units}:
                 continue  # other workers hold some of them now
-            state = {unit: held[unit] for unit in message.units}
+            state = {unit: held[unit] for unit in units}
             stream = Stream(joiner.me.worker, message, deque([(step, state)]))
             joiner._streams.append(stream)
             self.world.touch(stream.to)
             self._fed.append(stream)
         self._asked = []
 
-    def _take(self, message: Donate, step: int, state: dict[int, tuple[int, int | None]] | None) -> None:
+    def _take(self, message: Donate, step: int, state: dict[UnitId, tuple[int, int | None]] | None) -> None:
         """Takes a donor's parcel. Ignored by a member, which has the gradients itself, and from an older session."""
         if self.me.generation >= 0 or message.session < self._session:
             return
@@ -509,12 +511,13 @@ class Node:
             self._session, self._have = message.session, {}
             if self.shards is not None:
                 self.shards.forget()
-        for unit in message.units:
+        units = unpacked(message.units)
+        for unit in units:
             if state is None and self._have[unit] != step - 1:
                 self.world.fail(f"{self.me.worker} gets the gradients of step {step} after step {self._have[unit]}")
             self._have[unit] = step
         if self.shards is not None:
-            self.shards.follow(message.units, step, state)
+            self.shards.follow(units, step, state)
         if len(self._have) == message.of and set(self._have.values()) == {step}:
             self.me.caught_up(step, self._have)
             self.outbox.append(Synced(step, message.session))

@@ -18,16 +18,25 @@ from recycle_schedules import Worker
 
 from recycle_pp.protocol.participant import Orders
 from recycle_pp.wire.messages.generations import Shares
+from recycle_pp.wire.messages.units import UnitId
 
 if TYPE_CHECKING:
     from .node import Node
 
 Program = Generator[Callable[[], bool] | None, None, None]
-BLOCKS = [128, 256, 128, 384, 128]  # elements, of every stage
-
+SIZES = [[128, 256], [128, 384, 128]]  # elements of the blocks in each of a stage's two layers
 
 LACKING = "a block of some tensor is in none of the parts"
 WRONG = (-1, -1)  # in a counter of micro-batches: derived from a wrong block
+
+
+def described(stage: int) -> dict[int, list[tuple[str, int]]]:
+    """The blocks of a stage, as in `Ready.units`."""
+    return {2 * stage + k: [(f"{stage}.{k}.{n}", size) for n, size in enumerate(of)] for k, of in enumerate(SIZES)}
+
+
+def blocks_of(stage: int) -> list[UnitId]:
+    return [UnitId(layer, number) for layer, blocks in described(stage).items() for number in range(len(blocks))]
 
 
 class Shards:
@@ -39,16 +48,16 @@ class Shards:
 
     def __init__(self, node: Node, loaded: int) -> None:
         self._node, self._loaded = node, loaded
-        self.state: dict[int, int] = {}
-        self.weights = [loaded] * len(BLOCKS)
+        self.state: dict[UnitId, int] = {}
+        self.weights = dict.fromkeys(blocks_of(node.me.worker.stage), loaded)
         self.exponents = loaded
-        self.wrong: dict[int, int] = {}
-        self.tainted: set[int] = set()
+        self.wrong: dict[UnitId, int] = {}
+        self.tainted: set[UnitId] = set()
         self.miscomputes = 0  # fault that makes the next update wrong
-        self._reported: list[int] = []  # blocks that were wrong at the last vote
-        self._grads: dict[int, Counter] = {}
-        self._first: set[int] = set()
-        self._undo: tuple[dict[int, int], int] | None = None  # state and exponents before an early update
+        self._reported: list[UnitId] = []  # blocks that were wrong at the last vote
+        self._grads: dict[UnitId, Counter] = {}
+        self._first: set[UnitId] = set()
+        self._undo: tuple[dict[UnitId, int], int] | None = None  # state and exponents before an early update
         self._sent_weights = -1, -1  # newest generation and step whose weights were sent
         self._exchanges = 0, -1  # number of exchanges, generation
 
@@ -99,13 +108,13 @@ class Shards:
             return
         self._sent_weights = orders.generation, step
         key = self._key(orders, "weights")
-        for block, holders in enumerate(shares.holders):
+        for block, holders in shares.holders.items():
             if holders[0] == me:
                 for peer in node.peers():
                     if peer.pipeline not in holders:
                         node.send(orders, peer, (key, block), (self.state[block], self.wrong.get(block)))
                         yield None
-        for block, holders in enumerate(shares.holders):
+        for block, holders in shares.holders.items():
             if me not in holders:
                 yield from node.receive(orders, self._worker(holders[0]), (key, block))
                 self.weights[block], wrong = node.arrived
@@ -119,9 +128,9 @@ class Shards:
         """Sends sums to the first holders, and gradients from there to the others."""
         node, shares = self._node, _of(orders)
         me, key = node.me.worker.pipeline, self._key(orders, "sums")
-        self._grads = {block: Counter(sums) for block, holders in enumerate(shares.holders) if me in holders}
-        self._first = {block for block, holders in enumerate(shares.holders) if holders[0] == me}
-        for block, holders in enumerate(shares.holders):
+        self._grads = {block: Counter(sums) for block, holders in shares.holders.items() if me in holders}
+        self._first = {block for block, holders in shares.holders.items() if holders[0] == me}
+        for block, holders in shares.holders.items():
             if holders[0] != me:
                 node.send(orders, self._worker(holders[0]), (key, block), Counter(sums))
                 yield None
@@ -173,7 +182,7 @@ class Shards:
             self.weights[block] = step
         self._undo = None
 
-    def inspected(self) -> tuple[bytes, list[int]]:
+    def inspected(self) -> tuple[bytes, list[UnitId]]:
         held, state = sorted(self._grads), self._undo[0] if self._undo else self.state
         self._reported = [block for block in held if block in self.wrong]
         if self.wrong.keys() - set(held):  # only its weights were used, and weights are not compared
@@ -185,20 +194,22 @@ class Shards:
     def seen(self) -> bool:
         return any(of > 0 for of in self.wrong.values())
 
-    def flip(self, fault: int, block: int) -> None:
-        """Makes the block wrong; if it is not held, another one."""
+    def flip(self, fault: int, number: int) -> None:
+        """Makes a block wrong; if it is not held, another one."""
+        blocks = blocks_of(self._node.me.worker.stage)
+        block = blocks[number % len(blocks)]
         if self.state:
             self._taint(block if block in self.state else min(self.state), fault)
 
     def digests(self) -> dict[str, str]:
-        return {f"{self._node.me.worker.stage}.{b}": f"{s}, {self.wrong.get(b)}" for b, s in self.state.items()}
+        return {str(b): f"{s}, {self.wrong.get(b)}" for b, s in self.state.items()}
 
     def check_weights(self, step: int) -> None:
         node = self._node
-        if set(self.weights) != {step} or self.exponents != step:
+        if set(self.weights.values()) != {step} or self.exponents != step:
             node.world.fail(f"{node.me.worker} uses weights {self.weights}, exponents {self.exponents}, not of {step}")
 
-    def given(self) -> dict[int, tuple[int, int | None]]:
+    def given(self) -> dict[UnitId, tuple[int, int | None]]:
         """A donor's parcel: block -> (step in it, its fault or None)."""
         return {block: (step, self.wrong.get(block)) for block, step in self.state.items()}
 
@@ -206,7 +217,7 @@ class Shards:
         """Starts a new session, in which it follows its blocks."""
         self.state, self.wrong, self.tainted, self.exponents = {}, {}, set(), -9
 
-    def follow(self, blocks: Collection[int], step: int, state: dict[int, tuple[int, int | None]] | None) -> None:
+    def follow(self, blocks: Collection[UnitId], step: int, state: dict[UnitId, tuple[int, int | None]] | None) -> None:
         """state: None for a step's gradients."""
         for block in blocks:
             self.state[block] = self.weights[block] = step
@@ -216,14 +227,14 @@ class Shards:
                 self._taint(block, state[block][1])
         self.exponents = max(self.exponents, step)
 
-    def saved(self, step: int, units: Collection[int]) -> dict[int, bool]:
+    def saved(self, step: int, units: Collection[UnitId]) -> dict[UnitId, bool]:
         """block -> whether it is right, for the blocks that it saves."""
         node = self._node
         if any(of != step for of in self.state.values()):
             node.world.fail(f"{node.me.worker} saves {self.state} as after step {step}")
         return {b: b not in self.wrong for b in self.state if b in units}
 
-    def _taint(self, block: int, wrong: int | None) -> None:
+    def _taint(self, block: UnitId, wrong: int | None) -> None:
         if wrong is None:
             self.wrong.pop(block, None)
             self.tainted.discard(block)
@@ -247,6 +258,6 @@ def _of(orders: Orders) -> Shares:
     return orders.shares
 
 
-def lacking(parts: Sequence[Collection[int]]) -> set[int]:
-    """The blocks in none of the parts."""
-    return set(range(len(BLOCKS))) - set().union(*parts)
+def lacking(stage: int, parts: Sequence[Collection[UnitId]]) -> set[UnitId]:
+    """The blocks of a stage in none of the parts."""
+    return set(blocks_of(stage)) - set().union(*parts)

@@ -9,26 +9,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recycle_pp.protocol.holders import groups, lost, missing, on_one_host, placed, refilled
+from recycle_pp.wire.messages.units import UnitId
 
-SIZES = st.lists(st.integers(1, 1 << 14).map(lambda n: 128 * n), min_size=1, max_size=80)
+SIZES = st.lists(st.integers(1, 1 << 14), min_size=1, max_size=80).map(lambda sizes: of_sizes([128 * n for n in sizes]))
 PEERS = st.sets(st.integers(0, 15), min_size=1, max_size=12)
+
+
+def of_sizes(sizes):
+    """Blocks of these sizes, of one layer."""
+    return {UnitId(0, number): size for number, size in enumerate(sizes)}
 
 
 def load(table, sizes):
     found = Counter()
-    for holders, size in zip(table, sizes, strict=True):
+    for block, holders in table.items():
         for peer in holders:
-            found[peer] += size
+            found[peer] += sizes[block]
     return found
 
 
 def living(table, live):
-    return [[peer for peer in holders if peer in live] for holders in table]
+    return {block: [peer for peer in holders if peer in live] for block, holders in table.items()}
 
 
 def assert_held(table, sizes, live, copies):
-    assert len(table) == len(sizes)
-    for holders in table:
+    assert [*table] == [*sizes]
+    for holders in table.values():
         assert len(holders) == len(set(holders)) == min(copies, len(live))
         assert set(holders) <= live
 
@@ -38,8 +44,8 @@ def test_at_the_start_every_block_has_k_holders_and_all_peers_the_same_load(size
     table = placed(sizes, peers, copies)
     assert_held(table, sizes, peers, copies)
     k = min(copies, len(peers))
-    share = k * sum(sizes) / len(peers)
-    assert all(abs(load(table, sizes)[peer] - share) <= k * max(sizes) for peer in peers)
+    share = k * sum(sizes.values()) / len(peers)
+    assert all(abs(load(table, sizes)[peer] - share) <= k * max(sizes.values()) for peer in peers)
 
 
 @given(PEERS, st.integers(1, 4))
@@ -88,8 +94,8 @@ def test_with_any_hosts_the_same_holds_and_no_peer_is_overloaded(data, sizes, pe
         most = max(load(held, sizes).values())
         table = refilled(held, sizes, live, copies, hosts)
         assert_held(table, sizes, live, copies)
-        mean = min(copies, len(live)) * sum(sizes) / len(live)
-        assert max(load(table, sizes).values()) <= max(most, 1.04 * mean + (copies + 1) * max(sizes))
+        mean = min(copies, len(live)) * sum(sizes.values()) / len(live)
+        assert max(load(table, sizes).values()) <= max(most, 1.04 * mean + (copies + 1) * max(sizes.values()))
 
 
 @given(st.integers(3, 5), st.integers(1, 3), st.integers(2, 3), st.data())
@@ -97,25 +103,27 @@ def test_repaired_copies_are_on_another_host_if_there_is_room(count, each, copie
     """Equal hosts, at least one more than copies. One peer dies and returns."""
     copies = min(copies, count - 1)
     live = set(range(count * each))
-    hosts, sizes = {peer: f"host-{peer % count}" for peer in live}, [1] * (60 * len(live))
+    hosts, sizes = {peer: f"host-{peer % count}" for peer in live}, of_sizes([1] * (60 * len(live)))
     table = placed(sizes, live, copies, hosts)
     assert on_one_host(table, hosts) is None
     victim = data.draw(st.sampled_from(sorted(live)))
     table = refilled(living(table, live - {victim}), sizes, live - {victim}, copies, hosts)
     loads = load(table, sizes)
-    for holders in table:
+    for holders in table.values():
         on = {hosts[peer] for peer in holders}
         if len(on) < copies:
-            share = copies * sum(sizes) / (len(live) - 1)
+            share = copies * sum(sizes.values()) / (len(live) - 1)
             assert all(loads[peer] >= 0.95 * share for peer in loads if hosts[peer] not in on)
     table = refilled(table, sizes, live, copies, hosts)
     assert on_one_host(table, hosts) is None or copies == 3
-    assert sum(len({hosts[peer] for peer in of}) == copies for of in table) >= 0.95 * len(table)
+    assert sum(len({hosts[peer] for peer in of}) == copies for of in table.values()) >= 0.95 * len(table)
 
 
 def test_a_host_that_holds_all_copies_of_a_block_is_named():
-    assert on_one_host([[0, 1], [1, 2]], {0: "a", 1: "b", 2: "b"}) == "b"
-    assert on_one_host([[0], [1, 2]], {0: "a", 1: "a", 2: "b"}) is None, "one copy is nowhere else by choice"
+    assert on_one_host({UnitId(0, 0): [0, 1], UnitId(0, 1): [1, 2]}, {0: "a", 1: "b", 2: "b"}) == "b"
+    assert on_one_host({UnitId(0, 0): [0], UnitId(0, 1): [1, 2]}, {0: "a", 1: "a", 2: "b"}) is None, (
+        "one copy is nowhere else by choice"
+    )
 
 
 @given(SIZES, PEERS, st.integers(1, 4))
@@ -127,19 +135,19 @@ def test_nothing_moves_without_a_death_or_a_return(sizes, peers, copies):
 @pytest.mark.parametrize("copies", [2, 3])
 def test_a_refill_moves_little_more_than_the_minimum_and_keeps_loads_equal(copies):
     """Eight peers with 4,096 blocks of a million elements. Two peers die and return."""
-    sizes, live = [1 << 20] * 4096, set(range(8))
+    sizes, live = of_sizes([1 << 20] * 4096), set(range(8))
     table = placed(sizes, live, copies)
     for event in (-3, -6, 3, 6):
         live = live - {-event} if event < 0 else live | {event}
         held = living(table, live)
         new = refilled(held, sizes, live, copies)
         moved = len(missing(held, new, sizes))
-        least = sum(-event in holders for holders in table) if event < 0 else copies * len(sizes) / len(live)
+        least = sum(-event in holders for holders in table.values()) if event < 0 else copies * len(sizes) / len(live)
         assert moved <= 1.15 * least, (event, moved / least)
         loads = load(new, sizes)
         assert max(loads.values()) <= 1.1 * sum(loads.values()) / len(live), (event, loads)
-        first = Counter({holders[0]: 0 for holders in new})
-        first.update(holders[0] for holders in new)
+        first = Counter({holders[0]: 0 for holders in new.values()})
+        first.update(holders[0] for holders in new.values())
         assert max(first.values()) <= 1.25 * len(sizes) / len(live), (event, first)
         table = new
 
@@ -148,7 +156,8 @@ def test_a_refill_moves_little_more_than_the_minimum_and_keeps_loads_equal(copie
 @given(st.integers(0, 1000))
 def test_all_holders_share_the_sending_of_copies(seed):
     rng = random.Random(seed)
-    sizes, table = [1] * 300, placed([1] * 300, range(6), 3)
+    sizes = of_sizes([1] * 300)
+    table = placed(sizes, range(6), 3)
     dead = rng.randrange(6)
     live = set(range(6)) - {dead}
     held = living(table, live)
@@ -157,9 +166,9 @@ def test_all_holders_share_the_sending_of_copies(seed):
 
 
 def test_blocks_lost_by_two_simultaneous_deaths_are_named():
-    table = placed([1] * 8, range(4), 2)  # groups 0, 2 and 1, 3
+    table = placed(of_sizes([1] * 8), range(4), 2)  # groups 0, 2 and 1, 3
     first, second = groups(range(4), 2)[0]
     assert lost(living(table, set(range(4)) - {first, second})) == [
-        block for block, holders in enumerate(table) if set(holders) == {first, second}
+        block for block, holders in table.items() if set(holders) == {first, second}
     ]
     assert not lost(living(table, set(range(4)) - {0, 1}))

@@ -12,6 +12,7 @@ from recycle_pp.protocol.commit import make_vote
 from recycle_pp.protocol.event_json import decode, encode, fingerprint
 from recycle_pp.protocol.events import MessageReceived, ProblemChanged, SavingChanged
 from recycle_pp.protocol.snapshot import NotASnapshot, restored, snapshot
+from recycle_pp.wire.messages.units import UnitId
 
 from .orders import Order
 from .planning import plan_simply
@@ -66,7 +67,7 @@ def test_outcomes_that_differ_have_different_fingerprints(worlds):
 @settings(max_examples=30)
 @given(st.lists(st.floats(), max_size=4), st.booleans(), st.binary(max_size=20))
 def test_a_vote_with_any_floats_and_bytes_survives_the_log(losses, finite, checksums):
-    vote = make_vote(3, 7, losses, finite, True, [1.0, 2.0], losses, True, checksums, [5])
+    vote = make_vote(3, 7, losses, finite, True, [1.0, 2.0], losses, True, checksums, [UnitId(3, 5)])
     back = decode(json.loads(encode(MessageReceived(Worker(1, 2), vote))))
     assert back.message.digest == vote.digest and back.message.checksums == checksums
     pairs = zip(back.message.losses, losses, strict=True)

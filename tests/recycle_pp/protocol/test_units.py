@@ -15,12 +15,26 @@ from recycle_pp.protocol.holdings import Holdings
 from recycle_pp.protocol.stage_lost import StageLost
 from recycle_pp.protocol.units import Units
 from recycle_pp.wire.messages.generations import Report, Shares
+from recycle_pp.wire.messages.units import UnitId
 
-SIZES = [128] * 6
+COUNT = 6
+U = [UnitId(stage, number) for stage in range(2) for number in range(COUNT)]  # stage 0 has layer 0, stage 1 layer 1
 
 
-def workers(*pipelines, loaded=-1, sizes=SIZES):
-    return {pipeline: Holdings(pipeline, sizes, loaded) for pipeline in pipelines}
+def layer(stage, count=COUNT):
+    return {stage: [(f"{stage}.{number}", 128) for number in range(count)]}
+
+
+def blank(worker, count=COUNT):
+    """What a worker holds that has all initial state."""
+    return Holdings(worker.pipeline, [UnitId(worker.stage, number) for number in range(count)], -1)
+
+
+def described(copies, *live, count=COUNT):
+    units = Units(copies)
+    for worker in live:
+        units.describe(worker, "", layer(worker.stage, count))
+    return units
 
 
 def share(units, found, committed):
@@ -39,9 +53,13 @@ def heal(found, committed):
         holdings.gathered(committed)
 
 
-def running(copies, *pipelines, sizes=SIZES):
+def workers(*pipelines, count=COUNT):
+    return {pipeline: blank(Worker(pipeline, 0), count) for pipeline in pipelines}
+
+
+def running(copies, *pipelines, count=COUNT):
     """A stage of these workers, after step 0."""
-    units, found = Units(copies), workers(*pipelines, sizes=sizes)
+    units, found = described(copies, *(Worker(p, 0) for p in pipelines), count=count), workers(*pipelines, count=count)
     assert share(units, found, -1).copies == [], "all begin with all of it"
     heal(found, -1)
     for holdings in found.values():
@@ -80,7 +98,7 @@ def test_an_interrupted_heal_continues_with_the_units_that_have_arrived():
     found[to].took(block)
     again = share(units, found, 0)
     assert again.holders == first.holders and again.copies == first.copies[1:]
-    successor = share(Units(2), found, 0)  # a new coordinator has only the workers' reports
+    successor = share(described(2, Worker(1, 0)), found, 0)  # a new coordinator has only the workers' reports
     assert block not in [copy[0] for copy in successor.copies]
 
 
@@ -93,17 +111,17 @@ def test_a_unit_without_a_holder_is_lost():
     assert str(lost.value) == f"stage 0 has no copy left of {len(gone)} of its 6 units"
 
 
-NAME = "unit 2 of the state of stage 0 (w)"
+NAME = "unit 2 of layer 0 (0.2)"
 
 
 def compared(copies, flips, changed=(), third=False):
     """The outcome of a vote of workers, some of which have flipped copies of block 2."""
     units, found = running(copies, *range(copies))
-    units._third, units.hosts, units.names = third, {(0, 0): "h"}, {0: ["u", "v", "w"]}
+    units._third, units.hosts = third, {(0, 0): "h"}
     votes = {
         Worker(p, 0): make_vote(
             1, 4, [], True, True, [], [], False, array("q", [7, 7, 8 if p in flips else 7, 7, 7, 7]).tobytes(),
-            [2] if p in changed else [],
+            [U[2]] if p in changed else [],
         )
         for p in found
     }  # fmt: skip
@@ -119,7 +137,7 @@ def compared(copies, flips, changed=(), third=False):
     ],
 )
 def test_a_group_on_one_of_several_hosts_is_reported(hosts, says):
-    units, found = Units(2), workers(0, 1, 2, 3)
+    units, found = described(2, Worker(0, 0)), workers(0, 1, 2, 3)
     units.hosts = {(pipeline, 0): host for pipeline, host in enumerate(hosts)}
     share(units, found, -1)
     said = units.on_one_host()
@@ -164,13 +182,13 @@ some_of_them = st.sets(st.sampled_from(LIVE))
 
 def table(copies, live):
     """The coordinator's table, at the start of a job of these workers."""
-    units = Units(copies)
-    units.share_out({w: Report(0, [], False, 0.0, Holdings(w.pipeline, SIZES, -1).reported()) for w in live}, -1)
+    units = described(copies, *live)
+    units.share_out({w: Report(0, [], False, 0.0, blank(w).reported()) for w in live}, -1)
     return units
 
 
 def held(units, worker):
-    return {unit for unit, holders in enumerate(units._tables[worker.stage]) if worker.pipeline in holders}
+    return {unit for unit, holders in units._tables[worker.stage].items() if worker.pipeline in holders}
 
 
 @given(some_of_them, st.sets(st.sampled_from(LIVE), min_size=1), st.integers(0, 3))
@@ -200,17 +218,19 @@ def test_all_workers_that_can_leave_do_so_at_once_or_with_few_copies_in_turn():
 def test_the_savers_of_a_checkpoint_save_every_unit_once(gone, copies):
     live = {*LIVE} - gone
     units = table(copies, LIVE)
-    if any(not any(w.pipeline in of for w in live if w.stage == s) for s in range(2) for of in units._tables[s]):
+    if any(
+        not any(w.pipeline in of for w in live if w.stage == s) for s in range(2) for of in units._tables[s].values()
+    ):
         return  # a unit is lost
     savers, saved = units.savers(live), Counter()
     for worker in live:
-        holdings = Holdings(worker.pipeline, SIZES, -1)
-        holdings.adopt(Shares([(1, of) for of in units._tables[worker.stage]], not copies, [], None))
+        holdings = blank(worker)
+        holdings.adopt(Shares.of(units._tables[worker.stage], not copies, [], None))
         holdings.commit(4, [w.pipeline for w in savers if w.stage == worker.stage])
         mine = holdings.saves[4]
         assert bool(mine) <= (worker in savers)
-        saved.update((worker.stage, unit) for unit in mine)
-    assert saved == Counter((stage, unit) for stage in range(2) for unit in range(6))
+        saved.update(mine)
+    assert saved == Counter(U)
     assert copies or len(savers) == 2, "one worker of each stage has all of its state"
 
 
@@ -226,20 +246,20 @@ def test_a_joiner_follows_the_units_that_it_holds_when_it_is_a_member(copies):
     gives = units.sources(Worker(2, 0), live, {0: 1})
     wanted = sorted(unit for of in gives.values() for unit in of)
     assert wanted == sorted({*wanted}) and units.give(gives)
-    assert copies or gives == {Worker(1, 0): list(range(6))}, "one donor, that serves the fewest"
+    assert copies or gives == {Worker(1, 0): U[:COUNT]}, "one donor, that serves the fewest"
     for holdings in found.values():
         holdings.commit(1, [])
         holdings.gathered(1)
-    found[2] = Holdings(2, SIZES, -1)
+    found[2] = blank(Worker(2, 0))
     found[2].caught_up(1, wanted)
     found[2].join(1)
     shares = share(units, found, 1)
-    assert shares.copies == [] and [u for u, of in enumerate(shares.holders) if 2 in of] == wanted
+    assert shares.copies == [] and [u for u, of in shares.holders.items() if 2 in of] == wanted
     assert (shares.knows is None) == (len(wanted) == 6), "a worker without some units lacks their weights"
 
 
 def test_two_joiners_hold_the_units_that_they_followed_even_if_one_starts_again():
-    units, found = running(2, 0, 1, 2, 3, sizes=SIZES * 10)
+    units, found = running(2, 0, 1, 2, 3, count=10 * COUNT)
     for gone in (2, 3):
         found.pop(gone)
         share(units, found, 0)
@@ -253,10 +273,10 @@ def test_two_joiners_hold_the_units_that_they_followed_even_if_one_starts_again(
         holdings.commit(1, [])
         holdings.gathered(1)
     for pipeline, gives in ((2, again), (3, second)):
-        found[pipeline] = Holdings(pipeline, SIZES * 10, -1)
+        found[pipeline] = blank(Worker(pipeline, 0), 10 * COUNT)
         found[pipeline].caught_up(1, [unit for of in gives.values() for unit in of])
         found[pipeline].join(1)
     shares = share(units, found, 1)
-    assert shares.copies == [] and all(len(of) == 2 for of in shares.holders)
-    held = Counter(p for of in shares.holders for p in of)
+    assert shares.copies == [] and all(len(of) == 2 for of in shares.holders.values())
+    held = Counter(p for of in shares.holders.values() for p in of)
     assert min(held.values()) > 20, "of 30, if all held as much"

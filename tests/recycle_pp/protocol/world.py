@@ -28,7 +28,7 @@ from recycle_pp.wire.messages.saving import Assemble
 
 from .coordinator import COORDINATOR, Coordinator, Option
 from .node import Node
-from .sharded import BLOCKS, lacking
+from .sharded import lacking
 
 Chooser = Callable[[Sequence[Option]], int]
 
@@ -161,7 +161,7 @@ class World:
             for stage in range(self.stages):
                 of = [n for n in self.actors if str(n.me.worker) in message.parts and n.me.worker.stage == stage]
                 parts = [node.parts.get(message.step, {}) for node in of]
-                if gone := lacking(parts):
+                if gone := lacking(stage, parts):
                     if held := [node for node in of if node.alive and gone & node.shards.state.keys()]:
                         self.fail(f"the checkpoint of {message.step} steps lacks blocks {gone} that {held} have")
                     return False
@@ -212,7 +212,7 @@ class World:
         elif fault.kind in ("flip", "err"):
             self.flips += 1
             if fault.kind == "flip":
-                node.shards.flip(self.flips, self.events % len(BLOCKS))
+                node.shards.flip(self.flips, self.events)
             else:
                 node.shards.miscomputes = self.flips
         elif fault.kind == "kill":

@@ -48,7 +48,8 @@ def train(config, size, copies, ordered, dies, resumed=None):
     peers = [0, 1, 2]
     stages = [cut(Stage(config, 0, CPU), size) for _ in peers]
     optimizers = [StageOptimizer(config, stage, whole=False) for stage in stages]
-    sizes, lacking = stages[0].layout.unit_sizes, []
+    layout, lacking = stages[0].layout, []
+    sizes = dict(zip(layout.ids, layout.unit_sizes, strict=True))
     table = placed(sizes, peers, copies)
     for peer in peers:
         if resumed is not None:
@@ -59,10 +60,10 @@ def train(config, size, copies, ordered, dies, resumed=None):
     for step in range(3):
         if step == dies:
             peers.remove(1)
-            left = [[peer for peer in holders if peer != 1] for holders in table]
+            left = {unit: [peer for peer in holders if peer != 1] for unit, holders in table.items()}
             table = refilled(left, sizes, peers, copies)
             lacking = missing(left, table, sizes)
-        shares = Shares([(1, holders) for holders in table], False, lacking, None)
+        shares = Shares.of(table, False, lacking, None)
         network = Network([Worker(peer, 0) for peer in peers], ordered)
 
         def work(peer, step=step, shares=shares, network=network):
@@ -87,15 +88,15 @@ def train(config, size, copies, ordered, dies, resumed=None):
     with TemporaryDirectory() as folder:
         parts = []
         for peer in peers:
-            mine = [unit for unit, holders in enumerate(table) if holders[0] == peer]
+            mine = [unit for unit, holders in enumerate(table.values()) if holders[0] == peer]
             state = pieces(optimizers[peer], stages[peer], mine)
             parts.append(checkpoint.Saver(folder).save(3, peer, state, tensors_of(stages[peer])).result())
         return checkpoint.load(checkpoint.finish(folder, 3, parts, {}))
 
 
 def held(table, peer):
-    """The units of a worker."""
-    return [unit for unit, holders in enumerate(table) if peer in holders]
+    """The numbers of a worker's units."""
+    return [unit for unit, holders in enumerate(table.values()) if peer in holders]
 
 
 def add(stage, step, place, count):

@@ -18,6 +18,7 @@ from recycle_pp.state import follow
 from recycle_pp.state.follow import WAITING, Donations, Following
 from recycle_pp.wire.messages.lifecycle import Donate
 from recycle_pp.wire.messages.steps import Commit
+from recycle_pp.wire.messages.units import packed
 from tests.recycle_pp.in_process import CPU, part, small
 from tests.recycle_pp.numerics.test_units import cut
 
@@ -98,8 +99,9 @@ def pipe(monkeypatch):
 def donor(worker, monkeypatch, size, units=(), session=7):
     monkeypatch.setattr(follow, "PART", size)
     donations = Donations(worker.optimizer, worker.stage.gradients, "token", lambda *_: None)
-    of = len(worker.every) if units else 0
-    donations.asked(Donate(Role(0, 1), session, address=("127.0.0.1", 1), units=list(units), of=of))
+    ids = worker.stage.layout.ids
+    names = [ids[unit] for unit in units or worker.every]
+    donations.asked(Donate(Role(0, 1), session, address=("127.0.0.1", 1), units=packed(names), of=len(worker.every)))
     return donations
 
 
@@ -237,7 +239,8 @@ def test_a_new_session_starts_empty_and_voids_messages_of_the_last_one(monkeypat
     following = joiner(there)
 
     def state(session, units, of):
-        return follow.StatePart(session, 0, units, of), here.optimizer.copy(units, 0)
+        names = packed(here.stage.layout.ids[unit] for unit in units)
+        return follow.StatePart(session, 0, names, of), here.optimizer.copy(units, 0)
 
     assert not following._take(*state(3, [0, 1], 3))
     assert following._take(*state(4, [2, 3], 2)) and sorted(there.optimizer.held) == [2, 3]

@@ -97,16 +97,14 @@ def test_each_holder_of_a_tied_unit_has_the_gradient_of_a_single_worker(numerics
 
     workers = [Worker(d, s) for d in range(3) for s in range(2)]
     optimizers = {w: StageOptimizer(config, of_pipelines[w.pipeline][w.stage], not copies) for w in workers}
-    sizes = [stage.layout.unit_sizes for stage in alone]
-    units, network = Units(copies), Network(workers, ordered)
-    units.names = {s: alone[s].layout.unit_names for s in range(2)}
-    reports = {w: Report(0, [], False, 0.0, Holdings(w.pipeline, sizes[w.stage], -1).reported()) for w in workers}
-    shares = units.share_out(reports, -1)
+    layouts = {stage.stage: stage.layout for stage in alone}
+    network = Network(workers, ordered)
+    shares = shared_out(copies, workers, {s: layout.described for s, layout in layouts.items()})
 
     def reduce(w):
         stage = of_pipelines[w.pipeline][w.stage]
         exchange = Exchange(network.links(w), stage, optimizers[w], w, lambda pending, giver=None: pending.wait())
-        for unit, holders in enumerate(shares[w.stage].holders):
+        for unit, holders in enumerate(shares[w.stage].holders.values()):
             if w.pipeline in holders and copies:
                 optimizers[w].begin(unit)
         reduced = exchange.reduce(shares[w.stage], range(3), lambda: None)
@@ -118,7 +116,7 @@ def test_each_holder_of_a_tied_unit_has_the_gradient_of_a_single_worker(numerics
     with ThreadPoolExecutor(len(workers)) as pool:
         for w, (once, again) in zip(workers, pool.map(reduce, workers), strict=True):
             stage, whole = of_pipelines[w.pipeline][w.stage], expected[w.stage]
-            held = [unit for unit, holders in enumerate(shares[w.stage].holders) if w.pipeline in holders]
+            held = [unit for unit, holders in enumerate(shares[w.stage].holders.values()) if w.pipeline in holders]
             for found in (once, again):
                 assert found.squares == whole.squares and (found.finite, found.fits) == (whole.finite, whole.fits)
                 grads = stage.gradients.grads(found)
@@ -129,6 +127,14 @@ def test_each_holder_of_a_tied_unit_has_the_gradient_of_a_single_worker(numerics
             stage.gradients.follow(again)
             assert torch.equal(stage.gradients.exponents, alone[w.stage].gradients.exponents)
     assert copies or len(network.sent) == 2 * 6, "each time, each worker sends its sums to one of the other stage"
+
+
+def shared_out(copies, workers, described):
+    """The shares at the start. described: stage -> its layers, see `Ready.units`"""
+    units = Units(copies)
+    for worker in workers:
+        units.describe(worker, "", described[worker.stage])
+    return units.share_out({w: Report(0, [], False, 0.0, Holdings(w.pipeline, [], -1).reported()) for w in workers}, -1)
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -144,7 +150,7 @@ def test_a_tied_tensor_is_saved_once(whole):
 
 
 TIED = (0, 1, 3)
-NAMES = {0: ["a", "tied"], 1: ["tied", "b"], 2: ["c"], 3: ["d", "e", "tied"]}
+LAYERS = {0: {0: "a", 9: "tied"}, 1: {1: "b", 9: "tied"}, 2: {2: "c"}, 3: {3: "d", 4: "e", 9: "tied"}}
 alive = st.sets(st.builds(Worker, st.integers(0, 4), st.integers(0, 3)), min_size=4).filter(
     lambda workers: {worker.stage for worker in workers} == set(range(4))
 )
@@ -152,11 +158,8 @@ alive = st.sets(st.builds(Worker, st.integers(0, 4), st.integers(0, 3)), min_siz
 
 @given(alive)
 def test_with_whole_state_every_worker_receives_one_message_per_stage_from_evenly_loaded_peers(members):
-    units = Units(copies=0)
-    units.names = NAMES
-    sizes = {stage: [128] * len(names) for stage, names in NAMES.items()}
-    reports = {w: Report(0, [], False, 0.0, Holdings(w.pipeline, sizes[w.stage], -1).reported()) for w in members}
-    shares, sent, awaited, order = units.share_out(reports, -1), [], [], defaultdict(list)
+    described = {stage: {layer: [(name, 128)] for layer, name in of.items()} for stage, of in LAYERS.items()}
+    shares, sent, awaited, order = shared_out(0, members, described), [], [], defaultdict(list)
     for me in sorted(members):
         if me.stage in TIED:
             wire(me, shares[me.stage], sent, awaited, order)
@@ -181,10 +184,9 @@ def wire(me, shares, sent, awaited, order):
         order[me, frm].append((frm, me))
 
     links = SimpleNamespace(ordered=False, meetings=lambda me, others: [], send=send, receive=receive)
-    names = NAMES[me.stage]
-    gradients = Gradients(
-        Layout({name: (4,) for name in names}, lambda *_: None), 2, CPU, reproducible=True, ops=ops, shared=["tied"]
-    )
+    layers = LAYERS[me.stage]
+    layout = Layout({name: (4,) for name in layers.values()}, lambda *_: None, [*layers])
+    gradients = Gradients(layout, 2, CPU, reproducible=True, ops=ops, shared=["tied"])
     stage = SimpleNamespace(gradients=gradients, stage=me.stage, module=SimpleNamespace(shared={"tied": [0, 1, 3]}))
     tied = Ties(links, stage, me, lambda pending, giver: None, None)
     tied.reduce(shares, gradients.reduced(gradients.payload()))

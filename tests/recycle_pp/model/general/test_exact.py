@@ -74,14 +74,17 @@ def test_own_modules_are_exact(build):
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_each_parameter_belongs_to_a_layer_with_memory_of_its_own(kind, tmp_path):
-    """What is used before the first layer is layer -1, what is used after the last of n layers is layer n."""
+    """What is used before the first layer is layer -1, what is used after the last of n layers is layer n. GPT-2's tied
+    embedding is layer n + 1, in both of its stages."""
     models.folder(kind, tmp_path)
     numbers = {}
     for stage in pipeline(models.of_folder(tmp_path, 2)):
         layers = [stage.module.layers[name] for name in stage.names]
         assert layers == sorted(layers) and len(stage.flat.parts) == len(set(layers))
         numbers |= stage.module.layers
-    depth = max(numbers.values())
+    tied = {"gpt2": "transformer.wte.weight"}.get(kind)
+    depth = numbers["transformer.ln_f.weight" if tied else "model.norm.weight"]
+    assert numbers.pop(tied, depth + 1) == depth + 1
     assert set(numbers.values()) == {*range(-1, depth + 1)}
     for name, layer in numbers.items():
         inside = [part for part in name.split(".") if part.isdigit()]
