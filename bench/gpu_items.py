@@ -122,6 +122,13 @@ def items(cpu: bool, nccl: Path | None, out: Path) -> list[Item]:
             lambda results: _script(*pair, "pair", **with_nccl),
             needs=("nccl build",),
         ),
+        Item(
+            "nccl kept",
+            "c: after a death two neighbours use their communicator again without building it",
+            90,
+            lambda results: _script(*pair, "kept", **with_nccl),
+            needs=("nccl pair",),
+        ),
         nccl_job("nccl 1x2", "c: a pipeline of two stages over NCCL", 120, "--shape", "1x2", "--steps", "20"),
         nccl_job(
             "nccl 2x1",
@@ -144,6 +151,14 @@ def items(cpu: bool, nccl: Path | None, out: Path) -> list[Item]:
                 judge=_same_bits("nccl 1x2", 1),
             )
             for moment in MOMENTS[: 1 if cpu else None]
+        ),
+        nccl_job(
+            "kill in 2x2",
+            "c: SIGKILL in 2x2 workers over NCCL changes no bit; pairs of living workers are kept or built again",
+            150,
+            *("--shape", "2x2", "--steps", "20", "--fail-at", "5:1.1@backward"),
+            needs=("nccl 1x2", "nccl kept"),
+            judge=_same_bits("nccl 1x2", 1),
         ),
         Item(
             "rebuilds",

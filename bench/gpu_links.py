@@ -2,6 +2,7 @@
 
     python bench/gpu_links.py alone                   # one rank
     python bench/gpu_links.py pair                    # two ranks, which may share a GPU
+    python bench/gpu_links.py kept                    # two of three workers use their pair again after a death
     python bench/gpu_links.py rebuilds --times 200    # memory and handles left after rebuilds
     python bench/gpu_links.py pair --cpu              # over Gloo
 
@@ -21,6 +22,7 @@ import torch
 from recycle_schedules import Worker
 
 from recycle_pp.comm.gloo.group import GlooGroup
+from recycle_pp.comm.groups import GroupTransport
 from recycle_pp.comm.links import Links
 from recycle_pp.comm.nccl.environment import ENVIRONMENT
 from recycle_pp.comm.nccl.group import NcclGroup
@@ -33,11 +35,12 @@ LARGE = 1 << 20  # elements of a message that is not small
 TYPES = (torch.float32, torch.bfloat16, torch.int64, torch.int32, torch.uint8)
 PEERS = [Worker(0, 0), Worker(1, 0)]
 NEIGHBOURS = [Worker(0, 0), Worker(0, 1)]
+DYING = Worker(1, 1)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["alone", "pair", "rebuilds"])
+    parser.add_argument("what", choices=["alone", "pair", "kept", "rebuilds"])
     parser.add_argument("--times", type=int, default=200)
     parser.add_argument(CPU, action="store_true")
     options = parser.parse_args()
@@ -49,6 +52,12 @@ def main() -> None:
         result = play([Worker(0, 0)], alone)
     elif options.what == "pair":
         result = play(NEIGHBOURS, messages) | play(PEERS, sums) | play(PEERS, abort_in_a_sum)
+    elif options.what == "kept":
+        with Rehearsal([*NEIGHBOURS, DYING], kept) as rehearsal:
+            rehearsal.reports(3, timeout=80.0)
+            rehearsal.kill(DYING)
+            rehearsal.send("go", to=NEIGHBOURS)
+            result = dict(sorted(rehearsal.reports(2, timeout=80.0))[0][1])
     else:
         os.environ["GPU_LINKS_TIMES"] = str(options.times)
         result = play(PEERS, rebuilds)
@@ -128,6 +137,46 @@ def abort_in_a_sum(node: Node) -> None:
     node.links.follow(1)
     node.links.all_reduce([pattern(torch.int64, 0, device)]).wait()
     node.report({"abort_ms": 1e3 * seconds, "rebuild_ms": 1e3 * (time.monotonic() - began)})
+
+
+def kept(node: Node) -> None:
+    """After the death of a peer, two neighbours exchange messages in the pair that they had before."""
+    device = connect(node)
+    kind: Any = GlooGroup if device.type == "cpu" else NcclGroup
+    built: list[str] = []
+
+    def build(store: Any, prefix: str, *arguments: Any) -> Any:
+        built.append(prefix)
+        return kind(store, prefix, *arguments)
+
+    build.wait, build.abort = kind.wait, kind.abort  # type: ignore[attr-defined]
+    node.links = Links(GroupTransport(node.store, device, 60.0, build))  # type: ignore[arg-type]
+    seconds = []
+    for generation, members in enumerate((node.members, NEIGHBOURS)):
+        began = time.monotonic()
+        node.links.abort()
+        node.links.rebuild(generation, members, node.me, 0)
+        node.links.follow(generation)
+        if node.me in NEIGHBOURS:
+            (other,) = (worker for worker in NEIGHBOURS if worker != node.me)
+            node.links.connect([other])
+            theirs = torch.empty(LARGE, device=device)
+            works = [
+                lambda: node.links.send(pattern(torch.float32, node.me.stage, device), other, 0),  # noqa: B023
+                lambda: node.links.receive(theirs, other, 0),  # noqa: B023
+            ]
+            for work in works if node.me.stage == 0 else reversed(works):
+                work().wait()
+            assert torch.equal(theirs, pattern(torch.float32, other.stage, device))
+        if node.me.stage == DYING.stage:
+            node.links.all_reduce([pattern(torch.int64, 0, device)]).wait()
+        seconds.append(time.monotonic() - began)
+        if generation == 0:
+            node.report("ready")
+            before = len(built)
+            node.receive()
+    assert built[before:] == [], f"built again: {built[before:]}"
+    node.report({"new_ms": 1e3 * seconds[0], "kept_ms": 1e3 * seconds[1]})
 
 
 def rebuilds(node: Node) -> None:

@@ -5,7 +5,7 @@ links         the executor's interface: send, receive and all-reduce in one gene
 transport     the interface of a back end of links
 waiting       a generation, a pending operation, LinkBroken
   tcp/        the back end for CPUs: one connection per pair of workers, which survives the death of other workers
-  groups      the back ends gloo/ and nccl/: groups, one with each neighbour, rebuilt in each generation
+  groups      the back ends gloo/ and nccl/: groups, one with each neighbour, kept over a death if they are idle
   staging     runs TCP or Gloo between GPUs, through host memory
 collectives   all-reduce, reduce and broadcast built from messages
 store         rendezvous of workers, over the control connections

@@ -1,4 +1,4 @@
-"""Links over groups of NCCL or Gloo that are rebuilt in each generation.
+"""Links over groups of NCCL or Gloo. A group outlives a generation if all its members do and none uses it.
 
     links = Links(GroupTransport(store, device, timeout, NcclGroup))
 
@@ -11,6 +11,10 @@ A single group for all messages would be correct, because the messages of a plan
 earlier ones. torch has 32 streams per GPU, so if there are more than 32 groups, some of them share a stream. Sharing is
 slower, but safe because of the total order. The members of a group find each other through the control store, under
 keys that start with "<generation>/".
+
+At the end of a generation a worker aborts only the groups in which it has an operation under way, without waiting for
+another worker. In the next generation it publishes the counts of the other groups (`endpoint.agreed`). So the members
+of a group agree whether they keep it or build it again.
 """
 
 from __future__ import annotations
@@ -23,10 +27,12 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from msgspec import msgpack
 from recycle_schedules import Worker
 from torch import Tensor
 
 from .addresses import address_of
+from .endpoint import Endpoint, agreed
 from .store import ControlStore
 from .waiting import Generation, Job, LinkBroken, Pending, Pool
 
@@ -59,7 +65,7 @@ class Group(Protocol):
 
 
 class GroupTransport:
-    """A `comm.transport.Transport` over groups. A generation's groups share nothing with those of earlier generations.
+    """A `comm.transport.Transport` over groups.
 
     kind       class that builds a group: GlooGroup or NcclGroup
     timeout    seconds after which an unfinished operation fails
@@ -78,91 +84,134 @@ class GroupTransport:
     ):
         self._store, self._device, self._timeout, self._kind = store, device, timeout, kind
         self._host = address_of(interface)
+        self._lock = threading.Lock()
         self._groups: dict[int, Groups] = {}
+        self._left: list[Endpoint] = []  # idle groups of ended generations
         self._pool = Pool()
         self._closing: list[threading.Thread] = []
 
     def join(self, generation: Generation, members: Sequence[Worker], me: Worker, base: int) -> None:
-        groups = self._groups[generation.number] = Groups(sorted(w for w in members if w.stage == me.stage), me)
-        if len(groups.peers) > 1:
-            (groups.stage,) = self._build(generation, groups, [tuple(groups.peers)])
+        """Keeps the idle groups of earlier generations, back to `base`, and builds the group of the stage if it is not
+        among them."""
+        groups = Groups(sorted(w for w in members if w.stage == me.stage), me)
+        with self._lock:
+            generation.check()
+            self._groups[generation.number] = groups
+            left, self._left = self._left, []
+            offered = [end for end in left if end.born >= base and {*members} >= {*end.workers}]
+            groups.hold(offered)
+        dropped = [end for end in left if end not in offered]
+        del left  # otherwise this thread could drop the last reference to an aborted group, see `let_go`
+        if base < generation.number:
+            self._store.set(_key(generation, me), msgpack.encode({end.name: end.counts for end in offered}))
+        self._abort(dropped)
+        if offered:
+            self._keep(generation, groups, offered)
+        if len(groups.peers) > 1 and groups.stage is None:
+            self._build(generation, groups, [tuple(groups.peers)])
+
+    def _keep(self, generation: Generation, groups: Groups, offered: list[Endpoint]) -> None:
+        """Waits until all members of these groups have published their counts. Aborts the groups that not all of them
+        can use again."""
+        workers = sorted({worker for end in offered for worker in end.workers})
+        values = self._store.collect([_key(generation, worker) for worker in workers], lambda: generation.over)
+        counts = (msgpack.decode(value, type=dict[str, list[int]]) for value in values)
+        kept = agreed(offered, dict(zip(workers, counts, strict=True)))
+        with self._lock:
+            generation.check()
+            for end in kept:
+                groups.use(generation, end)
+            rejected = groups.drop([end for end in offered if end not in kept])
+        self._abort(rejected)
 
     def connect(self, generation: Generation, workers: Collection[Worker]) -> None:
         groups = self._of(generation)
+        groups.wanted.update(workers)
         if missing := [worker for worker in workers if worker not in groups.pairs]:
             # Runs in a thread that can be abandoned, as `join` does: connecting to a dead worker may block for ever.
             generation.wait(self._pool.start(partial(self._meet, generation, groups, missing)))
 
     def _meet(self, generation: Generation, groups: Groups, others: Sequence[Worker]) -> None:
-        pairs = meetings(groups.me, others)
-        for pair, group in zip(pairs, self._build(generation, groups, pairs), strict=True):
-            peer = 1 - pair.index(groups.me)
-            groups.pairs[pair[peer]] = group, peer
+        self._build(generation, groups, meetings(groups.me, others))
 
     def send(self, generation: Generation, tensor: Tensor, to: Worker, tag: int) -> Pending:
-        group, peer = self._of(generation).pairs[to]
-        return self._run(generation, lambda: [group.backend.send([tensor], peer, tag)])
+        end = self._of(generation).pairs[to]
+        return self._run(generation, end, lambda backend: [backend.send([tensor], 1 - end.rank, tag)], end.rank)
 
     def receive(self, generation: Generation, tensor: Tensor, frm: Worker, tag: int) -> Pending:
-        group, peer = self._of(generation).pairs[frm]
-        return self._run(generation, lambda: [group.backend.recv([tensor], peer, tag)])
+        end = self._of(generation).pairs[frm]
+        return self._run(generation, end, lambda backend: [backend.recv([tensor], 1 - end.rank, tag)], 1 - end.rank)
 
     def all_reduce(self, generation: Generation, tensors: Sequence[Tensor]) -> Pending:
         stage = self._of(generation).stage
-        return self._run(generation, lambda: [stage.backend.allreduce([t]) for t in tensors if stage is not None])
+        return self._run(generation, stage, lambda backend: [backend.allreduce([t]) for t in tensors])
 
     def reduce(self, generation: Generation, tensors: Sequence[Tensor], to: Worker) -> Pending:
         groups, options = self._of(generation), dist.ReduceOptions()
         options.rootRank = groups.peers.index(to)
-        stage = groups.stage
-        return self._run(generation, lambda: [stage.backend.reduce([t], options) for t in tensors if stage is not None])
+        return self._run(generation, groups.stage, lambda backend: [backend.reduce([t], options) for t in tensors])
 
     def broadcast(self, generation: Generation, tensors: Sequence[Tensor], source: Worker) -> Pending:
         groups, options = self._of(generation), dist.BroadcastOptions()
         options.rootRank = groups.peers.index(source)
-        stage = groups.stage
-        return self._run(
-            generation, lambda: [stage.backend.broadcast([t], options) for t in tensors if stage is not None]
-        )
+        return self._run(generation, groups.stage, lambda backend: [backend.broadcast([t], options) for t in tensors])
 
     def end(self, over: Sequence[Generation]) -> None:
+        """Aborts the groups with an operation under way, and pairs that the last plan did not need. The other ones wait
+        for `join` or `close`."""
         for generation in over:
             self._store.abandon(generation.number)
-        ended = [self._groups.pop(generation.number) for generation in over if generation.number in self._groups]
-        self._abort([group for each in ended for group in each.take()])
+        with self._lock:
+            ended = [self._groups.pop(generation.number) for generation in over if generation.number in self._groups]
+            held = [(end, each.needs(end)) for each in ended for end in each.take()]
+            # A thread that starts an operation may hang in the driver. Then so would a question about another one.
+            ask = not any([end.close() for end, _ in held])
+            idle = [end for end, needed in held if needed and end.is_idle(ask)]
+            self._left += idle
+        self._abort([end for end, _ in held if end not in idle])
 
     def close(self, timeout: float) -> None:
+        with self._lock:
+            left, self._left = self._left, []
+        self._abort(left)
         for thread in self._closing:
             thread.join(timeout)
 
-    def _build(self, generation: Generation, groups: Groups, together: Sequence[tuple[Worker, ...]]) -> list[Group]:
+    def _build(self, generation: Generation, groups: Groups, together: Sequence[tuple[Worker, ...]]) -> None:
         """Builds a group for each of these sets of workers, then connects the groups one after the other."""
+        made: list[Endpoint] = []
         try:
             with self._store.one_message():
-                made = [groups.keep(self._make(generation, workers, groups.me)) for workers in together]
-            for workers, group in zip(together, made, strict=True):
-                pair = workers[0].stage != workers[-1].stage
-                generation.attempt(partial(group.connect, generation, pair))
+                for workers in together:
+                    made.append(self._make(generation, workers, groups.me))
+                    groups.hold(made[-1:])
+            for end in made:
+                generation.attempt(partial(end.group.connect, generation, end.other is not None))
+                with self._lock:
+                    generation.check()
+                    groups.use(generation, end)
         except BaseException:
-            # Aborts the groups that were made after `end` took the others. This needs a thread of its own: exceptions
-            # in an abandoned thread are lost, but an abort that hangs must end the process (threading.excepthook).
-            abort = threading.Thread(target=self._abort, args=(groups.take(),), name="recycle-abort", daemon=True)
+            # Aborts these groups, unless `end` has taken them. This needs a thread of its own: exceptions in an
+            # abandoned thread are lost, but an abort that hangs must end the process (threading.excepthook).
+            with self._lock:
+                unused = groups.drop(made)
+            abort = threading.Thread(target=self._abort, args=(unused,), name="recycle-abort", daemon=True)
             abort.start()
             abort.join()
             raise
-        return made
 
-    def _make(self, generation: Generation, workers: tuple[Worker, ...], me: Worker) -> Group:
-        prefix = f"{generation.number}/{workers[0]}-{workers[-1]}"
-        return generation.attempt(
-            lambda: self._kind(
-                self._store, prefix, workers.index(me), len(workers), self._device, self._timeout, self._host
-            )
+    def _make(self, generation: Generation, workers: tuple[Worker, ...], me: Worker) -> Endpoint:
+        name, rank = f"{generation.number}/{workers[0]}-{workers[-1]}", workers.index(me)
+        group = generation.attempt(
+            lambda: self._kind(self._store, name, rank, len(workers), self._device, self._timeout, self._host)
         )
+        return Endpoint(name, workers, me, group, generation.number)
 
-    def _abort(self, groups: list[Group]) -> None:
-        self._kind.abort(groups)
-        closing = threading.Thread(target=let_go, args=(groups,), name="recycle-close", daemon=True)
+    def _abort(self, ends: list[Endpoint]) -> None:
+        if not ends:
+            return
+        self._kind.abort([end.group for end in ends])
+        closing = threading.Thread(target=let_go, args=(ends,), name="recycle-close", daemon=True)
         closing.start()  # before it is in `_closing`, because `close` may join it from another thread
         self._closing = [*(thread for thread in self._closing if thread.is_alive()), closing]
 
@@ -172,8 +221,12 @@ class GroupTransport:
             raise LinkBroken(generation.number, "aborted")
         return groups
 
-    def _run(self, generation: Generation, start: Callable[[], list[Any]]) -> Pending:
-        works = generation.attempt(start)
+    def _run(
+        self, generation: Generation, end: Endpoint | None, operation: Callable[[Any], list[Any]], lane: int = 0
+    ) -> Pending:
+        """end: None if this worker is the only one of its stage, so that there is nothing to do."""
+        generation.check()
+        works = [] if end is None else generation.attempt(lambda: end.start(generation, lane, operation))
         return Pending(partial(self._finish, generation, works), partial(self._arrived, generation, works))
 
     @staticmethod
@@ -191,28 +244,43 @@ class GroupTransport:
 
 
 class Groups:
-    """The groups of worker `me` in one generation. Methods may be called from any thread.
+    """The groups of worker `me` in one generation. GroupTransport calls the methods under its lock.
 
     peers: the live workers of its stage, including `me`
     """
 
     def __init__(self, peers: list[Worker], me: Worker):
         self.peers, self.me = peers, me
-        self.pairs: dict[Worker, tuple[Group, int]] = {}  # other worker -> (group, rank of that worker in the group)
-        self.stage: Group | None = None  # the group of all peers; None if `me` is the only live worker of its stage
-        self._lock = threading.Lock()
-        self._made: list[Group] = []
+        self.pairs: dict[Worker, Endpoint] = {}  # by the worker at the other end
+        self.stage: Endpoint | None = None  # the group of all peers; None if `me` is the only live worker of its stage
+        self.wanted: set[Worker] = set()  # the other ends of all pairs that plans have needed
+        self._held: list[Endpoint] = []
 
-    def keep(self, group: Group) -> Group:
-        with self._lock:
-            self._made.append(group)
-        return group
+    def hold(self, ends: Sequence[Endpoint]) -> None:
+        self._held += ends
 
-    def take(self) -> list[Group]:
-        """Returns the groups made since the last call, so that each group is aborted only once."""
-        with self._lock:
-            made, self._made = self._made, []
-        return made
+    def use(self, generation: Generation, end: Endpoint) -> None:
+        end.open(generation)
+        if end.other is None:
+            self.stage = end
+        else:
+            self.pairs[end.other] = end
+
+    def needs(self, end: Endpoint) -> bool:
+        """Whether the plans of this generation use the group. Without this check, the number of pairs would grow with
+        each death. True for all groups before there is a plan."""
+        return end.other is None or not self.wanted or end.other in self.wanted
+
+    def take(self) -> list[Endpoint]:
+        """Stops holding all groups and returns them, so that each group is aborted only once."""
+        held, self._held = self._held, []
+        return held
+
+    def drop(self, ends: Sequence[Endpoint]) -> list[Endpoint]:
+        """Stops holding these groups. Returns those that it held."""
+        dropped = [end for end in ends if end in self._held]
+        self._held = [end for end in self._held if end not in ends]
+        return dropped
 
 
 def meetings(me: Worker, others: Iterable[Worker]) -> list[tuple[Worker, Worker]]:
@@ -225,6 +293,10 @@ def meetings(me: Worker, others: Iterable[Worker]) -> list[tuple[Worker, Worker]
     """
     pairs = [(me, worker) if me.stage < worker.stage else (worker, me) for worker in others]
     return sorted(pairs, key=lambda pair: (pair[0].stage % 2, pair[1].pipeline - pair[0].pipeline, pair))
+
+
+def _key(generation: Generation, worker: Worker) -> str:
+    return f"{generation.number}/idle/{worker}"
 
 
 def let_go(groups: list[Any]) -> None:

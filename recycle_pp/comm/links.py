@@ -55,8 +55,9 @@ class Links:
         """Makes `generation` the current one. Every member calls `rebuild` with the same arguments except `me`.
 
         base: the newest generation that a worker joined, or whose predecessor lost a connection between live workers.
-        Connections made since `base` are kept, so with TCP a death costs no message. None stands for `generation`
-        itself: all connections are made again. Groups (Gloo, NCCL) are always rebuilt.
+        Connections made since `base` are kept, so with TCP a death costs no message. Groups (Gloo, NCCL) made since
+        `base` are kept if all their members agree that no operation is under way. None stands for `generation` itself:
+        all connections and groups are made again.
 
         Blocks until all connections are established. LinkBroken if the rebuild is aborted, or if an equal or newer
         generation has been requested. The generation is then unusable.

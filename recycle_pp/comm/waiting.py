@@ -41,9 +41,11 @@ class Job:
 
     It is done when its function has run in a thread of the pool. Without a function, `finish` completes it.
 
+    done: whether `finish` was called; a job that was only released is over, but not done
     error: the exception with which the operation failed, or None"""
 
     def __init__(self, function: Callable[[], object] | None = None):
+        self.done = False
         self.error: BaseException | None = None
         self._function: Callable[[], object] | None = function
         self._unfinished = threading.Lock()
@@ -64,7 +66,7 @@ class Job:
 
     def finish(self, error: BaseException | None = None) -> None:
         """Completes the job, so that all waits return. error: the exception with which it failed, or None."""
-        self.error = error
+        self.error, self.done = error, True
         self.release()
 
     def wait(self, seconds: float = -1) -> bool:

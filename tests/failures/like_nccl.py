@@ -16,6 +16,7 @@ that this worker creates.
 import json
 import os
 import threading
+from functools import cache
 from queue import SimpleQueue
 
 import torch
@@ -28,31 +29,42 @@ from recycle_pp.execution import transports
 
 
 class Stream:
-    """Runs operations one at a time. Each generation has its own, because an abort ends its operations."""
+    """Runs the operations of all groups one at a time. An abort ends those of its groups."""
 
     def __init__(self):
-        self._todo = SimpleQueue()
+        self._todo, self._lock, self._running = SimpleQueue(), threading.Lock(), (None, None)
         threading.Thread(target=self._run, daemon=True).start()
 
-    def add(self, start):
+    def add(self, backend, start):
         work = Work()
-        self._todo.put((start, work))
+        self._todo.put((backend, start, work))
         return work
 
-    def end(self):
-        self._todo.put((None, None))
+    def abort(self, backends):
+        with self._lock:
+            for backend in backends:
+                backend.aborted = True
+            running, job = self._running
+        if running in backends:
+            job.release()
 
     def _run(self):
         while True:
-            start, work = self._todo.get()
-            if start is None:
-                return
+            backend, start, work = self._todo.get()
             try:
-                start().wait()
+                if not backend.aborted:
+                    job = start()
+                    with self._lock:
+                        self._running = backend, job
+                        if backend.aborted:
+                            job.release()
+                    job.wait()
+                    work.error = job.error
             except RuntimeError as error:
                 work.error = error.with_traceback(None)  # its frames would keep the group alive
             work.done.set()
-            del start, work
+            self._running = None, None
+            backend = start = work = job = None
 
 
 class Work:
@@ -60,14 +72,18 @@ class Work:
         self.done, self.error = threading.Event(), None
 
     def is_completed(self):
+        if self.error is not None:
+            raise self.error
         return self.done.is_set()
 
     def wait(self):
-        if self.error is not None:
-            raise self.error
+        pass
 
 
-STREAMS = {}  # by generation
+@cache
+def stream():
+    """The only stream of this process. Made after the fork, because it has a thread."""
+    return Stream()
 
 
 class Gpu:
@@ -95,40 +111,36 @@ GPU = Gpu()
 
 
 class Backend:
-    def __init__(self, gloo, stream):
-        self._gloo, self._stream = gloo.gloo, stream
+    def __init__(self, gloo):
+        self._gloo, self.aborted = gloo.backend, False
         self._sent, self._received = 0, 0
 
     def send(self, tensors, to, tag):
         """Numbers the messages, because NCCL ignores tags and uses the order."""
         self._sent += 1
-        return self._stream.add(lambda number=self._sent: self._gloo.send(tensors, to, number))
+        return stream().add(self, lambda number=self._sent: self._gloo.send(tensors, to, number))
 
     def recv(self, tensors, frm, tag):
         GPU.use("receive")
         self._received += 1
-        return self._stream.add(lambda number=self._received: self._gloo.recv(tensors, frm, number))
+        return stream().add(self, lambda number=self._received: self._gloo.recv(tensors, frm, number))
 
     def allreduce(self, tensors):
-        return self._stream.add(lambda: self._gloo.allreduce(tensors))
+        return stream().add(self, lambda: self._gloo.allreduce(tensors))
 
     def reduce(self, tensors, options):
-        return self._stream.add(lambda: self._gloo.reduce(tensors, options))
+        return stream().add(self, lambda: self._gloo.reduce(tensors, options))
 
     def broadcast(self, tensors, options):
-        return self._stream.add(lambda: self._gloo.broadcast(tensors, options))
+        return stream().add(self, lambda: self._gloo.broadcast(tensors, options))
 
 
 class LikeNccl:
     """Avoids reference cycles: Gloo's destructor may block, so it must not run in a thread that collects garbage."""
 
     def __init__(self, store, prefix, rank, size, device, timeout, interface):
-        generation = prefix.partition("/")[0]
-        if generation not in STREAMS:
-            STREAMS[generation] = Stream()
         self._rank, self._gloo = rank, GlooGroup(store, prefix, rank, size, device, timeout, interface)
-        self._stream = STREAMS[generation]
-        self.backend = Backend(self._gloo, self._stream)
+        self.backend = Backend(self._gloo)
 
     def connect(self, generation, pair):
         GPU.use("connect")
@@ -146,8 +158,7 @@ class LikeNccl:
     @staticmethod
     def abort(groups):
         GlooGroup.abort([group._gloo for group in groups])
-        for stream in {group._stream for group in groups}:
-            stream.end()
+        stream().abort([group.backend for group in groups])
 
 
 nccl.POLL_SECONDS = 1e-3  # many workers share a core

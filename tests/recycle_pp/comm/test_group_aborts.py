@@ -33,6 +33,7 @@ def test_an_abort_that_hangs_ends_the_worker(fake, monkeypatch):
     hanging = threading.Event()
     monkeypatch.setattr(Backend, "abort", lambda self: hanging.wait(30))
     fake.links.rebuild(0, [ME, PEER], ME)
+    fake.links.all_reduce([torch.empty(1)])
     client = SimpleNamespace(state=None, send=lambda *_: None, recv=lambda: announcement(1))
     session = Session(client, Participant(ME, 2), fake.links, None)
     listener = threading.Thread(target=session._listen, daemon=True)

@@ -1,0 +1,98 @@
+"""One worker's end of a group: starts its operations, and knows whether the group can be used in the next generation.
+
+    end = Endpoint("7/0.1-1.2", workers, me, group, born=7)
+    end.open(generation)                                    # once all members have connected
+    works = end.start(generation, lane, lambda backend: [backend.send([tensor], peer, tag)])
+    end.close()                                             # from here on no operation starts
+    end.is_idle(), end.counts                               # to publish
+    kept = agreed([end], {worker: its published counts})    # the same result at every member
+
+A group can be used again if no member has an operation under way, and all have counted the same operations. The counts
+are necessary: NCCL and Gloo may complete a short send before the other end has posted its receive.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from recycle_schedules import Worker
+
+from .waiting import Generation, Job, LinkBroken
+
+Counts = Mapping[str, Sequence[int]]  # name of a group -> its counts
+
+
+class Endpoint:
+    """Methods may be called from any thread. None of them blocks, unless an operation does.
+
+    name     unique among all groups of the job, and the same at every member
+    workers  the members in the order of their ranks
+    born     generation in which the group was built
+    counts   number of operations in each lane. A message's lane is the rank of its sender, so both ends count it in the
+             same lane. Sums and broadcasts have lane 0
+    """
+
+    def __init__(self, name: str, workers: Sequence[Worker], me: Worker, group: Any, born: int):
+        self.name, self.workers, self.rank, self.group, self.born = name, workers, workers.index(me), group, born
+        self.counts = [0, 0]
+        self._lock = threading.Lock()  # never held during a call of the back end, which may hang
+        self._connected = False
+        self._generation: Generation | None = None
+        self._starting = 0
+        self._unfinished: set[Any] = set()
+
+    @property
+    def other(self) -> Worker | None:
+        """The worker at the other end of a pair; None for the group of a stage."""
+        first, *_, last = self.workers
+        return None if first.stage == last.stage else self.workers[1 - self.rank]
+
+    def open(self, generation: Generation) -> None:
+        """Allows operations of this generation."""
+        with self._lock:
+            self._connected, self._generation = True, generation
+
+    def start(self, generation: Generation, lane: int, operation: Callable[[Any], list[Any]]) -> list[Any]:
+        """The results of `operation`, which is called with the group's back end. LinkBroken after `close`."""
+        with self._lock:
+            if self._generation is not generation:
+                raise LinkBroken(generation.number, "aborted")
+            self._starting += 1
+            self.counts[lane] += 1
+        finished = [work for work in tuple(self._unfinished) if _has_succeeded(work)]
+        works = operation(self.group.backend)
+        with self._lock:
+            self._unfinished.difference_update(finished)
+            self._unfinished.update(works)
+            self._starting -= 1
+        return works
+
+    def close(self) -> bool:
+        """Rejects later operations. Returns whether a thread is inside `start` (or has failed there)."""
+        with self._lock:
+            self._generation = None
+            return self._starting > 0
+
+    def is_idle(self, ask: bool) -> bool:
+        """Whether all operations have succeeded. Call `close` first.
+
+        ask: whether the device may be asked. Otherwise operations count as unfinished until `start` has asked."""
+        if not self._connected or self._starting:
+            return False
+        return all(ask and _has_succeeded(work) for work in tuple(self._unfinished))
+
+
+def agreed(endpoints: Sequence[Endpoint], published: Mapping[Worker, Counts]) -> list[Endpoint]:
+    """The groups that every member has published with the same counts."""
+    return [end for end in endpoints if all(published[worker].get(end.name) == end.counts for worker in end.workers)]
+
+
+def _has_succeeded(work: Any) -> bool:
+    if isinstance(work, Job):
+        return work.done and work.error is None
+    try:
+        return bool(work.is_completed())
+    except RuntimeError:
+        return False
