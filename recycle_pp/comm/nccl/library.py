@@ -7,7 +7,13 @@
     nccl.abort(communicator)
 
 Failed calls raise RuntimeError with NCCL's text. torch's own NCCL back end is not used. It waits inside its calls until
-a communicator is ready, and holds a lock meanwhile that an abort needs.
+a communicator is ready, and holds a lock meanwhile that an abort needs. nccl4py would bind the same functions, with a
+dependency that must fit the version of NCCL.
+
+After a death the stage's communicator is built anew, without ncclCommShrink and ncclCommRevoke. With NCCL_SHRINK_ABORT,
+and after a revoke, the new communicator shares nothing with the old one (NCCL 2.30, ncclCommInitChildComm in init.cc).
+So a shrink would save only the exchange of the identity. It also waits for the GPU inside the call, and writes the new
+handle from another thread.
 """
 
 from __future__ import annotations

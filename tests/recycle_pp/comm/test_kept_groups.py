@@ -8,11 +8,12 @@ import pytest
 import torch
 from recycle_schedules import Worker
 
+from recycle_pp.comm.endpoint import Endpoint
 from recycle_pp.comm.groups import GroupTransport
 from recycle_pp.comm.links import Links
 from recycle_pp.comm.nccl.group import NcclGroup
 from recycle_pp.comm.store import ControlStore
-from recycle_pp.comm.waiting import LinkBroken
+from recycle_pp.comm.waiting import Generation, Job, LinkBroken
 
 from .fake_nccl import CPU, Backend, in_thread
 
@@ -220,6 +221,21 @@ def test_an_operation_that_is_being_started_counts_as_under_way(job, monkeypatch
     assert ("0/0.0-0.1", 0) in Meeting.aborted and ("0/0.0-1.1", 0) not in Meeting.aborted
     released.set()
     run.thread.join(10)
+
+
+def test_a_wait_that_was_abandoned_is_no_end_of_its_operation():
+    """The end of a generation releases the job of a receive of Gloo, which stays posted."""
+    end = Endpoint("0/pair", (LEFT, RIGHT), LEFT, SimpleNamespace(backend=None), 0)
+    generation, job = Generation(0), Job()
+    end.open(generation)
+    end.start(generation, 1, lambda backend: [job])
+    job.release()
+    end.close()
+    assert job.over and not end.is_idle(ask=True)
+    job.finish()
+    assert end.is_idle(ask=True)
+    job.finish(RuntimeError("connection reset"))
+    assert not end.is_idle(ask=True)
 
 
 def test_groups_that_no_generation_takes_over_are_aborted_at_the_end(job):
