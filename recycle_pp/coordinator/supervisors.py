@@ -17,6 +17,7 @@ from recycle_pp.consensus.refusal import REFUSED
 from recycle_pp.telemetry.events.coordinators import SupervisorBack
 from recycle_pp.telemetry.events.workers import Spawned as SpawnedEvent
 from recycle_pp.wire.connection import Peer
+from recycle_pp.wire.frames import encode
 from recycle_pp.wire.messages.agreement import Leader
 from recycle_pp.wire.messages.handshake import SupervisorHello
 from recycle_pp.wire.messages.lifecycle import Exit
@@ -65,6 +66,7 @@ class Supervisors:
         self._driver = driver
         self._deaths = deaths
         self._returns = returns
+        context.recorder.share(self._send_to_all)
         self._shared: tuple[str, Mapping[str, str]] | None = None  # the first node and its settings
         self._handlers: dict[type[Message], Callable[[Rank, Any], None]] = {
             SupervisorHeartbeat: hangs.supervisor_beats,
@@ -139,6 +141,7 @@ class Supervisors:
         if self._lifecycle.code is not None:  # the job has stopped since the welcome
             rank.send(Finish(self._lifecycle.code, self._lifecycle.reason))
             return
+        self._recorder.share_with(rank.send)
         if message.spawn is not None:
             self._returned(rank, message.spawn.incarnation, message.deaths)
         elif rank.incarnation >= 0:  # a new node in place of a lost one
@@ -148,6 +151,12 @@ class Supervisors:
             self._driver.agreement_gate.announce(-1, self._roster.places())
             for each in self._roster:
                 each.spawn()
+
+    def _send_to_all(self, message: Message) -> None:
+        frame = encode(message)
+        for rank in self._roster:
+            if rank.supervisor is not None:
+                rank.supervisor.send_frame(frame)
 
     def _is_taken(self, number: int, hello: SupervisorHello) -> bool:
         """Whether the supervisor of another process is connected as this rank."""

@@ -20,6 +20,7 @@ from .background import Later, now
 from .events.event import Event
 from .in_order import InOrder, Place
 from .lines import Lines
+from .unwritten import Unwritten
 
 
 @dataclass
@@ -54,7 +55,8 @@ class EventLog:
         self.term = term
         self._steps = steps
         self._say = say
-        self._lines = Lines(path, later, term)
+        self.unwritten = Unwritten()  # lines of all files of the run folder that are not on the disk
+        self._lines = Lines(path, later, term, self.unwritten)
         self._order = InOrder()
 
     def record(self, event: Event) -> None:
@@ -78,6 +80,10 @@ class EventLog:
     def release(self) -> None:
         """Writes all events that wait, as they are."""
         self._order.release()
+
+    def restore(self, kept: Unwritten) -> None:
+        """Writes the events that a lost coordinator could not write."""
+        self._lines.restore(kept)
 
     def retry(self) -> None:
         """Retries the lines that the disk has rejected."""

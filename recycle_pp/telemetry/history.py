@@ -12,11 +12,16 @@ from dataclasses import dataclass, field
 from recycle_pp.wire.terms import without_undone
 
 from .events.deaths import DeathDetected
+from .events.event import Event
 from .events.job import Started
 from .events.recovery import Resumed
 from .events.workers import Rejoined, Respawned, Spawned
 from .run_folder import RunFolder
-from .run_reader import RunReader
+from .run_reader import RunReader, kept_events, kept_steps
+from .unwritten import Unwritten
+
+Measures = tuple[int, float | None, float | None]
+"""Step, loss and CPU seconds of a line of metrics.jsonl"""
 
 
 @dataclass(frozen=True)
@@ -40,12 +45,20 @@ class History:
 
     @classmethod
     def read(cls, folder: RunFolder) -> History:
-        """Skips damaged lines."""
+        """Also from the copies that the process keeps. Skips damaged lines."""
         lines = RunReader(folder).follow()
         events = lines.events.new()
         # One step at a time: a call for all of them would hold the lock of Python, and the event loop would wait.
         each = ((line.step, line.loss, line.cpu_seconds) for line in lines.steps.each())
-        steps = without_undone(each, lambda line: line[0])
+        return cls.of(events, without_undone(each, lambda line: line[0]), folder.kept)
+
+    @classmethod
+    def of(cls, events: list[Event], steps: list[Measures], kept: Unwritten) -> History:
+        """kept: lines that the disk may lack."""
+        written = {event.time for event in events}
+        newest = steps[-1][0] if steps else -1
+        events = events + [event for event in kept_events(kept) if event.time not in written]
+        steps = steps + [(step.step, step.loss, step.cpu_seconds) for step in kept_steps(kept) if step.step > newest]
         newest, loss, _ = steps[-1] if steps else (-1, None, None)
         starts = [number for number, event in enumerate(events) if isinstance(event, Started)]
         since = events[starts[-1] :] if starts else events

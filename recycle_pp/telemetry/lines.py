@@ -1,12 +1,13 @@
 """A .jsonl file that only grows, apart from `cut`.
 
-    metrics = Lines(run.metrics, later, term)
+    metrics = Lines(run.metrics, later, term, unwritten)
+    metrics.restore(kept)           # on the next coordinator: the lines that the lost one could not write
     metrics.write({"step": 20, "loss": 2.31, ...})
     metrics.cut(20)                 # steps 20 and later are undone
     metrics.close()
 
 Each line is written by one system call, so a killed process leaves no partial line. With `later`, a thread of the
-coordinator writes: if the coordinator dies, the lines of the last milliseconds may be lost, more on a slow disk.
+coordinator writes. `unwritten` shares lines that wait for long with the other supervisors.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ import errno
 import json
 import math
 import os
-from collections import deque
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from .background import Later, now
-from .undone import cut
+from .run_folder import ONE_LINE_A_STEP
+from .undone import cut, renew
+from .unwritten import Unwritten
 from .warn import warn, warn_once
 from .words import plural
-
-KEPT = 10_000  # lines
 
 
 class Lines:
@@ -33,78 +35,128 @@ class Lines:
 
     Each line ends with `term`: the writer's term when the line goes to the disk (`wire.terms`).
 
-    While the disk rejects lines (it is full, or read-only), the newest KEPT of them wait for the next `write` or
-    `retry`. One warning reports the error, a later one the number of lost lines.
+    While the disk rejects lines (it is full, or read-only), they wait in `unwritten` for the next `write` or `retry`.
+    One warning reports the error, a later one the number of lines that `unwritten` has dropped.
     """
 
-    def __init__(self, path: Path, later: Later = now, term: Callable[[], int] = lambda: 0):
+    def __init__(
+        self,
+        path: Path,
+        later: Later = now,
+        term: Callable[[], int] = lambda: 0,
+        unwritten: Unwritten | None = None,
+    ):
         """
         later: calls each function that touches the file, in order; in another thread if the caller must not wait
         term:  the writer's current term
+        unwritten: shared by the files of a folder; None: its own
         """
         self._path = path
         self._file = -1
         self._later = later
         self._term = term
-        self._refused: deque[tuple[int, bytes]] = deque(maxlen=KEPT)  # step, record
+        self._unwritten = unwritten or Unwritten()
+        self._one_a_step = path.name in ONE_LINE_A_STEP
         self._torn = False  # the last line is incomplete
-        self._kept = -1  # newest step that the last cut has kept
-        self._lost = 0  # lost lines that are not reported yet
-        later(self._write)
+        self._newest = -1  # newest step in the file, as far as this coordinator has read or written it
+        self._continues = False  # a lost coordinator may have written some of the lines that wait
+        later(self._create)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Appends a record with the key `step`, unless a cut has kept a line of this step."""
-        if not self._later(self._append, record["step"], json.dumps(_finite(record), separators=(",", ":")).encode()):
-            self._lost += 1
+        """Appends a record with the key `step`. In a file with one line per step, skips a step that has a line."""
+        self._add(record["step"], json.dumps(_finite(record), separators=(",", ":")).encode())
+
+    def restore(self, kept: Unwritten) -> None:
+        """Appends the lines that this process keeps for a lost coordinator, as far as it has not written them. Call it
+        before the first `write`."""
+        self._continues = True
+        self._unwritten.adopt(kept, self._path.name)
+        self._later(self._write)
 
     def retry(self) -> None:
         """Retries the lines that the disk has rejected."""
-        if self._refused:
+        if self._unwritten.oldest(self._path.name) is not None:
             self._later(self._write)
 
     def cut(self, steps: int) -> None:
         """Keeps the lines of the first `steps` steps and removes the others written so far."""
-        self._later(self._cut, steps)
+        self._add(steps, b"")
 
     def close(self) -> None:
         self._later(self._close)
 
-    def _append(self, step: int, record: bytes) -> None:
-        if step > self._kept:
-            self._lost += len(self._refused) == KEPT
-            self._refused.append((step, record))
-            self._write()
+    def _add(self, step: int, record: bytes) -> None:
+        number = self._unwritten.add(self._path.name, step, record)
+        self._later(self._write, number)  # if the queue is full, a later call writes it
+        self._unwritten.look()
 
-    def _write(self) -> None:
-        """Creates the file and writes the lines that wait."""
+    # -- in the thread -------------------------------------------------------------------------------------------
+
+    def _create(self) -> None:
         try:
-            if self._file < 0:
-                self._file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
-                self._torn = _ends_torn(self._file)
-            while self._refused:
-                line = self._refused[0][1][:-1] + b',"term":%d}\n' % self._term()
-                self._torn = os.write(self._file, b"\n" * self._torn + line) < len(line)
-                if self._torn:
-                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-                self._refused.popleft()
-            if self._lost:
-                lost = self._lost
-                self._lost = 0
+            self._open()
+        except OSError as error:
+            warn_once(f"{self._path} cannot be written: {error.strerror}")
+
+    def _write(self, newest: float = math.inf) -> None:
+        """Writes the lines up to number `newest` that wait."""
+        try:
+            if self._continues:
+                self._find_written()
+            while (line := self._unwritten.oldest(self._path.name)) is not None and line.number <= newest:
+                if not line.record:
+                    self._cut(line.step)
+                elif line.step > self._newest or not self._one_a_step:
+                    self._append(line.record)
+                    self._newest = line.step
+                self._unwritten.remove(line)
+            if lost := self._unwritten.dropped(self._path.name):
                 warn(f"{self._path} lacks {plural(lost, 'line')}: the disk rejected them")
         except OSError as error:
             warn_once(f"{self._path} cannot be written: {error.strerror}")
 
+    def _open(self) -> None:
+        if self._file < 0:
+            self._file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+            self._torn = _ends_torn(self._file)
+
+    def _append(self, record: bytes) -> None:
+        self._open()
+        line = record[:-1] + b',"term":%d}\n' % self._term()
+        self._torn = os.write(self._file, b"\n" * self._torn + line) < len(line)
+        if self._torn:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _find_written(self) -> None:
+        """Finds the lines that the lost coordinator has written.
+
+        Events are compared, since a step has many. First a copy replaces the file, because the lost coordinator may
+        live, and its last write may end now: it does not change the copy."""
+        self._release()
+        if self._one_a_step:
+            self._newest = cut(self._path, sys.maxsize)
+        else:
+            renew(self._path)
+            waiting = {line.record: line for line in self._unwritten.lines(self._path.name)}
+            with suppress(FileNotFoundError), self._path.open("rb") as file:
+                for text in file:
+                    if (line := waiting.get(text.rpartition(b',"term":')[0] + b"}")) is not None:
+                        self._unwritten.remove(line)
+        self._continues = False
+
     def _cut(self, steps: int) -> None:
-        self._refused = deque((record for record in self._refused if record[0] < steps), KEPT)
-        self._close()
-        self._kept = -1
+        self._release()
+        self._newest = -1
         try:
-            self._kept = cut(self._path, steps)
+            self._newest = cut(self._path, steps)
         except OSError as error:
             warn_once(f"undone steps could not be removed from {self._path}: {error.strerror}")
 
     def _close(self) -> None:
         self._write()
+        self._release()
+
+    def _release(self) -> None:
         if self._file >= 0:
             os.close(self._file)
         self._file = -1

@@ -34,7 +34,7 @@ from recycle_pp.timing.span_tables import SpanTables
 from recycle_pp.wire.messages.agreement import Takeover
 from recycle_pp.wire.messages.generations import Resumed
 from recycle_pp.wire.messages.steps import Commit, Measured, OpProgress, Span
-from recycle_pp.wire.messages.supervisors import Death
+from recycle_pp.wire.messages.supervisors import Death, KeepLines
 
 from .background import Background, in_time
 from .event_log import EventLog, Expected
@@ -71,7 +71,7 @@ class Recorder:
         self._job = job
         self._spans = spans
         self._log = ProtocolLog(run.protocol, events.term, lambda: run.later.permitted())
-        self._steps = StepRecords(settings, run, events.term, partial(events.then, progress.step))
+        self._steps = StepRecords(settings, run, events.term, partial(events.then, progress.step), events.unwritten)
         self._started_at = time.monotonic()
         self._later = Background("traces")
         self._later.permitted = lambda: run.later.permitted()
@@ -262,13 +262,14 @@ class Recorder:
         self.event(Restored(checkpoint=first, undone_from=undone[0], undone_to=undone[1]))
 
     async def read_history(self) -> None:
-        """Reads the records of earlier coordinators. Without them, if the disk is slow, counters start at 0."""
-        self._history = await in_time(guarded_returning(History)(History.read), self._run) or self._history
+        """Reads the records of earlier coordinators. If the disk is slow, only those that this process keeps."""
+        kept = partial(History.of, [], [], self._run.kept)
+        self._history = await in_time(guarded_returning(kept)(History.read), self._run) or kept()
 
     @guarded
     def took_over(self, takeover: Takeover, found: Found) -> None:
-        """Continues the files of the lost coordinator, as far as they are on this machine. Removes the lines of steps
-        that it recorded and no live worker knows as committed."""
+        """Continues the files of the lost coordinator, as far as they are on this machine, with the lines that it could
+        not write. Removes the lines of steps that it recorded and no live worker knows as committed."""
         history = self._history
         self._history = replace(history, cpu_steps=[])
         self._started = True
@@ -277,6 +278,8 @@ class Recorder:
         self._steps.took_over(history)
         self._lost = self._traces.redone = history.lost_ops  # lost ops of committed steps were redone
         self._started_at -= history.seconds
+        self._events.restore(self._run.kept)
+        self._steps.restore(self._run.kept)
         self.event(CoordinatorLost(rank=takeover.lost_rank))
         seconds = takeover.elected_at - takeover.lost_at
         self.event(CoordinatorElected(rank=takeover.rank, seconds=seconds))  # its line has the term
@@ -308,9 +311,19 @@ class Recorder:
 
     @guarded
     def retry(self) -> None:
-        """Retries the lines that the disk has rejected."""
+        """Retries the lines that the disk has rejected, and shares those that wait for long."""
         self._events.retry()
         self._steps.retry()
+        self._events.unwritten.look()
+
+    def share(self, send: Callable[[KeepLines], None]) -> None:
+        """send: sends a message to all supervisors, which then keep lines that the disk does not take."""
+        self._events.unwritten.share(send)
+
+    @guarded
+    def share_with(self, send: Callable[[KeepLines], None]) -> None:
+        """The same for a supervisor that has just connected: sends the lines that the others keep."""
+        self._events.unwritten.share_with(send)
 
     def close(self) -> None:
         self._steps.complete()

@@ -39,6 +39,7 @@ from recycle_pp.wire.terms import EARLIER, without_undone
 from .background import Background
 from .checkpoint_folders import finished
 from .follower import Follower
+from .unwritten import Unwritten
 from .warn import warn_once
 
 ONE_LINE_A_STEP = ("metrics.jsonl", "samples.jsonl")
@@ -87,6 +88,7 @@ class RunFolder:
         self.hangs = self.path / "hangs"
         self.checkpoints = self.path / "checkpoints"
         self.later = Background("run folder")  # for writes that the caller must not wait for
+        self.kept = Unwritten()  # copies of lines that the coordinator cannot write
         self.made: list[Path] = []  # folders made by `create`
         self.first_term = 0  # first term of the job that called `create`: newer than each term in the folder
         self._lock = -1

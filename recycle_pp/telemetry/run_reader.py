@@ -27,6 +27,7 @@ from .events.deaths import explained
 from .events.event import Event
 from .follower import Follower, term_of
 from .run_folder import RunFolder
+from .unwritten import Unwritten
 
 Record = TypeVar("Record")
 _steps = msgspec.json.Decoder(Step)
@@ -98,6 +99,16 @@ class RunReader:
             raise ValueError(f"{self.folder.path} has no traces; steps around a death or a rejoin leave one")
         hit = (s for s in reversed(traced) if (t := self.trace(s)) and isinstance(t, Trace) and t.phases)
         return next(hit, traced[-1])
+
+
+def kept_steps(kept: Unwritten) -> list[Step]:
+    """The steps in the copies that a supervisor keeps."""
+    return [_steps.decode(line.record) for line in kept.lines("metrics.jsonl") if line.record]
+
+
+def kept_events(kept: Unwritten) -> list[Event]:
+    """The events in the copies that a supervisor keeps."""
+    return [_event(line.record)[0] for line in kept.lines("events.jsonl")]
 
 
 def _step(line: bytes) -> tuple[Step, int]:

@@ -1,6 +1,6 @@
 """Writes metrics.jsonl and samples.jsonl: a line for each committed step.
 
-steps = StepRecords(settings, run, term, show)
+steps = StepRecords(settings, run, term, show, unwritten)
 steps.measured(worker, message)       # before the commit of its step
 steps.committed(commit, job.live)     # writes the line; if the step is validated, `validated` or the next step does
 steps.validated(val_loss, samples)
@@ -23,22 +23,29 @@ from .history import History
 from .lines import Lines
 from .run_folder import RunFolder
 from .running_median import RunningMedian
+from .unwritten import Unwritten
 
 Json = dict[str, Any]
 
 
 class StepRecords:
     def __init__(
-        self, settings: Settings, run: RunFolder, term: Callable[[], int], show: Callable[[Json], None]
+        self,
+        settings: Settings,
+        run: RunFolder,
+        term: Callable[[], int],
+        show: Callable[[Json], None],
+        unwritten: Unwritten,
     ) -> None:
         """
         term: the writer's current term
         show: called with each line of metrics
+        unwritten: see `Lines`
         """
         self._settings = settings
         self._show = show
-        self._metrics = Lines(run.metrics, run.later, term)
-        self._sample_log = Lines(run.samples, run.later, term) if settings.run.sample_log else None
+        self._metrics = Lines(run.metrics, run.later, term, unwritten)
+        self._sample_log = Lines(run.samples, run.later, term, unwritten) if settings.run.sample_log else None
         self._files = [self._metrics] + ([] if self._sample_log is None else [self._sample_log])
         self._samples: dict[int, list[int]] = {}  # step -> ids of the samples in its gradient
         self._line: Json | None = None  # metrics of a step that wait for its val_loss
@@ -139,8 +146,13 @@ class StepRecords:
         for file in self._files:
             file.cut(steps)
 
+    def restore(self, kept: Unwritten) -> None:
+        """Writes the lines that a lost coordinator could not write."""
+        for file in self._files:
+            file.restore(kept)
+
     def took_over(self, history: History) -> None:
-        """Continues the files of the lost coordinator."""
+        """Continues the counters of the lost coordinator."""
         self._cpu_steps = RunningMedian(history.cpu_steps[2:])
         self._count = len(history.cpu_steps)
         self.final_loss = history.loss

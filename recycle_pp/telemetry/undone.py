@@ -1,11 +1,13 @@
 """Removes undone steps from metrics.jsonl and samples.jsonl, which have one line per step.
 
 cut(run.metrics, 20)       # keeps the lines before the first one of step 20 or later
+renew(run.events)          # a copy: a process that has opened the file cannot add to the copy
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -31,18 +33,28 @@ def cut(path: Path, steps: int) -> int:
     newest = -1
     with suppress(FileNotFoundError), path.open("rb") as file:
         end, newest = _end(file, steps)
-        if end == os.fstat(file.fileno()).st_size:
-            return newest
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            with temporary.open("wb") as kept:
-                file.seek(0)
-                while kept.tell() < end:
-                    kept.write(file.read(min(CHUNK, end - kept.tell())))
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        if end < os.fstat(file.fileno()).st_size:
+            _replace(path, file, end)
     return newest
+
+
+def renew(path: Path) -> None:
+    """Replaces the file by a copy, without an incomplete last line. Blocks. OSError if the copy cannot be written."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        _replace(path, file, _end(file, sys.maxsize)[0])
+
+
+def _replace(path: Path, file: BinaryIO, end: int) -> None:
+    """Replaces the file by its first `end` bytes."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as kept:
+            file.seek(0)
+            while kept.tell() < end:
+                kept.write(file.read(min(CHUNK, end - kept.tell())))
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _end(file: BinaryIO, steps: int) -> tuple[int, int]:

@@ -81,6 +81,29 @@ def test_a_run_folder_that_does_not_answer_delays_no_worker_and_no_recovery(seco
         assert job.events("checkpoint_saved")[-1]["checkpoint"] == steps, "the next checkpoints are complete"
 
 
+@pytest.mark.slow
+@needs_disk
+@pytest.mark.parametrize("back", ["before the take-over", "after the take-over"])
+def test_no_line_is_lost_with_the_coordinator_while_the_run_folder_does_not_answer(back, disk, tmp_path):
+    steps = 120
+    arguments = ["control.suspicion=3", *SHAPE, f"run.steps={steps}", "run.validate_every=7", "run.sample_log=true"]
+    with Launched(tmp_path, nodes=2, workers=1, arguments=arguments, run=disk.path / "run") as job:
+        job.wait_for_step(5, 200)
+        with disk.frozen():
+            frozen = time.time()
+            time.sleep(0.5)
+            shown = job.committed() + 20
+            job.wait_until(lambda: f"\nstep {shown:3}" in job.output(0), f"step {shown} on the console")
+            job.supervisors([0])[0].kill()
+            if back == "after the take-over":
+                job.wait_until(lambda: "coordinates now" in job.output(1), "take-over")
+        assert job.wait([1], 200) == [0], job.explain()
+        metrics, samples = job.metrics(), job.run.lines(job.run.samples)
+        assert [line["step"] for line in metrics] == [line["step"] for line in samples] == [*range(steps)]
+        assert all("val_loss" in line for line in metrics[6::7]), "each seventh step is validated"
+        assert metrics[shown - 1]["time"] > frozen and metrics[shown - 1]["term"] > 0, "the new coordinator wrote it"
+
+
 @needs_disk
 def test_a_read_only_run_folder_gives_one_sentence_and_no_worker_starts(disk, tmp_path):
     (disk.path / "run").mkdir()

@@ -112,6 +112,36 @@ class Probe(Message, frozen=True):
     targets: list[Target]
 
 
+class Line(msgspec.Struct, frozen=True, array_like=True, order=True, forbid_unknown_fields=True):
+    """A line of a .jsonl file of the run folder that is not on the disk.
+
+    number  serial number among the lines of its coordinator
+    file    name of the file
+    step    the step that the line is about
+    record  its JSON, without the writer's term; b"" if the lines of `step` and later steps are to be removed
+    """
+
+    number: int
+    file: str
+    step: int
+    record: bytes
+
+
+@sent(COORDINATOR, SUPERVISOR)
+class KeepLines(Message, frozen=True):
+    """Keep these lines in memory for the next coordinator, because the disk does not take them.
+
+    whole    forget all earlier lines
+    first    forget earlier lines with lower numbers
+    dropped  number of older lines, by file, that are neither on the disk nor kept
+    """
+
+    lines: list[Line]
+    whole: bool
+    first: int
+    dropped: dict[str, int]
+
+
 @sent(COORDINATOR, SUPERVISOR)
 class CoordinatorHeartbeat(Message, frozen=True):
     pass

@@ -11,9 +11,18 @@ from recycle_pp.coordinator.restart_policy import RestartPolicy
 from recycle_pp.coordinator.roster import Roster
 from recycle_pp.coordinator.supervisors import Supervisors
 from recycle_pp.telemetry.run_folder import RunFolder
-from recycle_pp.wire.messages.agreement import Leader
+from recycle_pp.wire.frames import LENGTH
+from recycle_pp.wire.messages.agreement import Leader, Place
 from recycle_pp.wire.messages.handshake import SupervisorHello
-from recycle_pp.wire.messages.supervisors import NoPlace, SupervisorWelcome
+from recycle_pp.wire.messages.supervisors import (
+    TO_SUPERVISOR,
+    KeepLines,
+    Line,
+    NoPlace,
+    Registration,
+    Spawn,
+    SupervisorWelcome,
+)
 
 
 class Peer:
@@ -25,6 +34,9 @@ class Peer:
     def send(self, message):
         self.received.append(message)
 
+    def send_frame(self, frame):
+        self.received.append(TO_SUPERVISOR.decode(frame[LENGTH.size :]))
+
 
 @pytest.fixture
 def of():
@@ -33,8 +45,12 @@ def of():
     roster, returns = Roster(settings), SimpleNamespace(probed=None, cut={})
     lifecycle, lease = Lifecycle(SimpleNamespace(), lambda: None), SimpleNamespace(lapsed=lambda seconds: False)
     later = SimpleNamespace(after=lambda *_: None)
+    recorder = SimpleNamespace()
+    recorder.share = lambda send: setattr(recorder, "send", send)
+    recorder.share_with = lambda send: send(COPIES)
+    recorder.event = lambda event: None
     context = Context(
-        settings, RunFolder("nowhere"), roster, RestartPolicy(settings), later, SimpleNamespace(), lifecycle, lease
+        settings, RunFolder("nowhere"), roster, RestartPolicy(settings), later, recorder, lifecycle, lease
     )
     for number in range(2):
         rank = roster.enter(number)
@@ -44,7 +60,12 @@ def of():
     deaths = SimpleNamespace(dying=None, reported=None, node_lost=lambda rank: lost.append(rank.number))
     hangs = SimpleNamespace(supervisor_beats=None, stacks=None)
     supervisors = Supervisors(context, Leader(0, 0, "10.0.0.1", 4000), driver, deaths, hangs, returns)
-    return SimpleNamespace(supervisors=supervisors, roster=roster, returns=returns, lease=lease, lost=lost)
+    return SimpleNamespace(
+        supervisors=supervisors, roster=roster, returns=returns, lease=lease, lost=lost, recorder=recorder
+    )
+
+
+COPIES = KeepLines([Line(1, "metrics.jsonl", 20, b"{}")], whole=True, first=1, dropped={})
 
 
 def welcome(of, peer):
@@ -90,3 +111,12 @@ def test_a_suspended_coordinator_waits_for_the_supervisors_that_gave_it_up(of):
     of.lease.lapsed = lambda seconds: True
     of.supervisors.lost(1, of.roster[1].supervisor)
     assert of.lost == []
+
+
+def test_all_connected_supervisors_keep_lines_that_the_disk_does_not_take(of):
+    of.roster[1].supervisor, lost = None, of.roster[1].supervisor
+    of.recorder.send(COPIES)
+    assert of.roster[0].supervisor.received == [COPIES] and not lost.received
+    again = Peer(1, "node1")
+    of.supervisors.receive(1, Registration(Place("", 0), Spawn(0, (1, 0), 0), alive=True, deaths=[]), again)
+    assert again.received == [COPIES]

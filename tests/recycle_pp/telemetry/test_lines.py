@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recycle_pp.telemetry import lines, warn
+from recycle_pp.telemetry import unwritten, warn
 from recycle_pp.telemetry.follower import Follower
 from recycle_pp.telemetry.lines import Lines
 
@@ -45,7 +45,7 @@ def test_a_line_that_an_earlier_coordinator_could_not_complete_does_not_damage_t
 
 
 def test_the_newest_rejected_lines_are_kept_and_the_number_of_lost_ones_is_reported(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(lines, "KEPT", 10)
+    monkeypatch.setattr(unwritten, "MOST_BYTES", 10 * len('{"step":10}'))
     written = Lines(tmp_path / "late" / "metrics.jsonl")
     for step in range(25):
         written.write({"step": step})
