@@ -5,15 +5,12 @@ from types import SimpleNamespace
 import pytest
 
 from recycle_pp.config.settings import Parallel, Settings
-from recycle_pp.coordinator.context import Context
-from recycle_pp.coordinator.lifecycle import Lifecycle
-from recycle_pp.coordinator.restart_policy import RestartPolicy
-from recycle_pp.coordinator.roster import Roster
 from recycle_pp.coordinator.supervisors import Supervisors
-from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.messages.agreement import Leader
 from recycle_pp.wire.messages.handshake import SupervisorHello
 from recycle_pp.wire.messages.supervisors import NoPlace, SupervisorWelcome
+
+from .states import Driver, job_state
 
 
 class Peer:
@@ -30,21 +27,16 @@ class Peer:
 def of():
     """Two nodes with one worker each."""
     settings = Settings(parallel=Parallel(pipelines=2, stages=1))
-    roster, returns = Roster(settings), SimpleNamespace(probed=None, cut={})
-    lifecycle, lease = Lifecycle(SimpleNamespace(), lambda: None), SimpleNamespace(lapsed=lambda seconds: False)
-    later = SimpleNamespace(after=lambda *_: None)
-    context = Context(
-        settings, RunFolder("nowhere"), roster, RestartPolicy(settings), later, SimpleNamespace(), lifecycle, lease
-    )
+    state, returns = job_state(settings), SimpleNamespace(probed=None, cut={})
+    state.timers = SimpleNamespace(after=lambda *_: None)
     for number in range(2):
-        rank = roster.enter(number)
+        rank = state.roster.enter(number)
         rank.supervisor, rank.incarnation, rank.alive = Peer(number, f"node{number}"), 0, True
-    driver = SimpleNamespace(job=SimpleNamespace(live=set()))
     lost = []
     deaths = SimpleNamespace(dying=None, reported=None, node_lost=lambda rank: lost.append(rank.number))
     hangs = SimpleNamespace(supervisor_beats=None, stacks=None)
-    supervisors = Supervisors(context, Leader(0, 0, "10.0.0.1", 4000), driver, deaths, hangs, returns)
-    return SimpleNamespace(supervisors=supervisors, roster=roster, returns=returns, lease=lease, lost=lost)
+    supervisors = Supervisors(state, Leader(0, 0, "10.0.0.1", 4000), Driver(), deaths, hangs, returns)
+    return SimpleNamespace(supervisors=supervisors, roster=state.roster, returns=returns, lease=state.lease, lost=lost)
 
 
 def welcome(of, peer):
