@@ -99,11 +99,9 @@ def one_step(pipelines: int, stages: int, microbatches: int) -> dict[str, float]
                 last: Any = FROM_WORKER.decode(second[4:])
                 event = MessageReceived(worker, last)
                 outcome = job.handle(event)
+                agreed = time.perf_counter()
                 recorder.handled(event, outcome)
-            agreed = time.perf_counter()
             assert job.committed == step
-            for note in outcome.notes:
-                recorder.follow(note)
             end = time.perf_counter()
         recorder.close()
     return {"vote": agreed - begin, "log": end - agreed}

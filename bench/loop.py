@@ -40,7 +40,6 @@ from recycle_pp.config.settings import Emulate, Parallel, Run, Settings
 from recycle_pp.coordinator.checkpoints import NOTHING
 from recycle_pp.coordinator.coordinator import Coordinator
 from recycle_pp.coordinator.host import SWITCH_SECONDS
-from recycle_pp.coordinator.successor import Successor
 from recycle_pp.state.checksum import fingerprint
 from recycle_pp.telemetry.event_log import EventLog
 from recycle_pp.telemetry.progress import Progress
@@ -166,6 +165,7 @@ async def measure(settings: Settings, run: RunFolder, history: int) -> dict[str,
     watch, progress = Stopwatch(), Progress(settings.run.steps, 1, io.StringIO())
     agreement: Any = Alone()
     current: Coordinator | None = None
+    world = settings.parallel.pipelines * settings.parallel.stages
     peers: set[Peer] = set()
 
     async def handle(peer: Peer) -> None:
@@ -193,24 +193,24 @@ async def measure(settings: Settings, run: RunFolder, history: int) -> dict[str,
 
     async def steps(count: int) -> None:
         assert current is not None
-        before = current._driver.job.committed
-        await until(lambda: current._driver.job.committed >= before + count, f"{count} steps")
+        before = current.state.job.committed
+        await until(lambda: current.state.job.committed >= before + count, f"{count} steps")
 
-    await until(lambda: current._driver.job.started, "start")
+    await until(lambda: current.state.job.started, "start")
     await steps(5)
     gc.freeze()
     watch.phase = "steps"
     await steps(20)
     watch.phase = "death"
     ours.send([settings.parallel.stages + 1])
-    await until(lambda: len(current.live) == current._world - 1, "death")
-    await until(lambda: len(current.live) == current._world, "return")
+    await until(lambda: len(current.state.job.live) == world - 1, "death")
+    await until(lambda: len(current.state.job.live) == world, "return")
     await steps(5)
     watch.phase = "restore"
     stages = settings.parallel.stages
     ours.send([d * stages for d in range(settings.parallel.pipelines)])
-    await until(lambda: current._driver.job.first_step == history, "restored job")
-    await until(lambda: current._driver.job.committed > history + 3, "steps after it")
+    await until(lambda: current.state.job.first_step == history, "restored job")
+    await until(lambda: current.state.job.committed > history + 3, "steps after it")
     watch.phase = "take-over"
     current.give_way()
     running.cancel()
@@ -218,14 +218,14 @@ async def measure(settings: Settings, run: RunFolder, history: int) -> dict[str,
         await running
     takeover = Takeover(0, 0, time.monotonic(), time.monotonic())
     events = EventLog(run.events, settings.run.steps, progress.say, run.later)
-    current = Successor(
+    current = Coordinator(
         settings, run, events, progress, agreement, Leader(1, 0, HOST, port),
         NOTHING, takeover=takeover, token=TOKEN,
     )  # fmt: skip
     running = asyncio.create_task(current.run())
     for peer in list(peers):
         peer.abort()
-    await until(lambda: current._driver.job.committed > history + 3, "take-over")
+    await until(lambda: current.state.job.committed > history + 3, "take-over")
     await steps(20)
     impostors.kill()
     running.cancel()

@@ -1,6 +1,6 @@
 """Holds back the messages that start a generation until the generation is agreed.
 
-    gate = AgreementGate(agreement, lease, deliver, deposed)
+    gate = AgreementGate(agreement, lease, deliver)
     gate.announce(7, places)       # requests agreement, while the workers report
     gate.send(out)                 # delivers messages that need no agreement at once, the others once it is reached
 
@@ -26,20 +26,13 @@ _BEGINS = (Adopt, SteadyPlan)  # messages without which no worker can start a ge
 
 
 class AgreementGate:
-    """deliver(out): sends messages. deposed(): this supervisor may no longer coordinate, because another one leads or
-    no majority answers. Both are called in the event loop."""
+    """deliver(out): sends messages; called in the event loop. If another supervisor leads, or no majority answers, the
+    gate revokes the lease."""
 
-    def __init__(
-        self,
-        agreement: Agreement,
-        lease: LeaderLease,
-        deliver: Callable[[Sequence[Send]], None],
-        deposed: Callable[[], None],
-    ) -> None:
+    def __init__(self, agreement: Agreement, lease: LeaderLease, deliver: Callable[[Sequence[Send]], None]) -> None:
         self._agreement = agreement
         self._lease = lease
         self._deliver = deliver
-        self._deposed = deposed
         self._held: list[Send] = []
         self._generation: int | None = None
         self._term = 0  # term of the newest agreement
@@ -75,7 +68,7 @@ class AgreementGate:
             self._term = await self._agreement.agree(generation, places)
             await self._lease.wait()  # this process may have been suspended since the majority answered
         except (LostMajority, Deposed):
-            self._deposed()
+            self._lease.revoke()
             return
         self._agreeing = None
         held = self._held

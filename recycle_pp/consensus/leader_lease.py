@@ -1,10 +1,11 @@
 """The leader's lease: its right to act, because a majority has confirmed it recently.
 
-    lease = LeaderLease(agreement, suspicion=5.0, lost=give_way)
+    lease = LeaderLease(agreement, suspicion=5.0)
     lease.term                      # the leader's term, as confirmed by the majority
     lease.held                      # False after a suspension or a loss of contact, until a majority has answered again
     await lease.wait()              # returns when the lease is held; raises Deposed if the lease is lost for good
     await lease.fresh()             # returns when the last confirmation is recent enough to judge others' silence
+    await lease.lost()              # returns when the lease is lost for good
     lease.lapsed(seconds)           # whether the lease expired and was renewed within the last seconds
     lease.permits()                 # `wait` for a thread: True when held, False if lost for good
     lease.close()                   # at the end of the job: the lease counts as held from now on
@@ -45,13 +46,11 @@ def clock() -> float:
 
 
 class LeaderLease:
-    """suspicion: seconds of silence after which a peer is declared dead. lost(): called in the event loop when the
-    lease is lost for good."""
+    """suspicion: seconds of silence after which a peer is declared dead."""
 
-    def __init__(self, agreement: Agreement, suspicion: float, lost: Callable[[], None]) -> None:
+    def __init__(self, agreement: Agreement, suspicion: float) -> None:
         self._agreement = agreement
         self._seconds = lease_seconds(suspicion)
-        self._lost = lost
         self._fresh = suspicion / 2  # seconds
         self._until = -math.inf
         self._regained = -math.inf  # time of the last renewal after an expiry
@@ -76,6 +75,11 @@ class LeaderLease:
 
     async def fresh(self) -> None:
         await self._wait_until(lambda: clock() < self._until - self._seconds + self._fresh)
+
+    async def lost(self) -> None:
+        """Never returns if the lease is closed at the end of the job."""
+        while self.held or not self._ended:
+            await self._updated.wait()
 
     def permits(self) -> bool:
         """Blocks the calling thread until the lease is held (True) or lost (False)."""
@@ -122,7 +126,6 @@ class LeaderLease:
             self._set(asked + self._seconds)
             await asyncio.sleep(self._fresh / RENEWALS)
         self.revoke()
-        self._lost()
 
     def _end(self, until: float) -> None:
         self._ended = True

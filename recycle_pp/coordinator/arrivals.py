@@ -1,9 +1,9 @@
 """Reports every few seconds what the start of a job waits for, until its first step is committed.
 
-    await until_all_have_come(roster, world=12, say=recorder.say, stop=lifecycle.stop)      # supervisors
-    await until_first_step(starting, say=recorder.say)                                      # workers
+    missing = await until_all_have_come(roster, world=12, say=recorder.say)      # supervisors
+    await until_first_step(state, hangs)                                         # workers
 
-If supervisors are missing after `LIMIT` seconds, the job ends. `hang_detector.py` has the time limits of workers.
+`hang_detector.py` has the time limits of workers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Iterable
 from itertools import groupby
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from .hang_detector import HangDetector
+    from .ranks import Rank
+    from .state import JobState
 
 SECONDS = 4.0  # between two lines
 LOOK_SECONDS = 0.05
@@ -28,19 +33,8 @@ class Ranks(Protocol):
     def __contains__(self, rank: int, /) -> bool: ...
 
 
-class Starting(NamedTuple):
-    """A worker before the first commit: its name such as "1.2", its rank, its host, and its activity in words."""
-
-    worker: str
-    rank: int
-    host: str
-    doing: str
-
-
-async def until_all_have_come(
-    roster: Ranks, world: int, say: Callable[[str], None], stop: Callable[[str], None]
-) -> None:
-    """Returns when all supervisors have connected once. Calls stop(reason) if some are missing after `LIMIT`."""
+async def until_all_have_come(roster: Ranks, world: int, say: Callable[[str], None]) -> str | None:
+    """Returns None when all supervisors have connected once, and a sentence if some are missing after `LIMIT`."""
     loop = asyncio.get_running_loop()
     begun = due = loop.time()
     while not roster.complete:
@@ -51,33 +45,34 @@ async def until_all_have_come(
         missing = [number for number in range(world) if number not in roster]
         seconds = loop.time() - begun
         if missing and seconds >= LIMIT:
-            stop(f"{in_words(missing)} did not connect within {LIMIT / 60:.0f} minutes; see the output of their nodes")
-            return
+            return f"{in_words(missing)} did not connect within {LIMIT / 60:.0f} minutes; see the output of their nodes"
         if missing:
             say(f"not connected after {seconds:.0f} s: {in_words(missing)}; see the output of their nodes")
+    return None
 
 
-async def until_first_step(starting: Callable[[], list[Starting] | None], say: Callable[[str], None]) -> None:
-    """Returns when starting() is None, because the first step is committed. starting() returns an empty list while the
-    workers are not known yet."""
+async def until_first_step(state: JobState, hangs: HangDetector) -> None:
+    """Returns when the first step is committed or the job is over."""
     loop = asyncio.get_running_loop()
     begun = loop.time()
     while True:
         await asyncio.sleep(SECONDS)
-        workers = starting()
-        if workers is None:
+        job = state.job
+        if state.lifecycle.over or job.committed >= job.first_step:
             return
-        say(f"{loop.time() - begun:.0f} s: {activities(workers) or 'workers are being started'}")
+        awaited = [rank for rank in state.roster if rank.alive and (job.started or rank.role not in job.live)]
+        doing = _activities(awaited, hangs)
+        state.recorder.say(f"{loop.time() - begun:.0f} s: {doing or 'workers are being started'}")
 
 
-def activities(workers: Iterable[Starting]) -> str:
+def _activities(ranks: Iterable[Rank], hangs: HangDetector) -> str:
     """Groups of workers with the same activity, smallest first: "import torch: 1.2 (rank 6) on host3"."""
-    groups: dict[tuple[str, str], list[Starting]] = {}
-    for of in workers:
-        groups.setdefault((of.doing, of.host), []).append(of)
+    groups: dict[tuple[str, str], list[Rank]] = {}
+    for rank in ranks:
+        groups.setdefault((hangs.start_in_words(rank), rank.host or "?"), []).append(rank)
     shown = sorted(groups.items(), key=lambda item: len(item[1]))
     texts = [
-        f"{doing}: {_names([of.worker for of in those])} ({in_words([of.rank for of in those])}) on {host}"
+        f"{doing}: {_names([str(rank.role) for rank in those])} ({in_words([rank.number for rank in those])}) on {host}"
         for (doing, host), those in shown[:GROUPS]
     ]
     rest = sum(len(those) for _, those in shown[GROUPS:])

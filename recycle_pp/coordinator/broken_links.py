@@ -1,6 +1,6 @@
 """Broken links between live workers: they are rebuilt, or one of the two workers leaves.
 
-links = BrokenLinks(context, driver, deaths, returns)
+links = BrokenLinks(state, driver, deaths, returns)
 links.broken(rank, message)             # a connection broke: all links are rebuilt after a moment
 links.unreachable(rank, message)        # attempts to connect have failed for control.suspicion: the link is cut
 """
@@ -13,22 +13,19 @@ from recycle_pp.protocol.events import LinksBroken
 from recycle_pp.protocol.partition_resolution import give_up
 from recycle_pp.wire.messages.generations import Broken, Unreachable
 
-from .context import Context
 from .deaths import Deaths
 from .driver import Driver
 from .ranks import Rank
 from .returns import Returns
+from .state import JobState
 
 _BROKEN_SECONDS = 0.5  # delay until links are rebuilt, if no worker has died
 _OTHER_END_SECONDS = 0.3  # from the first report of a cut link to the decision; the link's other end reports too
 
 
 class BrokenLinks:
-    def __init__(self, context: Context, driver: Driver, deaths: Deaths, returns: Returns) -> None:
-        self._roster = context.roster
-        self._timers = context.timers
-        self._lifecycle = context.lifecycle
-        self._recorder = context.recorder
+    def __init__(self, state: JobState, driver: Driver, deaths: Deaths, returns: Returns) -> None:
+        self._state = state
         self._driver = driver
         self._deaths = deaths
         self._returns = returns
@@ -36,36 +33,36 @@ class BrokenLinks:
         self._announced: dict[Worker, list[Worker]] = {}  # the cut links that have been reported to the user
 
     def broken(self, rank: Rank, message: Broken) -> None:
-        self._timers.after(_BROKEN_SECONDS, self._renew, message.generation)
+        self._state.timers.after(_BROKEN_SECONDS, self._renew, message.generation)
 
     def unreachable(self, rank: Rank, message: Unreachable) -> None:
         if not self._unreachable:
-            self._timers.after(_OTHER_END_SECONDS, self._decide)
+            self._state.timers.after(_OTHER_END_SECONDS, self._decide)
         self._unreachable[rank.role] = message.workers
 
     def _renew(self, generation: int) -> None:
         """Rebuilds the links of the same members, unless a death or a decision has started another generation."""
-        if generation == self._driver.job.generation:
+        if generation == self._state.job.generation:
             self._driver.drive(LinksBroken())
 
     def _decide(self) -> None:
         """Removes the fewest workers that leave no cut link. If a stage would lose its last worker, the job waits for
         the network instead."""
-        live = self._driver.job.live
+        live = self._state.job.live
         cut = {w: [o for o in others if o in live] for w, others in self._unreachable.items() if w in live}
         cut = {worker: others for worker, others in cut.items() if others}
         self._unreachable = {}
-        if self._lifecycle.over or not cut:
+        if self._state.lifecycle.over or not cut:
             return
         lost = give_up(cut, live)
-        for rank in self._roster:
+        for rank in self._state.roster:
             if rank.role in lost and rank.alive:
                 self._deaths.end(rank, "node_loss", "the network between it and other workers is broken")
                 self._returns.cut_off(rank, self._hosts_behind(rank.role, cut))
         if not lost and cut != self._announced:
             self._announced = cut
             worker, (other, *_) = min(cut.items())
-            self._recorder.say(
+            self._state.recorder.say(
                 f"workers {worker} and {other} cannot connect to each other, and a stage would be lost with either; "
                 "the job waits for the network between them"
             )
@@ -73,4 +70,4 @@ class BrokenLinks:
     def _hosts_behind(self, worker: Worker, cut: dict[Worker, list[Worker]]) -> list[str]:
         """The nodes at the other ends of this worker's cut links."""
         ends = {*cut.get(worker, []), *(other for other, those in cut.items() if worker in those)}
-        return sorted({rank.host for rank in self._roster if rank.role in ends and rank.host})
+        return sorted({rank.host for rank in self._state.roster if rank.role in ends and rank.host})

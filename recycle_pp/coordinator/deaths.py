@@ -1,6 +1,6 @@
 """The death of a worker, from its first report to the restart. The job continues at once; the cause follows later.
 
-deaths = Deaths(context, driver)
+deaths = Deaths(state, driver, after_commit)  # a handler of the job's events
 deaths.dying(rank, message)                   # the supervisor saw the process end,
 deaths.reported(rank, message)                # and has reaped it
 deaths.disconnected(rank, incarnation)        # the worker's connection broke
@@ -19,14 +19,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-import traceback
 
 import msgspec
 from recycle_schedules import Worker
 
-from recycle_pp.consensus.agreement import Deposed
 from recycle_pp.fitting.problem import with_less_memory
-from recycle_pp.protocol.events import Json, ProblemChanged, Restarted, WorkerDied
+from recycle_pp.protocol.events import Event, Outcome, ProblemChanged, Restarted, WorkerDied
 from recycle_pp.protocol.liveness import Stuck
 from recycle_pp.telemetry.background import in_thread
 from recycle_pp.telemetry.events.deaths import HangSuspected, cause_in_words
@@ -35,10 +33,11 @@ from recycle_pp.telemetry.events.workers import Respawned
 from recycle_pp.telemetry.recorder import UNKNOWN
 from recycle_pp.wire.messages.supervisors import Death, Died, Dying
 
+from .after_commit import AfterCommit
 from .checkpoints import CannotRestore, Whole, newest_whole
-from .context import Context
 from .driver import Driver
 from .ranks import NODE_LOSS, Rank
+from .state import JobState
 
 UNEXPLAINED_SECONDS = 3.0  # later events wait at most this long for the cause of a death
 CAUSE_SECONDS = 0.3  # wait for the cause: the supervisor may report it later than the worker's connection breaks
@@ -47,31 +46,24 @@ DYING_SECONDS = 60.0  # the same if the process is ending: the kernel or a GPU's
 
 
 class Deaths:
-    def __init__(self, context: Context, driver: Driver) -> None:
-        self._settings = context.settings
-        self._run = context.run
+    def __init__(self, state: JobState, driver: Driver, after_commit: AfterCommit) -> None:
+        self._state = state
         self._driver = driver
-        self._roster = context.roster
-        self._restarts = context.restarts
-        self._timers = context.timers
-        self._recorder = context.recorder
-        self._lifecycle = context.lifecycle
-        self._lease = context.lease
-        self._spans = context.spans
+        self._after_commit = after_commit
         self._newest: dict[int, Death] = {}  # newest death, by stage
         self._restoring: asyncio.Task[None] | None = None
-        driver.subscribers.append(self._follow)
 
-    def _follow(self, note: Json) -> None:
-        match note["event"]:
-            case "committed":
-                self.respawn_due()
-            case "untrusted":
-                self._end_untrusted(note["worker"], note["detail"])
-            case "stage_lost":
-                self._recorder.event(StageLost(stage=note["stage"], detail=note["what"]))
-                # A worker that died by itself may be restarted until then.
-                self._timers.after(CAUSE_SECONDS, self._restart_from_checkpoint, note["stage"], note["detail"])
+    def handled(self, event: Event, outcome: Outcome) -> None:
+        for note in outcome.notes:
+            match note["event"]:
+                case "committed":
+                    self.respawn_due()
+                case "untrusted":
+                    self._end_untrusted(note["worker"], note["detail"])
+                case "stage_lost":
+                    self._state.recorder.event(StageLost(stage=note["stage"], detail=note["what"]))
+                    # A worker that died by itself may be restarted until then.
+                    self._state.timers.after(CAUSE_SECONDS, self._restart, note["stage"], note["detail"])
 
     # -- reports -----------------------------------------------------------------------------------------------
 
@@ -107,14 +99,14 @@ class Deaths:
 
     def end_stuck(self, rank: Rank, stuck: Stuck) -> None:
         """Orders the supervisor to report the stacks of the worker and to kill the worker. Does not wait for either."""
-        self._recorder.event(HangSuspected(worker=str(rank.role), where=stuck.where, seconds=stuck.seconds))
+        self._state.recorder.event(HangSuspected(worker=str(rank.role), where=stuck.where, seconds=stuck.seconds))
         rank.causes[rank.incarnation] = Death("hang", f"{stuck.where}, for {stuck.seconds:.1f} s")
         rank.kill(stacks=True)
         self._dead(rank, rank.incarnation, HUNG_SECONDS, stuck.seconds)
 
     def _end_untrusted(self, worker: Worker, detail: str) -> None:
         """Kills a worker with wrong state. The job already continues without it."""
-        for rank in self._roster:
+        for rank in self._state.roster:
             if rank.role == worker and rank.alive:
                 self.end(rank, "mismatch", detail)
 
@@ -127,10 +119,10 @@ class Deaths:
         rank.alive = False
         rank.worker = None
         rank.died = rank.incarnation
-        self._recorder.found_dead(rank.role, (rank.number, rank.incarnation), time.monotonic())
+        self._state.recorder.found_dead(rank.role, (rank.number, rank.incarnation), time.monotonic())
         self._limit_wait(rank)
         if not begun:
-            self._continue_without(rank)
+            self._driver.drive(WorkerDied(rank.role))
         self._explain(rank, rank.incarnation)
 
     # -- the job continues -------------------------------------------------------------------------------------
@@ -148,70 +140,62 @@ class Deaths:
         rank.alive = False
         rank.worker = None
         rank.died = incarnation
-        if self._lifecycle.over:
+        if self._state.lifecycle.over:
             return
-        self._recorder.death(rank.role, (rank.number, incarnation), now, stuck)
+        self._state.recorder.death(rank.role, (rank.number, incarnation), now, stuck)
         self._limit_wait(rank)
-        self._restarts.died(rank.role, self._driver.job.committed)
-        self._continue_without(rank)
-        self._driver.died(rank.role)
-        rank.cancel_wait = self._timers.after(cause_seconds, self._explain, rank, incarnation)
+        self._state.restarts.died(rank.role, self._state.job.committed)
+        self._driver.drive(WorkerDied(rank.role))
+        self._after_commit.died(rank.role)
+        rank.cancel_wait = self._state.timers.after(cause_seconds, self._explain, rank, incarnation)
 
     def _limit_wait(self, rank: Rank) -> None:
         """Limits two waits to UNEXPLAINED_SECONDS: the event of a death waits for the cause, and later events wait for
         this event."""
-        self._timers.after(UNEXPLAINED_SECONDS, self._write_unexplained, rank, rank.incarnation)
+        self._state.timers.after(UNEXPLAINED_SECONDS, self._write_unexplained, rank, rank.incarnation)
 
     def _write_unexplained(self, rank: Rank, incarnation: int) -> None:
-        self._recorder.suppose_death((rank.number, incarnation), rank.causes.get(incarnation, UNKNOWN))
-
-    def _continue_without(self, rank: Rank) -> None:
-        self._driver.drive(WorkerDied(rank.role))
+        self._state.recorder.suppose_death((rank.number, incarnation), rank.causes.get(incarnation, UNKNOWN))
 
     # -- a stage is lost ---------------------------------------------------------------------------------------
 
-    def _restart_from_checkpoint(self, stage: int, why: str) -> None:
-        self._restoring = asyncio.create_task(self._read_checkpoints(stage, why))
+    def _restart(self, stage: int, why: str) -> None:
+        self._restoring = asyncio.create_task(self._state.lifecycle.guard(self._read_checkpoints, stage, why))
 
     async def _read_checkpoints(self, stage: int, why: str) -> None:
-        try:
-            whole = await in_thread(newest_whole, self._run.checkpoints)
-            await self._lease.wait()
-            if not self._lifecycle.over:
-                self._restore(stage, why, whole)
-        except Deposed:
-            pass
-        except Exception:
-            self._lifecycle.stop(f"the coordinator failed:\n{traceback.format_exc()}")
+        whole = await in_thread(newest_whole, self._state.run.checkpoints)
+        await self._state.lease.wait()
+        if not self._state.lifecycle.over:
+            self._restore(stage, why, whole)
 
     def _restore(self, stage: int, why: str, whole: Whole) -> None:
         """Restarts all workers from the newest intact checkpoint, so that no stage is empty."""
-        present = [rank for rank in self._roster if rank.alive]
-        driver = self._driver
-        stages = self._settings.parallel.stages
-        if driver.ending.signal is not None:
-            driver.end_early()
+        state = self._state
+        present = [rank for rank in state.roster if rank.alive]
+        stages = state.settings.parallel.stages
+        if state.ending.signal is not None:
+            self._driver.end_early()
             return
         try:
-            step = driver.saving.restore_point(whole.step, driver.job.started, len(present), stages)
+            step = state.saving.restore_point(whole.step, state.job.started, len(present), stages)
         except CannotRestore as cannot:
             death = self._newest.get(stage)
             if death is not None and death.mistake:
                 self._stop_by_mistake(death)
                 return
-            again = f" and run.dir={self._run.path} run.resume=true: it continues with step {cannot.step}"
-            self._lifecycle.stop(
+            again = f" and run.dir={state.run.path} run.resume=true: it continues with step {cannot.step}"
+            state.lifecycle.stop(
                 f"{why}, {cannot}. Start the run again with enough workers{again if cannot.step else ''}"
                 f"{self._why(stage)}"
             )
             return
         finally:
-            driver.report_damage(whole.damaged)
-        driver.saving.abandon()
-        self._spans.clear()
-        driver.drive(Restarted(step, [rank.number for rank in present]))
-        for rank in self._roster:
-            rank.role = driver.job.assignment[rank.number]
+            self._after_commit.report_damage(whole.damaged)
+        state.saving.abandon()
+        state.spans.clear()
+        self._driver.drive(Restarted(step, [rank.number for rank in present]))
+        for rank in state.roster:
+            rank.role = state.job.assignment[rank.number]
         for rank in present:
             rank.spawn()
 
@@ -223,64 +207,55 @@ class Deaths:
 
     def _explain(self, rank: Rank, incarnation: int) -> None:
         """Completes the event of the death, and restarts the worker or stops the job. Acts only once per death."""
-        if incarnation != rank.died or rank.explained >= incarnation or self._lifecycle.over:
+        if incarnation != rank.died or rank.explained >= incarnation or self._state.lifecycle.over:
             return
         if incarnation not in rank.causes and rank.supervisor is not None and rank.ended < incarnation:
             # The supervisor did not see the worker die, so only the worker's connection broke: kill and restart it.
             rank.ended = incarnation
             rank.kill()
-            rank.cancel_wait = self._timers.after(DYING_SECONDS, self._explain, rank, incarnation)
+            rank.cancel_wait = self._state.timers.after(DYING_SECONDS, self._explain, rank, incarnation)
             return
         rank.explained = incarnation
         rank.cancel_wait()
         rank.causes = {of: why for of, why in rank.causes.items() if of >= incarnation}
         death = self._newest[rank.role.stage] = rank.causes.get(incarnation, Death("node_loss", "its connection broke"))
-        self._recorder.explain_death((rank.number, incarnation), death)
-        job = self._driver.job
-        if death.mistake and (job.committed < job.first_step or self._restarts.has_failed(death.where)):
+        self._state.recorder.explain_death((rank.number, incarnation), death)
+        job = self._state.job
+        if death.mistake and (job.committed < job.first_step or self._state.restarts.has_failed(death.where)):
             self._stop_by_mistake(death)
             return
         if death.where and not self._takes_less(rank, death):
-            first = self._restarts.failed(death.where, rank.role)
+            first = self._state.restarts.failed(death.where, rank.role)
             if first is not None:
-                self._lifecycle.stop(
+                self._state.lifecycle.stop(
                     f"workers {first} and {rank.role} both failed in {death.where}:\n{death.detail.rstrip()}"
                 )
                 return
         if death.cause == "out_of_memory":
-            self._driver.drive(ProblemChanged(with_less_memory(self._driver.job.problem, rank.role)))
-        if self._restarts.is_respawned(rank, death):
+            self._driver.drive(ProblemChanged(with_less_memory(self._state.job.problem, rank.role)))
+        if self._state.restarts.is_respawned(rank, death):
             rank.respawns += 1
-            self._recorder.event(Respawned(worker=str(rank.role), respawns=rank.respawns))
+            self._state.recorder.event(Respawned(worker=str(rank.role), respawns=rank.respawns))
             rank.spawn()
-        elif self._restarts.is_given_up(rank, death):
-            self._recorder.given_up(rank.role, (rank.number, incarnation), rank.respawns)
+        elif self._state.restarts.is_given_up(rank, death):
+            self._state.recorder.given_up(rank.role, (rank.number, incarnation), rank.respawns)
 
     def _stop_by_mistake(self, death: Death) -> None:
         """Stops the job because the model's own code raises an exception on every worker: in the first step, twice in
         the same op, or on the last worker of a stage."""
         where = f" in {death.where}" if death.where else ""
-        self._lifecycle.stop(
-            f"the model's own code failed{where}: {death.mistake}; the traceback is in {self._run.logs}", code=2
+        self._state.lifecycle.stop(
+            f"the model's own code failed{where}: {death.mistake}; the traceback is in {self._state.run.logs}", code=2
         )
 
     def _takes_less(self, rank: Rank, death: Death) -> bool:
         """Whether the worker ran out of memory in an op and has room for a lower limit of micro-batches in flight. The
         op itself is then not the cause if it fails on the next worker too."""
         in_op = death.cause == "out_of_memory" and not death.where.startswith("the start")
-        return in_op and self._driver.job.problem.limit(rank.role) > 1
+        return in_op and self._state.job.problem.limit(rank.role) > 1
 
     def respawn_due(self) -> None:
         """Starts dead workers with a `+rejoin_at`. They take part from the step of this fault on."""
-        for rank in self._roster:
-            if self._restarts.is_due(rank.role) and not rank.alive and rank.incarnation >= 0 and rank.supervisor:
+        for rank in self._state.roster:
+            if self._state.restarts.is_due(rank.role) and not rank.alive and rank.incarnation >= 0 and rank.supervisor:
                 rank.spawn()
-
-    def close(self) -> None:
-        """Writes the events of deaths whose cause is still unknown at the end of the job."""
-        for rank in self._roster:
-            if rank.explained < rank.died:
-                rank.explained = rank.died
-                unknown = Death("unknown", "the job ended before the cause was known")
-                self._recorder.explain_death((rank.number, rank.died), rank.causes.get(rank.died, unknown))
-        self._recorder.release()

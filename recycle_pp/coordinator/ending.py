@@ -1,6 +1,6 @@
 """Time-based checkpoints, and the early end of a job, which after a signal finishes its step and saves a checkpoint.
 
-    ending = Ending(settings, say)
+    ending = Ending(settings, recorder)
     ending.request("SIGTERM", 143)     # records the signal; False if there was one before
     ending.save_due                    # whether checkpoint.minutes are over: the next commit then saves a checkpoint
     ending.committed(saves, skipped); ending.saved()      # measure steps and checkpoints
@@ -13,21 +13,21 @@ take longer than END_SECONDS, the user gets a warning as soon as that is known.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from recycle_pp.config.settings import Settings
+from recycle_pp.telemetry.recorder import Recorder
 
 END_SECONDS = 22.0  # time for the step and the checkpoint; torchrun kills after 30 s, and supervisors wait 24 s
 
 
 class Ending:
-    """Not thread-safe; runs in the coordinator's loop. say: prints a sentence."""
+    """Not thread-safe; runs in the coordinator's loop."""
 
-    def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
+    def __init__(self, settings: Settings, recorder: Recorder) -> None:
         self._minutes = settings.checkpoint.minutes
         self._emulated = bool(settings.emulate.mode)
-        self._say = say
+        self._recorder = recorder
         self.signal: str | None = None  # name of the signal that ends the job
         self.code = 0
         self._saved = self._committed = self._due_since = time.monotonic()
@@ -80,7 +80,7 @@ class Ending:
     def _check(self) -> None:
         if not self._warned and not self._emulated and self._step + self._save > END_SECONDS:
             self._warned = True
-            self._say(
+            self._recorder.say(
                 f"a step takes {self._step:.0f} s and a checkpoint {self._save:.0f} s, but after a signal a job "
                 f"has {END_SECONDS:.0f} s; then the run resumes from an older checkpoint, so set checkpoint.every or "
                 "checkpoint.minutes accordingly"

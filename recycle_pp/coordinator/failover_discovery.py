@@ -1,7 +1,8 @@
 """Finds the processes of a running job for a new coordinator.
 
     discovery = FailoverDiscovery(token)
-    discovery.supervisor(3, message, peer)         # the report of rank 3's supervisor
+    discovery.receive(3, message, peer)            # a message of rank 3's supervisor: its report, or a death
+    discovery.lost(3, peer)                        # this supervisor's connection ended
     discovery.worker(3, incarnation, state, peer)  # the report of rank 3's worker
     await discovery.complete(places, patience)     # waits until all reachable processes have reported
     discovery.states()                             # for `protocol.takeover.find`
@@ -60,15 +61,17 @@ class FailoverDiscovery:
         self.workers: dict[int, Known] = {}
         self.over = asyncio.Event()  # set at the end of the discovery
 
-    def supervisor(self, number: int, message: Registration, peer: Peer) -> None:
-        self.supervisors[number] = Supervisor(peer, message)
-
-    def died(self, number: int, message: Died) -> None:
-        """Records the death of a worker during the discovery."""
-        if number in self.supervisors:
-            peer, report = self.supervisors[number]
+    def receive(self, number: int, message: Message, peer: Peer) -> None:
+        if isinstance(message, Registration):
+            self.supervisors[number] = Supervisor(peer, message)
+        elif isinstance(message, Died) and number in self.supervisors:
+            known, report = self.supervisors[number]
             report = msgspec.structs.replace(report, alive=False, deaths=[*report.deaths, message])
-            self.supervisors[number] = Supervisor(peer, report)
+            self.supervisors[number] = Supervisor(known, report)
+
+    def lost(self, number: int, peer: Peer) -> None:
+        if number in self.supervisors and self.supervisors[number].peer is peer:
+            del self.supervisors[number]
 
     def worker(self, number: int, incarnation: int, state: State, peer: Peer) -> None:
         self.workers[number] = Known(peer, incarnation, state)

@@ -1,17 +1,17 @@
 """Detects workers without progress (`protocol.liveness`) and silent supervisors.
 
-hangs = HangDetector(settings, roster, coordinator, run.hangs)
+hangs = HangDetector(state, driver, planning, deaths)
 hangs.supervisor_beats(rank, message)     # a heartbeat with the vital signs of the worker
 hangs.worker_beats(rank, message)         # a heartbeat that shows whether the awaited message has arrived
 hangs.stacks(rank, message)               # the stacks of a stuck worker, before it is killed
 await hangs.run()                         # never returns
 
-The coordinator gets the verdicts. A stuck worker is killed, and counts as dead from that moment on. If all workers wait
+A stuck worker is killed, and counts as dead from that moment on. If all workers wait
 and none works, all links are rebuilt. The run folder gets the reasons: `hangs/step-000020.json` has the activity of
 each worker and the graph of waits, `hangs/step-000020-1.2.txt` the stacks of all threads of worker 1.2.
 
-While the disks of all readers of training data do not answer, no reader is killed. Every DISK_SECONDS the coordinator
-gets the waiting workers, the file and the seconds that they have waited.
+While the disks of all readers of training data do not answer, no reader is killed. Every DISK_SECONDS an event has the
+waiting workers, the file and the seconds that they have waited.
 """
 
 from __future__ import annotations
@@ -22,49 +22,28 @@ import math
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from recycle_schedules import Worker
 
-from recycle_pp.config.settings import Settings
-from recycle_pp.consensus.leader_lease import LeaderLease
-from recycle_pp.protocol.liveness import Patience, Sign, Stuck, Verdict, judge
-from recycle_pp.telemetry.background import Later, now
+from recycle_pp.protocol.events import LinksBroken
+from recycle_pp.protocol.liveness import Patience, Sign, Verdict, judge
+from recycle_pp.telemetry.events.job import WaitsForData
+from recycle_pp.telemetry.events.recovery import Renewed
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.warn import warn_once
 from recycle_pp.wire.messages.activity import Activity
 from recycle_pp.wire.messages.lifecycle import WorkerHeartbeat
 from recycle_pp.wire.messages.supervisors import CoordinatorHeartbeat, Signs, Stacks, SupervisorHeartbeat
 
+from .deaths import Deaths
+from .driver import Driver
+from .planning import Planning
 from .ranks import Rank
-from .roster import Roster
+from .state import JobState
 
 DISK_SECONDS = 10.0  # between two reports that the job waits for its training data
 RENEWALS = 3  # number of times that links are rebuilt in one step before the job stops
-
-
-class Watched(Protocol):
-    """The part of the coordinator that the hang detector uses."""
-
-    def standing(self) -> Standing: ...
-    def hung(self, rank: Rank, stuck: Stuck) -> None: ...
-    def renew(self, waiting: list[Worker]) -> None: ...
-    def awaits_data(self, workers: list[Worker], path: str, seconds: float) -> None: ...
-    def stop(self, reason: str, code: int = 1) -> None: ...
-    def profiled(self, worker: Worker, kind: str) -> float | None: ...
-    def message_seconds(self, a: Worker, b: Worker) -> float: ...
-
-
-@dataclass(frozen=True)
-class Standing:
-    """The state of the job. works: whether the coordinator itself works, so that workers may wait for it."""
-
-    step: int
-    generation: int
-    members: frozenset[Worker]
-    unanswered: frozenset[Worker]
-    works: bool
 
 
 @dataclass
@@ -79,27 +58,14 @@ class _Known:
 
 
 class HangDetector:
-    def __init__(
-        self,
-        settings: Settings,
-        roster: Roster,
-        watched: Watched,
-        folder: Path,
-        later: Later = now,
-        lease: LeaderLease | None = None,
-    ) -> None:
-        """
-        later  runs functions that write to the folder
-        lease  no worker is judged unless a majority has confirmed this lease recently
-        """
-        self._lease = lease
-        control = settings.control
+    def __init__(self, state: JobState, driver: Driver, planning: Planning, deaths: Deaths) -> None:
+        self._state = state
+        self._driver = driver
+        self._planning = planning
+        self._deaths = deaths
+        control = state.settings.control
         self._beat = control.heartbeat
         self._patience = Patience(control.suspicion, control.lease)
-        self._roster = roster
-        self._watched = watched
-        self._folder = folder
-        self._later = later
         self._known: dict[int, _Known] = {}
         self._generation = -1  # newest generation
         self._begun = 0.0  # time when the newest generation was first seen
@@ -141,19 +107,18 @@ class HangDetector:
 
     def stacks(self, rank: Rank, message: Stacks) -> None:
         step, _ = self._reports
-        self._later(self._write, f"{_name(step)}-{rank.role}.txt", message.text)
+        self._state.run.later(self._write, f"{_name(step)}-{rank.role}.txt", message.text)
 
     async def run(self) -> None:
         before = time.monotonic()
         while True:
             await asyncio.sleep(self._beat)
-            if self._lease is not None:
-                await self._lease.fresh()
+            await self._state.lease.fresh()  # otherwise others may only seem silent
             now = time.monotonic()
             slept = max(0.0, now - before - self._beat)
             before = now
             self._skip(slept)
-            for rank in self._roster:
+            for rank in self._state.roster:
                 rank.send(CoordinatorHeartbeat())
                 rank.missed_heartbeats += 1
                 rank.last_message += slept
@@ -180,16 +145,20 @@ class HangDetector:
         self._disks_silent += slept
 
     def _judge(self, now: float) -> None:
-        standing = self._watched.standing()
-        if standing.generation != self._generation:
-            self._generation = standing.generation
+        job = self._state.job
+        step = job.committed + 1
+        if job.generation != self._generation:
+            self._generation = job.generation
             self._begun = now
             self._not_before = self._judged
             self._deadlocked = None
         self._judged = now
-        present = {rank.role: rank for rank in self._roster if rank.alive and rank.supervisor is not None}
-        signs = {worker: self._sign(rank, standing, now) for worker, rank in present.items()}
-        verdict = judge(signs, self._patience, standing.works)
+        present = {rank.role: rank for rank in self._state.roster if rank.alive and rank.supervisor is not None}
+        unanswered = job.unanswered
+        signs = {worker: self._sign(rank, worker in unanswered, now) for worker, rank in present.items()}
+        # While the coordinator itself works, workers may wait for it.
+        works = self._planning.busy or self._driver.agreement_gate.busy or job.phase not in ("reporting", "running")
+        verdict = judge(signs, self._patience, works)
         if verdict.no_disk:
             self._disks_silent = now
         self._report_data(signs, verdict.no_disk, now)
@@ -197,16 +166,16 @@ class HangDetector:
             self._deadlocked = None
         elif self._deadlocked is None:
             self._deadlocked = now
-        deadlock = verdict.deadlock if self._confirmed(present.values(), standing.members) else []
+        deadlock = verdict.deadlock if self._confirmed(present.values()) else []
         if not verdict.stuck and not deadlock:
             return
-        self._report(standing, signs, verdict)
+        self._report(step, signs, verdict)
         for worker, stuck in verdict.stuck.items():
-            self._watched.hung(present[worker], stuck)
+            self._deaths.end_stuck(present[worker], stuck)
         if deadlock:
-            self._renew(standing, deadlock)
+            self._renew(step, deadlock)
 
-    def _confirmed(self, present: Collection[Rank], members: Collection[Worker]) -> bool:
+    def _confirmed(self, present: Collection[Rank]) -> bool:
         """Whether all workers and supervisors have sent heartbeats since the deadlock was suspected.
 
         Heartbeats of different moments may look like a deadlock: one worker still seems to wait for a vote after the
@@ -217,16 +186,17 @@ class HangDetector:
         if since is None:
             return False
         signs = (self._known.get(rank.number) for rank in present)
-        recent = (rank.last_message > since for rank in present if rank.role in members)
+        recent = (rank.last_message > since for rank in present if rank.role in self._state.job.live)
         return all(known is None or known.came > since for known in signs) and all(recent)
 
-    def _sign(self, rank: Rank, standing: Standing, now: float) -> Sign:
+    def _sign(self, rank: Rank, unanswered: bool, now: float) -> Sign:
+        """unanswered: the worker has not reported in this generation."""
         silent, since = now - rank.last_message, now - self._begun
-        unanswered = since if rank.role in standing.unanswered else None
-        member = rank.role in standing.members
+        waits = since if unanswered else None
+        member = rank.role in self._state.job.live
         known = self._known.get(rank.number)
         if known is None or known.signs.incarnation != rank.incarnation:
-            return Sign(Activity(), silent, silent, None, silent, unanswered, member=member)
+            return Sign(Activity(), silent, silent, None, silent, waits, member=member)
         (number, at), signs = known.delivered, known.signs
         activity = signs.activity
         delivered = None
@@ -245,7 +215,7 @@ class HangDetector:
             signs.quiet,
             delivered,
             silent,
-            unanswered,
+            waits,
             self._expected(rank.role, activity),
             member,
             None if not known.path else 0.0 if known.read_since is None else now - known.read_since,
@@ -254,11 +224,12 @@ class HangDetector:
     def _expected(self, worker: Worker, activity: Activity) -> float | None:
         """Expected seconds of the worker's op, or of the message that it waits for; None if unknown."""
         if activity.kind == "waits" and activity.peer is not None:
-            return self._watched.message_seconds(worker, Worker(*activity.peer))
-        return self._watched.profiled(worker, activity.what)
+            job = self._state.job
+            return job.graph.between(worker, Worker(*activity.peer)) if job.phase == "running" else 0.0
+        return self._state.profile.seconds(worker, activity.what)
 
     def _report_data(self, signs: dict[Worker, Sign], readers: list[Worker], now: float) -> None:
-        """Reports workers that wait for training data. readers: all readers if none of their disks answers, else
+        """Records workers that wait for training data. readers: all readers if none of their disks answers, else
         none."""
         waiting = [w for w in readers if signs[w].activity.what == "data"]
         if not waiting:
@@ -271,48 +242,51 @@ class HangDetector:
         if now >= self._awaited_data:
             self._awaited_data += DISK_SECONDS
             path = next(
-                known.path for rank in self._roster if rank.role == oldest and (known := self._known.get(rank.number))
+                known.path
+                for rank in self._state.roster
+                if rank.role == oldest and (known := self._known.get(rank.number))
             )
-            self._watched.awaits_data(sorted(waiting), path, seconds)
+            names = [str(worker) for worker in sorted(waiting)]
+            self._state.recorder.event(WaitsForData(path=path, waiting=names, seconds=round(seconds, 1)))
 
-    def _renew(self, standing: Standing, waiting: list[Worker]) -> None:
-        step, times = self._renewed
-        self._renewed = standing.step, times + 1 if step == standing.step else 1
+    def _renew(self, step: int, waiting: list[Worker]) -> None:
+        before, times = self._renewed
+        self._renewed = step, times + 1 if before == step else 1
         if self._renewed[1] > RENEWALS:
-            report = self._folder / f"{_name(standing.step)}.json"
-            self._watched.stop(
-                f"all workers wait in step {standing.step} and none works, even after the links were renewed "
+            report = self._state.run.hangs / f"{_name(step)}.json"
+            self._state.lifecycle.stop(
+                f"all workers wait in step {step} and none works, even after the links were renewed "
                 f"{RENEWALS} times; {report} shows what each worker waits for"
             )
             return
-        self._watched.renew(waiting)
+        self._state.recorder.event(Renewed(waiting=[str(worker) for worker in waiting]))
+        self._driver.drive(LinksBroken())
 
     # -- the run folder ----------------------------------------------------------------------------------------
 
-    def _report(self, standing: Standing, signs: dict[Worker, Sign], verdict: Verdict) -> None:
+    def _report(self, step: int, signs: dict[Worker, Sign], verdict: Verdict) -> None:
         """Adds a report to the file of this step."""
-        step, reports = self._reports
-        reports = reports if step == standing.step else []
+        before, reports = self._reports
+        reports = reports if before == step else []
         reports.append({
             "time": time.time(),
-            "generation": standing.generation,
+            "generation": self._generation,
             "stuck": {
-                str(w): {**stuck._asdict(), "stacks": f"{_name(standing.step)}-{w}.txt"}
-                for w, stuck in verdict.stuck.items()
+                str(w): {**stuck._asdict(), "stacks": f"{_name(step)}-{w}.txt"} for w, stuck in verdict.stuck.items()
             },
             "deadlock": [str(w) for w in verdict.deadlock],
             "workers": {str(w): sign.to_json() for w, sign in sorted(signs.items())},
             "waits": [[str(a), str(b)] for a, b in verdict.graph.edges],
         })  # fmt: skip
-        self._reports = standing.step, reports
-        self._later(self._write, f"{_name(standing.step)}.json", json.dumps(reports, indent=1) + "\n")
+        self._reports = step, reports
+        self._state.run.later(self._write, f"{_name(step)}.json", json.dumps(reports, indent=1) + "\n")
 
     def _write(self, name: str, text: str) -> None:
         try:
-            self._folder.mkdir(exist_ok=True)
-            RunFolder.write_text(self._folder / name, text)
+            self._state.run.hangs.mkdir(exist_ok=True)
+            RunFolder.write_text(self._state.run.hangs / name, text)
         except OSError as error:
-            warn_once(f"{self._folder} cannot be written: {error.strerror}")
+            warn_once(f"{self._state.run.hangs} cannot be written: {error.strerror}")
 
 
 def _name(step: int) -> str:

@@ -31,7 +31,6 @@ from recycle_pp.wire.messages.agreement import Takeover
 
 from .checkpoints import NOTHING, Whole
 from .coordinator import WRITE_SECONDS, Coordinator
-from .successor import Successor
 
 # Heartbeats at which to call gc.freeze(). A collection of the 200,000 objects of imports and of the planner would block
 # the loop for 50 ms, and none of them is ever freed.
@@ -67,11 +66,10 @@ class Host:
         self._events = EventLog(run.events, settings.run.steps, progress.say, run.later, self._term)
         self._exporters = Exporters(settings, run)
         self._heartbeat = Heartbeat(run, self._term, f"{leader.host}:{leader.port}")
-        arguments = (settings, run, self._events, progress, agreement, leader, whole)
-        self._coordinator = (
-            Successor(*arguments, takeover=takeover, token=token) if takeover else Coordinator(*arguments)
+        self._coordinator = Coordinator(
+            settings, run, self._events, progress, agreement, leader, whole, takeover, token
         )
-        run.later.permitted = self._coordinator.lease.permits
+        self._state = self._coordinator.state
         self.ended = asyncio.create_task(self._coordinate())
         self._beating = asyncio.create_task(self._beat())
 
@@ -79,7 +77,7 @@ class Host:
         await self._coordinator.handle(peer)
 
     def stop(self, reason: str, code: int) -> None:
-        self._coordinator.stop(reason, code)
+        self._state.lifecycle.stop(reason, code)
 
     @property
     def agents(self) -> set[int]:
@@ -101,7 +99,7 @@ class Host:
         await self._screen.flushed(SCREEN_SECONDS)
 
     def close(self) -> None:
-        self._coordinator.lease.revoke()
+        self._state.lease.revoke()
         self.ended.cancel()
         self._beating.cancel()
         self._exporters.kill()
@@ -109,7 +107,7 @@ class Host:
 
     def _term(self) -> int:
         """The term of the lease. The first coordinator of a job may lead several terms in a row."""
-        return self._coordinator.lease.term
+        return self._state.lease.term
 
     async def _coordinate(self) -> int:
         """Returns the job's exit code. If the coordinator fails, prints the traceback: that is a bug."""
@@ -120,7 +118,7 @@ class Host:
             traceback.print_exc()
         finally:
             if not self._coordinator.gave_way:
-                self._run.later(self._heartbeat.end, self._coordinator.live, code)
+                self._run.later(self._heartbeat.end, self._state.job.live, code)
         await self._exporters.close()
         await self._run.later.flushed(WRITE_SECONDS)
         await self._screen.flushed(SCREEN_SECONDS)
@@ -129,12 +127,12 @@ class Host:
     async def _beat(self) -> None:
         """Writes heartbeat.json until the job is over."""
         for beat in itertools.count():
-            if self._coordinator.over:
+            if self._state.lifecycle.over:
                 return
             if beat in FREEZES:
                 gc.freeze()
-            await self._coordinator.lease.wait()
-            self._run.later(self._heartbeat.write, set(self._coordinator.live))
-            self._coordinator.retry_writes()
+            await self._state.lease.wait()
+            self._run.later(self._heartbeat.write, set(self._state.job.live))
+            self._state.recorder.retry()
             self._exporters.look()
             await asyncio.sleep(SECONDS)

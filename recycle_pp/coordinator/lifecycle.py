@@ -1,26 +1,31 @@
 """The end of the job, which happens once.
 
-lifecycle = Lifecycle(recorder, closing)
+lifecycle = Lifecycle(roster, recorder)
 lifecycle.stop("reason", code=2)      # or finish(digests, code), or end(code) without a record
+await lifecycle.guard(work, rank)     # calls work(rank); its exception stops the job
 code = await lifecycle.ended()
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from recycle_schedules import Worker
 
+from recycle_pp.consensus.agreement import Deposed
 from recycle_pp.telemetry.recorder import Recorder
+from recycle_pp.wire.messages.supervisors import Death
+
+from .roster import Roster
 
 
 class Lifecycle:
-    """closing(): called before the last event, so that waiting events are written first."""
-
-    def __init__(self, recorder: Recorder, closing: Callable[[], None]) -> None:
+    def __init__(self, roster: Roster, recorder: Recorder) -> None:
+        self._roster = roster
         self._recorder = recorder
-        self._closing = closing
         self._code: int | None = None
         self.reason = ""  # why the job stopped
         self._over = asyncio.Event()
@@ -38,15 +43,29 @@ class Lifecycle:
         """Ends the job with this reason and exit code. Later calls have no effect, because they are consequences of the
         first one."""
         if not self.over:
-            self._closing()
+            self._record_deaths()
             self._recorder.stopped(reason)
             self.reason = reason
             self.end(code)
 
+    def failed(self, part: str = "the coordinator") -> None:
+        """Stops the job with the traceback of the exception that is being handled."""
+        self.stop(f"{part} failed:\n{traceback.format_exc()}")
+
+    async def guard(self, work: Callable[..., Awaitable[None]], *arguments: Any, part: str = "the coordinator") -> None:
+        """Calls work(*arguments) and waits for it. An exception stops the job with its traceback, otherwise it could be
+        lost in a task, or look like the death of a client. The loss of the lease ends only the work."""
+        try:
+            await work(*arguments)
+        except Deposed:
+            pass
+        except Exception:
+            self.failed(part)
+
     def finish(self, digests: Mapping[Worker, Mapping[str, str]], code: int) -> None:
         """Ends the job after the last step. digests: worker -> digests of its parameters."""
         if not self.over:
-            self._closing()
+            self._record_deaths()
             self._recorder.finished(digests)
             self.end(code)
 
@@ -59,3 +78,12 @@ class Lifecycle:
         await self._over.wait()
         assert self._code is not None
         return self._code
+
+    def _record_deaths(self) -> None:
+        """Writes the events of deaths whose cause is still unknown, so that the last event is that of the end."""
+        for rank in self._roster:
+            if rank.explained < rank.died:
+                rank.explained = rank.died
+                unknown = Death("unknown", "the job ended before the cause was known")
+                self._recorder.explain_death((rank.number, rank.died), rank.causes.get(rank.died, unknown))
+        self._recorder.release()

@@ -1,6 +1,6 @@
 """Starts the workers of a lost or new node once the node can connect to the nodes of all live workers.
 
-returns = Returns(context)
+returns = Returns(state)
 returns.newcomer(rank)              # a new node has replaced a lost one
 returns.cut_off(rank, hosts)        # the worker left because of a cut link; its supervisor is still connected
 returns.reconnected(rank)           # the rank's supervisor was lost and has reconnected
@@ -22,19 +22,16 @@ from recycle_pp.telemetry.events.coordinators import LinkRestored, NodeJoined
 from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.messages.supervisors import Probe, Probed, Target
 
-from .context import Context
 from .ranks import Rank
+from .state import JobState
 
 AGAIN_SECONDS = 3.0  # between two tries
 LONGEST_SECONDS = 600.0  # limit on the wait before the first try after a cut
 
 
 class Returns:
-    def __init__(self, context: Context) -> None:
-        self._roster = context.roster
-        self._timers = context.timers
-        self._recorder = context.recorder
-        self._lifecycle = context.lifecycle
+    def __init__(self, state: JobState) -> None:
+        self._state = state
         self._events: dict[int, type[NodeJoined | LinkRestored] | None] = {}  # waiting rank -> the event of its start
         self._cuts: Counter[int] = Counter()  # rank -> number of times that its worker had to leave
         self.cut: dict[int, str] = {}  # waiting rank -> a sentence with the nodes that it cannot reach
@@ -57,17 +54,17 @@ class Returns:
         if not message.unreachable:
             self._start(rank)
             return
-        self._timers.after(AGAIN_SECONDS, self._probe, rank, rank.supervisor)
+        self._state.timers.after(AGAIN_SECONDS, self._probe, rank, rank.supervisor)
         sentence = f"{rank.host} cannot reach {' and '.join(message.unreachable)}"
         if sentence not in self.cut.values():  # once for all workers of a node
-            self._recorder.say(f"{sentence}: its workers start once the network between them works")
+            self._state.recorder.say(f"{sentence}: its workers start once the network between them works")
         self.cut[rank.number] = sentence
 
     def _begin(self, rank: Rank, event: type[NodeJoined | LinkRestored] | None, seconds: float) -> None:
         self._events[rank.number] = event
         self.cut.pop(rank.number, None)
         if seconds:
-            self._timers.after(seconds, self._probe, rank, rank.supervisor)
+            self._state.timers.after(seconds, self._probe, rank, rank.supervisor)
         else:
             self._probe(rank, rank.supervisor)
 
@@ -76,7 +73,7 @@ class Returns:
             return
         nodes = {
             (other.host, other.place.host): Target(other.host or "", other.place.host, other.place.port)
-            for other in self._roster
+            for other in self._state.roster
             if other.alive and other.place is not None and other.supervisor is not None
         }
         targets = [target for (host, _), target in sorted(nodes.items()) if host != rank.host]
@@ -88,12 +85,12 @@ class Returns:
     def _start(self, rank: Rank) -> None:
         self.cut.pop(rank.number, None)
         if event := self._events.pop(rank.number):
-            self._recorder.event(event(worker=str(rank.role), rank=rank.number, host=rank.host))
+            self._state.recorder.event(event(worker=str(rank.role), rank=rank.number, host=rank.host))
         rank.spawn()
 
     def _waits(self, rank: Rank, supervisor: Peer | None) -> bool:
         """Whether this supervisor still has to start the worker."""
-        if rank.number not in self._events or self._lifecycle.over:
+        if rank.number not in self._events or self._state.lifecycle.over:
             return False
         if rank.supervisor is not supervisor:  # replaced by another node, which has its own tries
             return False

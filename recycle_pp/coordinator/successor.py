@@ -1,7 +1,8 @@
-"""The coordinator that replaces a lost one. It starts from the reports of supervisors and workers.
+"""Takes over from a lost coordinator: restores the job from the reports of supervisors and workers.
 
-    coordinator = Successor(settings, run, events, progress, agreement, leader, takeover, token)
-    code = await coordinator.run()        # takes over, then runs like any coordinator
+    successor = Successor(state, driver, deaths, workers, agreement, takeover, discovery)
+    await successor.has_met(peer, hello)  # a worker has connected
+    await successor.take_over()           # then the coordinator continues like any other
 
 Some of the old coordinator's memory is lost. A joiner that had not finished restarts, a validation may be repeated, and
 a checkpoint is abandoned if its writer died too; a peer writes the last checkpoint of a run again.
@@ -12,11 +13,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-from recycle_pp.consensus.agreement import Deposed
+from recycle_pp.consensus.agreement import Agreement
 from recycle_pp.protocol.events import CoordinatorReplaced
 from recycle_pp.protocol.takeover import Found, find
 from recycle_pp.telemetry.background import READ_SECONDS
@@ -26,67 +25,65 @@ from recycle_pp.wire.messages.agreement import Takeover
 from recycle_pp.wire.messages.handshake import WorkerHello
 from recycle_pp.wire.messages.saving import Assembled, Assembling
 from recycle_pp.wire.messages.steps import Measured
-from recycle_pp.wire.messages.supervisors import Died, Registration
 from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.messages.workers import FROM_WORKER, LASTING, State
 
-from .coordinator import Coordinator
+from .deaths import Deaths
+from .driver import Driver
 from .failover_discovery import FailoverDiscovery
 from .job import new_job
+from .planning import load
 from .ranks import Rank
+from .state import JobState
+from .workers import Workers
 
 DISCOVERY_SECONDS = 2.0  # least time for workers that may still try to connect to the lost coordinator
 
 
-class Successor(Coordinator):
-    def __init__(self, *arguments: Any, takeover: Takeover, token: str) -> None:
-        super().__init__(*arguments)
+class Successor:
+    def __init__(
+        self,
+        state: JobState,
+        driver: Driver,
+        deaths: Deaths,
+        workers: Workers,
+        agreement: Agreement,
+        takeover: Takeover,
+        discovery: FailoverDiscovery,
+    ) -> None:
+        self._state = state
+        self._driver = driver
+        self._deaths = deaths
+        self._workers = workers
+        self._agreement = agreement
         self._takeover = takeover
-        self._discovery = FailoverDiscovery(token)
+        self.discovery = discovery
 
-    async def run(self) -> int:
-        with suppress(Deposed):
-            await self._take_over()
-        return await super().run()
-
-    def _receive_from_supervisor(self, number: int, message: Message, peer: Peer) -> None:
-        if self._discovery.over.is_set():
-            super()._receive_from_supervisor(number, message, peer)
-        elif isinstance(message, Registration):
-            self._discovery.supervisor(number, message, peer)
-        elif isinstance(message, Died):
-            self._discovery.died(number, message)
-
-    def _lose_supervisor(self, number: int, peer: Peer) -> None:
-        if self._discovery.over.is_set():
-            super()._lose_supervisor(number, peer)
-        else:
-            self._discovery.supervisors.pop(number, None)
-
-    async def _handle_worker(self, peer: Peer, hello: WorkerHello) -> None:
-        await self.lease.wait()
-        if hello.moved and not self._discovery.over.is_set():
+    async def has_met(self, peer: Peer, hello: WorkerHello) -> bool:
+        """Waits until this coordinator has taken over. Before that, takes the worker's report. False: the worker died,
+        or its connection broke."""
+        if hello.moved and not self.discovery.over.is_set():
             try:
-                state = await peer.recv(FROM_WORKER)
+                report = await peer.recv(FROM_WORKER)
             except ChannelClosed:
-                return  # the worker died, or its connection broke
-            if not isinstance(state, State):
-                return
-            self._discovery.worker(hello.rank, hello.incarnation, state, peer)
-        await self._discovery.over.wait()
-        await super()._handle_worker(peer, hello)
+                return False
+            if not isinstance(report, State):
+                return False
+            self.discovery.worker(hello.rank, hello.incarnation, report, peer)
+        await self.discovery.over.wait()
+        return True
 
-    async def _take_over(self) -> None:
+    async def take_over(self) -> None:
         """Restores the job from the reports; `Job` handles `CoordinatorReplaced` for the protocol."""
-        control, parallel = self._settings.control, self._settings.parallel
-        saving, planning = self._driver.saving, self._driver.planning
-        reading = asyncio.gather(self._recorder.read_history(), planning.load())
+        state, saving = self._state, self._state.saving
+        control, parallel = state.settings.control, state.settings.parallel
+        reading = asyncio.gather(state.recorder.read_history(), load(state.profile, state.run.profile))
         looking = asyncio.create_task(saving.look())
         patience = max(control.suspicion, DISCOVERY_SECONDS)
-        await self._discovery.complete(await self._agreement.supervisors(), patience)
-        states = self._discovery.states()
+        await self.discovery.complete(await self._agreement.supervisors(), patience)
+        states = self.discovery.states()
         found = find(states)
-        committed = max((state.committed for state in states.values()), default=-1)
+        committed = max((known.committed for known in states.values()), default=-1)
         lost = not states and await self._agreement.generation() >= 0
         if lost:
             await looking
@@ -94,52 +91,52 @@ class Successor(Coordinator):
             committed = (await saving.whole()).step - 1
         await asyncio.wait({looking}, timeout=READ_SECONDS)
         await reading
-        await self.lease.wait()
-        ranks = self._discovery.ranks(parallel.pipelines, parallel.stages)
-        self._roster.update(ranks)
-        steps = self._settings.run.steps
+        await state.lease.wait()
+        ranks = self.discovery.ranks(parallel.pipelines, parallel.stages)
+        state.roster.update(ranks)
+        steps = state.settings.run.steps
         if saving.newest() == saving.path(steps) and committed < steps - 1:
-            self._discovery.over.set()
-            self._lifecycle.end(0)  # others have finished the job while this supervisor was suspended
+            self.discovery.over.set()
+            state.lifecycle.end(0)  # others have finished the job while this supervisor was suspended
             return
         # Before the first generation all workers start from the same checkpoint. Later workers get state from a peer.
         assignment = {rank.number: rank.role for rank in ranks}
-        job = new_job(self._settings, 0 if found.begun else committed + 1, found.generation, committed, assignment)
-        self._driver.begin(job)
-        self._recorder.took_over(self._takeover, found)
+        job = new_job(state.settings, 0 if found.begun else committed + 1, found.generation, committed, assignment)
+        state.begin(job)
+        state.recorder.took_over(self._takeover, found)
         if lost:
-            self.stop(_lost(saving.newest()))
-        self._driver.change(planning.problem(job.problem))
+            state.lifecycle.stop(_lost(saving.newest()))
+        self._driver.change(state.profile.problem(job.problem))
         if found.begun:
-            self._restarts.taken_over(found.live, found.committed)
+            state.restarts.taken_over(found.live, found.committed)
             await self._continue_saving(found)
             self._driver.drive(CoordinatorReplaced(found))
-        for rank in self._roster:
+        for rank in state.roster:
             rank.last_message = time.monotonic()
-            if not self.over:
+            if not state.lifecycle.over:
                 self._restore_rank(rank, found)
-        self._discovery.over.set()
-        repeated = self._discovery.repeated()
+        self.discovery.over.set()
+        repeated = self.discovery.repeated()
         self._handle_again(repeated, (Measured,))
         if found.commit is not None:
-            self._recorder.record_missing_commit(found.commit)
+            state.recorder.record_missing_commit(found.commit)
         # Assemblies before saved parts; otherwise a checkpoint would be assembled twice.
         self._handle_again(repeated, (Assembling, Assembled))
         self._handle_again(repeated, set(LASTING) - {Measured, Assembling, Assembled})
         # Savers may have died before the newest membership.
-        self._driver.send(saving.only(self._driver.job.live))
+        self._driver.send(saving.only(state.job.live))
         self._deaths.respawn_due()
 
     def _handle_again(self, repeated: Sequence[tuple[int, Message]], kinds: Collection[type[Message]]) -> None:
         for number, message in repeated:
             if type(message) in kinds:
-                self._workers.handle(self._roster[number], message)
+                self._workers.handle(self._state.roster[number], message)
 
     def _restore_rank(self, rank: Rank, found: Found) -> None:
         """Records the death of a dead worker, and restarts a live worker that is not a member."""
         for death in rank.causes.values():
             if death.where:
-                self._restarts.failed(death.where, rank.role)
+                self._state.restarts.failed(death.where, rank.role)
         if rank.role in found.live or (rank.alive and not found.begun):
             return
         if rank.incarnation < 0 or (rank.alive and rank.role not in found.members):
@@ -151,10 +148,10 @@ class Successor(Coordinator):
         """Continues an unfinished checkpoint. Workers repeat their reports about the checkpoint's parts."""
         savers = found.commit.savers if found.commit else []
         done = found.committed + 1
-        if not savers or self._settings.emulate.mode:
+        if not savers or self._state.settings.emulate.mode:
             return
-        if not await self._driver.saving.exists(done):
-            self._driver.saving.begin(done, savers, found.commit is not None and found.commit.last, found.informed)
+        if not await self._state.saving.exists(done):
+            self._state.saving.begin(done, savers, found.commit is not None and found.commit.last, found.informed)
 
 
 def _lost(newest: Path | None) -> str:

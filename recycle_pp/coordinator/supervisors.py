@@ -39,12 +39,12 @@ from recycle_pp.wire.messages.supervisors import (
 )
 from recycle_pp.wire.messages.table import Message
 
-from .context import Context
 from .deaths import Deaths
 from .driver import Driver
 from .hang_detector import HangDetector
 from .ranks import Rank
 from .returns import Returns
+from .state import JobState
 
 _LOOK_SECONDS = 0.05  # between two checks whether a supervisor has reconnected or its process has ended
 _TERM_SECONDS = 0.3  # time for a SIGTERM to the whole job to reach all of its nodes
@@ -52,21 +52,14 @@ _TERM_SECONDS = 0.3  # time for a SIGTERM to the whole job to reach all of its n
 
 class Supervisors:
     def __init__(
-        self, context: Context, leader: Leader, driver: Driver, deaths: Deaths, hangs: HangDetector, returns: Returns
+        self, state: JobState, leader: Leader, driver: Driver, deaths: Deaths, hangs: HangDetector, returns: Returns
     ) -> None:
-        self._settings = context.settings
-        self._run = context.run
+        self._state = state
         self._leader = leader
-        self._roster = context.roster
-        self._restarts = context.restarts
-        self._timers = context.timers
-        self._recorder = context.recorder
-        self._lifecycle = context.lifecycle
-        self._lease = context.lease
         self._driver = driver
         self._deaths = deaths
         self._returns = returns
-        context.recorder.share(self._send_to_all)
+        state.recorder.share(self._send_to_all)
         self._shared: tuple[str, Mapping[str, str]] | None = None  # the first node and its settings
         self._handlers: dict[type[Message], Callable[[Rank, Any], None]] = {
             SupervisorHeartbeat: hangs.supervisor_beats,
@@ -81,10 +74,10 @@ class Supervisors:
     def welcome(self, peer: Peer, hello: SupervisorHello) -> int | None:
         number = hello.rank
         if number < 0:
-            if not any(self._roster):  # no other supervisor is connected: it must ask again
+            if not any(self._state.roster):  # no other supervisor is connected: it must ask again
                 peer.send(Redirect(self._leader))
                 return None
-            free = self._roster.free(self._driver.job.live)
+            free = self._state.roster.free(self._state.job.live)
             if free is None:
                 peer.send(NoPlace(self._why_no_place()))
                 return None
@@ -96,16 +89,16 @@ class Supervisors:
         elif self._is_taken(number, hello):
             peer.send(NoPlace(f"a new node has taken the place of rank {number}; this node ends"))
             return None
-        peer.send(SupervisorWelcome(self._settings, str(self._run.path), self._leader, number))
-        if self._lifecycle.code is not None:  # the job has stopped before its start
-            peer.send(Finish(self._lifecycle.code, self._lifecycle.reason))
+        peer.send(SupervisorWelcome(self._state.settings, str(self._state.run.path), self._leader, number))
+        if self._state.lifecycle.code is not None:  # the job has stopped before its start
+            peer.send(Finish(self._state.lifecycle.code, self._state.lifecycle.reason))
         return number
 
     def receive(self, number: int, message: Message, peer: Peer) -> None:
         if isinstance(message, Registration):
             self._register(number, message, peer)
-        elif number in self._roster:  # heartbeats may come before it has registered
-            rank = self._roster[number]
+        elif number in self._state.roster:  # heartbeats may come before it has registered
+            rank = self._state.roster[number]
             rank.missed_heartbeats = 0
             self._handlers[type(message)](rank, message)
 
@@ -113,17 +106,17 @@ class Supervisors:
         """Handles the end of a connection, because the node or its agent is gone. The supervisor has some time to
         reconnect after a reset, or if this coordinator was suspended or cut off: supervisors close connections to a
         silent coordinator."""
-        if number in self._roster and (rank := self._roster[number]).supervisor is peer:
-            waits = peer.was_reset or self._lease.lapsed(self._settings.control.suspicion)
-            patience = min(REFUSED, self._settings.control.suspicion) if waits else 0.0
+        if number in self._state.roster and (rank := self._state.roster[number]).supervisor is peer:
+            waits = peer.was_reset or self._state.lease.lapsed(self._state.settings.control.suspicion)
+            patience = min(REFUSED, self._state.settings.control.suspicion) if waits else 0.0
             self._await_return(rank, peer, time.monotonic() + patience)
 
     def _await_return(self, rank: Rank, peer: Peer, until: float) -> None:
         if rank.supervisor is not peer:
             return
         ended = rank.place is not None and is_dead(rank.place.process)
-        if time.monotonic() < until and not ended and not self._lifecycle.over:
-            self._timers.after(_LOOK_SECONDS, self._await_return, rank, peer, until)
+        if time.monotonic() < until and not ended and not self._state.lifecycle.over:
+            self._state.timers.after(_LOOK_SECONDS, self._await_return, rank, peer, until)
         else:
             rank.supervisor = None
             if rank.worker is not None:
@@ -132,35 +125,35 @@ class Supervisors:
 
     def _register(self, number: int, message: Registration, peer: Peer) -> None:
         """Registers a supervisor, with the state of its worker."""
-        rank = self._roster.enter(number)
+        rank = self._state.roster.enter(number)
         rank.supervisor = peer
         rank.place = message.place
         rank.missed_heartbeats = 0
         if message.settings is not None and rank.incarnation < 0:
             self._compare(rank, message.settings)
-        if self._lifecycle.code is not None:  # the job has stopped since the welcome
-            rank.send(Finish(self._lifecycle.code, self._lifecycle.reason))
+        if self._state.lifecycle.code is not None:  # the job has stopped since the welcome
+            rank.send(Finish(self._state.lifecycle.code, self._state.lifecycle.reason))
             return
-        self._recorder.share_with(rank.send)
+        self._state.recorder.share_with(rank.send)
         if message.spawn is not None:
             self._returned(rank, message.spawn.incarnation, message.deaths)
         elif rank.incarnation >= 0:  # a new node in place of a lost one
             self._returns.newcomer(rank)
-        elif self._roster.complete:
+        elif self._state.roster.complete:
             # From now on the job survives the loss of this coordinator.
-            self._driver.agreement_gate.announce(-1, self._roster.places())
-            for each in self._roster:
+            self._driver.agreement_gate.announce(-1, self._state.roster.places())
+            for each in self._state.roster:
                 each.spawn()
 
     def _send_to_all(self, message: Message) -> None:
         frame = encode(message)
-        for rank in self._roster:
+        for rank in self._state.roster:
             if rank.supervisor is not None:
                 rank.supervisor.send_frame(frame)
 
     def _is_taken(self, number: int, hello: SupervisorHello) -> bool:
         """Whether the supervisor of another process is connected as this rank."""
-        holder = self._roster[number].supervisor if number in self._roster else None
+        holder = self._state.roster[number].supervisor if number in self._state.roster else None
         if holder is None or not isinstance(holder.hello, SupervisorHello):
             return False
         return (holder.hello.host, holder.hello.pid) != (hello.host, hello.pid)
@@ -180,7 +173,7 @@ class Supervisors:
             self._shared = node, settings
         elif (difference := first_difference(self._shared[1], settings)) is not None:
             key, here, there = difference
-            self._lifecycle.stop(
+            self._state.lifecycle.stop(
                 f"the nodes were started with different settings: {key} is {here} on {self._shared[0]}, and {there} on "
                 f"{node}; start every node with the same command line",
                 code=2,
@@ -188,35 +181,37 @@ class Supervisors:
 
     def _returned(self, rank: Rank, incarnation: int, deaths: Sequence[Died]) -> None:
         """Handles a supervisor that has reconnected. Its worker may have been given up."""
-        self._recorder.event(SupervisorBack(worker=str(rank.role), rank=rank.number))
+        self._state.recorder.event(SupervisorBack(worker=str(rank.role), rank=rank.number))
         for died in deaths:
             if rank.alive and died.incarnation == rank.incarnation:
                 self._deaths.reported(rank, died)
         if rank.alive and incarnation < rank.incarnation:  # the order was lost with the connection
             rank.send(Spawn(rank.incarnation, rank.role, rank.respawns))
         rank.incarnation = max(rank.incarnation, incarnation)
-        if not rank.alive and self._restarts.comes_back(rank):
+        if not rank.alive and self._state.restarts.comes_back(rank):
             self._returns.reconnected(rank)
 
     def _spawned(self, rank: Rank, message: Spawned) -> None:
-        if self._lifecycle.over:  # readers of the events would take this event for a resume
+        if self._state.lifecycle.over:  # readers of the events would take this event for a resume
             return
-        self._recorder.event(SpawnedEvent(worker=str(rank.role), rank=rank.number, pid=message.pid, host=rank.host))
+        self._state.recorder.event(
+            SpawnedEvent(worker=str(rank.role), rank=rank.number, pid=message.pid, host=rank.host)
+        )
 
     def _stopping(self, rank: Rank, message: Stopping) -> None:
         rank.stopping = True
-        if message.again and self._driver.ending.signal is not None:
+        if message.again and self._state.ending.signal is not None:
             self._driver.end_early()
         elif message.signal == "SIGINT":
             self._driver.finish_early("SIGINT", 130)
         else:
-            self._timers.after(_TERM_SECONDS, self._evict)
+            self._state.timers.after(_TERM_SECONDS, self._evict)
 
     def _evict(self) -> None:
         """Handles SIGTERM: evicts these machines, or ends the job if too few workers would remain."""
-        present = [rank for rank in self._roster if rank.supervisor is not None]
+        present = [rank for rank in self._state.roster if rank.supervisor is not None]
         going = [rank for rank in present if rank.stopping]
-        if len(present) - len(going) < self._settings.parallel.stages:
+        if len(present) - len(going) < self._state.settings.parallel.stages:
             self._driver.finish_early("SIGTERM", 143)
             return
         for rank in going:

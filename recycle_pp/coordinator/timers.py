@@ -1,6 +1,6 @@
 """Delayed calls in the event loop. An exception in one of them ends the job with its traceback.
 
-timers = Timers(failed, lease)          # failed(traceback)
+timers = Timers(lifecycle, lease)
 timers.after(0.3, explain, rank)
 timers.close()
 
@@ -11,16 +11,17 @@ time of the suspension does not count as silence of others.
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 from recycle_pp.consensus.leader_lease import LeaderLease
 
+from .lifecycle import Lifecycle
+
 
 class Timers:
-    def __init__(self, failed: Callable[[str], None], lease: LeaderLease) -> None:
-        self._failed = failed
+    def __init__(self, lifecycle: Lifecycle, lease: LeaderLease) -> None:
+        self._lifecycle = lifecycle
         self._lease = lease
         self._waiting: set[asyncio.TimerHandle] = set()
 
@@ -42,7 +43,7 @@ class Timers:
             try:
                 function(*arguments)
             except Exception:  # the loop would only log it
-                self._failed(traceback.format_exc())
+                self._lifecycle.failed()
 
         def cancel() -> None:
             self._waiting.discard(handle)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from recycle_pp.consensus.refusal import REFUSED
+from recycle_pp.fitting.problem import memory_of
 from recycle_pp.protocol.events import (
     FromWorker,
     MessageReceived,
@@ -20,7 +21,6 @@ from recycle_pp.protocol.events import (
     WorkerReady,
     WorkerReturned,
 )
-from recycle_pp.telemetry.events.checkpoints import CheckpointSaved
 from recycle_pp.telemetry.events.workers import Evicted, Refused
 from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.messages.generations import Broken, LinksMeasured, Report, Resumed, Unreachable
@@ -40,73 +40,71 @@ from recycle_pp.wire.messages.steps import Evaluated, Measured, OpProgress, Vote
 from recycle_pp.wire.messages.table import Message, is_lasting, is_void
 from recycle_pp.wire.messages.workers import State
 
+from .after_commit import AfterCommit
 from .broken_links import BrokenLinks
-from .context import Context
 from .deaths import Deaths
 from .driver import Driver
 from .hang_detector import HangDetector
 from .ranks import Rank
-from .returns import Returns
+from .state import JobState
 
 
 class Workers:
-    def __init__(self, context: Context, driver: Driver, deaths: Deaths, hangs: HangDetector, returns: Returns) -> None:
-        self._settings = context.settings
-        self._run = context.run
-        self._timers = context.timers
-        self._roster = context.roster
-        self._restarts = context.restarts
-        self._recorder = context.recorder
-        self._lifecycle = context.lifecycle
-        self._spans = context.spans
-        self._lease = context.lease
+    def __init__(
+        self,
+        state: JobState,
+        driver: Driver,
+        after_commit: AfterCommit,
+        deaths: Deaths,
+        hangs: HangDetector,
+        links: BrokenLinks,
+    ) -> None:
+        self._state = state
         self._driver = driver
-        self._saving = driver.saving
         self._deaths = deaths
         self._hangs = hangs
-        self._links = BrokenLinks(context, driver, deaths, returns)
         self._received: dict[tuple[int, type[Message], int], Message] = {}  # the last lasting messages
         self._platform: str | None = None  # platform of the first worker: see execution.device
         self._data = ""  # fingerprint of the first worker's training data
         self._printed: set[str] = set()  # printed notes of workers
         self._handlers: dict[type[Message], Callable[[Rank, Any], None]] = {
             WorkerHeartbeat: self._beats,
-            StoreValue: lambda rank, message: self._roster.publish(message.key, message.value),
+            StoreValue: lambda rank, message: state.roster.publish(message.key, message.value),
             Measured: self._measured,
-            OpProgress: lambda rank, message: self._recorder.progress(rank.role, message),
-            Resumed: lambda rank, message: self._recorder.resumed(rank.role, message),
-            Broken: self._links.broken,
-            Unreachable: self._links.unreachable,
+            OpProgress: lambda rank, message: state.recorder.progress(rank.role, message),
+            Resumed: lambda rank, message: state.recorder.resumed(rank.role, message),
+            Broken: links.broken,
+            Unreachable: links.unreachable,
             Ready: self._ready,
             CannotRun: self._cannot_run,
             Leaving: self._leaving,
-            LinksMeasured: lambda rank, message: self._driver.planning.links_measured(message),
+            LinksMeasured: lambda rank, message: state.profile.links.measured(message.machine, message.found),
             Finished: self._finished,
-            Saved: lambda rank, message: self._driver.send(self._saving.saved(rank.role, message)),
-            SaveFailed: lambda rank, message: self._driver.save_failed(message, rank.role),
-            Digests: lambda rank, message: self._driver.compare(rank.role, message),
-            Assembling: lambda rank, message: self._saving.assembling(rank.role, message),
-            Assembled: self._assembled,
+            Saved: after_commit.saved,
+            SaveFailed: after_commit.save_failed,
+            Digests: after_commit.compare,
+            Assembling: after_commit.assembling,
+            Assembled: after_commit.assembled,
             State: self._returned,
             **dict.fromkeys((Report, Vote, Evaluated, Synced), self._drive),
         }
 
     def welcome(self, peer: Peer, hello: WorkerHello) -> Rank | None:
-        if hello.rank not in self._roster:
+        if hello.rank not in self._state.roster:
             return None  # it was not started by this job
-        rank = self._roster[hello.rank]
+        rank = self._state.roster[hello.rank]
         if hello.incarnation != rank.incarnation or not rank.alive:
             return None  # it was given up before it connected
         if hello.moved and rank.worker is not peer:
-            if rank.worker is None or rank.role not in self._driver.job.live:
+            if rank.worker is None or rank.role not in self._state.job.live:
                 return None  # it comes from another coordinator, too late
             rank.worker.abort()  # the worker's connection was reset; it sends its `State` next
         rank.worker = peer
         rank.last_message = time.monotonic()
         if not hello.moved:
-            first_step = self._driver.job.first_step
-            faults = self._restarts.faults_of(rank.role)
-            peer.send(WorkerWelcome(self._settings, rank.role, str(self._run.path), first_step, faults))
+            first_step = self._state.job.first_step
+            faults = self._state.restarts.faults_of(rank.role)
+            peer.send(WorkerWelcome(self._state.settings, rank.role, str(self._state.run.path), first_step, faults))
         return rank
 
     def receive(self, rank: Rank, incarnation: int, message: Message) -> None:
@@ -118,21 +116,21 @@ class Workers:
         """Handles a message to this coordinator, or one that a worker repeats after the loss of another coordinator."""
         if is_lasting(message):
             self._received[_kind(rank, message)] = message
-        if not is_void(message, self._driver.job.generation):
+        if not is_void(message, self._state.job.generation):
             self._handlers[type(message)](rank, message)
 
     def lost(self, rank: Rank, incarnation: int, peer: Peer) -> None:
         """The connection ended. A member has some time to reconnect after a reset, or if this coordinator was suspended
         or cut off. Its supervisor reports a death in any case."""
-        waits = peer.was_reset or self._lease.lapsed(self._settings.control.suspicion)
-        if waits and rank.role in self._driver.job.live:
-            seconds = min(REFUSED, self._settings.control.suspicion)
-            self._timers.after(seconds, self._has_not_returned, rank, incarnation, peer)
+        waits = peer.was_reset or self._state.lease.lapsed(self._state.settings.control.suspicion)
+        if waits and rank.role in self._state.job.live:
+            seconds = min(REFUSED, self._state.settings.control.suspicion)
+            self._state.timers.after(seconds, self._has_not_returned, rank, incarnation, peer)
         else:
             self._has_not_returned(rank, incarnation, peer)
 
     def _has_not_returned(self, rank: Rank, incarnation: int, peer: Peer) -> None:
-        if rank.worker is peer and not self._lifecycle.over:
+        if rank.worker is peer and not self._state.lifecycle.over:
             self._deaths.disconnected(rank, incarnation)
 
     def _returned(self, rank: Rank, message: State) -> None:
@@ -141,92 +139,80 @@ class Workers:
             if self._received.get(_kind(rank, repeated)) != repeated:
                 self.handle(rank, repeated)
         self._driver.drive(WorkerReturned(rank.role, message.committed))
-        self._driver.send(self._saving.returned(rank.role))
+        self._driver.send(self._state.saving.returned(rank.role))
 
     def _drive(self, rank: Rank, message: FromWorker) -> None:
         self._driver.drive(MessageReceived(rank.role, message))
 
     def _beats(self, rank: Rank, message: WorkerHeartbeat) -> None:
-        self._spans.heartbeat(rank.role, message)
+        self._state.spans.heartbeat(rank.role, message)
         self._hangs.worker_beats(rank, message)
 
     def _measured(self, rank: Rank, message: Measured) -> None:
-        self._spans.add(rank.role, message)
-        self._recorder.measured(rank.role, message)
+        self._state.spans.add(rank.role, message)
+        self._state.recorder.measured(rank.role, message)
 
     def _ready(self, rank: Rank, message: Ready) -> None:
         rank.address = message.address
-        job = self._driver.job
-        self._driver.change(self._driver.planning.introduced(rank.role, message, job.problem))
+        job, profile = self._state.job, self._state.profile
+        profile.describe(rank.role.stage, message.boundary_bytes, message.deferred_share, message.memory)
+        profile.place(rank.role, message.machine, message.cores)
+        if profile.memory is not None and job.problem.memory is None:
+            memory = memory_of(self._state.settings, profile.memory)
+            self._driver.change(job.problem.replace(memory=memory))
         for note in message.notes:
             if note not in self._printed:
                 self._printed.add(note)
-                self._recorder.say(note)
+                self._state.recorder.say(note)
         self._driver.drive(WorkerDescribed(rank.role, message.machine, message.units))
-        fits = self._fits(rank, message.platform) and self._reads_the_same(rank, message.data)
-        if fits and rank.role not in job.live:
-            earliest = 0 if job.phase == "starting" else self._restarts.earliest(rank.role)
+        if self._fits(rank, message) and rank.role not in job.live:
+            earliest = 0 if job.phase == "starting" else self._state.restarts.earliest(rank.role)
             self._driver.drive(WorkerReady(rank.role, earliest))
 
     def _cannot_run(self, rank: Rank, message: CannotRun) -> None:
         """Rejects a worker that cannot run the job. At the start, or if it is a member, the job stops."""
-        job = self._driver.job
+        job = self._state.job
         if job.phase == "starting" or rank.role in job.live:
-            self._lifecycle.stop(message.reason, code=2)
+            self._state.lifecycle.stop(message.reason, code=2)
             return
-        self._recorder.event(Refused(worker=str(rank.role), detail=message.reason))
-        rank.worker.send(Leave())  # type: ignore[union-attr]  # connected: it has just sent this message
+        self._reject(rank, Refused(worker=str(rank.role), detail=message.reason))
 
-    def _fits(self, rank: Rank, platform: str) -> bool:
-        """Whether the platform is that of the first worker: all workers must compute the same bits. While the job
-        starts, a worker with another platform stops the job; later, only this worker is rejected."""
-        self._platform = self._platform or platform
-        if platform == self._platform:
-            return True
-        if self._driver.job.phase == "starting":
-            reason = f"all workers need the same platform: worker {rank.role} has {platform}, not {self._platform}"
-            self._lifecycle.stop(reason, code=2)
-        else:
-            self._recorder.event(Refused(worker=str(rank.role), platform=platform, expected=self._platform))
-            self._restarts.earliest(rank.role)  # called only to remove the worker's `+rejoin_at`
-            rank.worker.send(Leave())  # type: ignore[union-attr]  # connected: it has just sent this message
-        return False
-
-    def _reads_the_same(self, rank: Rank, data: str) -> bool:
-        """Whether the training data is that of the first worker. While the job starts, a worker with other data stops
-        the job; later, only this worker is rejected."""
-        self._data = self._data or data
-        if data == self._data:
-            return True
-        where = f"on {rank.host or 'its host'}"
-        if self._driver.job.phase == "starting":
+    def _fits(self, rank: Rank, message: Ready) -> bool:
+        """Whether the worker has the platform and the training data of the first worker: all workers must compute the
+        same bits. While the job starts, another worker stops the job; later, only this worker is rejected."""
+        self._platform = self._platform or message.platform
+        self._data = self._data or message.data
+        worker, where = str(rank.role), f"on {rank.host or 'its host'}"
+        if message.platform != self._platform:
+            reason = f"all workers need the same platform: worker {worker} has {message.platform}, not {self._platform}"
+            refused = Refused(worker=worker, platform=message.platform, expected=self._platform)
+        elif message.data != self._data:
             reason = (
-                f"data.path: all workers must read the same tokens, but worker {rank.role} {where} reads different ones"
+                f"data.path: all workers must read the same tokens, but worker {worker} {where} reads different ones"
             )
-            self._lifecycle.stop(reason, code=2)
-        else:
             detail = f"data.path has changed {where}: its tokens differ from those at the start of the job"
-            self._recorder.event(Refused(worker=str(rank.role), detail=detail))
-            self._restarts.earliest(rank.role)  # called only to remove the worker's `+rejoin_at`
-            rank.worker.send(Leave())  # type: ignore[union-attr]  # connected: it has just sent this message
+            refused = Refused(worker=worker, detail=detail)
+        else:
+            return True
+        if self._state.job.phase == "starting":
+            self._state.lifecycle.stop(reason, code=2)
+        else:
+            self._reject(rank, refused)
+            self._state.restarts.earliest(rank.role)  # called only to remove the worker's `+rejoin_at`
         return False
+
+    def _reject(self, rank: Rank, refused: Refused) -> None:
+        self._state.recorder.event(refused)
+        rank.worker.send(Leave())  # type: ignore[union-attr]  # connected: it has just sent a message
 
     def _leaving(self, rank: Rank, message: Leaving) -> None:
-        if not self._lifecycle.over:
-            self._recorder.event(Evicted(worker=str(rank.role)))
+        if not self._state.lifecycle.over:
+            self._state.recorder.event(Evicted(worker=str(rank.role)))
             self._driver.drive(WorkerEvicted(rank.role))
 
     def _finished(self, rank: Rank, message: Finished) -> None:
-        self._driver.digests[rank.role] = message.digests
+        self._state.digests[rank.role] = message.digests
         self._drive(rank, message)
-
-    def _assembled(self, rank: Rank, message: Assembled) -> None:
-        self._saving.assembled(message)
-        if self._lifecycle.over:  # the last event must be the reason of the stop
-            return
-        self._driver.ending.saved()
-        self._recorder.event(CheckpointSaved(checkpoint=message.step))
-        self._driver.finish_if_done()
 
 
 def _kind(rank: Rank, message: Message) -> tuple[int, type[Message], int]:

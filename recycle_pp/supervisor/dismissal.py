@@ -57,9 +57,11 @@ async def dismiss(
         ) from None
     if launch.one_node:
         publish(launch, Address(at.host, server.sockets[0].getsockname()[1], at.token))
-    missing = asyncio.create_task(until_all_have_come(notified, launch.world, _print, _print))
+    missing = asyncio.create_task(until_all_have_come(notified, launch.world, _print))
     all_notified = asyncio.create_task(notified.all.wait())
     await asyncio.wait({missing, all_notified}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    if missing.done() and (reason := missing.result()):
+        _print(reason)
     missing.cancel()
     withdraw(launch)
     server.close()

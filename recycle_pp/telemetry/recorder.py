@@ -4,8 +4,7 @@
     recorder.measured(worker, message)    # also `progress` and `resumed`: messages of workers
     recorder.event(Respawned(worker="1.2", respawns=1))
     recorder.began(job)                   # a job has replaced the current one
-    recorder.handled(event, outcome)      # each event of the job, before the next one
-    recorder.follow(note)                 # each note of an outcome
+    recorder.handled(event, outcome)      # each event of the job, with its notes
     recorder.finished(digests)
     await recorder.read_history()         # on a new coordinator, before
     recorder.took_over(takeover, found)
@@ -68,13 +67,12 @@ class Recorder:
         self._run = run
         self._events = events
         self._progress = progress
-        self._job = job
         self._spans = spans
-        self._log = ProtocolLog(run.protocol, events.term, lambda: run.later.permitted())
+        self._log = ProtocolLog(run.protocol, events.term, run.later.permitted)
         self._steps = StepRecords(settings, run, events.term, partial(events.then, progress.step), events.unwritten)
         self._started_at = time.monotonic()
         self._later = Background("traces")
-        self._later.permitted = lambda: run.later.permitted()
+        self._later.permitted = run.later.permitted
         self._traces = Traces(run, self._later, spans)
         self._recovery: Recovery | None = None
         self._stalls: list[float] = []
@@ -83,6 +81,7 @@ class Recorder:
         self._dead: dict[Process, Expected] = {}  # events of deaths: the newest one of each rank, and incomplete ones
         self._started = False
         self._history = History()
+        self.began(job)
 
     # -- messages of workers --------------------------------------------------------------------------------------
 
@@ -196,14 +195,18 @@ class Recorder:
     def _log_start(self, job: Job) -> None:
         self._log.began(job)
 
-    @guarded
     def handled(self, event: JobEvent, outcome: Outcome) -> None:
-        """Logs an event of the job."""
+        """Logs an event of the job, and records its notes."""
+        self._log_event(event, outcome)
+        for note in outcome.notes:
+            self._follow(note)
+
+    @guarded
+    def _log_event(self, event: JobEvent, outcome: Outcome) -> None:
         self._log.handled(self._job, event, outcome)
 
     @guarded
-    def follow(self, note: Json) -> None:
-        """Records a note of the job."""
+    def _follow(self, note: Json) -> None:
         kind = note["event"]
         if kind == "committed":
             self._committed(note["commit"])

@@ -212,7 +212,7 @@ def jumping_time():
 Stage.__init__, Stage.forward, worker.platform, time.time = init, forward, platform, jumping_time
 _committed, Recorder._committed = Recorder._committed, committed
 _vote, Commits.vote = Commits.vote, vote
-_follow, Recorder.follow = Recorder.follow, follow
+_follow, Recorder._follow = Recorder._follow, follow
 _announced, Session._announced = Session._announced, announced
 for of, method in (
     (Traces, "died"),

@@ -23,7 +23,8 @@ from recycle_pp.config.compose import compose as read_command_line
 from recycle_pp.config.resume import take_up
 from recycle_pp.config.settings import Settings
 from recycle_pp.coordinator.checkpoints import newest_whole
-from recycle_pp.coordinator.planning import Planning
+from recycle_pp.coordinator.planning import load
+from recycle_pp.fitting.profile import Profile
 from recycle_pp.simulation.measured import job_of
 from recycle_pp.state.checkpoint import describe, refuse_mismatch
 from recycle_pp.state.hf_folder import of_run
@@ -31,7 +32,6 @@ from recycle_pp.telemetry.heartbeat import Heartbeat, refuse_running
 from recycle_pp.telemetry.history import History
 from recycle_pp.telemetry.run_folder import RunFolder
 
-from .coordinator.held_lease import HeldLease
 from .drawing.examples import recovered
 
 JOB = ["parallel=2x2", "model=tiny", "run.steps=10", "run.validate_every=0", "model.split=null"]
@@ -150,7 +150,7 @@ def resume(run: RunFolder) -> None:
     RunFolder.create(again, whole.step).unlock()
     refuse_mismatch(run.path / CHECKPOINT, describe(compose(JOB), "data"))
     History.read(run)
-    asyncio.run(Planning(again, run, pytest.fail, pytest.fail, HeldLease()).load())
+    asyncio.run(load(Profile(again), run.profile))
 
 
 def exit_code(call: Any, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:

@@ -6,11 +6,12 @@ from types import SimpleNamespace
 import msgspec
 from recycle_schedules import Worker
 
-from recycle_pp.consensus.agreement_gate import AgreementGate
 from recycle_pp.coordinator.driver import Driver
 from recycle_pp.protocol.events import Send
 from recycle_pp.wire.messages.generations import Adopt, Announce, Shares
 from recycle_pp.wire.messages.steps import Commit
+
+from ..coordinator.held_lease import HeldLease
 
 A, B = Worker(0, 0), Worker(1, 0)
 PLACES = {0: ("host", 1), 1: ("host", 2)}
@@ -26,23 +27,18 @@ class Agreement:
         return 7
 
 
-class Lease:
-    async def wait(self):
-        pass
-
-
 def test_a_generation_that_follows_a_commit_is_held_back_too():
     """A new leader sends the newest commit to workers that have missed it, before it announces a generation."""
 
     async def run():
         agreement, delivered = Agreement(), []
-        gate = AgreementGate(agreement, Lease(), delivered.extend, lambda: None)
-        driver = SimpleNamespace(agreement_gate=gate, _roster=SimpleNamespace(places=lambda: PLACES))
+        roster = SimpleNamespace(places=lambda: PLACES, deliver=delivered.extend)
+        driver = Driver(SimpleNamespace(lease=HeldLease(), roster=roster), agreement)
         announcement = Announce(5, members=[A, B], committed=7, base=4)
         messages = [Send(A, Commit(4, 7, scale=1.0, norm=1.0, loss=1.0)), Send(A, announcement), Send(B, announcement)]
-        Driver.send(driver, messages)
+        driver.send(messages)
         adoption = Adopt(5, {}, None, [], None, stagger=False, shares=Shares([], [], True, [], None))
-        Driver.send(driver, [Send(A, adoption)])
+        driver.send([Send(A, adoption)])
         await asyncio.sleep(0.01)
         assert agreement.asked == [(5, PLACES)]
         assert delivered == messages, "no worker can start the generation"

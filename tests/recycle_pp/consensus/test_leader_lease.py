@@ -20,7 +20,7 @@ class Voters:
 def test_a_lease_has_lapsed_after_a_cut_and_not_before():
     async def run():
         voters = Voters()
-        lease = LeaderLease(voters, suspicion=0.05, lost=lambda: None)
+        lease = LeaderLease(voters, suspicion=0.05)
         await lease.wait()
         assert lease.held and lease.term == 3 and not lease.lapsed(60.0)
         voters.reached.clear()

@@ -9,3 +9,6 @@ class HeldLease:
 
     async def wait(self) -> None:
         pass
+
+    async def fresh(self) -> None:
+        pass

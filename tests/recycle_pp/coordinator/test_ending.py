@@ -17,7 +17,7 @@ def clock(monkeypatch):
 
 
 def test_a_checkpoint_is_due_some_minutes_after_the_last_one(clock):
-    run = Ending(Settings(), print)
+    run = Ending(Settings(), recorder=None)
     clock[0] += 599.0
     assert not run.save_due
     clock[0] += 2.0
@@ -27,7 +27,7 @@ def test_a_checkpoint_is_due_some_minutes_after_the_last_one(clock):
 
 
 def test_a_skipped_checkpoint_is_not_due_again_at_every_step(clock):
-    run = Ending(Settings(), print)
+    run = Ending(Settings(), recorder=None)
     clock[0] += 601.0
     run.committed(saves=False, skipped=True)
     clock[0] += 10.0

@@ -21,7 +21,7 @@ async def found(reports, seconds):
     loop = asyncio.get_running_loop()
     for rank in range(3):
         place = Place("127.0.0.1", 1)
-        discovery.supervisor(rank, Registration(place, Spawn(0, (rank // 2, rank % 2), 0), True, []), None)
+        discovery.receive(rank, Registration(place, Spawn(0, (rank // 2, rank % 2), 0), True, []), None)
         if rank in reports:
             after, state = reports[rank]
             loop.call_later(after, discovery.worker, rank, 0, state, None)

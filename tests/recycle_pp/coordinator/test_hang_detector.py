@@ -3,17 +3,23 @@
 import asyncio
 import json
 import time
+from types import SimpleNamespace
 
 import pytest
 from recycle_schedules import Worker
 
 from recycle_pp.config.settings import Control, Settings
 from recycle_pp.coordinator import hang_detector
-from recycle_pp.coordinator.hang_detector import RENEWALS, HangDetector, Standing
-from recycle_pp.coordinator.roster import Roster
+from recycle_pp.coordinator.hang_detector import RENEWALS, HangDetector
+from recycle_pp.protocol.events import LinksBroken
+from recycle_pp.telemetry.background import now
+from recycle_pp.telemetry.events.job import WaitsForData
+from recycle_pp.telemetry.events.recovery import Renewed
 from recycle_pp.wire.messages.activity import Activity
 from recycle_pp.wire.messages.lifecycle import Reading, WorkerHeartbeat
 from recycle_pp.wire.messages.supervisors import CoordinatorHeartbeat, Signs, Stacks, SupervisorHeartbeat
+
+from .states import job_state
 
 BEAT, SUSPICION = 0.01, 0.15
 F = Activity("works", "F", 7, (1, 3))
@@ -33,53 +39,62 @@ class Supervisor:
 
 
 class Job:
-    """Twelve workers in step 7. say: their activities by number; all others compute."""
+    """Twelve workers in step 7. say: their activities by number; all others compute.
+
+    It is the detector's driver and handler of deaths, and the protocol of its state."""
+
+    agreement_gate = SimpleNamespace(busy=False)
+    committed, phase, unanswered = 6, "running", frozenset()
+    graph = SimpleNamespace(between=lambda a, b: 0.0)
+    first_step = 0
 
     def __init__(self, folder, alive=12, suspicion=SUSPICION):
-        self.settings = Settings(control=Control(heartbeat=BEAT, suspicion=suspicion))
-        self.roster, self.folder = Roster(self.settings), folder / "hangs"
-        self.hangs = HangDetector(self.settings, self.roster, self, self.folder)
-        self.found, self.renewals, self.stopped = {}, [], None
-        self.generation, self.say, self.since, self.silent, self.deaf = 3, {}, time.monotonic(), set(), set()
+        self.state = job_state(Settings(control=Control(heartbeat=BEAT, suspicion=suspicion)), self, folder)
+        self.state.run.later = now
+        self.roster, self.folder = self.state.roster, folder / "hangs"
+        self.hangs = HangDetector(self.state, self, SimpleNamespace(busy=False), self)
+        self.found, self.generation, self.say, self.since, self.silent, self.deaf = (
+            {}, 3, {}, time.monotonic(), set(), set()
+        )  # fmt: skip
         self.others_do = F
-        self.awaited = []  # reports that the job waits for its data
         self.reading = {}  # start of the current read, by worker; None: no read
         self.last = {}  # age of the last activity, for workers without new vital signs whose supervisors are alive
         for number in range(12):
             rank = self.roster.enter(number)
             rank.incarnation, rank.place, rank.supervisor = 0, ("127.0.0.1", number), Supervisor()
             rank.alive, rank.last_message = number < alive, time.monotonic()
+        self.live = {rank.role for rank in self.roster if rank.alive}
 
-    def standing(self):
-        live = frozenset(rank.role for rank in self.roster if rank.alive)
-        return Standing(7, self.generation, live, frozenset(), False)
-
-    def hung(self, rank, stuck):
+    def end_stuck(self, rank, stuck):
         rank.alive = False
+        self.live.discard(rank.role)
         self.generation += 1
         self.say.clear()  # the others get a new plan
         self.found[rank.number] = stuck
 
-    def renew(self, waiting):
+    def drive(self, event):
+        assert event == LinksBroken()
         self.generation += 1
-        self.renewals.append(waiting)
         self.renewed()
 
     def renewed(self):
         """All waits start again."""
         self.since = time.monotonic()
 
-    def awaits_data(self, workers, path, seconds):
-        self.awaited.append((workers, path, seconds))
+    def recorded(self, kind):
+        return [event for event in self.state.recorder.whole if isinstance(event, kind)]
 
-    def stop(self, reason, code=1):
-        self.stopped = reason
+    @property
+    def renewals(self):
+        return [event.waiting for event in self.recorded(Renewed)]
 
-    def profiled(self, worker, kind):
-        return None
+    @property
+    def awaited(self):
+        return [(event.waiting, event.path, event.seconds) for event in self.recorded(WaitsForData)]
 
-    def message_seconds(self, a, b):
-        return 0.0
+    @property
+    def stopped(self):
+        return self.state.lifecycle.reason
 
     def beat(self):
         now = time.monotonic()
@@ -230,10 +245,8 @@ def test_a_job_whose_disks_are_all_silent_waits_and_reports_it_repeatedly(tmp_pa
     asyncio.run(job.watched(0.7))
     assert not job.found and not job.renewals
     assert len(job.awaited) == 3
-    assert {(tuple(workers), path) for workers, path, _ in job.awaited} == {
-        ((job.roster[0].role, job.roster[4].role), "train.bin")
-    }
-    assert all(abs(seconds - 0.2 * (n + 1)) < 0.1 for n, (_, _, seconds) in enumerate(job.awaited))
+    assert all(seen[:2] == (["0.0", "1.0"], "train.bin") for seen in job.awaited)
+    assert all(abs(seconds - 0.2 * (n + 1)) < 0.15 for n, (_, _, seconds) in enumerate(job.awaited))
 
 
 def test_a_reader_is_not_killed_if_its_disk_answers_shortly_after_the_others(tmp_path):

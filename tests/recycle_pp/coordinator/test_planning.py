@@ -8,15 +8,15 @@ import time
 import pytest
 from recycle_schedules import Problem, Worker, actions, plan
 
-from recycle_pp.config.settings import Model, Parallel, Run, Settings
-from recycle_pp.coordinator.planning import Planning
-from recycle_pp.protocol.events import MessageReceived, PlanMade, WorkerDied, WorkerReady
+from recycle_pp.config.settings import Parallel, Settings
+from recycle_pp.coordinator.planning import Planning, load
+from recycle_pp.fitting.profile import Profile
+from recycle_pp.protocol.events import MessageReceived, WorkerDied, WorkerReady
 from recycle_pp.protocol.job import Job
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.messages.generations import Holds, Report, SteadyPlan
-from recycle_pp.wire.messages.lifecycle import Ready
 
-from .held_lease import HeldLease
+from .states import job_state
 
 
 def job(planner):
@@ -35,15 +35,19 @@ def everybody_reports(made):
 
 
 class Coordinator:
-    """The part of a coordinator that planning uses."""
+    """The part of a coordinator that planning uses. It is its own driver."""
 
     def __init__(self, made):
-        self.job, self.sent, self.stopped = made, [], []
-        self.planning = Planning(Settings(), RunFolder("nowhere"), self.planned, self.stopped.append, HeldLease())
+        self.state, self.job, self.sent = job_state(job=made), made, []
+        self.planning = Planning(self.state, self)
 
-    def planned(self, problem):
-        self.sent += self.job.handle(PlanMade(problem)).sends
-        self.planning.look(self.job)
+    def drive(self, event):
+        outcome = self.job.handle(event)
+        self.sent += outcome.sends
+        self.planning.handled(event, outcome)
+
+    def look(self):
+        self.planning.handled(event=None, outcome=None)
 
 
 class Held:
@@ -61,7 +65,7 @@ class Held:
     async def begun(self):
         """A coordinator that waits for this planner."""
         coordinator = Coordinator(job(self))
-        coordinator.planning.look(coordinator.job)
+        coordinator.look()
         await asyncio.to_thread(self._begun.wait, 5)
         return coordinator
 
@@ -75,7 +79,7 @@ def test_messages_are_handled_while_a_plan_is_made():
 
     async def run():
         coordinator = Coordinator(job(slow))
-        coordinator.planning.look(coordinator.job)
+        coordinator.look()
         while not coordinator.sent:
             beats.append(time.monotonic())
             await asyncio.sleep(0.01)
@@ -117,7 +121,7 @@ def test_a_stage_lost_during_planning_is_not_reported_as_a_planner_error():
         return coordinator
 
     coordinator = asyncio.run(run())
-    assert coordinator.sent == coordinator.stopped == []
+    assert coordinator.sent == [] and not coordinator.state.lifecycle.over
 
 
 def test_a_planner_that_fails_ends_the_job_with_its_traceback():
@@ -126,12 +130,13 @@ def test_a_planner_that_fails_ends_the_job_with_its_traceback():
 
     async def run():
         coordinator = Coordinator(job(fails))
-        coordinator.planning.look(coordinator.job)
-        while not coordinator.stopped:
+        coordinator.look()
+        while not coordinator.state.lifecycle.over:
             await asyncio.sleep(0.01)
         return coordinator
 
-    assert "ZeroDivisionError: no time at all" in asyncio.run(run()).stopped[0]
+    reason = asyncio.run(run()).state.lifecycle.reason
+    assert reason.startswith("the planner failed") and "ZeroDivisionError: no time at all" in reason
 
 
 def test_the_plan_after_a_death_is_made_in_advance():
@@ -144,12 +149,12 @@ def test_the_plan_after_a_death_is_made_in_advance():
 
     async def run():
         coordinator = Coordinator(job(planner))
-        coordinator.planning.look(coordinator.job)
+        coordinator.look()
         while not coordinator.sent:
             await asyncio.sleep(0.01)
         for step in range(4):
             coordinator.job.committed = step
-            coordinator.planning.look(coordinator.job)
+            coordinator.look()
             while coordinator.planning.busy:
                 await asyncio.sleep(0.01)
         known = [p for p in asked if p.dead]
@@ -172,24 +177,9 @@ def test_a_new_coordinator_plans_with_the_profile_of_the_lost_one_and_measures_a
     seconds = {"turn_seconds": 0.0, "message_seconds": 0.0, "sum_seconds": [0.0], "first_forward_seconds": {}}
     profile = {"durations_seconds": durations, "steps": 3, "boundary_bytes": [], **seconds}
     run.profile.write_text(json.dumps(profile) if damage is None else damage)
-    planning = Planning(settings, run, pytest.fail, pytest.fail, HeldLease())
-    asyncio.run(planning.load())
+    measured = Profile(settings)
+    asyncio.run(load(measured, run.profile))
     known = None if damage is not None else 0.25
-    assert planning.profiled(Worker(0, 0), "F") == known
+    assert measured.seconds(Worker(0, 0), "F") == known
     problem = Problem(pipelines=1, stages=1, microbatches=1)
-    assert (planning.problem(problem).durations == durations) == (damage is None)
-
-
-def test_measured_memory_limits_the_plans_and_selects_the_stages_that_recompute():
-    of = Settings(
-        model=Model(kind="custom", recompute="auto"), parallel=Parallel(2, 2, memory="310MB"), run=Run(device="cpu")
-    )
-    planning = Planning(of, RunFolder("nowhere"), pytest.fail, pytest.fail, HeldLease())
-    problem = Problem(pipelines=2, stages=2, microbatches=2)
-    takes = [{"weights": 0.0, "flight": flight} for flight in (8e6, 1e6)]
-    for stage in range(2):
-        assert problem.memory is None
-        problem = planning.introduced(Worker(0, stage), Ready(("", 0), "", memory=takes), problem)
-    assert problem.recomputes == (True, True) and problem.limit(Worker(0, 0)) == 1
-    same = planning.introduced(Worker(1, 0), Ready(("", 0), "", memory=[{"flight": 0.0}] * 2), problem)
-    assert same is problem, "equal peers"
+    assert (measured.problem(problem).durations == durations) == (damage is None)

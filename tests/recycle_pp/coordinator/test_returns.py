@@ -7,18 +7,12 @@ import pytest
 
 from recycle_pp.config.settings import Parallel, Settings
 from recycle_pp.coordinator import returns as module
-from recycle_pp.coordinator.context import Context
-from recycle_pp.coordinator.lifecycle import Lifecycle
-from recycle_pp.coordinator.restart_policy import RestartPolicy
 from recycle_pp.coordinator.returns import Returns
-from recycle_pp.coordinator.roster import Roster
-from recycle_pp.coordinator.timers import Timers
-from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.messages.agreement import Place
 from recycle_pp.wire.messages.handshake import SupervisorHello
 from recycle_pp.wire.messages.supervisors import Probe, Probed, Spawn, Target
 
-from .held_lease import HeldLease
+from .states import job_state
 
 AGAIN = 0.05
 
@@ -36,18 +30,15 @@ def of(monkeypatch):
     """Three nodes with one worker each; the last node's worker is dead."""
     monkeypatch.setattr(module, "AGAIN_SECONDS", AGAIN)
     settings = Settings(parallel=Parallel(pipelines=3, stages=1))
-    said, events = [], []
-    recorder = SimpleNamespace(say=said.append, event=lambda event: events.append(event.name()))
-    roster, lifecycle = Roster(settings), Lifecycle(recorder, lambda: None)
+    state = job_state(settings)
     for number in range(3):
-        rank = roster.enter(number)
+        rank = state.roster.enter(number)
         rank.supervisor, rank.place = Supervisor(number, f"node{number}"), Place(f"10.0.0.{number}", 4000)
         rank.incarnation, rank.alive = 0, number < 2
-    timers, lease = Timers(pytest.fail, HeldLease()), HeldLease()
-    context = Context(
-        settings, RunFolder("nowhere"), roster, RestartPolicy(settings), timers, recorder, lifecycle, lease
+    recorder, roster = state.recorder, state.roster
+    return SimpleNamespace(
+        returns=Returns(state), roster=roster, rank=roster[2], said=recorder.said, events=recorder.events
     )
-    return SimpleNamespace(returns=Returns(context), roster=roster, rank=roster[2], said=said, events=events)
 
 
 def kinds(of):

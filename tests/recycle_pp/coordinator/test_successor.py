@@ -7,8 +7,7 @@ import os
 import threading
 
 from recycle_pp.config.settings import Control, Parallel, Run, Settings
-from recycle_pp.coordinator.checkpoints import NOTHING
-from recycle_pp.coordinator.successor import Successor
+from recycle_pp.coordinator.coordinator import Coordinator
 from recycle_pp.telemetry import background
 from recycle_pp.telemetry.event_log import EventLog
 from recycle_pp.telemetry.history import History
@@ -45,19 +44,18 @@ def take_over(folder, generation, code=1):
 
     async def main():
         progress = Progress(steps=9, workers=1, stream=io.StringIO())
-        successor = Successor(
+        successor = Coordinator(
             settings,
             run,
             EventLog(run.events, steps=9),
             progress,
             Agreed(generation),
             Leader(1, 0, "127.0.0.1", 1),
-            NOTHING,
             takeover=Takeover(0, 0, 3.0, 4.0),
             token="",
         )
         assert await asyncio.wait_for(successor.run(), 60.0) == code
-        return successor._lifecycle.reason
+        return successor.state.lifecycle.reason
 
     reason = asyncio.run(main())
     events = run.events.read_text().splitlines() if run.events.exists() else []

@@ -5,12 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from recycle_pp.config.settings import Parallel, Settings
-from recycle_pp.coordinator.context import Context
-from recycle_pp.coordinator.lifecycle import Lifecycle
-from recycle_pp.coordinator.restart_policy import RestartPolicy
-from recycle_pp.coordinator.roster import Roster
 from recycle_pp.coordinator.supervisors import Supervisors
-from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.frames import LENGTH
 from recycle_pp.wire.messages.agreement import Leader, Place
 from recycle_pp.wire.messages.handshake import SupervisorHello
@@ -23,6 +18,8 @@ from recycle_pp.wire.messages.supervisors import (
     Spawn,
     SupervisorWelcome,
 )
+
+from .states import Driver, job_state
 
 
 class Peer:
@@ -42,26 +39,23 @@ class Peer:
 def of():
     """Two nodes with one worker each."""
     settings = Settings(parallel=Parallel(pipelines=2, stages=1))
-    roster, returns = Roster(settings), SimpleNamespace(probed=None, cut={})
-    lifecycle, lease = Lifecycle(SimpleNamespace(), lambda: None), SimpleNamespace(lapsed=lambda seconds: False)
-    later = SimpleNamespace(after=lambda *_: None)
-    recorder = SimpleNamespace()
-    recorder.share = lambda send: setattr(recorder, "send", send)
-    recorder.share_with = lambda send: send(COPIES)
-    recorder.event = lambda event: None
-    context = Context(
-        settings, RunFolder("nowhere"), roster, RestartPolicy(settings), later, recorder, lifecycle, lease
-    )
+    state, returns = job_state(settings), SimpleNamespace(probed=None, cut={})
+    state.timers = SimpleNamespace(after=lambda *_: None)
+    state.recorder.share_with = lambda send: send(COPIES)
     for number in range(2):
-        rank = roster.enter(number)
+        rank = state.roster.enter(number)
         rank.supervisor, rank.incarnation, rank.alive = Peer(number, f"node{number}"), 0, True
-    driver = SimpleNamespace(job=SimpleNamespace(live=set()))
     lost = []
     deaths = SimpleNamespace(dying=None, reported=None, node_lost=lambda rank: lost.append(rank.number))
     hangs = SimpleNamespace(supervisor_beats=None, stacks=None)
-    supervisors = Supervisors(context, Leader(0, 0, "10.0.0.1", 4000), driver, deaths, hangs, returns)
+    supervisors = Supervisors(state, Leader(0, 0, "10.0.0.1", 4000), Driver(), deaths, hangs, returns)
     return SimpleNamespace(
-        supervisors=supervisors, roster=roster, returns=returns, lease=lease, lost=lost, recorder=recorder
+        supervisors=supervisors,
+        roster=state.roster,
+        returns=returns,
+        lease=state.lease,
+        lost=lost,
+        recorder=state.recorder,
     )
 
 

@@ -67,8 +67,8 @@ class Coordinator:
         self._simulation, self._agreement, self._leader = simulation, agreement, leader
         self._settings = simulation.settings
         self.gave_way, self.agents = False, {0}
-        self._lease = LeaderLease(agreement, self._settings.control.suspicion, self.give_way)
-        self._gate = AgreementGate(agreement, self._lease, self._deliver, self.give_way)
+        self._lease = LeaderLease(agreement, self._settings.control.suspicion)
+        self._gate = AgreementGate(agreement, self._lease, self._deliver)
         self._present: dict[int, tuple[Peer, Place]] = {}
         self._unheard: dict[int, int] = {}
         self._discovery = failover_discovery.FailoverDiscovery("") if takeover else None
@@ -80,6 +80,7 @@ class Coordinator:
         self._over = asyncio.Event()
         self._code = 0
         self.ended = asyncio.ensure_future(self._run())
+        self._loss = asyncio.ensure_future(self._give_way_when_lost())
 
     async def _run(self) -> int:
         if self._discovery is not None:
@@ -134,15 +135,14 @@ class Coordinator:
             self._unheard[number] = 0
             if isinstance(message, Registration):
                 if self._discovery is not None and not self._discovery.over.is_set():
-                    self._discovery.supervisor(number, message, peer)
+                    self._discovery.receive(number, message, peer)
                 else:
                     self._enters(number, peer, message.place)
             elif isinstance(message, Vote) and self._present.get(number, (None,))[0] is peer:
                 self._votes_for(number, message)
         await self._lease.wait()
         if self._discovery is not None and not self._discovery.over.is_set():
-            if number in self._discovery.supervisors and self._discovery.supervisors[number].peer is peer:
-                self._discovery.supervisors.pop(number)
+            self._discovery.lost(number, peer)
         elif self._present.get(number, (None,))[0] is peer:
             del self._present[number]
             self._regroup()
@@ -196,6 +196,10 @@ class Coordinator:
         self._simulation.record(f"rank {self._leader.rank} stops the job: {reason}")
         self._code = code
         self._over.set()
+
+    async def _give_way_when_lost(self) -> None:
+        await self._lease.lost()
+        self.give_way()
 
     def give_way(self) -> None:
         self.gave_way = True

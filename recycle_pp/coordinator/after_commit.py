@@ -1,0 +1,147 @@
+"""What follows a commit: its measured durations, and checkpoints with the workers' messages about them.
+
+after_commit = AfterCommit(state, driver)     # a handler of the job's events
+after_commit.saved(rank, message)             # also `save_failed`, `compare`, `assembling`, `assembled`
+after_commit.died(worker)                     # the worker's part of a checkpoint is no longer awaited
+after_commit.report_damage(damaged)           # records damaged checkpoints
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from recycle_schedules import Worker
+
+from recycle_pp.protocol.events import Event, Json, Outcome
+from recycle_pp.telemetry.events.checkpoints import (
+    CheckpointDamaged,
+    CheckpointFailed,
+    CheckpointSaved,
+    CheckpointSkipped,
+)
+from recycle_pp.telemetry.events.job import UpdateSkipped
+from recycle_pp.wire.messages.saving import Assembled, Assembling, Digests, Saved, SaveFailed
+from recycle_pp.wire.messages.steps import Commit
+
+from .driver import Driver
+from .ranks import Rank
+from .state import JobState
+
+
+class AfterCommit:
+    def __init__(self, state: JobState, driver: Driver) -> None:
+        self._state = state
+        self._driver = driver
+        self._placed = False  # whether holders of sharded state were checked
+
+    def handled(self, event: Event, outcome: Outcome) -> None:
+        for note in outcome.notes:
+            match note["event"]:
+                case "committed":
+                    self._committed(note)
+                case "plan_adopted" if not self._placed:  # at the start
+                    self._placed = True
+                    if warning := self._state.job.units.on_one_host():
+                        self._state.recorder.say(warning)
+                case "mismatch":  # the unfinished checkpoint may have the wrong state
+                    self._abandon(self._state.job.committed + 1, f"the state of worker {note['worker']} is wrong")
+                case "violation":
+                    self._state.lifecycle.stop(note["detail"])
+
+    def _committed(self, note: Json) -> None:
+        state = self._state
+        commit = note["commit"]
+        state.ending.committed(bool(commit.savers), note["skipped"])
+        if commit.skipped:
+            self._record_skipped(commit)
+        self._measure(commit.step)
+        if note["skipped"]:
+            by, (newest, seconds) = state.saving.slow(), state.saving.unsaved()
+            state.recorder.event(
+                CheckpointSkipped(checkpoint=commit.step + 1, by=by, newest=newest, unsaved_seconds=seconds)
+            )
+        if commit.savers and not state.settings.emulate.mode:
+            state.saving.begin(commit.step + 1, commit.savers, commit.last, state.job.live)
+            if commit.last:
+                state.timers.after(state.settings.control.lease, self._abandon_slow_save, commit.step + 1)
+        self._driver.change(state.profile.problem(state.job.problem))  # last, because it may end the job
+
+    def _record_skipped(self, commit: Commit) -> None:
+        """Records a skipped update: a gradient was not finite, so weights and state are unchanged."""
+        state = self._state
+        state.recorder.event(UpdateSkipped(in_a_row=commit.skipped))
+        if commit.skipped == state.settings.optimizer.most_skipped and state.saving.busy:
+            state.timers.after(state.settings.control.lease, self._abandon_slow_save, state.saving.step)
+
+    def _measure(self, step: int) -> None:
+        """Takes the spans of a committed step. Writes the profile once it is complete."""
+        state = self._state
+        was_complete = state.profile.complete
+        changed = state.profile.add(state.spans.of(step), state.job.problem_now().recomputes)
+        if state.profile.complete and not was_complete:
+            state.run.later(state.run.write_json, state.run.profile, state.profile.to_json())
+        for worker, factor in changed:
+            state.recorder.speed_changed(worker, factor)
+        state.spans.drop(step - 2)
+
+    # -- checkpoints -------------------------------------------------------------------------------------------
+
+    def saved(self, rank: Rank, message: Saved) -> None:
+        self._driver.send(self._state.saving.saved(rank.role, message))
+
+    def compare(self, rank: Rank, message: Digests) -> None:
+        """Takes a worker's digests at a checkpoint. The checkpoint is assembled only if the digests of each stage
+        agree."""
+        self._driver.send(self._state.saving.compared(rank.role, message))
+        self._judge_replicas()
+
+    def assembling(self, rank: Rank, message: Assembling) -> None:
+        self._state.saving.assembling(rank.role, message)
+
+    def assembled(self, rank: Rank, message: Assembled) -> None:
+        state = self._state
+        state.saving.assembled(message)
+        if state.lifecycle.over:  # the last event must be the reason of the stop
+            return
+        state.ending.saved()
+        state.recorder.event(CheckpointSaved(checkpoint=message.step))
+        self._driver.finish_if_done()
+
+    def save_failed(self, rank: Rank | None, message: SaveFailed) -> None:
+        """Abandons a checkpoint. rank: the sender; None: this coordinator."""
+        state = self._state
+        if state.saving.save_failed(message, rank.role if rank else None) and not state.lifecycle.over:
+            newest, seconds = state.saving.unsaved()
+            state.recorder.event(
+                CheckpointFailed(checkpoint=message.step, detail=message.detail, newest=newest, unsaved_seconds=seconds)
+            )
+        self._driver.finish_if_done()
+
+    def died(self, worker: Worker) -> None:
+        """Stops waiting for a dead worker's part of a checkpoint and for its digests."""
+        self._driver.send(self._state.saving.died(worker, self._state.job.live))
+        self._judge_replicas()
+
+    def report_damage(self, damaged: Mapping[int, str]) -> None:
+        """Records damaged checkpoints. damaged: steps in a checkpoint -> its damage."""
+        for step, damage in damaged.items():
+            self._state.recorder.event(CheckpointDamaged(checkpoint=step, detail=damage))
+
+    def _judge_replicas(self) -> None:
+        saving = self._state.saving
+        wrong = saving.replicas.verdict()
+        if wrong is None:
+            return
+        if self._state.job.third and not saving.final:  # the next vote finds the wrong worker
+            self._abandon(saving.step, wrong)
+        else:
+            self._driver.stop_wrong_weights(wrong)
+
+    def _abandon_slow_save(self, step: int) -> None:
+        """Abandons a checkpoint that takes too long, so that a hanging file system does not delay the end."""
+        saving, seconds = self._state.saving, self._state.settings.control.lease
+        if saving.busy:
+            self._abandon(step, f"{saving.slow()} did not finish writing within {seconds:g} s")
+
+    def _abandon(self, step: int, why: str) -> None:
+        self.save_failed(None, SaveFailed(step, why))

@@ -1,0 +1,62 @@
+"""The state that the handlers of a coordinator share.
+
+    state = JobState(settings, run, recorder, lease, spans, job)
+    state.begin(job)      # replaces the job, on a successor
+
+A handler reads the job from here each time it needs it and keeps no reference to it.
+"""
+
+from __future__ import annotations
+
+from recycle_schedules import Worker
+
+from recycle_pp.config.settings import Settings
+from recycle_pp.consensus.leader_lease import LeaderLease
+from recycle_pp.fitting.profile import Profile
+from recycle_pp.protocol.job import Job
+from recycle_pp.telemetry.recorder import Recorder
+from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.timing.span_tables import SpanTables
+
+from .checkpoints import Saving
+from .ending import Ending
+from .lifecycle import Lifecycle
+from .restart_policy import RestartPolicy
+from .roster import Roster
+from .timers import Timers
+
+
+class JobState:
+    """
+    job      the protocol
+    digests  digests of parameters at the end, by finished worker
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        run: RunFolder,
+        recorder: Recorder,
+        lease: LeaderLease,
+        spans: SpanTables,
+        job: Job,
+    ) -> None:
+        self.settings = settings
+        self.run = run
+        self.recorder = recorder
+        self.lease = lease
+        self.spans = spans
+        self.job = job
+        self.profile = Profile(settings)
+        self.roster = Roster(settings)
+        self.restarts = RestartPolicy(settings)
+        self.saving = Saving(run.checkpoints, job.first_step)
+        self.ending = Ending(settings, recorder)
+        self.lifecycle = Lifecycle(self.roster, recorder)
+        self.timers = Timers(self.lifecycle, lease)
+        self.digests: dict[Worker, dict[str, str]] = {}
+
+    def begin(self, job: Job) -> None:
+        """Continues with the job of a lost coordinator."""
+        self.job = job
+        self.recorder.began(job)

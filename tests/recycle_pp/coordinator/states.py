@@ -1,0 +1,78 @@
+"""States of jobs, for the tests of a coordinator's handlers."""
+
+from types import SimpleNamespace
+
+from recycle_pp.config.settings import Settings
+from recycle_pp.coordinator.job import new_job
+from recycle_pp.coordinator.state import JobState
+from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.timing.span_tables import SpanTables
+
+from .held_lease import HeldLease
+
+
+class Recorder:
+    """Keeps the names of the events, the causes of deaths, and the sentences in memory."""
+
+    def __init__(self):
+        self.events, self.causes, self.said = [], [], []
+        self.whole = []  # events with their fields
+
+    def event(self, event):
+        self.events.append(event.name())
+        self.whole.append(event)
+
+    def say(self, sentence):
+        self.said.append(sentence)
+
+    def death(self, worker, process, now, stood=None):
+        pass
+
+    def found_dead(self, worker, process, now):
+        self.events.append("found_dead")
+
+    def suppose_death(self, process, death):
+        pass
+
+    def explain_death(self, process, death):
+        self.causes.append(death.cause)
+
+    def given_up(self, worker, process, respawns):
+        self.events.append("given_up")
+
+    def release(self):
+        pass
+
+    def share(self, send):
+        self.send = send
+
+    def share_with(self, send):
+        pass
+
+    def stopped(self, reason):
+        self.events.append("stopped")
+
+
+def job_state(settings=None, job=None, folder="nowhere"):
+    """A state whose recorder is a `Recorder`, and whose lease is held. job: None: before the first generation."""
+    settings = settings or Settings()
+    job = job or new_job(settings, 0)
+    return JobState(settings, RunFolder(folder), Recorder(), HeldLease(), SpanTables(), job)
+
+
+class Driver:
+    """Keeps the job's events in memory, and does not handle them."""
+
+    agreement_gate = SimpleNamespace(busy=False)
+
+    def __init__(self):
+        self.driven = []
+
+    def drive(self, event):
+        self.driven.append(event)
+
+    def send(self, out):
+        pass
+
+    def finish_if_done(self):
+        pass
