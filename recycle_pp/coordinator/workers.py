@@ -120,11 +120,13 @@ class Workers:
             self._handlers[type(message)](rank, message)
 
     def lost(self, rank: Rank, incarnation: int, peer: Peer) -> None:
-        """The connection ended. A member has some time to reconnect after a reset, or if this coordinator was suspended
-        or cut off. Its supervisor reports a death in any case."""
-        waits = peer.was_reset or self._state.lease.lapsed(self._state.settings.control.suspicion)
-        if waits and rank.role in self._state.job.live:
-            seconds = min(REFUSED, self._state.settings.control.suspicion)
+        """The connection ended, which a member's death explains. In three cases the worker has some time to reconnect:
+        after a reset, if this coordinator was suspended or cut off, and before membership, because a worker that is not
+        admitted within a second connects again. Its supervisor reports a death in any case."""
+        suspicion = self._state.settings.control.suspicion
+        joins = rank.role not in self._state.job.live
+        if joins or peer.was_reset or self._state.lease.lapsed(suspicion):
+            seconds = min(REFUSED, suspicion)
             self._state.timers.after(seconds, self._has_not_returned, rank, incarnation, peer)
         else:
             self._has_not_returned(rank, incarnation, peer)

@@ -1,4 +1,6 @@
-"""Handling workers' messages."""
+"""Handling workers' connections and messages."""
+
+from types import SimpleNamespace
 
 import pytest
 
@@ -6,6 +8,7 @@ from recycle_pp.config.settings import Model, Parallel, Run, Settings
 from recycle_pp.coordinator.after_commit import AfterCommit
 from recycle_pp.coordinator.workers import Workers
 from recycle_pp.protocol.events import WorkerReady
+from recycle_pp.wire.messages.handshake import WorkerHello
 from recycle_pp.wire.messages.lifecycle import Ready
 from recycle_pp.wire.messages.saving import Assembled
 
@@ -23,11 +26,11 @@ class Replans(Driver):
         self._state.job.problem = problem
 
 
-def workers_of(state, driver):
+def workers_of(state, driver, deaths=None):
     class Links:
         broken = unreachable = None
 
-    return Workers(state, driver, AfterCommit(state, driver), deaths=None, hangs=None, links=Links)
+    return Workers(state, driver, AfterCommit(state, driver), deaths=deaths, hangs=None, links=Links)
 
 
 @pytest.mark.parametrize(("ends", "expected"), [(False, ["checkpoint_saved"]), (True, ["stopped"])])
@@ -56,3 +59,44 @@ def test_measured_memory_limits_the_plans_and_selects_the_stages_that_recompute(
     workers.handle(state.roster.enter(2), Ready(("", 0), "", memory=[{"flight": 0.0}] * 2))
     assert state.job.problem is problem, "equal peers"
     assert [type(event) for event in driver.driven].count(WorkerReady) == 3
+
+
+@pytest.fixture
+def of():
+    """Rank 0 with a new process. later: delayed calls. lost: incarnations whose connection counts as broken."""
+    state, lost, later = job_state(), [], []
+    state.timers = SimpleNamespace(after=lambda seconds, call, *arguments: later.append(lambda: call(*arguments)))
+    deaths = SimpleNamespace(disconnected=lambda rank, incarnation: lost.append(incarnation))
+    rank = state.roster.enter(0)
+    rank.incarnation, rank.alive = 0, True
+    return SimpleNamespace(
+        workers=workers_of(state, Driver(), deaths), job=state.job, rank=rank, lost=lost, later=later
+    )
+
+
+def connect(of):
+    peer = SimpleNamespace(was_reset=False, send=lambda message: None)
+    assert of.workers.welcome(peer, WorkerHello(0, 0, moved=False)) is of.rank
+    return peer
+
+
+def test_a_worker_that_gives_up_a_slow_admission_and_connects_again_is_not_dead(of):
+    """On a busy machine the answer can come after the worker's time limit of a second."""
+    of.workers.lost(of.rank, 0, connect(of))
+    connect(of)
+    (has_not_returned,) = of.later
+    has_not_returned()
+    assert of.lost == []
+
+
+def test_a_worker_that_does_not_connect_again_is_lost(of):
+    of.workers.lost(of.rank, 0, connect(of))
+    assert of.lost == []
+    of.later[0]()
+    assert of.lost == [0]
+
+
+def test_a_member_whose_connection_ends_is_lost_at_once(of):
+    of.job.live.add(of.rank.role)
+    of.workers.lost(of.rank, 0, connect(of))
+    assert of.lost == [0] and not of.later
