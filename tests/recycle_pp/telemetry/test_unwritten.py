@@ -9,6 +9,7 @@ import pytest
 
 from recycle_pp.config.settings import Parallel, Run, Settings
 from recycle_pp.coordinator.job import new_job
+from recycle_pp.protocol.events import LinksBroken, Outcome
 from recycle_pp.protocol.takeover import find
 from recycle_pp.telemetry import unwritten, warn
 from recycle_pp.telemetry.event_log import EventLog
@@ -55,9 +56,12 @@ class Node:
             self.job.committed = step
             self.recorder.event(Spawned(worker="0.0", rank=0, pid=step, host="here"))
             commit = Commit(0, step, scale=1.0, norm=1.0, loss=float(step), evaluate=step % 3 == 0)
-            self.recorder.follow({"event": "committed", "commit": commit})
+            self.note(event="committed", commit=commit)
             if step % 3 == 0:
-                self.recorder.follow({"event": "evaluated", "val_loss": step + 0.5, "microbatches": 2})
+                self.note(event="evaluated", val_loss=step + 0.5, microbatches=2)
+
+    def note(self, **note):
+        self.recorder.handled(LinksBroken(), Outcome(sends=[], notes=[note]))
 
     def take_over(self, others, committed):
         self.coordinate(others, committed + 1)
@@ -223,7 +227,7 @@ def test_steps_that_are_undone_and_repeated_meanwhile_have_their_last_line(nodes
     first.coordinate(nodes[1:]).answers().commit(*range(6))
     first.freezes().commit(6, 7)
     first.job.first_step = 4
-    first.recorder.follow({"event": "restarted", "committed": 7})
+    first.note(event="restarted", committed=7)
     first.term = 7  # of the old lines
     first.commit(4, 5, 6)
     first.dies()
