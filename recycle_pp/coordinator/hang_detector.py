@@ -10,7 +10,7 @@ A stuck worker is killed, and counts as dead from that moment on. If all workers
 and none works, all links are rebuilt. The run folder gets the reasons: `hangs/step-000020.json` has the activity of
 each worker and the graph of waits, `hangs/step-000020-1.2.txt` the stacks of all threads of worker 1.2.
 
-While the disks of all readers of training data do not answer, no reader is killed. Every DISK_SECONDS an event has the
+While the disks of all readers of training data do not answer, no reader is killed. Every DATA_SECONDS an event has the
 waiting workers, the file and the seconds that they have waited.
 """
 
@@ -28,7 +28,7 @@ from recycle_schedules import Worker
 
 from recycle_pp.protocol.events import LinksBroken
 from recycle_pp.protocol.liveness import Patience, Sign, Verdict, judge
-from recycle_pp.telemetry.events.job import WaitsForData
+from recycle_pp.telemetry.events.job import DATA_SECONDS, WaitsForData
 from recycle_pp.telemetry.events.recovery import Renewed
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.warn import warn_once
@@ -42,7 +42,6 @@ from .planning import Planning
 from .ranks import Rank
 from .state import JobState
 
-DISK_SECONDS = 10.0  # between two reports that the job waits for its training data
 RENEWALS = 3  # number of times that links are rebuilt in one step before the job stops
 
 
@@ -238,9 +237,9 @@ class HangDetector:
         oldest = max(waiting, key=lambda w: signs[w].reading or 0.0)
         seconds = signs[oldest].reading or 0.0
         if self._awaited_data == math.inf:
-            self._awaited_data = now - seconds + DISK_SECONDS
+            self._awaited_data = now - seconds + DATA_SECONDS
         if now >= self._awaited_data:
-            self._awaited_data += DISK_SECONDS
+            self._awaited_data += DATA_SECONDS
             path = next(
                 known.path
                 for rank in self._state.roster

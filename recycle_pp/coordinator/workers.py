@@ -102,9 +102,10 @@ class Workers:
         rank.worker = peer
         rank.last_message = time.monotonic()
         if not hello.moved:
-            first_step = self._state.job.first_step
+            job = self._state.job
+            resume = job.first_step if job.phase == "starting" else 0  # a joiner gets the state of a peer
             faults = self._state.restarts.faults_of(rank.role)
-            peer.send(WorkerWelcome(self._state.settings, rank.role, str(self._state.run.path), first_step, faults))
+            peer.send(WorkerWelcome(self._state.settings, rank.role, str(self._state.run.path), resume, faults))
         return rank
 
     def receive(self, rank: Rank, incarnation: int, message: Message) -> None:

@@ -15,15 +15,17 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
+from msgspec.structs import replace
 from recycle_schedules import Worker
 
 from recycle_pp.wire.files import UnreadableFile
 from recycle_pp.wire.records import Step
 
+from .events.checkpoints import CheckpointFailed, CheckpointSaved, CheckpointSkipped
 from .events.coordinators import CoordinatorLost
 from .events.deaths import DeathDetected, DeathExplained, cause_in_words, explained
 from .events.event import Event
-from .events.job import Finished, PlanAdopted, Started, Stopped
+from .events.job import DATA_SECONDS, Finished, PlanAdopted, Started, Stopped, WaitsForData
 from .events.recovery import Restored, Resumed, StageLost
 from .events.workers import Left, Rejoined
 from .heartbeat import Life, Pulse, Sign
@@ -63,6 +65,8 @@ class Status:
     last_stall_seconds: float | None
     stall_seconds: float  # sum
     recovering: bool  # a death has interrupted a step that does not run again yet
+    waits: str | None  # a sentence, while the disk of the training data does not answer: its file, since when
+    unsaved: str | None  # a sentence, if the last due checkpoint was not saved: why, the age of the newest one
     damaged: list[str]  # a sentence for each file with damaged lines
 
     def to_json(self) -> dict[str, Any]:
@@ -83,6 +87,8 @@ class StatusReader:
         self._away: set[str] = set()  # workers that died or left and are not back
         self._broken: int | None = None  # the step interrupted by a death or a restore
         self._restoring = False
+        self._waits: WaitsForData | None = None  # the newest report
+        self._unsaved: CheckpointFailed | CheckpointSkipped | None = None  # no checkpoint was saved since
 
     def read(self) -> Status:
         """The current status. The first call waits like `Pulse.look`.
@@ -132,6 +138,8 @@ class StatusReader:
             last_stall_seconds=self._stalls[-1] if self._stalls else None,
             stall_seconds=sum(self._stalls),
             recovering=alive and self._recovering(committed),
+            waits=self._waiting(committed, now) if alive else None,
+            unsaved=self._not_saved(now),
             damaged=[str(damage) for damage in damaged],
         )
 
@@ -148,6 +156,13 @@ class StatusReader:
                 self._stalls = []
                 self._away.clear()
                 self._broken = None
+                self._unsaved = None
+            case WaitsForData():
+                self._waits = event
+            case CheckpointFailed() | CheckpointSkipped():
+                self._unsaved = event
+            case CheckpointSaved():
+                self._unsaved = None
             case DeathDetected():
                 self._deaths.append(event)
                 if event.worker not in self._away:
@@ -181,6 +196,19 @@ class StatusReader:
         coordinator may record a death after its recovery."""
         return self._broken is not None and committed < self._broken < self._settings.run.steps
 
+    def _waiting(self, committed: int, now: float) -> str | None:
+        waits = self._waits
+        if waits is None or committed >= waits.step or now > waits.time + 2 * DATA_SECONDS:
+            return None
+        return replace(waits, seconds=waits.seconds + max(0.0, now - waits.time)).text()
+
+    def _not_saved(self, now: float) -> str | None:
+        unsaved = self._unsaved
+        if unsaved is None:
+            return None
+        age = unsaved.unsaved_seconds + max(0.0, now - unsaved.time)
+        return replace(unsaved, unsaved_seconds=age).text()
+
     def _state(self, verdict: str, sign: Sign | None) -> str:
         if verdict == "over":
             return "finished" if sign and sign.code == 0 else "stopped"
@@ -212,6 +240,7 @@ def text(status: Status) -> str:
             )
     if status.recovering:
         lines.append("the job is recovering")
+    lines += [sentence for sentence in (status.waits, status.unsaved) if sentence is not None]
     if status.last_stall_seconds is not None:
         total = f"{plural(status.stalls, 'stall')}, {1000 * status.stall_seconds:.0f} ms in all"
         lines.append(f"{total}, the last {1000 * status.last_stall_seconds:.0f} ms")

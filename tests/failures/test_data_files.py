@@ -8,6 +8,8 @@ import time
 import numpy as np
 import pytest
 
+from recycle_pp.telemetry.status import StatusReader
+
 from .file_server import FileServer
 from .launched import Launched
 
@@ -63,6 +65,7 @@ def test_a_job_waits_for_training_data_until_their_disk_answers(seconds, server,
         with server.silent():
             time.sleep(seconds)
             silent = job.committed()
+            status = StatusReader(job.run).read()
         assert job.wait([0], 120) == [0], job.explain()
         assert results(job.run) == expected, job.explain()
         assert not job.events("death_detected") and not job.events("hang_suspected"), job.explain()
@@ -72,6 +75,7 @@ def test_a_job_waits_for_training_data_until_their_disk_answers(seconds, server,
         assert waits[0]["path"] == str(server.path / "train.bin") and waits[0]["waiting"]
         assert all(abs(event["seconds"] - 10 * (n + 1)) < 2 for n, event in enumerate(waits))
         assert "train.bin has not answered for 10 s; worker" in job.output(0)
+        assert status.state == "running" and f"the disk of {server.path / 'train.bin'}" in str(status.waits), status
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from .harness import Case, SignalAt, explain, fails
+from .harness import Case, SignalAt, explain, fails, rejoins
 
 SAVING = ("checkpoint.every=2",)
 
@@ -47,6 +47,17 @@ def test_a_resume_with_any_shape_ends_with_the_weights_of_an_uninterrupted_run(s
     outcome = runs.of(case, "resumes")
     assert min(outcome.losses) == 0 and max(outcome.losses) == 59
     check_same_weights(runs, outcome, as_in=Case("", "2x2", steps=60))
+
+
+@pytest.mark.slow  # tests/recycle_pp/coordinator/test_workers.py has what a joiner is asked to load
+def test_a_worker_returns_after_the_checkpoint_of_the_resume_was_deleted(runs, tmp_path):
+    """Two checkpoints are kept. The state of a joiner comes from a peer."""
+    interrupted(runs, tmp_path / "run")
+    case = resumed("2x2", tmp_path / "run", overrides=(*fails("40:1.1"), *rejoins("44:1.1")))
+    outcome = runs.of(replace(case, deaths=1), "resumes")
+    check_same_weights(runs, outcome, as_in=Case("", "2x2", steps=60))
+    assert [e["worker"] for e in outcome.all("rejoined")] == ["1.1"], explain(outcome)
+    assert not outcome.all("refused"), explain(outcome)
 
 
 @pytest.mark.slow

@@ -109,9 +109,7 @@ def test_status_is_recovering_from_the_first_effect_of_a_death_to_its_last(run):
     reader, time_ = StatusReader(run), time.time()
 
     def recovering(name, step, worker=None, **fields):
-        event = {"time": time_, "event": name, "step": step, "generation": 0, "worker": worker, **fields}
-        with run.events.open("a") as file:
-            file.write(json.dumps(event) + "\n")
+        wrote_event(run, name, step, worker=worker, time=time_, **fields)
         return reader.read().recovering
 
     def commits(step):
@@ -133,6 +131,52 @@ def test_status_is_recovering_from_the_first_effect_of_a_death_to_its_last(run):
     assert recovering("stage_lost", 3, stage=0) and recovering("restored", 2, checkpoint=2)
     assert not recovering("plan_adopted", 2)
     assert recovering("coordinator_lost", 4, rank=0) and not recovering("resumed", 4, **resumed)
+
+
+def wrote_event(run, name, step, **fields):
+    event = {"time": time.time(), "event": name, "step": step, "generation": 0, "worker": None} | fields
+    with run.events.open("a") as file:
+        file.write(json.dumps(event) + "\n")
+
+
+def test_status_names_the_file_that_the_job_waits_for_until_the_next_commit(run, capsys):
+    def shown():
+        main([str(run.path)])
+        return capsys.readouterr().out
+
+    silent = {"path": "/data/train.bin", "waiting": ["0.0", "1.0"], "seconds": 10.0}
+    wrote_event(run, "waits_for_data", 5, **silent, time=time.time() - 3)
+    Heartbeat(run, lambda: 0, "127.0.0.1:1").write([])
+    sentence = "the disk of /data/train.bin has not answered for 13 s; workers 0.0, 1.0 read it"
+    assert sentence in shown()
+    run.metrics.write_text('{"step": 4}\n')
+    assert sentence in shown(), "the job waits in step 5"
+    run.metrics.write_text('{"step": 4}\n{"step": 5}\n')
+    assert "/data/train.bin" not in shown()
+    wrote_event(run, "waits_for_data", 6, **silent, time=time.time() - 25)
+    assert "/data/train.bin" not in shown(), "the job would have repeated it every 10 s"
+
+
+@pytest.mark.parametrize(
+    ("event", "fields", "sentence"),
+    [
+        ("checkpoint_failed", {"detail": "No space left"}, "checkpoint step-000020 was not saved: No space left"),
+        ("checkpoint_skipped", {"by": "worker 0.1"}, "worker 0.1 still wrote the previous checkpoint, so there is no"),
+    ],
+)
+def test_status_shows_since_when_no_checkpoint_was_saved(event, fields, sentence, run, capsys):
+    def shown():
+        main([str(run.path)])
+        return capsys.readouterr().out
+
+    wrote_event(run, "checkpoint_saved", 10, checkpoint=10)
+    assert "step-0000" not in shown()
+    newest = {"newest": 10, "unsaved_seconds": 30.0}
+    wrote_event(run, event, 20, checkpoint=20, **newest, **fields, time=time.time() - 60)
+    Heartbeat(run, lambda: 0, "127.0.0.1:1").write([])
+    assert sentence in shown() and "; the newest is step-000010, saved 90 s ago" in shown()
+    wrote_event(run, "checkpoint_saved", 30, checkpoint=30)
+    assert "step-0000" not in shown()
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ from recycle_pp.wire.records import Count, Seconds
 
 from .event import Event
 
+DATA_SECONDS = 10.0  # between two events WaitsForData
+
 
 class Started(Event):
     """All workers are ready and training begins. `workers`: how many."""

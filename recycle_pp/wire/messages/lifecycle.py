@@ -19,7 +19,7 @@ Address = tuple[str, int]
 class WorkerWelcome(Message, frozen=True):
     """The coordinator accepts the worker.
 
-    resume  number of completed steps in the checkpoint to load; 0: no checkpoint
+    resume  number of completed steps in the checkpoint to load; 0: none, as for joiners
     faults  injected faults that have not fired yet
     """
 

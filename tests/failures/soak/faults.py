@@ -22,7 +22,7 @@ class Kind:
 
     share    relative frequency
     needs    what has to be intact before it: "nodes" (all three, as it may cost one), "peer" (a worker of the same
-             stage at another intact place), or "nothing"
+             stage at another place, at all places if state is sharded: two workers hold each unit), or "nothing"
     seconds  shortest and longest duration; (0, 0): instantaneous
     """
 

@@ -230,9 +230,10 @@ class SoakedJob(contextlib.AbstractContextManager):
             case "nodes":
                 return all(map(self._intact, self.places)) and self._live_workers == PLACES * STAGES
             case "peer":
-                peers = [p for p in self.places if p.number != fault.place and p.state == "whole"]
-                victim = self.places[fault.place].state == "whole" and self._is_live(f"{fault.place}.{fault.stage}")
-                return victim and any(self._is_live(f"{p.number}.{fault.stage}") for p in peers)
+                whole = [place.number for place in self.places if place.state == "whole"]
+                live = [number for number in whole if self._is_live(f"{number}.{fault.stage}")]
+                sharded = "parallel.sharded=true" in self.case.overrides
+                return fault.place in live and len(live) >= (PLACES if sharded else 2)
         return True
 
     # ------------------------------------------------------------------------------------------------ returning nodes

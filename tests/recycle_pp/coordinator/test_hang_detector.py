@@ -238,7 +238,7 @@ DATA, TURN = Activity("works", "data", 7, (1, 3)), Activity("waits", "commit", 7
 
 
 def test_a_job_whose_disks_are_all_silent_waits_and_reports_it_repeatedly(tmp_path, monkeypatch):
-    monkeypatch.setattr(hang_detector, "DISK_SECONDS", 0.2)
+    monkeypatch.setattr(hang_detector, "DATA_SECONDS", 0.2)
     job = Job(tmp_path)
     job.say = dict.fromkeys(range(12), TURN) | {0: DATA, 4: DATA}
     job.reading = {0: job.since, 4: job.since, 8: job.since + 0.01}

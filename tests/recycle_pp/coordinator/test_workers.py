@@ -6,6 +6,7 @@ import pytest
 
 from recycle_pp.config.settings import Model, Parallel, Run, Settings
 from recycle_pp.coordinator.after_commit import AfterCommit
+from recycle_pp.coordinator.job import new_job
 from recycle_pp.coordinator.workers import Workers
 from recycle_pp.protocol.events import WorkerReady
 from recycle_pp.wire.messages.handshake import WorkerHello
@@ -31,6 +32,19 @@ def workers_of(state, driver, deaths=None):
         broken = unreachable = None
 
     return Workers(state, driver, AfterCommit(state, driver), deaths=deaths, hangs=None, links=Links)
+
+
+@pytest.mark.parametrize(("phase", "loads"), [("starting", 80), ("running", 0), ("reporting", 0), ("holding", 0)])
+def test_only_the_workers_of_the_first_generation_load_the_checkpoint(phase, loads):
+    """A later worker gets the state of a peer. The checkpoint may have been deleted meanwhile."""
+    sent = []
+    state = job_state(job=new_job(Settings(), 80))
+    state.job.phase = phase
+    rank = state.roster.enter(3)
+    rank.spawn()
+    workers = workers_of(state, Driver())
+    assert workers.welcome(SimpleNamespace(send=sent.append), WorkerHello(3, rank.incarnation, moved=False)) is rank
+    assert [message.resume for message in sent] == [loads]
 
 
 @pytest.mark.parametrize(("ends", "expected"), [(False, ["checkpoint_saved"]), (True, ["stopped"])])

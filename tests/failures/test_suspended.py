@@ -1,0 +1,41 @@
+"""The coordinator's supervisor is suspended until after an election, under one real torchrun."""
+
+import json
+import time
+
+import pytest
+
+from .launched import COMMON, Launched
+
+pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(300)]
+SHAPE = ("parallel.pipelines=2", "parallel.stages=2", "parallel.microbatches=3")
+ARGUMENTS = (*SHAPE, "run.steps=120", "run.validate_every=0", "checkpoint.every=20")
+
+
+@pytest.fixture(scope="module")
+def expected(zygote):
+    """The results of an undisturbed job."""
+    with zygote.run([*COMMON, *ARGUMENTS]) as job:
+        assert job.wait(200) == 0, job.output
+        return json.loads(job.run.summary.read_text())["weights_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("suspicion", "seconds"), [(2, 9), *(pytest.param(5, n, marks=pytest.mark.slow) for n in (14, 15, 20, 30))]
+)
+def test_a_coordinator_that_wakes_after_an_election_follows_its_successor(suspicion, seconds, expected, tmp_path):
+    """The others elect after `suspicion` + 5 s. No step is lost, and no worker but that of this supervisor."""
+    arguments = [*ARGUMENTS, f"control.suspicion={suspicion}", "run.sample_log=true"]
+    with Launched(tmp_path, nodes=1, workers=4, arguments=arguments) as job:
+        job.wait_for_step(15)
+        leader = job.supervisors([0])[0]
+        leader.suspend()
+        time.sleep(seconds)
+        leader.resume()
+        assert job.wait([0], 120) == [0], job.explain()
+        assert json.loads(job.run.summary.read_text())["weights_sha256"] == expected, job.explain()
+        for path in (job.run.metrics, job.run.samples):
+            assert [line["step"] for line in job.run.lines(path)] == list(range(120)), "one line per step"
+        assert len(job.events("coordinator_elected")) == 1, job.explain()
+        assert {event["worker"] for event in job.events("death_detected")} <= {"0.0"}, job.explain()
+        assert not job.events("restored") and not job.events("stopped"), job.explain()
