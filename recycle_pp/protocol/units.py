@@ -23,7 +23,7 @@ from recycle_schedules import Worker
 
 from recycle_pp.wire.messages.generations import Holds, Report, Shares
 from recycle_pp.wire.messages.steps import Vote
-from recycle_pp.wire.messages.units import Layout, UnitId, unpacked
+from recycle_pp.wire.messages.units import Layout, UnitId, length, unpacked
 
 from .commit import ProtocolViolation
 from .holders import Sizes, Table, lost, missing, on_one_host, placed, refilled
@@ -139,21 +139,20 @@ class Units:
         Raises StageLost if a unit has no holder.
         """
         sizes, peers = self._sizes_of(stage), sorted(holds)
-        units = {p: set(unpacked(of.units)) for p, of in holds.items()}
-        complete = {p for p, of in holds.items() if of.loaded == committed or len(units[p]) == len(sizes)}
-        held = self._held(stage, units, complete)
+        complete = {p for p, of in holds.items() if of.loaded == committed or length(of.units) == len(sizes)}
+        held = self._held(stage, holds, complete)
         if gone := lost(held):
             raise StageLost(stage, f"no copy left of {len(gone)} of its {len(sizes)} units")
         if not self.stands(stage, peers):
             new = set(peers) - self._peers.get(stage, set(peers))
             hosts = {p: self.hosts.get((p, stage), "") for p in peers}
-            if len(complete) == len(peers) and not any(units.values()):
+            if len(complete) == len(peers) and not any(of.units for of in holds.values()):
                 table = placed(sizes, peers, self._copies, hosts)
             else:
                 table = refilled(held, sizes, peers, self._copies, hosts)
             self._tables[stage], self._peers[stage] = table, set(peers)
             self._followers[stage] = self._followers.get(stage, set()) - {*peers}
-            followed = {(unit, peer) for peer in new for unit in units[peer]}
+            followed = {(unit, peer) for peer in new for unit in unpacked(holds[peer].units)}
         else:
             table, followed = self._tables[stage], set()
         lacking = [of for p, of in holds.items() if p not in complete]
@@ -254,10 +253,11 @@ class Units:
             }
         return self._sizes[stage]
 
-    def _held(self, stage: int, units: Mapping[int, Collection[UnitId]], complete: Collection[int]) -> Table:
-        """The live holders of each unit; planned and previous holders first. units: pipeline -> units that it holds"""
-        if len(complete) == len(units) and not self._copies:
-            return dict.fromkeys(self._sizes_of(stage), sorted(units))
+    def _held(self, stage: int, holds: Mapping[int, Holds], complete: Collection[int]) -> Table:
+        """The live holders of each unit; planned and previous holders first."""
+        if len(complete) == len(holds) and not self._copies:
+            return dict.fromkeys(self._sizes_of(stage), sorted(holds))
+        units = {p: set(unpacked(of.units)) for p, of in holds.items()}
         planned, before = self._planned.get(stage, {}), self._tables.get(stage, {})
         found: Table = {}
         for unit in self._sizes_of(stage):
