@@ -90,14 +90,17 @@ def one_step(pipelines: int, stages: int, microbatches: int) -> dict[str, float]
         tables = SpanTables()
         recorder = Recorder(settings, run, EventLog(run.events, 1), progress, job, tables)
         for step in range(settings.schedule.profile_steps + 2):
-            frames = [(w, encode(measured(w, step, job.problem)), encode(vote(w, step, job))) for w in sorted(job.live)]
+            frames = [
+                (member, worker, encode(measured(worker, step, job.problem)), encode(vote(worker, step, job)))
+                for member, worker in job.workers.items()
+            ]
             begin = time.perf_counter()
-            for worker, first, second in frames:
+            for member, worker, first, second in frames:
                 spans: Any = FROM_WORKER.decode(first[4:])
                 tables.add(worker, spans)
                 recorder.measured(worker, spans)
                 last: Any = FROM_WORKER.decode(second[4:])
-                event = MessageReceived(worker, last)
+                event = MessageReceived(member, last)
                 outcome = job.handle(event)
                 agreed = time.perf_counter()
                 recorder.handled(event, outcome)
@@ -119,21 +122,20 @@ def vote(worker: Worker, step: int, job: Job) -> Vote:
     return make_vote(0, step, [0.1] * 60, True, True, [1.0] * total, [2.0] * total, speaks=worker.pipeline == 0)
 
 
-def under_way(pipelines: int, stages: int, microbatches: int) -> tuple[Job, dict[Worker, Participant]]:
+def under_way(pipelines: int, stages: int, microbatches: int) -> tuple[Job, dict[int, Participant]]:
     """A job whose workers have all received the plan of its steps."""
     problem = Problem(
         pipelines=pipelines, stages=stages, microbatches=microbatches, durations=dict.fromkeys("FIWO", 1.0)
     )
     job = Job(problem, steps=10, planner=plan, derive=actions)
-    workers = problem.workers()
-    members = {w: Participant(w, stages, Holdings(w.pipeline, units(w.stage), -1)) for w in workers}
+    members = {m: Participant(m, w, Holdings(m, units(w.stage), -1)) for m, w in job.assignment.items()}
     out: list[Send] = []
-    for worker in workers:
-        job.handle(WorkerDescribed(worker, "here", described(worker.stage)))
-        out += job.handle(WorkerReady(worker)).sends
+    for member, worker in job.assignment.items():
+        job.handle(WorkerDescribed(member, "here", described(worker.stage)))
+        out += job.handle(WorkerReady(member)).sends
     reports = [(to, announced_to(members[to], message)) for to, message in out]
-    for worker, report in reports:
-        out = job.handle(MessageReceived(worker, report)).sends
+    for member, report in reports:
+        out = job.handle(MessageReceived(member, report)).sends
     for to, message in [*out, *planned(job)]:
         deliver(members[to], message)
     return job, members
@@ -154,17 +156,17 @@ def one_death(pipelines: int, stages: int, microbatches: int, at: float) -> dict
     steady = plan(job.problem)
     busy = work(steady, members, at * steady.makespan)
 
-    victim = Worker(pipelines // 2, stages // 2)
+    victim = pipelines // 2 * stages + stages // 2
     begun = time.perf_counter()
     announced = job.handle(WorkerDied(victim)).sends
     encoded(announced)
     announced_at = time.perf_counter()
     frames = [(to, encode(announced_to(members[to], message, busy[to]))) for to, message in announced]
     ready = time.perf_counter()
-    reported: list[tuple[Worker, Any]] = [(worker, FROM_WORKER.decode(frame[4:])) for worker, frame in frames]
+    reported: list[tuple[int, Any]] = [(member, FROM_WORKER.decode(frame[4:])) for member, frame in frames]
     known = time.perf_counter()
-    for worker, report in reported:
-        adopted = job.handle(MessageReceived(worker, report)).sends
+    for member, report in reported:
+        adopted = job.handle(MessageReceived(member, report)).sends
     size = encoded(adopted)
     adopting = time.perf_counter()
     planned_ahead = planned(job)
@@ -192,19 +194,20 @@ def deliver(member: Participant, message: Message) -> None:
         member.plan(message)
 
 
-def work(steady: Plan, members: dict[Worker, Participant], now: float) -> dict[Worker, float]:
-    """Mark the ops that the plan starts before `now` as done. Return the remaining time of each worker's last op."""
-    busy = dict.fromkeys(members, 0.0)
+def work(steady: Plan, members: dict[int, Participant], now: float) -> dict[int, float]:
+    """Mark the ops that the plan starts before `now` as done. Return the remaining time of each member's last op."""
+    busy, players = dict.fromkeys(members, 0.0), {of.worker: member for member, of in members.items()}
     order = steady.running_order()
     a = steady.arrays.take(order)
     begun = a.take(a.start < now)
     keys = steady.problem.microbatch_keys()
     for kind, g, s, d, end in zip(*(column.tolist() for column in columns(begun)), strict=True):
         if kind != O:
-            record = members[Worker(d, s)].record(0)
+            member = players[Worker(d, s)]
+            record = members[member].record(0)
             record.begin(KINDS[kind], keys[g])
             record.finish()
-            busy[Worker(d, s)] = max(busy[Worker(d, s)], end - now)
+            busy[member] = max(busy[member], end - now)
     return busy
 
 

@@ -28,14 +28,15 @@ from recycle_pp.comm.nccl.environment import ENVIRONMENT
 from recycle_pp.comm.nccl.group import NcclGroup
 from recycle_pp.comm.waiting import Generation, LinkBroken
 from recycle_pp.execution.transports import transport_for
-from recycle_pp.testing.rehearsal import Node, Rehearsal
+from recycle_pp.testing.rehearsal import Node, Rehearsal, grid
+from recycle_pp.wire.messages.members import Assignment
 
 CPU = "--cpu"
 LARGE = 1 << 20  # elements of a message that is not small
 TYPES = (torch.float32, torch.bfloat16, torch.int64, torch.int32, torch.uint8)
-PEERS = [Worker(0, 0), Worker(1, 0)]
-NEIGHBOURS = [Worker(0, 0), Worker(0, 1)]
-DYING = Worker(1, 1)
+PEERS = grid(2, 1)
+NEIGHBOURS = grid(1, 2)
+DYING = 2  # a peer of the second neighbour
 
 
 def main() -> None:
@@ -49,11 +50,11 @@ def main() -> None:
     os.environ["GPU_LINKS_CPU"] = "1" if options.cpu else ""
     result: dict[str, Any] = {}
     if options.what == "alone":
-        result = play([Worker(0, 0)], alone)
+        result = play(grid(1, 1), alone)
     elif options.what == "pair":
         result = play(NEIGHBOURS, messages) | play(PEERS, sums) | play(PEERS, abort_in_a_sum)
     elif options.what == "kept":
-        with Rehearsal([*NEIGHBOURS, DYING], kept) as rehearsal:
+        with Rehearsal(NEIGHBOURS | {DYING: Worker(1, 1)}, kept) as rehearsal:
             rehearsal.reports(3, timeout=80.0)
             rehearsal.kill(DYING)
             rehearsal.send("go", to=NEIGHBOURS)
@@ -64,7 +65,7 @@ def main() -> None:
     print(json.dumps(result))
 
 
-def play(members: list[Worker], scenario: Any) -> dict[str, Any]:
+def play(members: Assignment, scenario: Any) -> dict[str, Any]:
     """Run the scenario in a process for each member; return the report of the first one."""
     with Rehearsal(members, scenario) as rehearsal:
         return dict(sorted(rehearsal.reports(len(members), timeout=200.0))[0][1])
@@ -89,17 +90,17 @@ def messages(node: Node) -> None:
     device = connect(node)
     node.links.rebuild(0, node.members, node.me)
     node.links.follow(0)
-    (other,) = (worker for worker in node.members if worker != node.me)
+    (other,) = (member for member in node.members if member != node.me)
     node.links.connect([other])
     began = time.monotonic()
     for tag, dtype in enumerate(TYPES):
-        mine = pattern(dtype, node.me.stage, device)
+        mine = pattern(dtype, node.worker.stage, device)
         theirs = torch.empty_like(mine)
-        first = node.me.stage == 0
+        first = node.worker.stage == 0
         steps = [lambda: node.links.send(mine, other, tag), lambda: node.links.receive(theirs, other, tag)]  # noqa: B023
         for step in steps if first else reversed(steps):
             step().wait()
-        assert torch.equal(theirs, pattern(dtype, other.stage, device)), dtype
+        assert torch.equal(theirs, pattern(dtype, node.members[other].stage, device)), dtype
     node.report({"messages_ms": 1e3 * (time.monotonic() - began)})
 
 
@@ -108,9 +109,9 @@ def sums(node: Node) -> None:
     node.links.rebuild(0, node.members, node.me)
     node.links.follow(0)
     for dtype in (torch.int64, torch.int32, torch.float32):
-        tensor = pattern(dtype, node.me.pipeline, device)
+        tensor = pattern(dtype, node.worker.pipeline, device)
         node.links.all_reduce([tensor]).wait()
-        expected = sum(pattern(dtype, member.pipeline, device) for member in node.members)
+        expected = sum(pattern(dtype, worker.pipeline, device) for worker in node.members.values())
         assert torch.equal(tensor, expected), dtype  # type: ignore[arg-type]
     node.report({"sums": "exact"})
 
@@ -121,7 +122,7 @@ def abort_in_a_sum(node: Node) -> None:
     node.links.rebuild(0, node.members, node.me)
     node.links.follow(0)
     seconds = 0.0
-    if node.me == node.members[0]:
+    if node.me == 0:
         began = time.monotonic()
         threading.Timer(1.0, node.links.abort).start()
         try:
@@ -158,17 +159,17 @@ def kept(node: Node) -> None:
         node.links.rebuild(generation, members, node.me, 0)
         node.links.follow(generation)
         if node.me in NEIGHBOURS:
-            (other,) = (worker for worker in NEIGHBOURS if worker != node.me)
+            (other,) = (member for member in NEIGHBOURS if member != node.me)
             node.links.connect([other])
             theirs = torch.empty(LARGE, device=device)
             works = [
-                lambda: node.links.send(pattern(torch.float32, node.me.stage, device), other, 0),  # noqa: B023
+                lambda: node.links.send(pattern(torch.float32, node.worker.stage, device), other, 0),  # noqa: B023
                 lambda: node.links.receive(theirs, other, 0),  # noqa: B023
             ]
-            for work in works if node.me.stage == 0 else reversed(works):
+            for work in works if node.worker.stage == 0 else reversed(works):
                 work().wait()
-            assert torch.equal(theirs, pattern(torch.float32, other.stage, device))
-        if node.me.stage == DYING.stage:
+            assert torch.equal(theirs, pattern(torch.float32, NEIGHBOURS[other].stage, device))
+        if node.worker.stage == 1:
             node.links.all_reduce([pattern(torch.int64, 0, device)]).wait()
         seconds.append(time.monotonic() - began)
         if generation == 0:
@@ -206,7 +207,7 @@ def connect(node: Node) -> torch.device:
     if not cpu:
         torch.cuda.set_device(device)
     node.links.close()
-    node.links = Links(transport_for("gloo" if cpu else "nccl", node.store, device, workers=node.members, timeout=60))
+    node.links = Links(transport_for("gloo" if cpu else "nccl", node.store, device, timeout=60))
     return device
 
 

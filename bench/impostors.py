@@ -58,7 +58,7 @@ class Impostors:
         self.settings, self.port, self._orders = settings, port, orders
         ranks = settings.parallel.pipelines * settings.parallel.stages
         self.supervisors = [FakeSupervisor(self, rank) for rank in range(ranks)]
-        self.workers: dict[Worker, FakeWorker] = {}
+        self.workers: dict[int, FakeWorker] = {}  # by member
 
     async def run(self) -> None:
         tasks = [asyncio.create_task(supervisor.run()) for supervisor in self.supervisors]
@@ -128,12 +128,12 @@ class FakeWorker:
         ])  # fmt: skip
         self._last = self._me.stage == parallel.stages - 1
         self._units = [UnitId(self._me.stage, number) for number in range(UNITS)]
-        self.member = Participant(self._me, parallel.stages, Holdings(self._me.pipeline, self._units, -1))
+        self.member = Participant(rank, self._me, Holdings(rank, self._units, -1))
         self._peer: Peer | None = None
         self._ready: Ready | None = None
         self._voted = (-1, -1)
         self._joins: list[tuple[FakeWorker, int]] = []
-        all.workers[self._me] = self
+        all.workers[rank] = self
         self._task = asyncio.create_task(self._run())
 
     def end(self) -> None:

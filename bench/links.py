@@ -20,9 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from recycle_schedules import Worker
-
 from recycle_pp.testing.rehearsal import Node, Rehearsal, grid
+from recycle_pp.wire.messages.members import Assignment
 
 FACES = ("tcp", "gloo", "group")  # ratios are relative to the first of these
 # name -> (bytes, operations a round)
@@ -50,7 +49,7 @@ def main() -> None:
     (out / "links.json").write_text(json.dumps(rows, indent=1))
 
 
-def measure(members: list[Worker], cases: list[str], rounds: int) -> list[dict[str, Any]]:
+def measure(members: Assignment, cases: list[str], rounds: int) -> list[dict[str, Any]]:
     samples: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
     with Rehearsal(members, worker) as play:
         for _ in range(rounds + 1):
@@ -81,7 +80,7 @@ def worker(node: Node) -> None:
     faces = {"tcp": ByLinks(node, "tcp"), "gloo": ByLinks(node, "gloo"), "group": ByGroup(node)}
     while True:
         face, case = node.receive()
-        node.report(run(faces[face], case, node.members.index(node.me)))
+        node.report(run(faces[face], case, node.me))
 
 
 def run(face: Any, case: str, rank: int) -> tuple[float, float]:
@@ -141,7 +140,7 @@ class ByLinks:
         from recycle_pp.execution.transports import transport_for
 
         self.node, self.generation = node, -1
-        self.links = Links(transport_for(backend, node.store, torch.device("cpu"), workers=node.members))
+        self.links = Links(transport_for(backend, node.store, torch.device("cpu"), size=len(node.members)))
         self.rebuild()
 
     def rebuild(self) -> None:
@@ -150,14 +149,14 @@ class ByLinks:
 
         self.generation += 1
         self.links.rebuild(self.generation, self.node.members, self.node.me, 0)
-        self.links.connect([worker for worker in self.node.members if worker.stage != self.node.me.stage])
+        self.links.connect([m for m, worker in self.node.members.items() if worker.stage != self.node.worker.stage])
         self.sum(torch.ones(1))
 
     def send(self, tensor: Any, to: int, tag: int) -> Any:
-        return self.links.send(tensor, self.node.members[to], tag)
+        return self.links.send(tensor, to, tag)
 
     def receive(self, tensor: Any, frm: int, tag: int) -> Any:
-        return self.links.receive(tensor, self.node.members[frm], tag)
+        return self.links.receive(tensor, frm, tag)
 
     def sum(self, tensor: Any) -> None:
         self.links.all_reduce([tensor]).wait()
@@ -169,7 +168,7 @@ class ByGroup:
 
         import recycle_pp.comm.torch_backend.process_group  # noqa: F401  (registers the backend)
 
-        self.rank, self.size, self.generation = node.members.index(node.me), len(node.members), 0
+        self.rank, self.size, self.generation = node.me, len(node.members), 0
         store = dist.PrefixStore("group", node.store)
         dist.init_process_group("recycle", store=store, rank=self.rank, world_size=self.size)
 

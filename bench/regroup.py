@@ -22,9 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from recycle_schedules import Worker
-
 from recycle_pp.testing.rehearsal import Node, Rehearsal, grid
+from recycle_pp.wire.messages.members import Assignment
 
 STAGES = 4
 
@@ -52,7 +51,7 @@ def measure(workers: int, times: int, rebuilt: bool) -> dict[str, Any]:
         play.reports(workers)
         for generation in range(1, times + 1):
             time.sleep(0.3)  # let the cleanup threads finish
-            live = [member for k, member in enumerate(members) if k != generation % workers]
+            live = {member: role for member, role in members.items() if member != generation % workers}
             start = time.perf_counter()
             play.send("build", generation, live, generation if rebuilt else 0, to=live)
             reports = [report for _, report in play.reports(len(live))]
@@ -85,11 +84,12 @@ def worker(node: Node) -> None:
         node.report([after - before for before, after in itertools.pairwise(clock)])
 
 
-def ring(node: Node, members: list[Worker]) -> None:
+def ring(node: Node, members: Assignment) -> None:
     import torch
 
-    here = members.index(node.me)
-    after, before = members[(here + 1) % len(members)], members[here - 1]
+    order = sorted(members)
+    here = order.index(node.me)
+    after, before = order[(here + 1) % len(order)], order[here - 1]
     works = [node.links.receive(torch.empty(1000), before, 1), node.links.receive(torch.empty(1000), after, 2)]
     works += [node.links.send(torch.ones(1000), after, 1), node.links.send(torch.ones(1000), before, 2)]
     for work in works:

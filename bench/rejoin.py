@@ -35,6 +35,7 @@ from recycle_pp.numerics.layout import LayerMemory, Layout
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.state.follow import Donations, Following
 from recycle_pp.wire.messages.lifecycle import Donate
+from recycle_pp.wire.messages.units import packed
 
 OUT = Path(__file__).resolve().parent / "out" / "rejoin.json"
 GB = 1e9
@@ -129,7 +130,8 @@ class Donor:
         return time.monotonic() - begun
 
     def donate(self, address: Any) -> float:
-        self.donations.asked(Donate(Worker(0, 0), session=1, address=address))
+        ids = self.stage.layout.ids
+        self.donations.asked(Donate(0, Worker(0, 0), session=1, address=address, units=packed(ids), of=len(ids)))
         return time.monotonic()
 
 

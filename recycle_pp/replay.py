@@ -14,11 +14,14 @@ from datetime import datetime
 from itertools import groupby
 from typing import Any
 
+from msgspec import structs
+
 from recycle_pp.command import exit_code
 from recycle_pp.protocol.events import Event, MessageReceived, Outcome
 from recycle_pp.telemetry.replay import Decision, replay
 from recycle_pp.telemetry.run_folder import newest_run
 from recycle_pp.telemetry.words import plural
+from recycle_pp.wire.messages.members import Assignment
 from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.table import kind
 
@@ -61,18 +64,22 @@ def _run(arguments: Sequence[str]) -> int:
 
 def _lines(decision: Decision) -> list[str]:
     at = datetime.fromtimestamp(decision.time).isoformat(" ", "milliseconds")
-    first = f"{at}  step {decision.step}, generation {decision.generation}: {_in_words(decision.event)}"
-    return [first, *(f"    {line}" for line in _consequences(decision.outcome))]
+    what = _in_words(decision.event, decision.workers)
+    first = f"{at}  step {decision.step}, generation {decision.generation}: {what}"
+    return [first, *(f"    {line}" for line in _consequences(decision.outcome, decision.workers))]
 
 
-def _in_words(event: Event) -> str:
+def _in_words(event: Event, workers: Assignment) -> str:
     if isinstance(event, MessageReceived):
-        return f"{kind(event.message)} from {event.worker}"
-    fields = [f"{name} {_short(getattr(event, name))}" for name in event.__struct_fields__]
+        return f"{kind(event.message)} from {workers[event.member]}"
+    fields = [
+        f"worker {workers[value]}" if name == "member" else f"{name} {_short(value)}"
+        for name, value in structs.asdict(event).items()
+    ]
     return ", ".join([kind(event).replace("_", " "), *fields])
 
 
-def _consequences(outcome: Outcome) -> list[str]:
+def _consequences(outcome: Outcome, workers: Assignment) -> list[str]:
     """A line for each note, then one for each group of consecutive messages of the same kind, with their receivers."""
     notes = [note for note in outcome.notes if note["event"] != "committed"]  # a Commit message shows it
     found = [
@@ -82,7 +89,7 @@ def _consequences(outcome: Outcome) -> list[str]:
         sends = list(run)
         message = sends[0].message
         what = f"commit of step {message.step}" if isinstance(message, Commit) else kind(message)
-        found.append(f"{what} to {_short([send.to for send in sends])}")
+        found.append(f"{what} to {_short([workers[send.to] for send in sends])}")
     return found
 
 

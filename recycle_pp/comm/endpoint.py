@@ -1,11 +1,11 @@
-"""One worker's end of a group: starts its operations, and knows whether the group can be used in the next generation.
+"""One member's end of a group: starts its operations, and knows whether the group can be used in the next generation.
 
-    end = Endpoint("7/0.1-1.2", workers, me, group, born=7)
+    end = Endpoint("7/0.1-1.2", [1, 6], me, group, born=7, pair=True)
     end.open(generation)                                    # once all members have connected
     works = end.start(generation, lane, lambda backend: [backend.send([tensor], peer, tag)])
     end.close()                                             # from here on no operation starts
     end.is_idle(), end.counts                               # to publish
-    kept = agreed([end], {worker: its published counts})    # the same result at every member
+    kept = agreed([end], {member: its published counts})    # the same result at every member
 
 A group can be used again if no member has an operation under way, and all have counted the same operations. The counts
 are necessary: NCCL and Gloo may complete a short send before the other end has posted its receive.
@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from recycle_schedules import Worker
+from recycle_pp.wire.messages.members import Member
 
 from .waiting import Generation, Job, LinkBroken
 
@@ -28,14 +28,16 @@ class Endpoint:
     """Methods may be called from any thread. None of them blocks, unless an operation does.
 
     name     unique among all groups of the job, and the same at every member
-    workers  the members in the order of their ranks
+    members  in the order of their ranks
     born     generation in which the group was built
+    pair     whether the group is a pair of members of two stages; otherwise it is the group of a stage
     counts   number of operations in each lane. A message's lane is the rank of its sender, so both ends count it in the
              same lane. Sums and broadcasts have lane 0
     """
 
-    def __init__(self, name: str, workers: Sequence[Worker], me: Worker, group: Any, born: int):
-        self.name, self.workers, self.rank, self.group, self.born = name, workers, workers.index(me), group, born
+    def __init__(self, name: str, members: Sequence[Member], me: Member, group: Any, born: int, pair: bool):
+        self.name, self.members, self.rank, self.group, self.born = name, members, members.index(me), group, born
+        self.pair = pair
         self.counts = [0, 0]
         self._lock = threading.Lock()  # never held during a call of the back end, which may hang
         self._connected = False
@@ -44,10 +46,9 @@ class Endpoint:
         self._unfinished: set[Any] = set()
 
     @property
-    def other(self) -> Worker | None:
-        """The worker at the other end of a pair; None for the group of a stage."""
-        first, *_, last = self.workers
-        return None if first.stage == last.stage else self.workers[1 - self.rank]
+    def other(self) -> Member | None:
+        """The member at the other end of a pair; None for the group of a stage."""
+        return self.members[1 - self.rank] if self.pair else None
 
     def open(self, generation: Generation) -> None:
         """Allows operations of this generation."""
@@ -84,9 +85,9 @@ class Endpoint:
         return all(ask and _has_succeeded(work) for work in tuple(self._unfinished))
 
 
-def agreed(endpoints: Sequence[Endpoint], published: Mapping[Worker, Counts]) -> list[Endpoint]:
+def agreed(endpoints: Sequence[Endpoint], published: Mapping[Member, Counts]) -> list[Endpoint]:
     """The groups that every member has published with the same counts."""
-    return [end for end in endpoints if all(published[worker].get(end.name) == end.counts for worker in end.workers)]
+    return [end for end in endpoints if all(published[member].get(end.name) == end.counts for member in end.members)]
 
 
 def _has_succeeded(work: Any) -> bool:

@@ -2,8 +2,8 @@
 
     links = Links(GroupTransport(store, device, timeout, NcclGroup))
 
-At the start of a generation a worker joins one group with its peers, for sums and broadcasts. When the worker adopts a
-plan (`connect`), it joins a group of two with each worker with which it exchanges messages. In a step without a death
+At the start of a generation a member joins one group with its peers, for sums and broadcasts. When it adopts a plan
+(`connect`), it joins a group of two with each member with which it exchanges messages. In a step without a death
 these are at most two groups.
 
 A single group for all messages would be correct, because the messages of a plan have a total order
@@ -12,8 +12,8 @@ earlier ones. torch has 32 streams per GPU, so if there are more than 32 groups,
 slower, but safe because of the total order. The members of a group find each other through the control store, under
 keys that start with "<generation>/".
 
-At the end of a generation a worker aborts only the groups in which it has an operation under way, without waiting for
-another worker. In the next generation it publishes the counts of the other groups (`endpoint.agreed`). So the members
+At the end of a generation a member aborts only the groups in which it has an operation under way, without waiting for
+another member. In the next generation it publishes the counts of the other groups (`endpoint.agreed`). So the members
 of a group agree whether they keep it or build it again.
 """
 
@@ -30,6 +30,8 @@ import torch.distributed as dist
 from msgspec import msgpack
 from recycle_schedules import Worker
 from torch import Tensor
+
+from recycle_pp.wire.messages.members import Assignment, Member
 
 from .addresses import address_of
 from .endpoint import Endpoint, agreed
@@ -90,15 +92,15 @@ class GroupTransport:
         self._pool = Pool()
         self._closing: list[threading.Thread] = []
 
-    def join(self, generation: Generation, members: Sequence[Worker], me: Worker, base: int) -> None:
+    def join(self, generation: Generation, members: Assignment, me: Member, base: int) -> None:
         """Keeps the idle groups of earlier generations, back to `base`, and builds the group of the stage if it is not
         among them."""
-        groups = Groups(sorted(w for w in members if w.stage == me.stage), me)
+        groups = Groups(members, me)
         with self._lock:
             generation.check()
             self._groups[generation.number] = groups
             left, self._left = self._left, []
-            offered = [end for end in left if end.born >= base and {*members} >= {*end.workers}]
+            offered = [end for end in left if end.born >= base and members.keys() >= {*end.members}]
             groups.hold(offered)
         dropped = [end for end in left if end not in offered]
         del left  # otherwise this thread could drop the last reference to an aborted group, see `let_go`
@@ -113,10 +115,10 @@ class GroupTransport:
     def _keep(self, generation: Generation, groups: Groups, offered: list[Endpoint]) -> None:
         """Waits until all members of these groups have published their counts. Aborts the groups that not all of them
         can use again."""
-        workers = sorted({worker for end in offered for worker in end.workers})
-        values = self._store.collect([_key(generation, worker) for worker in workers], lambda: generation.over)
+        members = sorted({member for end in offered for member in end.members})
+        values = self._store.collect([_key(generation, member) for member in members], lambda: generation.over)
         counts = (msgpack.decode(value, type=dict[str, list[int]]) for value in values)
-        kept = agreed(offered, dict(zip(workers, counts, strict=True)))
+        kept = agreed(offered, dict(zip(members, counts, strict=True)))
         with self._lock:
             generation.check()
             for end in kept:
@@ -124,21 +126,21 @@ class GroupTransport:
             rejected = groups.drop([end for end in offered if end not in kept])
         self._abort(rejected)
 
-    def connect(self, generation: Generation, workers: Collection[Worker]) -> None:
+    def connect(self, generation: Generation, members: Collection[Member]) -> None:
         groups = self._of(generation)
-        groups.wanted.update(workers)
-        if missing := [worker for worker in workers if worker not in groups.pairs]:
-            # Runs in a thread that can be abandoned, as `join` does: connecting to a dead worker may block for ever.
+        groups.wanted.update(members)
+        if missing := [member for member in members if member not in groups.pairs]:
+            # Runs in a thread that can be abandoned, as `join` does: connecting to a dead member may block for ever.
             generation.wait(self._pool.start(partial(self._meet, generation, groups, missing)))
 
-    def _meet(self, generation: Generation, groups: Groups, others: Sequence[Worker]) -> None:
-        self._build(generation, groups, meetings(groups.me, others))
+    def _meet(self, generation: Generation, groups: Groups, others: Sequence[Member]) -> None:
+        self._build(generation, groups, meetings(groups.me, others, groups.members))
 
-    def send(self, generation: Generation, tensor: Tensor, to: Worker, tag: int) -> Pending:
+    def send(self, generation: Generation, tensor: Tensor, to: Member, tag: int) -> Pending:
         end = self._of(generation).pairs[to]
         return self._run(generation, end, lambda backend: [backend.send([tensor], 1 - end.rank, tag)], end.rank)
 
-    def receive(self, generation: Generation, tensor: Tensor, frm: Worker, tag: int) -> Pending:
+    def receive(self, generation: Generation, tensor: Tensor, frm: Member, tag: int) -> Pending:
         end = self._of(generation).pairs[frm]
         return self._run(generation, end, lambda backend: [backend.recv([tensor], 1 - end.rank, tag)], 1 - end.rank)
 
@@ -146,12 +148,12 @@ class GroupTransport:
         stage = self._of(generation).stage
         return self._run(generation, stage, lambda backend: [backend.allreduce([t]) for t in tensors])
 
-    def reduce(self, generation: Generation, tensors: Sequence[Tensor], to: Worker) -> Pending:
+    def reduce(self, generation: Generation, tensors: Sequence[Tensor], to: Member) -> Pending:
         groups, options = self._of(generation), dist.ReduceOptions()
         options.rootRank = groups.peers.index(to)
         return self._run(generation, groups.stage, lambda backend: [backend.reduce([t], options) for t in tensors])
 
-    def broadcast(self, generation: Generation, tensors: Sequence[Tensor], source: Worker) -> Pending:
+    def broadcast(self, generation: Generation, tensors: Sequence[Tensor], source: Member) -> Pending:
         groups, options = self._of(generation), dist.BroadcastOptions()
         options.rootRank = groups.peers.index(source)
         return self._run(generation, groups.stage, lambda backend: [backend.broadcast([t], options) for t in tensors])
@@ -177,16 +179,16 @@ class GroupTransport:
         for thread in self._closing:
             thread.join(timeout)
 
-    def _build(self, generation: Generation, groups: Groups, together: Sequence[tuple[Worker, ...]]) -> None:
-        """Builds a group for each of these sets of workers, then connects the groups one after the other."""
+    def _build(self, generation: Generation, groups: Groups, together: Sequence[tuple[Member, ...]]) -> None:
+        """Builds a group for each of these sets of members, then connects the groups one after the other."""
         made: list[Endpoint] = []
         try:
             with self._store.one_message():
-                for workers in together:
-                    made.append(self._make(generation, workers, groups.me))
+                for members in together:
+                    made.append(self._make(generation, groups, members))
                     groups.hold(made[-1:])
             for end in made:
-                generation.attempt(partial(end.group.connect, generation, end.other is not None))
+                generation.attempt(partial(end.group.connect, generation, end.pair))
                 with self._lock:
                     generation.check()
                     groups.use(generation, end)
@@ -200,12 +202,13 @@ class GroupTransport:
             abort.join()
             raise
 
-    def _make(self, generation: Generation, workers: tuple[Worker, ...], me: Worker) -> Endpoint:
-        name, rank = f"{generation.number}/{workers[0]}-{workers[-1]}", workers.index(me)
+    def _make(self, generation: Generation, groups: Groups, members: tuple[Member, ...]) -> Endpoint:
+        first, *_, last = (groups.members[member] for member in members)
+        name, rank = f"{generation.number}/{first}-{last}", members.index(groups.me)
         group = generation.attempt(
-            lambda: self._kind(self._store, name, rank, len(workers), self._device, self._timeout, self._host)
+            lambda: self._kind(self._store, name, rank, len(members), self._device, self._timeout, self._host)
         )
-        return Endpoint(name, workers, me, group, generation.number)
+        return Endpoint(name, members, groups.me, group, generation.number, pair=first.stage != last.stage)
 
     def _abort(self, ends: list[Endpoint]) -> None:
         if not ends:
@@ -244,16 +247,17 @@ class GroupTransport:
 
 
 class Groups:
-    """The groups of worker `me` in one generation. GroupTransport calls the methods under its lock.
+    """The groups of member `me` in one generation. GroupTransport calls the methods under its lock.
 
-    peers: the live workers of its stage, including `me`
+    peers: the live members of its stage, including `me`, ascending
     """
 
-    def __init__(self, peers: list[Worker], me: Worker):
-        self.peers, self.me = peers, me
-        self.pairs: dict[Worker, Endpoint] = {}  # by the worker at the other end
-        self.stage: Endpoint | None = None  # the group of all peers; None if `me` is the only live worker of its stage
-        self.wanted: set[Worker] = set()  # the other ends of all pairs that plans have needed
+    def __init__(self, members: Assignment, me: Member):
+        self.members, self.me = members, me
+        self.peers = sorted(member for member, worker in members.items() if worker.stage == members[me].stage)
+        self.pairs: dict[Member, Endpoint] = {}  # by the member at the other end
+        self.stage: Endpoint | None = None  # the group of all peers; None if `me` is the only live member of its stage
+        self.wanted: set[Member] = set()  # the other ends of all pairs that plans have needed
         self._held: list[Endpoint] = []
 
     def hold(self, ends: Sequence[Endpoint]) -> None:
@@ -283,20 +287,25 @@ class Groups:
         return dropped
 
 
-def meetings(me: Worker, others: Iterable[Worker]) -> list[tuple[Worker, Worker]]:
-    """The pairs of `me` with workers of adjacent stages, in the order in which their groups are built.
+def meetings(me: Member, others: Iterable[Member], members: Assignment) -> list[tuple[Member, Member]]:
+    """The pairs of `me` with members of adjacent stages, the earlier stage first, in the order in which their groups
+    are built. members: the worker that each member plays
 
-    All workers follow one global order of pairs, so there is always a pair that can proceed. The order consists of
-    rounds, and the pairs of a round have no common worker. The first rounds link each even-numbered stage to the next
+    All members follow one global order of pairs, so there is always a pair that can proceed. The order consists of
+    rounds, and the pairs of a round have no common member. The first rounds link each even-numbered stage to the next
     stage. There is one round for each difference between the pipeline numbers of the two workers. Then odd-numbered
     stages follow in the same way. A step without a death needs two rounds for any number of stages.
     """
-    pairs = [(me, worker) if me.stage < worker.stage else (worker, me) for worker in others]
-    return sorted(pairs, key=lambda pair: (pair[0].stage % 2, pair[1].pipeline - pair[0].pipeline, pair))
+
+    def order(pair: tuple[Member, Member]) -> tuple[int, int, Worker, Worker]:
+        before, after = members[pair[0]], members[pair[1]]
+        return before.stage % 2, after.pipeline - before.pipeline, before, after
+
+    return sorted(((me, o) if members[me].stage < members[o].stage else (o, me) for o in others), key=order)
 
 
-def _key(generation: Generation, worker: Worker) -> str:
-    return f"{generation.number}/idle/{worker}"
+def _key(generation: Generation, member: Member) -> str:
+    return f"{generation.number}/idle/{member}"
 
 
 def let_go(groups: list[Any]) -> None:

@@ -1,11 +1,12 @@
-"""Messages and sums among the members of a generation, addressed by worker instead of rank.
+"""Messages and sums among the members of a generation.
 
     links = Links(transport)                        # see execution.transports
-    links.rebuild(generation, members, me)          # in a thread that can be abandoned
-    links.connect({Worker(0, 1), Worker(1, 2)})     # the workers that later messages come from or go to
-    work = links.receive(buffer, frm=Worker(0, 1), tag=17)
-    links.send(tensor, to=Worker(1, 2), tag=18)
-    links.all_reduce([gradient, losses]).wait()     # in place, over the live workers of my stage
+    links.rebuild(generation, members, me)          # members: member -> worker; in a thread that can be abandoned
+    links.member(Worker(0, 1))                      # the member that plays this worker
+    links.connect({1, 6})                           # the members that later messages come from or go to
+    work = links.receive(buffer, frm=1, tag=17)
+    links.send(tensor, to=6, tag=18)
+    links.all_reduce([gradient, losses]).wait()     # in place, over the live members of my stage
     links.abort()                                   # from any thread: all of the above raise LinkBroken
 
 The executor communicates only through this interface. It may have many pending receives and sends, in any order, if
@@ -21,12 +22,16 @@ from functools import partial
 from recycle_schedules import Worker
 from torch import Tensor
 
+from recycle_pp.wire.messages.members import Assignment, Member
+
 from .transport import Transport
 from .waiting import Generation, LinkBroken, Pending
 
 
 class Links:
     """Messages and sums among the members of the current generation, carried by `transport`.
+
+    members: the members of the current generation, and the worker that each of them plays
 
     Every method may be called from any thread. No method holds a lock while it blocks.
     """
@@ -38,6 +43,8 @@ class Links:
         self._present: Generation | None = None
         self._building: Generation | None = None
         self._followed: int | None = None  # the only generation whose operations are allowed
+        self._players: dict[Worker, Member] = {}  # of the current generation
+        self.members: Assignment = {}
 
     @property
     def generation(self) -> int:
@@ -47,14 +54,15 @@ class Links:
 
     @property
     def ordered(self) -> bool:
-        """Whether the workers of a stage exchange only sums and broadcasts with each other, all in the same order. True
+        """Whether the members of a stage exchange only sums and broadcasts with each other, all in the same order. True
         for groups (Gloo, NCCL). With TCP any two of them can also exchange messages."""
         return self._transport.ordered
 
-    def rebuild(self, generation: int, members: Sequence[Worker], me: Worker, base: int | None = None) -> None:
+    def rebuild(self, generation: int, members: Assignment, me: Member, base: int | None = None) -> None:
         """Makes `generation` the current one. Every member calls `rebuild` with the same arguments except `me`.
 
-        base: the newest generation that a worker joined, or whose predecessor lost a connection between live workers.
+        members: member -> the worker that it plays
+        base: the newest generation that a member joined, or whose predecessor lost a connection between live members.
         Connections made since `base` are kept, so with TCP a death costs no message. Groups (Gloo, NCCL) made since
         `base` are kept if all their members agree that no operation is under way. None stands for `generation` itself:
         all connections and groups are made again.
@@ -74,6 +82,7 @@ class Links:
             with self._lock:
                 new.check()
                 self._building, self._present = None, new
+                self.members, self._players = members, {worker: member for member, worker in members.items()}
         except BaseException:
             self._end([new])
             raise
@@ -86,33 +95,37 @@ class Links:
         """
         self._followed = generation
 
-    def connect(self, workers: Collection[Worker]) -> None:
-        """Prepares messages with these workers of adjacent stages, once per generation.
+    def member(self, worker: Worker) -> Member:
+        """The member that plays this worker in the current generation."""
+        return self._players[worker]
 
-        Groups (Gloo, NCCL): blocks until each of these workers calls `connect` too, so all workers must adopt the same
+    def connect(self, members: Collection[Member]) -> None:
+        """Prepares messages with these members of other stages, once per generation.
+
+        Groups (Gloo, NCCL): blocks until each of these members calls `connect` too, so all members must adopt the same
         plans in the same order. LinkBroken if the generation ends meanwhile. TCP: does nothing, because `rebuild` made
         the connections.
         """
-        self._transport.connect(self._now(), workers)
+        self._transport.connect(self._now(), members)
 
-    def meetings(self, me: Worker, workers: Iterable[Worker]) -> list[tuple[Worker, Pending]]:
-        """Runs `connect` for each worker separately, so that the caller can report which worker it waits for.
+    def meetings(self, me: Member, members: Iterable[Member]) -> list[tuple[Member, Pending]]:
+        """Runs `connect` for each member separately, so that the caller can report which member it waits for.
 
-        Wait for the results in the returned order. It is the same global order of pairs for all workers, so there is
+        Wait for the results in the returned order. It is the same global order of pairs for all members, so there is
         always a pair that can proceed."""
-        others = sorted({*workers}, key=lambda other: sorted((me, other)))
+        others = sorted({*members}, key=lambda other: sorted((me, other)))
         return [(other, Pending(partial(self.connect, [other]))) for other in others]
 
-    def send(self, tensor: Tensor, to: Worker, tag: int) -> Pending:
+    def send(self, tensor: Tensor, to: Member, tag: int) -> Pending:
         """Sends a contiguous tensor, which must not be written to until the result's `wait` has returned.
 
         0 <= tag < MAX_TAG, else ValueError. Does not block. The caller may drop its references to the result and the
         tensor. Groups (Gloo, NCCL): `to` must have been passed to `connect`. NCCL ignores tags and matches the messages
-        between two workers in the order of both sides' calls.
+        between two members in the order of both sides' calls.
         """
         return self._transport.send(self._now(), tensor, to, tag)
 
-    def receive(self, tensor: Tensor, frm: Worker, tag: int) -> Pending:
+    def receive(self, tensor: Tensor, frm: Member, tag: int) -> Pending:
         """Fills a contiguous tensor of exactly the sent size. It may be read when the result's `wait` has returned.
 
         Does not block. After an abort do not use the tensor again, because the message may still be written to it.
@@ -120,7 +133,7 @@ class Links:
         return self._transport.receive(self._now(), tensor, frm, tag)
 
     def all_reduce(self, tensors: Sequence[Tensor]) -> Pending:
-        """Sums each tensor in place over the live workers of this worker's stage. All of them call it with the same
+        """Sums each tensor in place over the live members of this member's stage. All of them call it with the same
         shapes and dtypes.
 
         Does not block. The sums are complete when the result's `wait` has returned. After an abort the contents of the
@@ -128,14 +141,14 @@ class Links:
         """
         return self._transport.all_reduce(self._now(), tensors)
 
-    def reduce(self, tensors: Sequence[Tensor], to: Worker) -> Pending:
-        """Like `all_reduce`, but only worker `to` gets the sums. It must be a live worker of this worker's stage.
+    def reduce(self, tensors: Sequence[Tensor], to: Member) -> Pending:
+        """Like `all_reduce`, but only member `to` gets the sums. It must be a live member of this member's stage.
 
-        Sends half as much data. The contents of the other workers' tensors are undefined."""
+        Sends half as much data. The contents of the other members' tensors are undefined."""
         return self._transport.reduce(self._now(), tensors, to)
 
-    def broadcast(self, tensors: Sequence[Tensor], source: Worker) -> Pending:
-        """Copies the tensors of `source`, a live worker of this worker's stage, to those of its peers. Otherwise like
+    def broadcast(self, tensors: Sequence[Tensor], source: Member) -> Pending:
+        """Copies the tensors of `source`, a live member of this member's stage, to those of its peers. Otherwise like
         `all_reduce`."""
         return self._transport.broadcast(self._now(), tensors, source)
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-from recycle_schedules import Worker
 from torch import Tensor
+
+from recycle_pp.wire.messages.members import Member
 
 from .transport import Transport
 from .waiting import Generation, Pending
@@ -27,20 +28,20 @@ class StagedTransport:
         self._pinned = device.type == "cuda"  # makes copies to the device faster
         self.join, self.connect, self.end, self.close = inner.join, inner.connect, inner.end, inner.close
 
-    def send(self, generation: Generation, tensor: Tensor, to: Worker, tag: int) -> Pending:
+    def send(self, generation: Generation, tensor: Tensor, to: Member, tag: int) -> Pending:
         return self._inner.send(generation, self._room(tensor).copy_(tensor), to, tag)
 
-    def receive(self, generation: Generation, tensor: Tensor, frm: Worker, tag: int) -> Pending:
+    def receive(self, generation: Generation, tensor: Tensor, frm: Member, tag: int) -> Pending:
         host = self._room(tensor)
         return _then_copy(self._inner.receive(generation, host, frm, tag), [tensor], [host])
 
     def all_reduce(self, generation: Generation, tensors: Sequence[Tensor]) -> Pending:
         return self._in_place(tensors, lambda hosts: self._inner.all_reduce(generation, hosts))
 
-    def reduce(self, generation: Generation, tensors: Sequence[Tensor], to: Worker) -> Pending:
+    def reduce(self, generation: Generation, tensors: Sequence[Tensor], to: Member) -> Pending:
         return self._in_place(tensors, lambda hosts: self._inner.reduce(generation, hosts, to))
 
-    def broadcast(self, generation: Generation, tensors: Sequence[Tensor], source: Worker) -> Pending:
+    def broadcast(self, generation: Generation, tensors: Sequence[Tensor], source: Member) -> Pending:
         return self._in_place(tensors, lambda hosts: self._inner.broadcast(generation, hosts, source))
 
     def _in_place(self, tensors: Sequence[Tensor], operation: Callable[[list[Tensor]], Pending]) -> Pending:

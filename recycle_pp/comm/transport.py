@@ -7,8 +7,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from recycle_schedules import Worker
 from torch import Tensor
+
+from recycle_pp.wire.messages.members import Assignment, Member
 
 from .waiting import Generation, Pending
 
@@ -22,17 +23,17 @@ class Transport(Protocol):
 
     ordered: bool  # see `Links.ordered`
 
-    def join(self, generation: Generation, members: Sequence[Worker], me: Worker, base: int) -> None:
+    def join(self, generation: Generation, members: Assignment, me: Member, base: int) -> None:
         """Blocks until all members can be reached, or until the generation ends."""
 
-    def connect(self, generation: Generation, workers: Collection[Worker]) -> None:
-        """Blocks until messages can be exchanged with these workers, or until the generation ends."""
+    def connect(self, generation: Generation, members: Collection[Member]) -> None:
+        """Blocks until messages can be exchanged with these members, or until the generation ends."""
 
-    def send(self, generation: Generation, tensor: Tensor, to: Worker, tag: int) -> Pending: ...
-    def receive(self, generation: Generation, tensor: Tensor, frm: Worker, tag: int) -> Pending: ...
+    def send(self, generation: Generation, tensor: Tensor, to: Member, tag: int) -> Pending: ...
+    def receive(self, generation: Generation, tensor: Tensor, frm: Member, tag: int) -> Pending: ...
     def all_reduce(self, generation: Generation, tensors: Sequence[Tensor]) -> Pending: ...
-    def reduce(self, generation: Generation, tensors: Sequence[Tensor], to: Worker) -> Pending: ...
-    def broadcast(self, generation: Generation, tensors: Sequence[Tensor], source: Worker) -> Pending: ...
+    def reduce(self, generation: Generation, tensors: Sequence[Tensor], to: Member) -> Pending: ...
+    def broadcast(self, generation: Generation, tensors: Sequence[Tensor], source: Member) -> Pending: ...
 
     def end(self, over: Sequence[Generation]) -> None:
         """Wakes operations of these generations that block in the back end, and frees the generations' resources."""

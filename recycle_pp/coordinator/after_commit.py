@@ -2,15 +2,13 @@
 
 after_commit = AfterCommit(state, driver)     # a handler of the job's events
 after_commit.saved(rank, message)             # also `save_failed`, `compare`, `assembling`, `assembled`
-after_commit.died(worker)                     # the worker's part of a checkpoint is no longer awaited
+after_commit.died(rank)                       # its worker's part of a checkpoint is no longer awaited
 after_commit.report_damage(damaged)           # records damaged checkpoints
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-
-from recycle_schedules import Worker
 
 from recycle_pp.protocol.events import Event, Json, Outcome
 from recycle_pp.telemetry.events.checkpoints import (
@@ -87,16 +85,16 @@ class AfterCommit:
     # -- checkpoints -------------------------------------------------------------------------------------------
 
     def saved(self, rank: Rank, message: Saved) -> None:
-        self._driver.send(self._state.saving.saved(rank.role, message))
+        self._driver.send(self._state.saving.saved(rank.number, message))
 
     def compare(self, rank: Rank, message: Digests) -> None:
         """Takes a worker's digests at a checkpoint. The checkpoint is assembled only if the digests of each stage
         agree."""
-        self._driver.send(self._state.saving.compared(rank.role, message))
+        self._driver.send(self._state.saving.compared(rank.number, message))
         self._judge_replicas()
 
     def assembling(self, rank: Rank, message: Assembling) -> None:
-        self._state.saving.assembling(rank.role, message)
+        self._state.saving.assembling(rank.number, message)
 
     def assembled(self, rank: Rank, message: Assembled) -> None:
         state = self._state
@@ -110,16 +108,16 @@ class AfterCommit:
     def save_failed(self, rank: Rank | None, message: SaveFailed) -> None:
         """Abandons a checkpoint. rank: the sender; None: this coordinator."""
         state = self._state
-        if state.saving.save_failed(message, rank.role if rank else None) and not state.lifecycle.over:
+        if state.saving.save_failed(message, rank.number if rank else None) and not state.lifecycle.over:
             newest, seconds = state.saving.unsaved()
             state.recorder.event(
                 CheckpointFailed(checkpoint=message.step, detail=message.detail, newest=newest, unsaved_seconds=seconds)
             )
         self._driver.finish_if_done()
 
-    def died(self, worker: Worker) -> None:
+    def died(self, rank: Rank) -> None:
         """Stops waiting for a dead worker's part of a checkpoint and for its digests."""
-        self._driver.send(self._state.saving.died(worker, self._state.job.live))
+        self._driver.send(self._state.saving.died(rank.number, self._state.job.live))
         self._judge_replicas()
 
     def report_damage(self, damaged: Mapping[int, str]) -> None:

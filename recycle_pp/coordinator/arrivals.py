@@ -60,7 +60,7 @@ async def until_first_step(state: JobState, hangs: HangDetector) -> None:
         job = state.job
         if state.lifecycle.over or job.committed >= job.first_step:
             return
-        awaited = [rank for rank in state.roster if rank.alive and (job.started or rank.role not in job.live)]
+        awaited = [rank for rank in state.roster if rank.alive and (job.started or rank.number not in job.live)]
         doing = _activities(awaited, hangs)
         state.recorder.say(f"{loop.time() - begun:.0f} s: {doing or 'workers are being started'}")
 

@@ -12,6 +12,7 @@ from recycle_schedules import Worker
 from recycle_pp.protocol.events import LinksBroken
 from recycle_pp.protocol.partition_resolution import give_up
 from recycle_pp.wire.messages.generations import Broken, Unreachable
+from recycle_pp.wire.messages.members import Member
 
 from .deaths import Deaths
 from .driver import Driver
@@ -29,7 +30,7 @@ class BrokenLinks:
         self._driver = driver
         self._deaths = deaths
         self._returns = returns
-        self._unreachable: dict[Worker, list[Worker]] = {}  # reporting worker -> workers that it cannot reach
+        self._unreachable: dict[Member, list[Member]] = {}  # reporting member -> members that it cannot reach
         self._announced: dict[Worker, list[Worker]] = {}  # the cut links that have been reported to the user
 
     def broken(self, rank: Rank, message: Broken) -> None:
@@ -38,7 +39,7 @@ class BrokenLinks:
     def unreachable(self, rank: Rank, message: Unreachable) -> None:
         if not self._unreachable:
             self._state.timers.after(_OTHER_END_SECONDS, self._decide)
-        self._unreachable[rank.role] = message.workers
+        self._unreachable[rank.number] = message.members
 
     def _renew(self, generation: int) -> None:
         """Rebuilds the links of the same members, unless a death or a decision has started another generation."""
@@ -48,13 +49,13 @@ class BrokenLinks:
     def _decide(self) -> None:
         """Removes the fewest workers that leave no cut link. If a stage would lose its last worker, the job waits for
         the network instead."""
-        live = self._state.job.live
-        cut = {w: [o for o in others if o in live] for w, others in self._unreachable.items() if w in live}
+        live = self._state.job.workers
+        cut = {live[m]: [live[o] for o in others if o in live] for m, others in self._unreachable.items() if m in live}
         cut = {worker: others for worker, others in cut.items() if others}
         self._unreachable = {}
         if self._state.lifecycle.over or not cut:
             return
-        lost = give_up(cut, live)
+        lost = give_up(cut, live.values())
         for rank in self._state.roster:
             if rank.role in lost and rank.alive:
                 self._deaths.end(rank, "node_loss", "the network between it and other workers is broken")

@@ -1,31 +1,29 @@
 """Checkpoints on the coordinator: which workers save, and which one assembles the parts.
 
     saving.begin(step, savers, final, live) # with the commit: the savers write the parts of their stages
-    out = saving.saved(worker, message)     # after the last part, one worker assembles the checkpoint,
-    out = saving.compared(worker, message)  # once the digests of all live workers have arrived and agree
-    out = saving.died(worker, live)         # the run's last checkpoint replaces a dead saver, any other is abandoned
-    out = saving.only(live)                 # all awaited workers that are not in `live` have died
-    out = saving.returned(worker)           # the worker's connection was reset: repeats a request that may be lost
-
+    out = saving.saved(member, message)     # after the last part, one member assembles the checkpoint,
+    out = saving.compared(member, message)  # once the digests of all live members have arrived and agree
+    out = saving.died(member, live)         # the run's last checkpoint replaces a dead saver, any other is abandoned
+    out = saving.only(live)                 # all awaited members that are not in `live` have died
+    out = saving.returned(member)           # the member's connection was reset: repeats a request that may be lost
 The name of a checkpoint is its number of steps: `step-000020` has the state after steps 0 to 19.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
-
-from recycle_schedules import Worker
 
 from recycle_pp.protocol.events import Send
 from recycle_pp.state.checksum import damage
 from recycle_pp.telemetry.background import in_thread
 from recycle_pp.telemetry.checkpoint_folders import finished, name
 from recycle_pp.telemetry.words import plural
+from recycle_pp.wire.messages.members import Assignment, Member
 from recycle_pp.wire.messages.saving import Assemble, Assembled, Assembling, Digests, Save, Saved, SaveFailed
 
 from .replicas import Replicas
@@ -70,19 +68,22 @@ class Saving:
     final  whether this is the last checkpoint of the run
     """
 
-    def __init__(self, folder: Path, newest: int = 0) -> None:
-        """newest: steps in the newest known checkpoint."""
-        self._folder = folder
+    def __init__(self, folder: Path, assignment: Callable[[], Assignment], newest: int = 0) -> None:
+        """
+        assignment  returns the job's assignment
+        newest      steps in the newest known checkpoint
+        """
+        self._folder, self._assignment = folder, assignment
         self._newest = newest
         self._newest_since = time.monotonic()
         self.step = -1
-        self._missing: dict[object, Worker] = {}  # stage (if sharded: worker) -> writer of a part
-        self._parts: dict[Worker, str] = {}  # finished parts, by writer
-        self._writing: set[Worker] = set()  # workers whose part of any checkpoint is not finished
-        self._whole: set[Worker] = set()  # workers asked to save every unit they hold, because a peer died
-        self._last: Worker | None = None  # writer of the last part; assembles after the comparison
+        self._missing: dict[int, Member] = {}  # stage (if sharded: member) -> writer of a part
+        self._parts: dict[Member, str] = {}  # finished parts, by writer
+        self._writing: set[Member] = set()  # members whose part of any checkpoint is not finished
+        self._whole: set[Member] = set()  # members asked to save every unit they hold, because a peer died
+        self._last: Member | None = None  # writer of the last part; assembles after the comparison
         self.replicas = Replicas()
-        self._assembler: Worker | None = None
+        self._assembler: Member | None = None
         self._assembles = False  # the assembler has received its request
         self.final = self._sharded = False
         self._restored = -1  # steps in the checkpoint restored last
@@ -94,7 +95,7 @@ class Saving:
 
     @property
     def occupied(self) -> bool:
-        """Whether workers still write parts, also of an abandoned checkpoint. Such workers would be late with the parts
+        """Whether members still write parts, also of an abandoned checkpoint. Such members would be late with the parts
         of a new checkpoint."""
         return self.busy or bool(self._writing)
 
@@ -102,7 +103,8 @@ class Saving:
         """The workers that the newest save waits for, in words: "workers 0.1, 1.2"."""
         silent = self._missing.values() or self.replicas.silent if self.busy else self._writing
         missing = [self._assembler] if self._assembler is not None else sorted(silent)
-        return f"worker{'s' * (len(missing) != 1)} {', '.join(map(str, missing))}"
+        names = [str(self._assignment()[member]) for member in missing]
+        return f"worker{'s' * (len(names) != 1)} {', '.join(names)}"
 
     def newest(self) -> Path | None:
         """The newest finished checkpoint. Does not access the disk."""
@@ -148,27 +150,28 @@ class Saving:
             return step
         raise CannotRestore(reason, step)
 
-    def begin(self, step: int, savers: Collection[Worker], final: bool, live: Collection[Worker]) -> None:
+    def begin(self, step: int, savers: Collection[Member], final: bool, live: Collection[Member]) -> None:
         """Begins a save, and abandons an unfinished older one.
 
-        step: number of committed steps. live: workers that send digests.
+        step: number of committed steps. live: members that send digests.
         """
         self.step = step
         self.final = final
         self.failed = False
         self._assembler = None
         self._last = None
-        self._sharded = len({w.stage for w in savers}) < len(savers)
-        self._missing = {self._key(w): w for w in savers}
-        self.replicas = Replicas(step, live)
+        assignment = self._assignment()
+        self._sharded = len({assignment[member].stage for member in savers}) < len(savers)
+        self._missing = {self._key(member): member for member in savers}
+        self.replicas = Replicas(step, {member: assignment[member] for member in live})
         self._parts = {}
         self._whole = set()
         self._writing |= set(savers)
 
-    def save_failed(self, message: SaveFailed, worker: Worker | None = None) -> bool:
-        """Abandons the checkpoint. Returns False if the checkpoint is not being saved any more. worker: the sender of
+    def save_failed(self, message: SaveFailed, member: Member | None = None) -> bool:
+        """Abandons the checkpoint. Returns False if the checkpoint is not being saved any more. member: the sender of
         the message; None: this coordinator."""
-        self._writing.discard(worker)  # type: ignore[arg-type]
+        self._writing.discard(member)  # type: ignore[arg-type]
         if message.step != self.step or not self.busy:
             return False
         self.failed = self.failed or self.final
@@ -180,28 +183,28 @@ class Saving:
         self._assembler = None
         self._last = None
 
-    def saved(self, worker: Worker, message: Saved) -> list[Send]:
-        """Records a finished part. If state is not sharded, any worker of the stage may have written the part, because
+    def saved(self, member: Member, message: Saved) -> list[Send]:
+        """Records a finished part. If state is not sharded, any member of the stage may have written the part, because
         all of them hold the same state."""
-        self._writing.discard(worker)
-        key = self._key(worker)
-        if message.step != self.step or key not in self._missing or message.whole < (worker in self._whole):
+        self._writing.discard(member)
+        key = self._key(member)
+        if message.step != self.step or key not in self._missing or message.whole < (member in self._whole):
             return []
         del self._missing[key]
-        self._parts[worker] = message.part
-        self._last = worker
+        self._parts[member] = message.part
+        self._last = member
         return self._assemble_if_complete()
 
-    def compared(self, worker: Worker, message: Digests) -> list[Send]:
-        """Records a worker's digests."""
-        self.replicas.add(worker, message)
+    def compared(self, member: Member, message: Digests) -> list[Send]:
+        """Records a member's digests."""
+        self.replicas.add(member, message)
         return self._assemble_if_complete()
 
-    def assembling(self, worker: Worker, message: Assembling) -> None:
-        """Records that this coordinator or an earlier one has ordered this worker to assemble the checkpoint."""
+    def assembling(self, member: Member, message: Assembling) -> None:
+        """Records that this coordinator or an earlier one has ordered this member to assemble the checkpoint."""
         if message.step == self.step:
             self._missing = {}
-            self._assembler = worker
+            self._assembler = member
             self._assembles = True
             self._last = None
 
@@ -212,50 +215,53 @@ class Saving:
         if message.step == self.step:
             self.abandon()
 
-    def died(self, worker: Worker, live: Collection[Worker]) -> list[Send]:
-        self.replicas.died(worker)
-        self._writing.discard(worker)
-        self._last = min(live, default=None) if worker == self._last else self._last
-        if worker not in (*self._missing.values(), self._assembler):
+    def died(self, member: Member, live: Collection[Member]) -> list[Send]:
+        self.replicas.died(member)
+        self._writing.discard(member)
+        self._last = min(live, default=None) if member == self._last else self._last
+        if member not in (*self._missing.values(), self._assembler):
             return self._assemble_if_complete()
-        peers = sorted(w for w in live if w.stage == worker.stage)
+        assignment = self._assignment()
+        stage = assignment[member].stage
+        peers = sorted(peer for peer in live if assignment[peer].stage == stage)
         if not self.final or not peers:  # the next checkpoint is enough
             self.abandon()
             return []
-        if self._assembler == worker:
+        if self._assembler == member:
             return self._assemble(min(live))
         if not self._sharded:
-            self._missing[worker.stage] = peers[0]
+            self._missing[stage] = peers[0]
             self._whole.add(peers[0])
             return [Send(peers[0], Save(self.step))]
-        del self._missing[worker]
+        del self._missing[member]
         asked = [peer for peer in peers if peer not in self._whole]
         self._missing |= {peer: peer for peer in asked}
         self._whole |= set(asked)
         return [Send(peer, Save(self.step)) for peer in asked] or self._assemble_if_complete()
 
-    def only(self, live: Collection[Worker]) -> list[Send]:
+    def only(self, live: Collection[Member]) -> list[Send]:
         self._writing &= set(live)
-        awaited = {w for w in (*self._missing.values(), *self.replicas.silent, self._assembler) if w is not None}
-        return [send for worker in sorted(awaited - set(live)) for send in self.died(worker, live)]
+        awaited = {m for m in (*self._missing.values(), *self.replicas.silent, self._assembler) if m is not None}
+        return [send for member in sorted(awaited - set(live)) for send in self.died(member, live)]
 
-    def returned(self, worker: Worker) -> list[Send]:
-        """Repeats the request to a worker that this save waits for. The worker has already repeated its messages."""
-        if worker == self._assembler and not self._assembles:
-            return self._assemble(worker)
-        asked = worker in self._whole and worker in self._missing.values()
-        return [Send(worker, Save(self.step))] if asked else []
+    def returned(self, member: Member) -> list[Send]:
+        """Repeats the request to a member that this save waits for. The member has already repeated its messages."""
+        if member == self._assembler and not self._assembles:
+            return self._assemble(member)
+        asked = member in self._whole and member in self._missing.values()
+        return [Send(member, Save(self.step))] if asked else []
 
     def _assemble_if_complete(self) -> list[Send]:
         if self._missing or self.replicas.silent or self.replicas.verdict() or self._last is None:
             return []
         return self._assemble(self._last)
 
-    def _assemble(self, worker: Worker) -> list[Send]:
-        self._assembler = worker
+    def _assemble(self, member: Member) -> list[Send]:
+        self._assembler = member
         self._assembles = False
         self._last = None
-        return [Send(worker, Assemble(self.step, list(self._parts.values())))]
+        return [Send(member, Assemble(self.step, list(self._parts.values())))]
 
-    def _key(self, worker: Worker) -> object:
-        return worker if self._sharded else worker.stage
+    def _key(self, member: Member) -> int:
+        """The member's key in `_missing`."""
+        return member if self._sharded else self._assignment()[member].stage

@@ -21,7 +21,6 @@ import asyncio
 import time
 
 import msgspec
-from recycle_schedules import Worker
 
 from recycle_pp.fitting.problem import with_less_memory
 from recycle_pp.protocol.events import Event, Outcome, ProblemChanged, Restarted, WorkerDied
@@ -59,7 +58,7 @@ class Deaths:
                 case "committed":
                     self.respawn_due()
                 case "untrusted":
-                    self._end_untrusted(note["worker"], note["detail"])
+                    self._end_untrusted(self._state.roster[note["member"]], note["detail"])
                 case "stage_lost":
                     self._state.recorder.event(StageLost(stage=note["stage"], detail=note["what"]))
                     # A worker that died by itself may be restarted until then.
@@ -104,11 +103,10 @@ class Deaths:
         rank.kill(stacks=True)
         self._dead(rank, rank.incarnation, HUNG_SECONDS, stuck.seconds)
 
-    def _end_untrusted(self, worker: Worker, detail: str) -> None:
+    def _end_untrusted(self, rank: Rank, detail: str) -> None:
         """Kills a worker with wrong state. The job already continues without it."""
-        for rank in self._state.roster:
-            if rank.role == worker and rank.alive:
-                self.end(rank, "mismatch", detail)
+        if rank.alive:
+            self.end(rank, "mismatch", detail)
 
     def found(self, rank: Rank, begun: bool) -> None:
         """Called if a successor has found the worker dead or unreachable. begun: whether the job has a membership,
@@ -122,7 +120,7 @@ class Deaths:
         self._state.recorder.found_dead(rank.role, (rank.number, rank.incarnation), time.monotonic())
         self._limit_wait(rank)
         if not begun:
-            self._driver.drive(WorkerDied(rank.role))
+            self._driver.drive(WorkerDied(rank.number))
         self._explain(rank, rank.incarnation)
 
     # -- the job continues -------------------------------------------------------------------------------------
@@ -145,8 +143,8 @@ class Deaths:
         self._state.recorder.death(rank.role, (rank.number, incarnation), now, stuck)
         self._limit_wait(rank)
         self._state.restarts.died(rank.role, self._state.job.committed)
-        self._driver.drive(WorkerDied(rank.role))
-        self._after_commit.died(rank.role)
+        self._driver.drive(WorkerDied(rank.number))
+        self._after_commit.died(rank)
         rank.cancel_wait = self._state.timers.after(cause_seconds, self._explain, rank, incarnation)
 
     def _limit_wait(self, rank: Rank) -> None:
@@ -194,8 +192,6 @@ class Deaths:
         state.saving.abandon()
         state.spans.clear()
         self._driver.drive(Restarted(step, [rank.number for rank in present]))
-        for rank in state.roster:
-            rank.role = state.job.assignment[rank.number]
         for rank in present:
             rank.spawn()
 

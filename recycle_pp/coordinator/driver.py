@@ -2,7 +2,7 @@
 
 driver = Driver(state, agreement)
 driver.handlers = (recorder, planning, after_commit, deaths)     # called in this order after each event
-driver.drive(WorkerDied(worker))
+driver.drive(WorkerDied(member))
 driver.change(problem)                     # plans the next steps with new durations or limits
 driver.send(out)                           # messages that are not caused by an event of the job
 driver.finish_if_done()                    # after everything that may delay the end of the job
@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Protocol
 
 import msgspec
-from recycle_schedules import Problem, Worker
+from recycle_schedules import Problem
 
 from recycle_pp.consensus.agreement import Agreement
 from recycle_pp.consensus.agreement_gate import AgreementGate
@@ -23,6 +23,7 @@ from recycle_pp.telemetry.events.job import Ending as EndingEvent
 from recycle_pp.telemetry.events.workers import Joining
 from recycle_pp.wire.messages.generations import Adopt, Announce
 from recycle_pp.wire.messages.lifecycle import Donate
+from recycle_pp.wire.messages.members import Member
 from recycle_pp.wire.messages.supervisors import EndsSoon
 
 from .ending import END_SECONDS
@@ -42,7 +43,7 @@ class Driver:
         self._state = state
         self.agreement_gate = AgreementGate(agreement, state.lease, state.roster.deliver)
         self.handlers: tuple[Handler, ...] = ()
-        self._sessions: dict[Worker, int] = {}  # newest session of each joiner
+        self._sessions: dict[Member, int] = {}  # newest session of each joiner
 
     def drive(self, event: Event) -> None:
         """Handles an event: sends its messages, and calls the handlers. Does nothing after the end of the job."""
@@ -83,12 +84,14 @@ class Driver:
         """Adds link probes to the start of a generation with new hosts. Workers probe before their first op."""
         if not any(isinstance(message, Adopt) for _, message in out):
             return out
-        probes = self._state.profile.links.wanted(self._state.job.live)
+        workers = self._state.job.workers
+        wanted, members = self._state.profile.links.wanted(workers.values()), {w: m for m, w in workers.items()}
 
         def with_its_probes(send: Send) -> Send:
-            if not isinstance(send.message, Adopt) or send.to not in probes:
+            if not isinstance(send.message, Adopt):
                 return send
-            return Send(send.to, msgspec.structs.replace(send.message, probes=probes[send.to]))
+            probes = {host: members[of] for host, of in wanted.get(workers[send.to], {}).items()}
+            return Send(send.to, msgspec.structs.replace(send.message, probes=probes)) if probes else send
 
         return [with_its_probes(send) for send in out]
 
@@ -97,10 +100,11 @@ class Driver:
         first `Donate` of a session, although each donor gets one."""
         if not isinstance(donation := send.message, Donate):
             return send
+        roster = self._state.roster
         if self._sessions.get(donation.to) != donation.session:
             self._sessions[donation.to] = donation.session
-            self._state.recorder.event(Joining(worker=str(donation.to), donor=str(send.to)))
-        return Send(send.to, msgspec.structs.replace(donation, address=self._state.roster.address(donation.to)))
+            self._state.recorder.event(Joining(worker=str(donation.worker), donor=str(roster[send.to].role)))
+        return Send(send.to, msgspec.structs.replace(donation, address=roster[donation.to].address))
 
     # -- the end -----------------------------------------------------------------------------------------------
 

@@ -6,7 +6,8 @@
     discovery.worker(3, incarnation, state, peer)  # the report of rank 3's worker
     await discovery.complete(places, patience)     # waits until all reachable processes have reported
     discovery.states()                             # for `protocol.takeover.find`
-    discovery.ranks(pipelines, stages)             # all ranks, also the missing ones
+    discovery.assignment(pipelines, stages)        # the worker that each member plays
+    discovery.fill(roster, size)                   # enters all ranks, also the missing ones
     discovery.repeated()                           # messages that workers repeat
 
 A supervisor whose port refuses connections for some time is dead (`consensus.refusal`). The wait for a supervisor
@@ -24,15 +25,18 @@ import msgspec
 from recycle_schedules import Worker
 
 from recycle_pp.consensus.refusal import REFUSED, Refusal
+from recycle_pp.protocol.assignment import initial
 from recycle_pp.protocol.takeover import find
 from recycle_pp.wire.connection import Peer, connect
 from recycle_pp.wire.messages.agreement import Place
 from recycle_pp.wire.messages.handshake import CandidateHello
+from recycle_pp.wire.messages.members import Assignment, Member
 from recycle_pp.wire.messages.supervisors import CoordinatorHeartbeat, Died, Registration
 from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.messages.workers import State
 
-from .ranks import NODE_LOSS, Rank
+from .ranks import NODE_LOSS
+from .roster import Roster
 
 LATE = 5.0  # seconds until the wait ends for supervisors that neither connect nor answer
 _BEAT = 0.5  # seconds between two heartbeats to connected supervisors
@@ -98,53 +102,58 @@ class FailoverDiscovery:
         for probe in probes:
             probe.cancel()
 
-    def states(self) -> dict[Worker, State]:
-        """worker -> state, of the processes that their supervisors know as the newest ones."""
-        roles = self._alive()
-        return {roles[number]: self.workers[number].state for number in self._here()}
+    def states(self) -> dict[Member, State]:
+        """member -> state, of the processes that their supervisors know as the newest ones."""
+        return {number: self.workers[number].state for number in self._here()}
 
     def repeated(self) -> list[tuple[int, Message]]:
         """(rank, message) of all lasting messages that workers repeat to a successor."""
         return [(number, message) for number in self._here() for message in self.workers[number].state.said]
 
-    def ranks(self, pipelines: int, stages: int) -> list[Rank]:
-        """All ranks with their roles. Missing ranks get the roles that are left."""
-        free = {Worker(d, s) for d in range(pipelines) for s in range(stages)}
-        found: dict[int, Rank] = {}
-        for number, (peer, report) in sorted(self.supervisors.items()):
-            rank = found[number] = Rank(number, Worker(*divmod(number, stages)), peer, report.place)
+    def assignment(self, pipelines: int, stages: int) -> Assignment:
+        """The worker that each member plays, by the last order to its supervisor. Missing members play the workers that
+        are left."""
+        found = initial(pipelines, stages)
+        spawns = {number: of.report.spawn for number, of in self.supervisors.items()}
+        found |= {number: Worker(*spawn.worker) for number, spawn in spawns.items() if spawn}
+        missing = found.keys() - self.supervisors.keys()
+        free = set(initial(pipelines, stages).values()) - {found[number] for number in self.supervisors}
+        for number in sorted(missing):
+            found[number] = found[number] if found[number] in free else min(free)
+            free.discard(found[number])
+        return found
+
+    def fill(self, roster: Roster, size: int) -> None:
+        """Enters the ranks of all `size` launched processes."""
+        here = self._here()
+        for number in range(size):
+            rank = roster.enter(number)
+            if number not in self.supervisors:
+                rank.incarnation, rank.causes = 0, {0: NODE_LOSS}
+                continue
+            rank.supervisor, report = self.supervisors[number]
+            rank.place, rank.alive = report.place, report.alive
             if spawn := report.spawn:
-                rank.role = Worker(*spawn.worker)
                 rank.incarnation = spawn.incarnation
                 rank.respawns = spawn.respawns
-            rank.alive = report.alive
-            rank.worker = self.workers[number].peer if number in self._here() else None
+            rank.worker = self.workers[number].peer if number in here else None
             rank.causes = {died.incarnation: died.death for died in report.deaths}
-            free.discard(rank.role)
-        for number in range(pipelines * stages):
-            if number not in found:
-                role = Worker(*divmod(number, stages))
-                role = role if role in free else min(free)
-                free.discard(role)
-                found[number] = Rank(number, role, incarnation=0, causes={0: NODE_LOSS})
-        return list(found.values())
 
-    def _alive(self) -> dict[int, Worker]:
-        """rank -> worker, of the workers that are alive according to their supervisors."""
+    def _alive(self) -> dict[Member, int]:
+        """member -> incarnation, of the workers that are alive according to their supervisors."""
         reports = {number: supervisor.report for number, supervisor in self.supervisors.items()}
-        return {number: Worker(*of.spawn.worker) for number, of in reports.items() if of.alive and of.spawn}
+        return {number: of.spawn.incarnation for number, of in reports.items() if of.alive and of.spawn}
 
-    def _here(self) -> list[int]:
-        """Ranks whose worker has reported and is the newest process of its supervisor."""
-        spawns = {number: self.supervisors[number].report.spawn for number in self._alive()}
-        alive = {number: spawn.incarnation for number, spawn in spawns.items() if spawn}
+    def _here(self) -> list[Member]:
+        """Members whose worker has reported and is the newest process of its supervisor."""
+        alive = self._alive()
         return [number for number, worker in self.workers.items() if alive.get(number) == worker.incarnation]
 
-    def _awaited(self) -> set[int]:
-        """Ranks whose worker took part, is alive according to its supervisor, and has not reported. While only workers
-        that take no part yet have reported, every other worker may have taken part."""
+    def _awaited(self) -> set[Member]:
+        """Members whose worker took part, is alive according to its supervisor, and has not reported. While only
+        workers that take no part yet have reported, every other worker may have taken part."""
         members = find(self.states()).members
-        return {n for n, role in self._alive().items() if role in members or not members} - self.workers.keys()
+        return {number for number in self._alive() if number in members or not members} - self.workers.keys()
 
     async def _probe(self, number: int, place: Place, patience: float, gone: set[int], answer: set[int]) -> None:
         refusal = Refusal(min(REFUSED, patience))

@@ -154,7 +154,7 @@ class HangDetector:
         self._judged = now
         present = {rank.role: rank for rank in self._state.roster if rank.alive and rank.supervisor is not None}
         unanswered = job.unanswered
-        signs = {worker: self._sign(rank, worker in unanswered, now) for worker, rank in present.items()}
+        signs = {worker: self._sign(rank, rank.number in unanswered, now) for worker, rank in present.items()}
         # While the coordinator itself works, workers may wait for it.
         works = self._planning.busy or self._driver.agreement_gate.busy or job.phase not in ("reporting", "running")
         verdict = judge(signs, self._patience, works)
@@ -185,14 +185,14 @@ class HangDetector:
         if since is None:
             return False
         signs = (self._known.get(rank.number) for rank in present)
-        recent = (rank.last_message > since for rank in present if rank.role in self._state.job.live)
+        recent = (rank.last_message > since for rank in present if rank.number in self._state.job.live)
         return all(known is None or known.came > since for known in signs) and all(recent)
 
     def _sign(self, rank: Rank, unanswered: bool, now: float) -> Sign:
         """unanswered: the worker has not reported in this generation."""
         silent, since = now - rank.last_message, now - self._begun
         waits = since if unanswered else None
-        member = rank.role in self._state.job.live
+        member = rank.number in self._state.job.live
         known = self._known.get(rank.number)
         if known is None or known.signs.incarnation != rank.incarnation:
             return Sign(Activity(), silent, silent, None, silent, waits, member=member)

@@ -118,7 +118,7 @@ class Host:
             traceback.print_exc()
         finally:
             if not self._coordinator.gave_way:
-                self._run.later(self._heartbeat.end, self._state.job.live, code)
+                self._run.later(self._heartbeat.end, self._state.job.workers.values(), code)
         await self._exporters.close()
         await self._run.later.flushed(WRITE_SECONDS)
         await self._screen.flushed(SCREEN_SECONDS)
@@ -132,7 +132,7 @@ class Host:
             if beat in FREEZES:
                 gc.freeze()
             await self._state.lease.wait()
-            self._run.later(self._heartbeat.write, set(self._state.job.live))
+            self._run.later(self._heartbeat.write, self._state.job.workers.values())
             self._state.recorder.retry()
             self._exporters.look()
             await asyncio.sleep(SECONDS)

@@ -12,6 +12,7 @@ from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.messages.agreement import Place
 from recycle_pp.wire.messages.handshake import SupervisorHello
 from recycle_pp.wire.messages.lifecycle import Address
+from recycle_pp.wire.messages.members import Assignment, Member
 from recycle_pp.wire.messages.supervisors import Death, Kill, Spawn
 from recycle_pp.wire.messages.table import Message
 
@@ -20,10 +21,14 @@ NODE_LOSS = Death("node_loss", "its supervisor is gone")
 
 @dataclass
 class Rank:
-    """One launched process: its supervisor and its current worker."""
+    """One launched process: its supervisor and its current worker.
 
-    number: int
-    role: Worker
+    number: the member's number
+    assignment: returns the job's assignment
+    """
+
+    number: Member
+    assignment: Callable[[], Assignment]
     supervisor: Peer | None = None  # None: its node is lost
     place: Place | None = None  # address of its supervisor
     missed_heartbeats: int = 0  # heartbeats that its supervisor has missed
@@ -39,6 +44,11 @@ class Rank:
     last_message: float = 0.0  # time.monotonic() of the arrival of its worker's last message
     causes: dict[int, Death] = field(default_factory=dict)  # incarnation -> cause
     cancel_wait: Callable[[], None] = lambda: None  # ends the wait for the cause of its death
+
+    @property
+    def role(self) -> Worker:
+        """The worker that the process plays."""
+        return self.assignment()[self.number]
 
     @property
     def hello(self) -> SupervisorHello | None:

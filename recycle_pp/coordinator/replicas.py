@@ -1,7 +1,7 @@
 """Compares the parameters of the workers of a stage, bit by bit: at every checkpoint, and at the end.
 
-    replicas = Replicas(step, live)        # at a checkpoint all live workers send digests
-    replicas.add(worker, message); replicas.died(worker)
+    replicas = Replicas(step, live)        # at a checkpoint all live members send digests; member -> its worker
+    replicas.add(member, message); replicas.died(member)
     replicas.verdict()                     # a sentence, if a stage's digests are complete and differ
     difference({worker: {name: digest}})   # the same for the digests at the end
 
@@ -12,34 +12,36 @@ Comparing the parameters does.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from types import MappingProxyType
 
 from recycle_schedules import Worker
 
+from recycle_pp.wire.messages.members import Member
 from recycle_pp.wire.messages.saving import Digests
 
 
 class Replicas:
-    """silent: workers whose digests are missing."""
+    """silent: members whose digests are missing."""
 
-    def __init__(self, step: int = 0, live: Collection[Worker] = ()) -> None:
+    def __init__(self, step: int = 0, live: Mapping[Member, Worker] = MappingProxyType({})) -> None:
         self.silent = set(live)
-        self._step = step  # number of completed steps
+        self._step, self._workers = step, live  # step: number of completed steps
         self._digests: dict[Worker, Mapping[str, str]] = {}
 
-    def add(self, worker: Worker, message: Digests) -> None:
+    def add(self, member: Member, message: Digests) -> None:
         """Records digests. Ignores digests of another step."""
-        if message.step == self._step and worker in self.silent:
-            self.silent.discard(worker)
-            self._digests[worker] = message.digests
+        if message.step == self._step and member in self.silent:
+            self.silent.discard(member)
+            self._digests[self._workers[member]] = message.digests
 
-    def died(self, worker: Worker) -> None:
-        """Stops waiting for the worker's digests. Digests that have arrived still count."""
-        self.silent.discard(worker)
+    def died(self, member: Member) -> None:
+        """Stops waiting for the member's digests. Digests that have arrived still count."""
+        self.silent.discard(member)
 
     def verdict(self) -> str | None:
         """A sentence about the difference; None if there is none. Ignores stages with missing digests: three workers
         can show which one is wrong, two cannot."""
-        silent = {worker.stage for worker in self.silent}
+        silent = {self._workers[member].stage for member in self.silent}
         found = difference({worker: of for worker, of in self._digests.items() if worker.stage not in silent})
         return None if found is None else f"{found} after {self._step} steps"
 

@@ -1,6 +1,6 @@
 """All launched processes of a job, by rank.
 
-roster = Roster(settings)
+roster = Roster(settings, assignment)     # assignment(): the job's assignment
 rank = roster.enter(3)                    # the supervisor of rank 3 has connected
 roster.deliver(out)                       # sends the protocol's messages to workers
 roster.publish(key, value)                # sends a value to all workers, soon
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from recycle_schedules import Worker
 
@@ -20,7 +20,8 @@ from recycle_pp.config.settings import Settings
 from recycle_pp.protocol.events import Send
 from recycle_pp.wire.frames import encode
 from recycle_pp.wire.messages.agreement import Place
-from recycle_pp.wire.messages.lifecycle import Address, StoreValues
+from recycle_pp.wire.messages.lifecycle import StoreValues
+from recycle_pp.wire.messages.members import Assignment, Member
 from recycle_pp.wire.messages.table import Message
 
 from .ranks import Rank
@@ -29,9 +30,9 @@ _TOGETHER_SECONDS = 0.001
 
 
 class Roster:
-    def __init__(self, settings: Settings) -> None:
-        self._parallel = settings.parallel
-        self._ranks: dict[int, Rank] = {}
+    def __init__(self, settings: Settings, assignment: Callable[[], Assignment]) -> None:
+        self._parallel, self._assignment = settings.parallel, assignment
+        self._ranks: dict[Member, Rank] = {}
         self._published: list[tuple[str, bytes]] = []  # not sent yet
 
     def __iter__(self) -> Iterator[Rank]:
@@ -44,12 +45,8 @@ class Roster:
     def __contains__(self, number: int) -> bool:
         return number in self._ranks
 
-    def update(self, ranks: Iterable[Rank]) -> None:
-        self._ranks |= {rank.number: rank for rank in ranks}
-
-    def enter(self, number: int) -> Rank:
-        role = Worker(*divmod(number, self._parallel.stages))
-        return self._ranks.setdefault(number, Rank(number, role))
+    def enter(self, number: Member) -> Rank:
+        return self._ranks.setdefault(number, Rank(number, self._assignment))
 
     @property
     def complete(self) -> bool:
@@ -69,10 +66,6 @@ class Roster:
         living = {hello.agent: hello.agent_ranks for rank in self if rank.alive and (hello := rank.hello) is not None}
         return {agent for agent, ranks in living.items() if agent is not None and connected[agent] == ranks}
 
-    def address(self, worker: Worker) -> Address:
-        """Where a live worker receives state."""
-        return next(rank.address for rank in self if rank.role == worker and rank.alive)
-
     def free(self, live: Collection[Worker]) -> Rank | None:
         """A rank whose node is lost, of a stage with the fewest live workers."""
         crowd = Counter(worker.stage for worker in live)
@@ -80,17 +73,16 @@ class Roster:
         return min(free, key=lambda rank: (crowd[rank.role.stage], rank.number), default=None)
 
     def deliver(self, out: Iterable[Send]) -> None:
-        workers = {rank.role: rank.worker for rank in self if rank.worker is not None}
         encoded: Message | None = None
         for to, message in out:
             if message is not encoded:  # many workers get the same object
                 encoded = message
                 frame = encode(message)
-            if to in workers:
-                workers[to].send_frame(frame)
+            if to in self and (worker := self[to].worker) is not None:
+                worker.send_frame(frame)
 
     def broadcast(self, message: Message) -> None:
-        self.deliver(Send(rank.role, message) for rank in self)
+        self.deliver(Send(rank.number, message) for rank in self)
 
     def publish(self, key: str, value: bytes) -> None:
         """Sends a value of the workers' store to all workers, with the values of the next millisecond in one message.

@@ -48,9 +48,9 @@ class JobState:
         self.spans = spans
         self.job = job
         self.profile = Profile(settings)
-        self.roster = Roster(settings)
+        self.roster = Roster(settings, lambda: self.job.assignment)
         self.restarts = RestartPolicy(settings)
-        self.saving = Saving(run.checkpoints, job.first_step)
+        self.saving = Saving(run.checkpoints, lambda: self.job.assignment, job.first_step)
         self.ending = Ending(settings, recorder)
         self.lifecycle = Lifecycle(self.roster, recorder)
         self.timers = Timers(self.lifecycle, lease)

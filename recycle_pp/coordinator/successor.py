@@ -92,15 +92,14 @@ class Successor:
         await asyncio.wait({looking}, timeout=READ_SECONDS)
         await reading
         await state.lease.wait()
-        ranks = self.discovery.ranks(parallel.pipelines, parallel.stages)
-        state.roster.update(ranks)
+        self.discovery.fill(state.roster, parallel.pipelines * parallel.stages)
         steps = state.settings.run.steps
         if saving.newest() == saving.path(steps) and committed < steps - 1:
             self.discovery.over.set()
             state.lifecycle.end(0)  # others have finished the job while this supervisor was suspended
             return
         # Before the first generation all workers start from the same checkpoint. Later workers get state from a peer.
-        assignment = {rank.number: rank.role for rank in ranks}
+        assignment = self.discovery.assignment(parallel.pipelines, parallel.stages)
         job = new_job(state.settings, 0 if found.begun else committed + 1, found.generation, committed, assignment)
         state.begin(job)
         state.recorder.took_over(self._takeover, found)
@@ -108,7 +107,7 @@ class Successor:
             state.lifecycle.stop(_lost(saving.newest()))
         self._driver.change(state.profile.problem(job.problem))
         if found.begun:
-            state.restarts.taken_over(found.live, found.committed)
+            state.restarts.taken_over({found.members[member] for member in found.live}, found.committed)
             await self._continue_saving(found)
             self._driver.drive(CoordinatorReplaced(found))
         for rank in state.roster:
@@ -137,9 +136,9 @@ class Successor:
         for death in rank.causes.values():
             if death.where:
                 self._state.restarts.failed(death.where, rank.role)
-        if rank.role in found.live or (rank.alive and not found.begun):
+        if rank.number in found.live or (rank.alive and not found.begun):
             return
-        if rank.incarnation < 0 or (rank.alive and rank.role not in found.members):
+        if rank.incarnation < 0 or (rank.alive and rank.number not in found.members):
             rank.spawn()
         else:
             self._deaths.found(rank, found.begun)

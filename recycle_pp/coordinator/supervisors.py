@@ -77,7 +77,7 @@ class Supervisors:
             if not any(self._state.roster):  # no other supervisor is connected: it must ask again
                 peer.send(Redirect(self._leader))
                 return None
-            free = self._state.roster.free(self._state.job.live)
+            free = self._state.roster.free(self._state.job.workers.values())
             if free is None:
                 peer.send(NoPlace(self._why_no_place()))
                 return None

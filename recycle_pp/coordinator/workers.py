@@ -96,7 +96,7 @@ class Workers:
         if hello.incarnation != rank.incarnation or not rank.alive:
             return None  # it was given up before it connected
         if hello.moved and rank.worker is not peer:
-            if rank.worker is None or rank.role not in self._state.job.live:
+            if rank.worker is None or rank.number not in self._state.job.live:
                 return None  # it comes from another coordinator, too late
             rank.worker.abort()  # the worker's connection was reset; it sends its `State` next
         rank.worker = peer
@@ -125,7 +125,7 @@ class Workers:
         after a reset, if this coordinator was suspended or cut off, and before membership, because a worker that is not
         admitted within a second connects again. Its supervisor reports a death in any case."""
         suspicion = self._state.settings.control.suspicion
-        joins = rank.role not in self._state.job.live
+        joins = rank.number not in self._state.job.live
         if joins or peer.was_reset or self._state.lease.lapsed(suspicion):
             seconds = min(REFUSED, suspicion)
             self._state.timers.after(seconds, self._has_not_returned, rank, incarnation, peer)
@@ -141,11 +141,11 @@ class Workers:
         for repeated in message.said:
             if self._received.get(_kind(rank, repeated)) != repeated:
                 self.handle(rank, repeated)
-        self._driver.drive(WorkerReturned(rank.role, message.committed))
-        self._driver.send(self._state.saving.returned(rank.role))
+        self._driver.drive(WorkerReturned(rank.number, message.committed))
+        self._driver.send(self._state.saving.returned(rank.number))
 
     def _drive(self, rank: Rank, message: FromWorker) -> None:
-        self._driver.drive(MessageReceived(rank.role, message))
+        self._driver.drive(MessageReceived(rank.number, message))
 
     def _beats(self, rank: Rank, message: WorkerHeartbeat) -> None:
         self._state.spans.heartbeat(rank.role, message)
@@ -167,15 +167,15 @@ class Workers:
             if note not in self._printed:
                 self._printed.add(note)
                 self._state.recorder.say(note)
-        self._driver.drive(WorkerDescribed(rank.role, message.machine, message.units))
-        if self._fits(rank, message) and rank.role not in job.live:
+        self._driver.drive(WorkerDescribed(rank.number, message.machine, message.units))
+        if self._fits(rank, message) and rank.number not in job.live:
             earliest = 0 if job.phase == "starting" else self._state.restarts.earliest(rank.role)
-            self._driver.drive(WorkerReady(rank.role, earliest))
+            self._driver.drive(WorkerReady(rank.number, earliest))
 
     def _cannot_run(self, rank: Rank, message: CannotRun) -> None:
         """Rejects a worker that cannot run the job. At the start, or if it is a member, the job stops."""
         job = self._state.job
-        if job.phase == "starting" or rank.role in job.live:
+        if job.phase == "starting" or rank.number in job.live:
             self._state.lifecycle.stop(message.reason, code=2)
             return
         self._reject(rank, Refused(worker=str(rank.role), detail=message.reason))
@@ -211,7 +211,7 @@ class Workers:
     def _leaving(self, rank: Rank, message: Leaving) -> None:
         if not self._state.lifecycle.over:
             self._state.recorder.event(Evicted(worker=str(rank.role)))
-            self._driver.drive(WorkerEvicted(rank.role))
+            self._driver.drive(WorkerEvicted(rank.number))
 
     def _finished(self, rank: Rank, message: Finished) -> None:
         self._state.digests[rank.role] = message.digests

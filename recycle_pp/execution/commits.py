@@ -27,7 +27,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from recycle_schedules import OpKind, Worker
+from recycle_schedules import OpKind
 
 from recycle_pp.comm.waiting import Pending
 from recycle_pp.data.batches import Batches
@@ -39,6 +39,7 @@ from recycle_pp.protocol.participant import Orders
 from recycle_pp.state.exchange import Exchange
 from recycle_pp.timing.packing import pack
 from recycle_pp.wire.messages.activity import REDUCTION
+from recycle_pp.wire.messages.members import Member
 from recycle_pp.wire.messages.steps import Commit, Measured
 
 from .injection import Injector
@@ -66,7 +67,7 @@ class Commits:
         self._faults, self._spans, self._batches = faults, spans, batches
         self._waits_for = "sum"  # the operation in which all peers take part: "sum" or "copy"
         self._sent_weights = -1, -1  # (generation, step) of the newest `send_weights`
-        self._exchange = Exchange(session.links, stage, optimizer, session.participant.worker, self._wait)
+        self._exchange = Exchange(session.links, stage, optimizer, session.participant.member, self._wait)
 
     def begin(self, orders: Orders) -> None:
         """Exchanges the copies of units that holders lack. Then sends all weights again if a worker lacks some."""
@@ -131,7 +132,7 @@ class Commits:
         doing.works(REDUCTION, step)
         self._hold(orders, step, reduced)
 
-    def copy(self, orders: Orders, step: int, source: Worker) -> None:
+    def copy(self, orders: Orders, step: int, source: Member) -> None:
         """Broadcasts the reduced gradient from `source`. All peers call this, also those that have the gradient."""
         mine = self.reduced.get(step) if self._session.participant.record(step).reduced else None
         tensors = (
@@ -150,11 +151,12 @@ class Commits:
             with named("recycle/ties"):
                 self.reduced[step] = self._exchange.tied.reduce(orders.shares, self.reduced[step])
 
-    def _wait(self, pending: Pending, giver: Worker | None = None) -> None:
+    def _wait(self, pending: Pending, giver: Member | None = None) -> None:
         """Blocks until the message has arrived, and reports the wait. giver: the sender; None: all peers."""
         doing, step = self._session.doing, self._session.participant.committed + 1
         what = self._waits_for if giver is None else "tensor"
-        doing.waits(what, step, peer=giver, arrived=pending.arrived)
+        peer = None if giver is None else self._session.links.members[giver]
+        doing.waits(what, step, peer=peer, arrived=pending.arrived)
         pending.wait()
         doing.works(REDUCTION, step)
 
@@ -268,13 +270,11 @@ class Commits:
             self.reduced[step] = reduced
             self._session.participant.record(step).reduced = True
 
-    def _peers(self, orders: Orders) -> list[int]:
-        """The pipelines of the stage's live workers."""
+    def _peers(self, orders: Orders) -> list[Member]:
+        """The live members of the stage."""
         with self._session.lock:
             self._session.check(orders)
-            announced = self._session.participant.announced
-            assert announced is not None
-            return sorted(w.pipeline for w in announced.members if w.stage == self._stage.stage)
+            return self._session.participant.peers
 
     def _note(self, orders: Orders, change: Callable[[], None]) -> None:
         """Calls `change` if the orders are still valid. Otherwise raises Superseded, because the report for the new

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from recycle_schedules import Action, MicroBatch, OpKind, Tensor, Worker
+from recycle_schedules import Action, MicroBatch, OpKind, Tensor
 from recycle_schedules.ops import input_of, output_of
 
 from recycle_pp.comm.waiting import LinkBroken
@@ -26,6 +26,7 @@ from recycle_pp.model.stage_module import IGNORED, Batch
 from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.protocol.participant import Orders
 from recycle_pp.wire.messages.generations import LinksMeasured
+from recycle_pp.wire.messages.members import Member
 from recycle_pp.wire.messages.steps import Commit
 
 from .commits import Commits
@@ -107,13 +108,13 @@ class Executor:
             self.session.wait_commit(orders)
 
     def _measure_links(self, orders: Orders, step: int) -> None:
-        me, doing = self.session.participant.worker, self.session.doing
+        me, doing, links = self.session.participant.member, self.session.doing, self.session.links
         doing.waits("links", step)
 
-        def waits(partner: Worker) -> None:
-            doing.waits("links", step, peer=partner)
+        def waits(partner: Member) -> None:
+            doing.waits("links", step, peer=links.members[partner])
 
-        self._link_times |= measure(self.session.links, me, orders.probes, self.stage.device, waits)
+        self._link_times |= measure(links, me, orders.probes, self.stage.device, waits)
         self.session.send(LinksMeasured(socket.gethostname(), self._link_times))
 
     def _run_step(self, orders: Orders, step: int, actions: list[Action]) -> None:

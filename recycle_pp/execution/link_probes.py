@@ -1,6 +1,6 @@
 """Measures latency and bandwidth of this worker's links, over the transport that also carries its tensors.
 
-    found = measure(links, me, {"node1": Worker(1, 1)}, device, waits)      # {"node1": (0.00012, 1.1e9)}
+    found = measure(links, me, {"node1": 5}, device, waits)     # {"node1": (0.00012, 1.1e9)}
 
 The executor's thread calls `measure` before the first op of a generation, when the links are idle. Measuring a link
 takes 10 ms within a data centre, and 0.5 s if a round trip takes 100 ms.
@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Mapping
 
 import torch
-from recycle_schedules import Worker
 from torch import Tensor
 
 from recycle_pp.comm.groups import meetings
 from recycle_pp.comm.links import Links
+from recycle_pp.wire.messages.members import Member
 
 from .device import finisher
 
@@ -33,25 +33,25 @@ OVER = -1
 
 def measure(
     links: Links,
-    me: Worker,
-    partners: Mapping[str, Worker],
+    me: Member,
+    partners: Mapping[str, Member],
     device: torch.device,
-    waits: Callable[[Worker], None] = lambda partner: None,
+    waits: Callable[[Member], None] = lambda partner: None,
 ) -> dict[str, tuple[float, float]]:
     """(seconds one way, bytes per second) of each link to a partner in the next stage, by key. The links to partners in
     the previous stage are measured by these partners.
 
-    partners  key -> worker of a neighbouring stage
-    waits     called with the partner before each exchange, to report for whom this worker waits
+    partners  key -> member of a neighbouring stage
+    waits     called with the partner before each exchange, to report for which member this one waits
 
-    Each partner must call `measure` in the same generation, with this worker among its own partners. All workers
+    Each partner must call `measure` in the same generation, with this member among its own partners. All members
     measure the pairs in the same order (`meetings`), which prevents a deadlock. Blocks until all pairs are measured.
     Raises LinkBroken if the generation ends first.
     """
     links.connect(partners.values())
-    keys = {worker: key for key, worker in partners.items()}
+    keys = {member: key for key, member in partners.items()}
     found = {}
-    for here, there in meetings(me, keys):
+    for here, there in meetings(me, keys, links.members):
         waits(there if here == me else here)
         if here == me:
             found[keys[there]] = _Asker(links, there, device).measure()
@@ -61,7 +61,7 @@ def measure(
 
 
 class _Asker:
-    def __init__(self, links: Links, peer: Worker, device: torch.device) -> None:
+    def __init__(self, links: Links, peer: Member, device: torch.device) -> None:
         self._links, self._peer, self._device, self._finish = links, peer, device, finisher(device)
 
     def measure(self) -> tuple[float, float]:
@@ -92,7 +92,7 @@ class _Asker:
         return time.perf_counter() - begun
 
 
-def _answer(links: Links, peer: Worker, device: torch.device) -> None:
+def _answer(links: Links, peer: Member, device: torch.device) -> None:
     header = _header(0, device)
     while True:
         _receive(links, peer, header)
@@ -104,11 +104,11 @@ def _answer(links: Links, peer: Worker, device: torch.device) -> None:
         _send(links, peer, header)
 
 
-def _send(links: Links, peer: Worker, tensor: Tensor) -> None:
+def _send(links: Links, peer: Member, tensor: Tensor) -> None:
     links.send(tensor, peer, TAG).wait()
 
 
-def _receive(links: Links, peer: Worker, tensor: Tensor) -> None:
+def _receive(links: Links, peer: Member, tensor: Tensor) -> None:
     links.receive(tensor, peer, TAG).wait()
 
 

@@ -49,7 +49,7 @@ class Mailbox:
 
     def connect(self, actions: Iterable[Action]) -> None:
         """Connects to every peer in these actions. Blocks until the connections are established. Raises LinkBroken."""
-        self._links.connect({action.peer for action in actions if action.peer is not None})
+        self._links.connect({self._links.member(action.peer) for action in actions if action.peer is not None})
 
     def post(self, step: int, tensor: Tensor, peer: Worker) -> None:
         self._posted[step, tensor] = peer, *self.request(step, tensor, peer)
@@ -60,7 +60,7 @@ class Mailbox:
         """Posts a receive. Returns (pending receive, buffer for `open`). validation: number of a held-out
         micro-batch."""
         buffer = room(self._comes[tensor[0]], self._device)
-        return self._links.receive(buffer, peer, self._tag(step, tensor, validation)), buffer
+        return self._links.receive(buffer, self._links.member(peer), self._tag(step, tensor, validation)), buffer
 
     def open(self, tensor: Tensor, buffer: torch.Tensor) -> list[torch.Tensor]:
         return unpack(buffer, self._comes[tensor[0]])
@@ -92,7 +92,7 @@ class Mailbox:
     def push(
         self, step: int, tensor: Tensor, data: Sequence[torch.Tensor], peer: Worker, validation: int | None = None
     ) -> None:
-        self._links.send(pack(data), peer, self._tag(step, tensor, validation))
+        self._links.send(pack(data), self._links.member(peer), self._tag(step, tensor, validation))
 
     def void(self) -> None:
         """For a new generation: drops incomplete receives, keeps received tensors."""

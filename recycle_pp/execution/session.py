@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from recycle_schedules import Action, Worker
+from recycle_schedules import Action
 
 from recycle_pp.comm.links import Links
 from recycle_pp.comm.store import ControlStore
@@ -26,6 +26,7 @@ from recycle_pp.comm.waiting import LinkBroken
 from recycle_pp.protocol.participant import Orders, Participant
 from recycle_pp.wire.messages.generations import Adopt, Announce, Broken, Resumed, SteadyPlan
 from recycle_pp.wire.messages.lifecycle import Donate, Exit, Leave, StoreValues
+from recycle_pp.wire.messages.members import Assignment
 from recycle_pp.wire.messages.saving import Assemble, Save
 from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.table import Message
@@ -218,11 +219,11 @@ class Session:
         arguments = (message.generation, message.members, message.base)
         threading.Thread(target=self._build, args=arguments, name="build", daemon=True).start()
 
-    def _build(self, generation: int, members: list[Worker], base: int) -> None:
+    def _build(self, generation: int, members: Assignment, base: int) -> None:
         """Builds the links of a generation. Blocks while a member is missing, at most until the next announcement."""
         self.moment("regroup")
         try:
-            self.links.rebuild(generation, members, self.participant.worker, base)
+            self.links.rebuild(generation, members, self.participant.member, base)
         except LinkBroken:
             if self.participant.generation == generation:
                 self.send(Broken(generation))

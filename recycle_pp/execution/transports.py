@@ -1,14 +1,13 @@
 """Selects the transport of a worker's links, according to the communication backend.
 
-links = Links(transport_for("tcp", store, device, interface="127.0.0.1", workers=all_workers, keepalive=10.0))
+links = Links(transport_for("tcp", store, device, interface="127.0.0.1", size=12, keepalive=10.0))
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
-from recycle_schedules import Worker
 
 from recycle_pp.comm.gloo.group import GlooGroup
 from recycle_pp.comm.groups import GroupTransport
@@ -17,6 +16,7 @@ from recycle_pp.comm.staging import StagedTransport
 from recycle_pp.comm.store import ControlStore
 from recycle_pp.comm.tcp.transport import TcpTransport
 from recycle_pp.comm.transport import Transport
+from recycle_pp.wire.messages.members import Member
 
 HOST = torch.device("cpu")
 
@@ -27,9 +27,9 @@ def transport_for(
     device: torch.device,
     interface: str = "127.0.0.1",
     timeout: float = 1800.0,
-    workers: Sequence[Worker] = (),
+    size: int | None = None,
     keepalive: float | None = None,
-    unreachable: Callable[[list[Worker]], None] = lambda members: None,
+    unreachable: Callable[[list[Member]], None] = lambda members: None,
 ) -> Transport:
     """The transport for tensors of `device`. With TCP and Gloo, tensors of a GPU go through the host.
 
@@ -37,8 +37,8 @@ def transport_for(
     store        the workers' shared store, through which they exchange their addresses
     interface    address, host name or interface on which TCP and Gloo listen
     timeout      seconds until an operation of Gloo or NCCL fails; long, because the coordinator decides about deaths
-    workers      all possible members, the same list in each process; TCP keeps connections between survivors when the
-                 generation changes (`Links.rebuild`)
+    size         number of launched processes; with it, TCP keeps connections between survivors when the generation
+                 changes (`Links.rebuild`)
     keepalive    seconds without an answer until a TCP connection breaks; None: the kernel's limit
     unreachable  called with members if attempts to connect to them have failed for `keepalive` seconds; TCP only
     """
@@ -47,7 +47,7 @@ def transport_for(
     if backend == "gloo":
         on_host: Transport = GroupTransport(store, HOST, timeout, GlooGroup, interface)
     elif backend == "tcp":
-        on_host = TcpTransport(store, interface, workers, keepalive, unreachable)
+        on_host = TcpTransport(store, interface, size, keepalive, unreachable)
     else:
         raise ValueError(f"parallel.backend must be one of tcp, gloo, nccl, not {backend}")
     return on_host if device.type == "cpu" else StagedTransport(on_host, device)

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import msgspec
 import torch
-from recycle_schedules import TensorKind, Worker
+from recycle_schedules import TensorKind
 
 from recycle_pp.comm.device_errors import is_gpu_failure, is_out_of_memory
 from recycle_pp.comm.links import Links
@@ -152,7 +152,6 @@ class Process:
         except ValueError as error:
             return self._refuse(error)
         pipelines, stages = settings.parallel.pipelines, settings.parallel.stages
-        all_workers = [Worker(d, s) for d in range(pipelines) for s in range(stages)]
         keepalive = settings.control.suspicion
         links = Links(
             transport_for(
@@ -160,12 +159,12 @@ class Process:
                 store,
                 device,
                 self._interface,
-                workers=all_workers,
+                size=pipelines * stages,
                 keepalive=keepalive,
                 unreachable=lambda members: self._client.send(Unreachable(members)),
             )
         )
-        participant = Participant(worker, stages)
+        participant = Participant(self._spec.rank, worker)
         participant.committed = participant.applied = welcome.resume - 1
         session = Session(self._client, participant, links, store, self._doing)
         about = f"rank {self._spec.rank}: pid {os.getpid()} on {socket.gethostname()}, {device}, {backend}"
@@ -183,7 +182,7 @@ class Process:
                 checkpoint.refuse_mismatch(path, checkpoint.describe(settings, batches.fingerprint))
                 optimizer.resume(lambda names: checkpoint.load(path, names))
             takes = measured_memory(stage) if settings.parallel.memory and not settings.model.own else []
-            participant.holdings = Holdings(worker.pipeline, stage.layout.ids, welcome.resume - 1)
+            participant.holdings = Holdings(participant.member, stage.layout.ids, welcome.resume - 1)
         except ValueError as error:
             return self._refuse(error, session)
         except Exception as error:

@@ -45,7 +45,7 @@ class WorkerLog:
             case Commit():
                 self._step = message.step + 1
             case Donate():
-                self.write(f"step {self._step}: sends its state to worker {message.to}")
+                self.write(f"step {self._step}: sends its state to worker {message.worker}")
             case Exit():
                 self.write("the job is over")
             case Leave():
@@ -59,7 +59,7 @@ class WorkerLog:
 
     def _announced(self, message: Announce) -> None:
         self._step = max(self._step, message.committed + 1)
-        before, self._members = self._members, set(message.members)
+        before, self._members = self._members, set(message.members.values())
         changes = [("without", before - self._members), ("with", self._members - before - {self._worker})]
         what = "; ".join(f"{word} {_names(of)}" for word, of in changes if of and before)
         generation = f"generation {message.generation}, {len(self._members)} workers"

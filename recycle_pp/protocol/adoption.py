@@ -1,9 +1,9 @@
 """Turns the reports of all members of a generation into orders: the rest of the broken step, and each worker's actions.
 
-    adoption = adopt(problem, reports, committed=6, steps=100, units=units, planner=planner, derive=actions)
+    adoption = adopt(problem, live, reports, committed=6, steps=100, units=units, planner=planner, derive=actions)
     adoption.left                                        # the work left in step 7
     adoption.plans                                       # step -> plan of the work left in that step
-    adoption.message(worker, generation, evaluate, stagger)      # for each member
+    adoption.message(worker, generation, evaluate, stagger)      # for the member that plays this worker
 
 Pure: no sockets, no clock, no torch. A new coordinator gets the same result, because the result depends on the reports
 alone.
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from recycle_schedules import Actions, Plan, Problem, Worker
 
 from recycle_pp.wire.messages.generations import Adopt, Report, Shares
+from recycle_pp.wire.messages.members import Assignment, Member
 
 from .ledger import Record, Remainder, remainder
 from .steady_state_plan import Planner
@@ -32,7 +33,7 @@ class Adoption:
     left     the work left in the step in progress
     plans    step -> plan of the work left in that step, for the step in progress and perhaps the next one
     actions  step -> actions of that plan; None if the step has nothing left to run
-    copies   stage -> worker that sends the stage's summed gradients to its peers; only if a peer lacks them
+    copies   stage -> member that sends the stage's summed gradients to its peers; only if a peer lacks them
     revoked  stages that must sum their gradients again
     shares   stage -> holders of the stage's units (a unit is a block of one layer's state)
     ahead    whether a worker has applied a step that is not committed
@@ -41,7 +42,7 @@ class Adoption:
     left: Remainder
     plans: Mapping[int, Plan]
     actions: Mapping[int, Actions | None]
-    copies: Mapping[int, Worker]
+    copies: Mapping[int, Member]
     revoked: Collection[int]
     shares: Mapping[int, Shares]
     ahead: bool
@@ -61,44 +62,53 @@ class Adoption:
 
 def adopt(
     problem: Problem,
-    reports: Mapping[Worker, Report],
+    live: Assignment,
+    reports: Mapping[Member, Report],
     committed: int,
     steps: int,
     units: Units,
     planner: Planner,
     derive: Derive,
 ) -> Adoption:
-    """Plans the work left after the newest committed step, as reported by the live workers.
+    """Plans the work left after the newest committed step, as reported by the live members.
+
+    live: the worker that each live member plays
 
     Planning may take long. Raises StageLost if a unit has no holder left.
     """
     records, ahead = _records(reports, committed + 1), _records(reports, committed + 2)
-    void = units.void(reports, records)
-    left = remainder(problem, records, {worker: report.busy for worker, report in reports.items()})
+    void = units.void(live, records)
+    left = remainder(problem, _played(live, records), {live[member]: of.busy for member, of in reports.items()})
     revoked = left.revoked | void  # if a stage is revoked, all work on the next step is undone
     open_steps = {}
     if committed + 1 < steps and (left.sources or any(r.done for r in records.values())):
         open_steps[committed + 1] = left
         if not revoked and any(r.done for r in ahead.values()):
-            open_steps[committed + 2] = remainder(problem, ahead, {})
-    shares = units.share_out(reports, committed, took_back=bool(revoked))
+            open_steps[committed + 2] = remainder(problem, _played(live, ahead), {})
+    shares = units.share_out(live, reports, committed, took_back=bool(revoked))
     plans = {k: planner(of.problem) for k, of in open_steps.items() if len(of.sources) < problem.stages}
-    lacking = {w.stage for w, record in records.items() if not record.reduced}
+    lacking = {live[member].stage for member, record in records.items() if not record.reduced}
+    sources = {member: live[member].stage for member in live if live[member] in left.sources.values()}
     return Adoption(
         left=left,
         plans=plans,
         actions={k: derive(plans[k]) if k in plans else None for k in open_steps},
-        copies={stage: source for stage, source in left.sources.items() if stage in lacking},
+        copies={stage: member for member, stage in sources.items() if stage in lacking},
         revoked=revoked,
         shares=shares,
         ahead=any(report.ahead for report in reports.values()),
     )
 
 
-def _records(reports: Mapping[Worker, Report], step: int) -> dict[Worker, Record]:
-    found = {worker: Record(step) for worker in sorted(reports)}
-    for worker, report in reports.items():
+def _records(reports: Mapping[Member, Report], step: int) -> dict[Member, Record]:
+    found = {member: Record(step) for member in sorted(reports)}
+    for member, report in reports.items():
         for reported in report.records:
             if reported.step == step:
-                found[worker] = Record.of(reported)
+                found[member] = Record.of(reported)
     return found
+
+
+def _played(live: Assignment, records: Mapping[Member, Record]) -> dict[Worker, Record]:
+    """The records of the workers that the members play."""
+    return {live[member]: record for member, record in records.items()}

@@ -13,13 +13,15 @@ from collections.abc import Collection, Mapping
 
 from recycle_schedules import Worker
 
+from recycle_pp.wire.messages.members import Assignment, Member
 
-def initial(pipelines: int, stages: int) -> dict[int, Worker]:
+
+def initial(pipelines: int, stages: int) -> Assignment:
     """Neighbouring members play neighbouring stages of one pipeline."""
     return {member: Worker(*divmod(member, stages)) for member in range(pipelines * stages)}
 
 
-def refilled(assignment: Mapping[int, Worker], present: Collection[int], stages: int) -> dict[int, Worker]:
+def refilled(assignment: Mapping[Member, Worker], present: Collection[Member], stages: int) -> Assignment:
     """An assignment in which every stage has a present member. Moves as few members as possible.
 
     assignment  member -> worker, a bijection onto all D * P workers

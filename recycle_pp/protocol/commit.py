@@ -2,7 +2,7 @@
 
     vote = make_vote(generation, 7, squares, finite, fits, counts, losses, speaks=True)     # on a worker
     ballot = Ballot(step=7, stages=4, microbatches=18, clip=1.0)
-    ballot.cast(worker, vote)
+    ballot.cast(member, worker, vote)                       # the worker that the member plays
     if ballot.complete(live): decision = ballot.decide()                            # if ballot.misfits is empty
 
 A worker votes when it has its stage's reduced gradients. With the gradients, a stage also sums how often each
@@ -21,6 +21,7 @@ from hashlib import blake2b
 
 from recycle_schedules import Worker
 
+from recycle_pp.wire.messages.members import Assignment, Member
 from recycle_pp.wire.messages.steps import Vote
 from recycle_pp.wire.messages.units import UnitId
 
@@ -78,34 +79,36 @@ class Ballot:
     stages: int
     microbatches: int  # in the whole step
     clip: float | None
-    votes: dict[Worker, Vote] = field(default_factory=dict)
-    first: dict[int, Worker] = field(default_factory=dict)  # first voter, by stage
+    votes: dict[Member, Vote] = field(default_factory=dict)
+    workers: Assignment = field(default_factory=dict)  # the workers that the voters play
+    first: dict[int, Member] = field(default_factory=dict)  # first voter, by stage
 
-    def cast(self, worker: Worker, vote: Vote) -> None:
+    def cast(self, member: Member, worker: Worker, vote: Vote) -> None:
         for g, n in vote.wrong[:1]:
             raise ProtocolViolation(
                 f"step {self.step}, stage {worker.stage}: micro-batch {g} is in the gradient {n:g} times, not once"
             )
-        peer = self.first.setdefault(worker.stage, worker)
-        if peer in self.votes and self.votes[peer].digest != vote.digest:
+        first = self.first.setdefault(worker.stage, member)
+        if first in self.votes and self.votes[first].digest != vote.digest:
             raise ProtocolViolation(
-                f"step {self.step}: workers {peer} and {worker} hold different reduced gradients of one stage"
+                f"step {self.step}: workers {self.workers[first]} and {worker} hold different reduced gradients of one "
+                "stage"
             )
-        self.votes[worker] = vote
+        self.votes[member], self.workers[member] = vote, worker
 
-    def complete(self, live: Collection[Worker]) -> bool:
-        return len(self.votes) >= len(live) and all(w in self.votes for w in live)
+    def complete(self, live: Collection[Member]) -> bool:
+        return len(self.votes) >= len(live) and all(member in self.votes for member in live)
 
     @property
     def misfits(self) -> list[int]:
         """Stages whose gradients overflowed the fixed-point sums. Empty if any gradient is not finite."""
         finite = all(vote.finite for vote in self.votes.values())
-        return sorted({w.stage for w, vote in self.votes.items() if not vote.fits}) if finite else []
+        return sorted({self.workers[m].stage for m, vote in self.votes.items() if not vote.fits}) if finite else []
 
     def decide(self) -> Decision:
-        """Uses the values that the first worker of each stage has sent. fsum is exact, so the norm does not depend on
+        """Uses the values that the first member of each stage has sent. fsum is exact, so the norm does not depend on
         how the layers are divided into stages."""
-        by_stage = {w.stage: v for w, v in sorted(self.votes.items(), reverse=True)}
+        by_stage = {self.workers[m].stage: self.votes[m] for m in sorted(self.votes, reverse=True)}
         norm, scale = clip_scale([x for s in range(self.stages) for x in by_stage[s].squares], self.clip)
         losses = by_stage[self.stages - 1].losses
         finite = all(v.finite for v in by_stage.values()) and math.isfinite(norm)

@@ -1,6 +1,6 @@
 """All inputs of a job, as values: `Job.handle` takes one event and returns its `Outcome`.
 
-    outcome = job.handle(WorkerDied(worker))
+    outcome = job.handle(WorkerDied(member))
     for to, message in outcome.sends: ...       # send these
     for note in outcome.notes: ...              # what happened, and why
     if outcome.expiry: ...                      # pass it to the job after control.suspicion seconds
@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import msgspec
-from recycle_schedules import Problem, Worker
+from recycle_schedules import Problem
 
 from recycle_pp.wire.messages.generations import Report
 from recycle_pp.wire.messages.lifecycle import Synced
+from recycle_pp.wire.messages.members import Member
 from recycle_pp.wire.messages.saving import Finished
 from recycle_pp.wire.messages.steps import Evaluated, Vote
 from recycle_pp.wire.messages.table import Message
@@ -40,7 +41,7 @@ class WorkerDescribed(Event, frozen=True):
     units: the units of its stage's layers: layer -> (name, number of elements) of each of its units
     """
 
-    worker: Worker
+    member: Member
     host: str
     units: dict[int, list[tuple[str, int]]]
 
@@ -52,25 +53,25 @@ class WorkerReady(Event, frozen=True):
     earliest: first step that the worker may take part in
     """
 
-    worker: Worker
+    member: Member
     earliest: int = 0
 
 
 class WorkerDied(Event, frozen=True):
-    worker: Worker
+    member: Member
 
 
 class MessageReceived(Event, frozen=True):
     """A live worker sent a message."""
 
-    worker: Worker
+    member: Member
     message: FromWorker
 
 
 class WorkerEvicted(Event, frozen=True):
     """The worker's machine is about to be reclaimed. The worker leaves at the next commit, if a peer stays."""
 
-    worker: Worker
+    member: Member
 
 
 class WorkerReturned(Event, frozen=True):
@@ -79,7 +80,7 @@ class WorkerReturned(Event, frozen=True):
     committed: the newest committed step that the worker knows
     """
 
-    worker: Worker
+    member: Member
     committed: int
 
 
@@ -97,7 +98,7 @@ class Restarted(Event, frozen=True):
     """
 
     step: int
-    present: list[int]
+    present: list[Member]
 
 
 class LinksBroken(Event, frozen=True):
@@ -143,7 +144,7 @@ class HoldExpired(Event, frozen=True):
 
 
 class Send(NamedTuple):
-    to: Worker
+    to: Member
     message: Message
 
 

@@ -7,7 +7,7 @@ order of units.
     missing(held, table, sizes)                        # copies to make: (unit, from, to)
     on_one_host(table, hosts)                          # a host whose loss would lose a unit, or None
 
-Peers are the workers of one stage, named by pipeline. `sizes` has the number of elements of each unit. The first
+Peers are the members that play the workers of one stage. `sizes` has the number of elements of each unit. The first
 holder of a unit reduces the unit's gradient, sends the gradient to the other holders, and sends the updated weights to
 all other peers.
 
@@ -23,14 +23,15 @@ from collections.abc import Collection, Mapping
 from itertools import accumulate
 
 from recycle_pp.wire.messages.generations import Copy
+from recycle_pp.wire.messages.members import Member
 from recycle_pp.wire.messages.units import UnitId
 
 Sizes = Mapping[UnitId, int]
-Table = dict[UnitId, list[int]]
+Table = dict[UnitId, list[Member]]
 SLACK = 0.04  # imbalances below this fraction of the mean load are not corrected
 
 
-def placed(sizes: Sizes, peers: Collection[int], copies: int, hosts: Mapping[int, str] | None = None) -> Table:
+def placed(sizes: Sizes, peers: Collection[Member], copies: int, hosts: Mapping[Member, str] | None = None) -> Table:
     """The initial table: neighbouring units have the same holders, and all peers hold about the same amount.
 
     Each peer is the first holder of one share of all elements; the next peers in its group hold copies. With copies=0,
@@ -49,7 +50,7 @@ def placed(sizes: Sizes, peers: Collection[int], copies: int, hosts: Mapping[int
     }
 
 
-def groups(peers: Collection[int], copies: int, hosts: Mapping[int, str] | None = None) -> list[list[int]]:
+def groups(peers: Collection[Member], copies: int, hosts: Mapping[Member, str] | None = None) -> list[list[Member]]:
     """Divides peers into groups of `copies`. The peers of a group are on different hosts, unless one host has more
     peers than there are groups. Each leftover peer joins a different group."""
     hosts, count = hosts or {}, max(1, len(peers) // max(1, copies))
@@ -60,11 +61,11 @@ def groups(peers: Collection[int], copies: int, hosts: Mapping[int, str] | None 
 
 
 def refilled(
-    held: Mapping[UnitId, Collection[int]],
+    held: Mapping[UnitId, Collection[Member]],
     sizes: Sizes,
-    peers: Collection[int],
+    peers: Collection[Member],
     copies: int,
-    hosts: Mapping[int, str] | None = None,
+    hosts: Mapping[Member, str] | None = None,
 ) -> Table:
     """The table after deaths and returns. Moves few more copies than necessary.
 
@@ -101,17 +102,17 @@ def refilled(
     return table
 
 
-def on_one_host(table: Table, hosts: Mapping[int, str]) -> str | None:
+def on_one_host(table: Table, hosts: Mapping[Member, str]) -> str | None:
     """A host that has all copies of a unit with more than one copy; None if there is no such host."""
     return next((hosts[of[0]] for of in table.values() if len(of) > 1 and len({hosts[peer] for peer in of}) == 1), None)
 
 
-def lost(held: Mapping[UnitId, Collection[int]]) -> list[UnitId]:
+def lost(held: Mapping[UnitId, Collection[Member]]) -> list[UnitId]:
     """The units without a holder."""
     return [unit for unit, holders in held.items() if not holders]
 
 
-def missing(held: Mapping[UnitId, Collection[int]], table: Table, sizes: Sizes) -> list[Copy]:
+def missing(held: Mapping[UnitId, Collection[Member]], table: Table, sizes: Sizes) -> list[Copy]:
     """The copies to make, in the order of the units. The source is the holder with the least to send so far."""
     sent: dict[int, int] = {}
     found = []

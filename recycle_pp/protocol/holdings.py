@@ -14,6 +14,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from recycle_pp.wire.messages.generations import Holds, Shares
+from recycle_pp.wire.messages.members import Member
 from recycle_pp.wire.messages.units import UnitId, packed
 
 NOTHING = -9  # a step number before all others
@@ -25,7 +26,7 @@ class Holdings:
 
     Exponents are those of the fixed-point gradient sums (`numerics`).
 
-    me       pipeline of the worker
+    me       number of the member
     all      all units of the worker's stage
     loaded   step of the worker's initial state, which has all units; None once that state is dropped
     weights  newest step of which the worker has all weights; one less if it has the exponents but not all weights
@@ -35,7 +36,7 @@ class Holdings:
     saves    step -> units that the worker saves, for commits with a checkpoint
     """
 
-    me: int
+    me: Member
     all: Collection[UnitId]
     loaded: int | None
     weights: int = NOTHING
@@ -92,10 +93,10 @@ class Holdings:
         """Records that received weights may be wrong, so the worker needs all weights again."""
         self.weights = min(self.weights, committed - 1)
 
-    def commit(self, step: int, savers: Collection[int]) -> None:
+    def commit(self, step: int, savers: Collection[Member]) -> None:
         """Records that a step is committed. The worker holds the units in `mine`; its other units are out of date.
 
-        savers: pipelines of the stage's workers that save a checkpoint of that step; may be empty"""
+        savers: members of all stages that save a checkpoint of that step; may be empty"""
         assert self.shares is not None
         self.units, self.loaded = set(self.mine), None
         if savers:

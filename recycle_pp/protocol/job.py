@@ -1,7 +1,7 @@
 """The coordinator's side of the recovery protocol: live workers, generations, orders, commits.
 
     job = Job(problem, steps=100, planner=plan, derive=actions)
-    outcome = job.handle(WorkerReady(worker))       # every event, see `events`
+    outcome = job.handle(WorkerReady(member))       # every event, see `events`
     if job.wants_plan:
         job.steady.plan(problem := job.problem_now())       # may take long; runs in a thread
         outcome = job.handle(PlanMade(problem))
@@ -13,26 +13,27 @@ possible order of events. Every membership change, whatever its cause, uses the 
     report     from every member: its completed ops, the units that it holds, and when it can start its next op
     adopt      to every member: actions for the rest of the interrupted step; `plan` for later steps follows
 
-A step ends with a `vote` from every live worker and a `commit` to every live worker. If finite gradients did not fit
+A step ends with a `vote` from every live member and a `commit` to every live member. If finite gradients did not fit
 the fixed-point sums, or a worker's state was wrong, a new generation repeats the step instead. A death at any point,
 also while reports are collected, starts the next generation, which replaces the current one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from recycle_schedules import Plan, Problem, Worker
+from recycle_schedules import Plan, Problem
 from recycle_schedules.graph import StageGraph
 
 from recycle_pp.wire.messages.generations import FIRST, Announce, Report
 from recycle_pp.wire.messages.lifecycle import Donate, Leave, Synced
+from recycle_pp.wire.messages.members import Assignment, Member
 from recycle_pp.wire.messages.saving import Finished
 from recycle_pp.wire.messages.steps import Commit, Evaluated, Vote
 from recycle_pp.wire.messages.table import Message, is_void
-from recycle_pp.wire.messages.units import packed
+from recycle_pp.wire.messages.units import UnitId, packed
 
 from .adoption import Derive, adopt
 from .assignment import initial, refilled
@@ -58,7 +59,7 @@ from .events import (
     WorkerReturned,
 )
 from .joining import Joiners
-from .live_problem import LiveProblem, all_workers
+from .live_problem import LiveProblem
 from .speculation import Speculation
 from .stage_lost import StageLost
 from .steady_state_plan import Planner, Steady
@@ -85,22 +86,22 @@ class Job:
 
     generation: int = -1
     committed: int = -1
-    assignment: dict[int, Worker] = field(default_factory=dict)  # member -> worker; by default `initial`
-    waiting: set[Worker] = field(default_factory=set)  # workers that the first generation waits for; by default all
+    assignment: Assignment = field(default_factory=dict)  # of all members, dead or alive; by default `initial`
+    waiting: set[Member] = field(default_factory=set)  # members that the first generation waits for; by default all
 
     def __post_init__(self) -> None:
         self.committed = max(self.committed, self.first_step - 1)
         self.assignment = self.assignment or initial(self.problem.pipelines, self.problem.stages)
-        self.waiting = set(self.waiting) or all_workers(self.problem)
+        self.waiting = set(self.waiting) or set(self.assignment)
         self.phase = "starting"  # | reporting | running | holding (waits for a joiner) | ended | finished | lost
         self.attempt = FIRST  # attempt at the next step
-        self.live: set[Worker] = set()
+        self.live: set[Member] = set()
         self.joiners = Joiners()
-        self.leaving: set[Worker] = set()  # workers that leave at the next commit
-        self.finished: set[Worker] = set()
+        self.leaving: set[Member] = set()  # members that leave at the next commit
+        self.finished: set[Member] = set()
         self.skipped = 0  # consecutive skipped updates, up to the newest commit
         self.remainder_plans: dict[int, Plan] = {}  # step -> plan, from the last adoption
-        self._reports: dict[Worker, Report] = {}
+        self._reports: dict[Member, Report] = {}
         self._live_problem = LiveProblem()
         self.units = Units(self.copies, self.third)
         self.steady = Steady(self.planner, self.evaluate_microbatches)
@@ -108,7 +109,7 @@ class Job:
         self._base: int | None = None  # newest generation that rebuilt all links
         self._speculation = Speculation(self.stagger)
         self._validation = Validation()
-        self._wrong: dict[Worker, str] = {}  # worker that was removed but is still alive -> fault in its state
+        self._wrong: dict[Member, str] = {}  # member that was removed but is still alive -> fault in its state
         self.saving = SavingChanged(occupied=False, due=False)  # newest event of this type
         self._ending = False  # the next commit is the last one
         self._notes: list[Json] = []  # notes of the current event
@@ -121,7 +122,12 @@ class Job:
         return self._base is not None
 
     @property
-    def unanswered(self) -> set[Worker]:
+    def workers(self) -> Assignment:
+        """The workers that the live members play, in the order of the members."""
+        return {member: self.assignment[member] for member in sorted(self.live)}
+
+    @property
+    def unanswered(self) -> set[Member]:
         """Members that have not reported in the current generation."""
         return self.live - self._reports.keys() if self.phase == "reporting" else set()
 
@@ -146,7 +152,7 @@ class Job:
 
     def problem_now(self) -> Problem:
         """The problem without the dead workers."""
-        return self._live_problem.of(self.problem, self.live)
+        return self._live_problem.of(self.problem, self.workers.values())
 
     @property
     def graph(self) -> StageGraph:
@@ -156,35 +162,35 @@ class Job:
     # -- events ------------------------------------------------------------------------------------------------
 
     def _described(self, event: WorkerDescribed) -> list[Send]:
-        self.units.describe(event.worker, event.host, event.units)
+        self.units.describe(event.member, self.assignment[event.member].stage, event.host, event.units)
         return []
 
     def _ready(self, event: WorkerReady) -> list[Send]:
         if self.phase == "starting":
-            self.waiting.discard(event.worker)
-            self.live.add(event.worker)
+            self.waiting.discard(event.member)
+            self.live.add(event.member)
             return self._regroup() if not self.waiting else []
-        self.joiners.add(event.worker, event.earliest)
+        self.joiners.add(event.member, event.earliest)
         return self._find_donors()
 
     def _died(self, event: WorkerDied) -> list[Send]:
         """Raises StageLost if the stage has no worker left. Later deaths do not raise it again."""
-        worker = event.worker
+        member = event.member
         if self.phase == "starting":
-            self.waiting.discard(worker)
-            self.live.discard(worker)
+            self.waiting.discard(member)
+            self.live.discard(member)
             self._check_stages(self.live | self.waiting)
             return self._regroup() if not self.waiting else []
         if self.phase == "lost":
             return []
-        if worker in self.joiners:
-            self.units.died(worker)
-        self.joiners.died(worker)
-        was_live = worker in self.live
-        self.live.discard(worker)
-        self.leaving.discard(worker)
-        self.finished.discard(worker)
-        self._wrong.pop(worker, None)
+        if member in self.joiners:
+            self.units.died(member)
+        self.joiners.died(member)
+        was_live = member in self.live
+        self.live.discard(member)
+        self.leaving.discard(member)
+        self.finished.discard(member)
+        self._wrong.pop(member, None)
         self._check_stages(self.live)
         idle = self.phase == "running" and self.committed == self.steps - 1 and self._validation.step is None
         idle = idle and (self.units.complete or self.live <= self.finished)  # otherwise a peer may need its weights
@@ -200,20 +206,21 @@ class Job:
         shows that a unit has no copy left. Later messages are ignored."""
         if self.phase == "lost" or is_void(event.message, self.generation):
             return []
-        return _MESSAGES[type(event.message)](self, event.worker, event.message)
+        return _MESSAGES[type(event.message)](self, event.member, event.message)
 
     def _evicted(self, event: WorkerEvicted) -> list[Send]:
-        if event.worker in self.joiners:
-            self.joiners.died(event.worker)
-            self.units.died(event.worker)
-            return [Send(event.worker, Leave())]
-        self.leaving.add(event.worker)
+        if event.member in self.joiners:
+            self.joiners.died(event.member)
+            self.units.died(event.member)
+            return [Send(event.member, Leave())]
+        self.leaving.add(event.member)
         return []
 
     def _take_over(self, event: CoordinatorReplaced) -> list[Send]:
         """Continues the job with the live members. Raises StageLost if a stage has none."""
         found = event.found
         self.generation, self.committed, self.live = found.generation, found.committed, set(found.live)
+        self.assignment |= found.members
         self.attempt = found.attempt
         self._base = found.generation if found.base is None else found.base
         self.units.layout = dict(found.layout)
@@ -226,18 +233,18 @@ class Job:
             self._validation.begin(found.committed if found.commit.evaluate else None)
             self._speculation.resume(found.commit.stagger)
             self.skipped = found.commit.skipped
-            out = [Send(w, found.commit) for w in sorted(found.behind)]
+            out = [Send(member, found.commit) for member in sorted(found.behind)]
         return out + self._regroup(rebuild=found.base is None)
 
     def _returned(self, event: WorkerReturned) -> list[Send]:
-        """Sends the newest commit again if the worker lacks it, and has all members rebuild their links."""
-        worker = event.worker
-        if worker not in self.live:
+        """Sends the newest commit again if the member lacks it, and has all members rebuild their links."""
+        member = event.member
+        if member not in self.live:
             return []
         out: list[Send] = []
         if event.committed < self.committed and self._newest is not None:
-            out = [Send(worker, self._newest)]
-        self.joiners.died(worker)  # joiners of this donor restart
+            out = [Send(member, self._newest)]
+        self.joiners.died(member)  # joiners of this donor restart
         if self.phase not in ("reporting", "running"):
             return out
         return out + self._regroup(rebuild=True) + self._find_donors()
@@ -245,8 +252,8 @@ class Job:
     def _restart(self, event: Restarted) -> list[Send]:
         before = self.committed
         assignment = refilled(self.assignment, event.present, self.problem.stages)
-        waiting = {assignment[member] for member in event.present}
-        fresh = replace(self, first_step=event.step, committed=-1, assignment=assignment, waiting=waiting)
+        present = set(event.present)
+        fresh = replace(self, first_step=event.step, committed=-1, assignment=assignment, waiting=present)
         fresh.steady = self.steady  # its plans remain valid
         vars(self).update(vars(fresh))
         self._note("restarted", committed=before)
@@ -282,7 +289,7 @@ class Job:
         """Sends the plan of the next steps, if there is one and the workers wait for it."""
         if not self.steady.ready or self.phase != "running":
             return []
-        return [Send(*each) for each in self.steady.send(sorted(self.live), self.generation)]
+        return [Send(*each) for each in self.steady.send(self.workers, self.generation)]
 
     # -- generations -------------------------------------------------------------------------------------------
 
@@ -294,22 +301,23 @@ class Job:
         self.phase = "reporting"
         self._reports.clear()
         self._new_ballot()
-        self._note("announced", members=[str(w) for w in sorted(self.live)])
-        members, layout = sorted(self.live), dict(self.units.layout)
-        message = Announce(self.generation, members, self.committed, self._base, self.attempt, layout)
-        return [Send(w, message) for w in members]
+        workers, layout = self.workers, dict(self.units.layout)
+        self._note("announced", members=[str(worker) for worker in sorted(workers.values())])
+        message = Announce(self.generation, workers, self.committed, self._base, self.attempt, layout)
+        return [Send(member, message) for member in workers]
 
-    def _reported(self, worker: Worker, report: Report) -> list[Send]:
-        if self.phase != "reporting" or worker not in self.live:
+    def _reported(self, member: Member, report: Report) -> list[Send]:
+        if self.phase != "reporting" or member not in self.live:
             return []
-        self._reports[worker] = report
+        self._reports[member] = report
         return self._adopt() if len(self._reports) == len(self.live) else []
 
     def _adopt(self) -> list[Send]:
         """Plans the rest of the step from all reports, and sends each member its orders."""
+        problem, workers = self.problem_now(), self.workers
         try:
             adoption = adopt(
-                self.problem_now(), self._reports, self.committed, self.steps, self.units, self.planner, self.derive
+                problem, workers, self._reports, self.committed, self.steps, self.units, self.planner, self.derive
             )
         except StageLost:
             self.phase = "lost"
@@ -317,44 +325,42 @@ class Job:
         self.remainder_plans = dict(adoption.plans)
         self.phase = "running"
         self.joiners.check(self.units.give)
-        self.steady.adopted(self.problem_now())
+        self.steady.adopted(problem)
         if adoption.ahead:
             self._validation.begin(None)  # the parameters have changed; an incomplete validation is dropped
         left, about = adoption.left, (self.generation, self._validation.step, self._speculation.allowed)
         self._note("plan_adopted", step=self.committed + 1, lost=sorted(left.lost), revoked=sorted(left.revoked))
-        for (
-            worker,
-            detail,
-        ) in self._wrong.items():  # not earlier: a wrong worker may be the only one that knows that the step is void
-            self._note("untrusted", worker=worker, detail=detail)
+        # not earlier, because a wrong member may be the only one that knows that the step is void
+        for member, detail in self._wrong.items():
+            self._note("untrusted", member=member, worker=self.assignment[member], detail=detail)
         self._wrong.clear()
-        out = [Send(w, adoption.message(w, *about)) for w in sorted(self.live)]
+        out = [Send(member, adoption.message(worker, *about)) for member, worker in workers.items()]
         return out + self._find_donors()
 
     # -- commits -----------------------------------------------------------------------------------------------
 
-    def _voted(self, worker: Worker, vote: Vote) -> list[Send]:
-        if self.phase != "running" or worker not in self.live or vote.step != self.committed + 1:
+    def _voted(self, member: Member, vote: Vote) -> list[Send]:
+        if self.phase != "running" or member not in self.live or vote.step != self.committed + 1:
             return []
-        self._ballot.cast(worker, vote)
+        self._ballot.cast(member, self.assignment[member], vote)
         if not self._ballot.complete(self.live):
             return []
-        votes = {w: self._ballot.votes[w] for w in self.live}
-        if wrong := self.units.compare(votes, self.committed + 1):
+        if wrong := self.units.compare(self.workers, self._ballot.votes, self.committed + 1):
             return self._go_on_without(wrong)
         return self._repeat(self._ballot.misfits) if self._ballot.misfits else self._commit()
 
-    def _go_on_without(self, wrong: dict[Worker, str]) -> list[Send]:
-        """Removes workers with wrong state and repeats the whole step with the weights of the others. The step is void
+    def _go_on_without(self, wrong: dict[Member, str]) -> list[Send]:
+        """Removes members with wrong state and repeats the whole step with the weights of the others. The step is void
         because wrong weights were sent to peers, and all workers may have used them. Once all others have reported in
-        the new generation, an `untrusted` note asks to end each removed worker. Raises StageLost if a stage has no
+        the new generation, an `untrusted` note asks to end each removed member. Raises StageLost if a stage has no
         worker left."""
         self.attempt = self.attempt._replace(repaired=self.attempt.repaired + 1)
-        for worker, detail in wrong.items():
-            self._note("mismatch", worker=worker, host=self.units.hosts.get(worker), detail=detail)
-            self.joiners.died(worker)  # its joiners may have wrong state
+        for member, detail in wrong.items():
+            worker, host = self.assignment[member], self.units.hosts.get(member)
+            self._note("mismatch", member=member, worker=worker, host=host, detail=detail)
+            self.joiners.died(member)  # its joiners may have wrong state
             for of in (self.live, self.leaving, self.finished):
-                of.discard(worker)
+                of.discard(member)
         self._wrong |= wrong
         self._check_stages(self.live)
         return self._regroup()
@@ -393,7 +399,7 @@ class Job:
             replan=self.steady.due,
             void=took_back,
             evaluate=evaluate,
-            savers=self.units.savers(self.live) if saves else [],
+            savers=self.units.savers(self.workers) if saves else [],
             last=last or early,
             skipped=self.skipped,
             stagger=self._speculation.allowed,
@@ -401,40 +407,40 @@ class Job:
         self._newest = message
         self._validation.begin(decision.step if evaluate else None)
         self._note("committed", commit=message, skipped=skipped)
-        out = [Send(w, message) for w in voters]
+        out = [Send(member, message) for member in voters]
         if early:
             self.phase = "ended"
             return out
-        out += [Send(w, Leave()) for w in sorted(gone)]
+        out += [Send(member, Leave()) for member in sorted(gone)]
         if hold and joining:
             self.phase, self._expiry = "holding", HoldExpired(self.generation)
         elif hold:
             out += self._regroup()
         return out + self._find_donors()
 
-    def _leave_now(self) -> set[Worker]:
-        """Removes the leaving workers that can leave now."""
-        gone = self.units.leavers(self.leaving, self.live)
-        for worker in sorted(gone):
-            self.live.discard(worker)
-            self.joiners.died(worker)
-            self._note("left", worker=str(worker), step=self.committed + 1)
+    def _leave_now(self) -> set[Member]:
+        """Removes the leaving members that can leave now."""
+        gone = self.units.leavers(self.leaving, self.workers)
+        for member in sorted(gone):
+            self.live.discard(member)
+            self.joiners.died(member)
+            self._note("left", worker=str(self.assignment[member]), step=self.committed + 1)
         self.leaving -= gone
         return gone
 
     def _due(self, every: int, step: int) -> bool:
         return every > 0 and ((step + 1) % every == 0 or step == self.steps - 1)
 
-    def _evaluated(self, worker: Worker, message: Evaluated) -> list[Send]:
-        if worker in self.live and (found := self._validation.counted(message)) is not None:
+    def _evaluated(self, member: Member, message: Evaluated) -> list[Send]:
+        if member in self.live and (found := self._validation.counted(message)) is not None:
             self._note("evaluated", step=message.step, val_loss=found.loss, microbatches=found.microbatches)
             self._finish_if_complete()
         return []
 
-    def _has_finished(self, worker: Worker, message: Finished) -> list[Send]:
-        """Records that the parameters of this worker are final."""
-        if worker in self.live:
-            self.finished.add(worker)
+    def _has_finished(self, member: Member, message: Finished) -> list[Send]:
+        """Records that the parameters of this member are final."""
+        if member in self.live:
+            self.finished.add(member)
             self._finish_if_complete()
         return []
 
@@ -448,28 +454,37 @@ class Job:
         """Requests donors for joiners, once the holders of all units are known."""
         if self.phase != "running":
             return []
-        found = self.joiners.find_donors(self.live, self.committed, self.generation, self.units.sources)
-        return [Send(of.donor, Donate(of.to, of.session, None, packed(of.units), of.of)) for of in found]
+        live = self.workers
 
-    def _synced(self, worker: Worker, message: Synced) -> list[Send]:
+        def sources(joiner: Member, serving: Mapping[Member, int]) -> dict[Member, list[UnitId]]:
+            return self.units.sources(joiner, self.assignment[joiner].stage, live, serving)
+
+        found = self.joiners.find_donors(self.committed, self.generation, sources)
+        return [
+            Send(of.donor, Donate(of.to, self.assignment[of.to], of.session, None, packed(of.units), of.of))
+            for of in found
+        ]
+
+    def _synced(self, member: Member, message: Synced) -> list[Send]:
         """Records that a joiner has its units in the state after a step. Admits the ready joiners if the job waits for
         them and none is missing."""
-        waited_for = self.joiners.synced(worker, message.step, message.session) and self.phase == "holding"
+        waited_for = self.joiners.synced(member, message.step, message.session) and self.phase == "holding"
         complete = waited_for and not self.joiners.about_to_join(self.committed)
         return self._admit(self.joiners.take_ready(self.committed)) if complete else []
 
-    def _admit(self, ready: Collection[Worker]) -> list[Send]:
+    def _admit(self, ready: Collection[Member]) -> list[Send]:
         """Ends the wait for joiners. The ready ones become members."""
         for back in ready:
             self.live.add(back)
-            self._note("rejoined", worker=str(back), step=self.committed + 1)
+            self._note("rejoined", worker=str(self.assignment[back]), step=self.committed + 1)
         return self._regroup(rebuild=bool(ready))
 
     # -- helpers -----------------------------------------------------------------------------------------------
 
-    def _check_stages(self, live: Collection[Worker]) -> None:
+    def _check_stages(self, live: Collection[Member]) -> None:
+        stages = {self.assignment[member].stage for member in live}
         for stage in range(self.problem.stages):
-            if not any(w.stage == stage for w in live):
+            if stage not in stages:
                 self.phase = "lost"  # later messages are ignored
                 raise StageLost(stage)
 
@@ -497,7 +512,7 @@ _EVENTS: dict[type[Event], Callable[[Job, Any], list[Send]]] = {
     EndRequested: Job._end_early,
     HoldExpired: Job._wait_no_longer,
 }
-_MESSAGES: dict[type[Message], Callable[[Job, Worker, Any], list[Send]]] = {
+_MESSAGES: dict[type[Message], Callable[[Job, Member, Any], list[Send]]] = {
     Report: Job._reported,
     Vote: Job._voted,
     Evaluated: Job._evaluated,

@@ -1,6 +1,6 @@
 """Finds workers with a wrong copy of a unit (a block of one layer's state), by comparing its holders' checksums.
 
-    found = compare(table, votes)     # for one stage: its table of holders, pipeline -> vote; None if all copies agree
+    found = compare(table, votes)     # for one stage: its table of holders, member -> vote; None if all copies agree
     found.wrong                       # holder -> a unit of which it has a wrong copy
     found.unclear                     # units whose copies differ, and it is unknown which copies are wrong
 
@@ -15,6 +15,7 @@ from array import array
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from recycle_pp.wire.messages.members import Member
 from recycle_pp.wire.messages.steps import Vote
 from recycle_pp.wire.messages.units import UnitId
 
@@ -23,28 +24,29 @@ from .holders import Table
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Holders are named by pipeline.
-
+    """
     disputed  unit -> groups of holders with the same checksum, the largest last
     changed   holder that reports its own copy of a unit as wrong -> the first such unit
     outvoted  any other holder with a wrong copy -> a unit in which its checksum differs from the majority
     unclear   disputed units for which it is unknown which copies are wrong
     """
 
-    disputed: dict[UnitId, list[list[int]]]
-    changed: dict[int, UnitId]
-    outvoted: dict[int, UnitId]
+    disputed: dict[UnitId, list[list[Member]]]
+    changed: dict[Member, UnitId]
+    outvoted: dict[Member, UnitId]
     unclear: list[UnitId]
 
     @property
-    def wrong(self) -> dict[int, UnitId]:
+    def wrong(self) -> dict[Member, UnitId]:
         return self.outvoted | self.changed
 
 
-def compare(table: Table, votes: Mapping[int, Vote], made: Collection[tuple[UnitId, int]] = ()) -> Mismatch | None:
+def compare(
+    table: Table, votes: Mapping[Member, Vote], made: Collection[tuple[UnitId, Member]] = ()
+) -> Mismatch | None:
     """The disputes between the holders of one stage; None if there is none.
 
-    votes: pipeline -> vote, for all holders
+    votes: the votes of all holders
     made: copies made since the last vote, as (unit, holder)
 
     A copy in `made` has the bits of its source, so it does not count towards a majority. In a unit without a majority,
@@ -57,7 +59,7 @@ def compare(table: Table, votes: Mapping[int, Vote], made: Collection[tuple[Unit
     if not disputed and not changed:
         return None
 
-    def outvoted_by(unit: UnitId, but: Collection[int]) -> list[int]:
+    def outvoted_by(unit: UnitId, but: Collection[Member]) -> list[Member]:
         """Holders that differ from the most frequent checksum. Empty if another checksum is as frequent, or if fewer
         than two copies outside `made` have it."""
         asked = {peer: value for peer, value in values[unit].items() if peer not in but}
@@ -78,9 +80,9 @@ def compare(table: Table, votes: Mapping[int, Vote], made: Collection[tuple[Unit
     return Mismatch(disputed, changed, outvoted, [unit for unit, of in left.items() if len(of) > 1])
 
 
-def _groups(values: Mapping[int, int]) -> list[list[int]]:
+def _groups(values: Mapping[Member, int]) -> list[list[Member]]:
     """Groups of holders with the same checksum, the largest last."""
-    found: dict[int, list[int]] = {}
+    found: dict[int, list[Member]] = {}  # by checksum
     for peer, value in values.items():
         found.setdefault(value, []).append(peer)
     return sorted(found.values(), key=len)

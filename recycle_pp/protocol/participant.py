@@ -1,6 +1,6 @@
 """The worker's side of the recovery protocol: its completed work, its orders, its answers.
 
-    me = Participant(Worker(1, 2), stages=4)
+    me = Participant(6, Worker(1, 2))    # member 6 plays worker 1.2
     me.announce(message)            # a new generation; returns the report
     me.adopt(message)               # stores the generation's orders in `me.orders`
     me.commit(message)              # a step is committed; `me.commits` holds the message until the step is applied
@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from recycle_schedules import Action, Worker, unpack
 
 from recycle_pp.wire.messages.generations import FIRST, Adopt, Announce, Attempt, Report, Shares, SteadyPlan
+from recycle_pp.wire.messages.members import Assignment, Member
 from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.table import is_void
 from recycle_pp.wire.messages.units import UnitId
@@ -36,9 +37,9 @@ class Orders:
     steps      step -> actions left in that step, for unfinished steps, oldest first
     steady     actions of every later step; None until the coordinator's `plan` arrives
     forward    actions of a validation; None until it arrives
-    copy       receive the stage's reduced gradients from this peer (a broadcast) instead of reducing again
+    copy       receive the stage's reduced gradients from this member (a broadcast) instead of reducing again
     evaluate   validation to run or repeat first, or None
-    probes     host -> a worker on it; the links to these workers are measured before anything else
+    probes     host -> a member on it; the links to these members are measured before anything else
     shares     holders of the stage's units
     recompute  (in `steps`, in `steady`): whether layers run again in the backward pass
     """
@@ -47,18 +48,18 @@ class Orders:
     steps: dict[int, list[Action]]
     steady: list[Action] | None
     forward: list[Action] | None
-    copy: Worker | None
+    copy: Member | None
     evaluate: int | None
     stagger: bool
-    probes: dict[str, Worker]
+    probes: dict[str, Member]
     shares: Shares
     recompute: tuple[bool, bool] = (False, False)
 
 
 @dataclass
 class Participant:
+    member: Member
     worker: Worker
-    stages: int
     holdings: Holdings = field(
         default_factory=lambda: Holdings(0, [], -1)
     )  # units of this worker, once its stage is built
@@ -73,7 +74,7 @@ class Participant:
     again: bool = False  # the executor must restart the next step, after `undo`
     announced: Announce | None = None  # the newest announcement
     agreed: tuple[int, int] = (-1, -1)  # term and number of the newest agreed generation
-    members: list[Worker] = field(default_factory=list)  # members of that generation
+    members: Assignment = field(default_factory=dict)  # members of that generation
     last: Commit | None = None  # the newest commit
 
     def record(self, step: int) -> Record:
@@ -82,8 +83,13 @@ class Participant:
     @property
     def speaks(self) -> bool:
         """Whether this is the first member of its stage. The first member sends the values that all peers have."""
+        return self.member == self.peers[0]
+
+    @property
+    def peers(self) -> list[Member]:
+        """The members of this worker's stage in the announced generation, this one included, ascending."""
         assert self.announced is not None
-        return self.worker == min(w for w in self.announced.members if w.stage == self.worker.stage)
+        return sorted(m for m, worker in self.announced.members.items() if worker.stage == self.worker.stage)
 
     # -- messages from the coordinator -------------------------------------------------------------------------
 
@@ -166,7 +172,7 @@ class Participant:
         self.committed, self.last, self.attempt = step, message, FIRST
         self.records.pop(step, None)
         self.commits.append(message)
-        self.holdings.commit(step, [w.pipeline for w in message.savers if w.stage == self.worker.stage])
+        self.holdings.commit(step, message.savers)
         if self.orders is not None:
             self.orders.stagger = message.stagger
             if message.replan:  # a better plan follows, which starts with the next step

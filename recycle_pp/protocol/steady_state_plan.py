@@ -6,7 +6,7 @@
     for problem in steady.ahead(): steady.plan(problem)     # plans for possible next deaths
     steady.restore(state)                         # takes the `state` of another Steady, and plans again
     steady.made(steps, problem)                   # problem: the job's current one, which may have changed
-    if steady.ready: for worker, message in steady.send(live, generation): ...
+    if steady.ready: for member, message in steady.send(live, generation): ...
 
 Planning never delays the rest of an interrupted step, nor a step for which the workers have a plan. A plan for new
 durations applies from the first commit after the plan is made.
@@ -14,13 +14,14 @@ durations applies from the first commit after the plan is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from recycle_schedules import Plan, Problem, Worker
+from recycle_schedules import Plan, Problem
 from recycle_schedules.planner.store import PlanStore, Prepared
 
 from recycle_pp.wire.messages.generations import SteadyPlan
+from recycle_pp.wire.messages.members import Assignment, Member
 
 Planner = Callable[[Problem], Plan]
 Steps = Prepared  # plans of a step and of a validation
@@ -88,10 +89,11 @@ class Steady:
     def ready(self) -> bool:
         return self.due and not self.wanted
 
-    def send(self, live: Iterable[Worker], generation: int) -> Iterator[tuple[Worker, SteadyPlan]]:
+    def send(self, live: Assignment, generation: int) -> Iterator[tuple[Member, SteadyPlan]]:
+        """live: the worker that each live member plays"""
         assert self._newest is not None
         self._sent, self.due = self._newest, False
         plan, steady, forward = self._newest
         again = plan.problem.recomputes
-        for worker in live:
-            yield worker, SteadyPlan(generation, steady.packed(worker), forward.packed(worker), again[worker.stage])
+        for member, worker in live.items():
+            yield member, SteadyPlan(generation, steady.packed(worker), forward.packed(worker), again[worker.stage])

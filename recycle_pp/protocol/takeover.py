@@ -1,6 +1,6 @@
 """Reconstructs the job on a new coordinator, from the states of the workers.
 
-    found = find({worker: participant.state(linked=True), ...})      # all workers that can be reached
+    found = find({member: participant.state(linked=True), ...})      # all processes that can be reached
     outcome = job.handle(CoordinatorReplaced(found))                 # job: a new Job of the same shape
 
 The last coordinator may have died after it sent a message to only some of the workers, so a message that one worker has
@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
-from recycle_schedules import Worker
 
 from recycle_pp.wire.messages.generations import FIRST, Attempt
+from recycle_pp.wire.messages.members import Assignment, Member
 from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.units import Layout
 from recycle_pp.wire.messages.workers import State
@@ -28,7 +28,7 @@ class Found:
     """The job, according to its workers.
 
     generation  newest announced generation, agreed or not; -1 before the first
-    members     members of the newest agreed generation
+    members     members of the newest agreed generation, and the worker that each of them plays
     live        members that were reached
     committed   newest committed step
     commit      message of the newest commit; None before the first commit
@@ -42,35 +42,35 @@ class Found:
     """
 
     generation: int
-    members: frozenset[Worker]
-    live: frozenset[Worker]
+    members: Assignment
+    live: frozenset[Member]
     committed: int
     commit: Commit | None
-    behind: frozenset[Worker]
-    informed: frozenset[Worker]
+    behind: frozenset[Member]
+    informed: frozenset[Member]
     base: int | None
     attempt: Attempt = FIRST
     begun: bool = True
     layout: Layout = field(default_factory=dict)
 
 
-def find(states: Mapping[Worker, State]) -> Found:
-    """states: from `Participant.state`. Workers that were removed, or still catch up, are not members."""
+def find(states: Mapping[Member, State]) -> Found:
+    """states: from `Participant.state`. Processes that were removed, or still catch up, are not members."""
     newest = max(states.values(), key=lambda state: state.agreed, default=State())
-    generation, members = max((state.generation for state in states.values()), default=-1), set(newest.members)
-    live = {worker: states[worker] for worker in members & states.keys()}
+    generation, members = max((state.generation for state in states.values()), default=-1), newest.members
+    live = {member: states[member] for member in members.keys() & states.keys()}
     committed = max((state.committed for state in live.values()), default=-1)
     commits = [s.commit for s in live.values() if s.commit and s.commit.step == committed]
-    # a worker that does not know yet that it is a member needs no commit: its first generation brings its state
+    # a process that does not know yet that it is a member needs no commit: its first generation brings its state
     behind = {w: s for w, s in live.items() if s.committed < committed and s.generation >= 0}
     if not commits and behind:
         # only returned workers have this step: they received its parameters, but other members need its message
         known = {"generation": generation, "agreed": newest.agreed, "members": newest.members, "layout": newest.layout}
-        return find({worker: msgspec.structs.replace(state, **known) for worker, state in behind.items()})
+        return find({member: msgspec.structs.replace(state, **known) for member, state in behind.items()})
     bases = {state.base if state.generation == generation else None for state in live.values()}
     return Found(
         generation=generation,
-        members=frozenset(members),
+        members=members,
         live=frozenset(live),
         committed=committed,
         commit=commits[0] if commits else None,

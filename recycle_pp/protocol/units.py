@@ -1,29 +1,31 @@
 """The coordinator's tables of units: the layers of each stage, and the holders of each unit of these layers.
 
     units = Units(copies=2)                           # 0: all workers hold all units
-    units.describe(worker, host, {3: [("layers.3.norm", 512)]})         # worker has built these layers
+    units.describe(member, stage, host, {3: [("layers.3.norm", 512)]})  # the member has built these layers
     units.layout                                      # the layers of every stage
-    void = units.void(reports, records)               # stages that must sum their gradients again
-    shares = units.share_out(reports, committed)      # stage -> new holders; raises StageLost
-    gives = units.sources(joiner, live)               # donor -> units that a joiner should follow
-    wrong = units.compare(votes, step)                # workers with wrong copies; raises ProtocolViolation
+    void = units.void(live, records)         # stages that must sum their gradients again
+    shares = units.share_out(live, reports, committed)       # stage -> new holders; raises StageLost
+    gives = units.sources(joiner, stage, live, serving)      # donor -> units that a joiner should follow
+    wrong = units.compare(live, votes, step)          # members with wrong copies; raises ProtocolViolation
 
-Like the ledger, the table follows from the reports of live workers: a worker holds the units that it reports in their
+Holders are members. `live` is always the assignment of all live members: member -> the worker that it plays.
+
+Like the ledger, the tables follow from the reports of live members: a member holds the units that it reports in their
 state after the newest committed step. So copying may be interrupted at any point, and a new coordinator needs no
 history.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from itertools import groupby
 
 from msgspec import structs
-from recycle_schedules import Worker
 
 from recycle_pp.wire.messages.generations import Holds, Report, Shares
+from recycle_pp.wire.messages.members import Assignment, Member
 from recycle_pp.wire.messages.steps import Vote
-from recycle_pp.wire.messages.units import Layout, UnitId, unpacked
+from recycle_pp.wire.messages.units import Layout, UnitId, length, unpacked
 
 from .commit import ProtocolViolation
 from .holders import Sizes, Table, lost, missing, on_one_host, placed, refilled
@@ -35,7 +37,7 @@ from .stage_lost import StageLost
 class Units:
     """
     layout  stage -> its layers, in order
-    hosts   (pipeline, stage) -> the worker's host
+    hosts   member -> its host
     Both start empty and are filled by `describe`.
     """
 
@@ -43,29 +45,29 @@ class Units:
         """copies: number of copies of each unit; 0: one for each worker of the stage
         third: continue without the holder of a wrong copy, if it is known which copy is wrong (control.mismatch)"""
         self.layout: Layout = {}
-        self.hosts: dict[tuple[int, int], str] = {}
+        self.hosts: dict[Member, str] = {}
         self._copies, self._third = copies, third
         self._described: dict[int, list[tuple[str, int]]] = {}  # layer -> (name, number of elements) of its units
         self._sizes: dict[int, Sizes] = {}  # stage -> number of elements of each unit; cached
         self._tables: dict[int, Table] = {}
-        self._peers: dict[int, set[int]] = {}
+        self._peers: dict[int, set[Member]] = {}
         self._planned: dict[int, Table] = {}  # tables that include the followers
-        self._followers: dict[int, set[int]] = {}  # joiners that follow their units
-        self._made: dict[int, tuple[int, set[tuple[UnitId, int]]]] = {}  # (step, (unit, to) of copies since its commit)
+        self._followers: dict[int, set[Member]] = {}  # joiners that follow their units
+        self._made: dict[int, tuple[int, set[tuple[UnitId, Member]]]] = {}  # (step, (unit, to) of copies since then)
 
-    def describe(self, worker: Worker, host: str, layers: Mapping[int, list[tuple[str, int]]]) -> None:
-        """Records that a worker has built the layers of its stage on `host`.
+    def describe(self, member: Member, stage: int, host: str, layers: Mapping[int, list[tuple[str, int]]]) -> None:
+        """Records that a member on `host` has built the layers of a stage.
 
         layers: layer -> (name, number of elements) of each of its units; the layers in the order of the stage"""
-        self.hosts[worker] = host
-        self.layout.setdefault(worker.stage, [*layers])
+        self.hosts[member] = host
+        self.layout.setdefault(stage, [*layers])
         self._described |= layers
         self._sizes.clear()
 
-    def void(self, reports: Mapping[Worker, Report], records: Mapping[Worker, Record]) -> set[int]:
-        """The stages whose reduced gradients are void, by the reports of all live workers. Call before `share_out`.
+    def void(self, live: Assignment, records: Mapping[Member, Record]) -> set[int]:
+        """The stages whose reduced gradients are void, by the records of all live members. Call before `share_out`.
 
-        With copies=0 every worker has all reduced gradients of its stage. One survivor is then enough, because it can
+        With copies=0 every member has all reduced gradients of its stage. One survivor is then enough, because it can
         send copies, and no stage is void. Otherwise each holder has the reduced gradients of its own units only. If a
         holder has died or lacks them, the whole stage sums again, from the accumulators that all workers keep until the
         commit. Marks the `records` of such a stage as not reduced.
@@ -73,42 +75,43 @@ class Units:
         found: set[int] = set()
         if not self._copies:
             return found
-        for stage, peers in _stages(reports).items():
-            if not self.stands(stage, [w.pipeline for w in peers]) or not all(records[w].reduced for w in peers):
-                found |= {stage for w in peers if records[w].reduced}
-                for worker in peers:
-                    records[worker].reduced = False
+        for stage, peers in _stages(live).items():
+            if not self.stands(stage, peers) or not all(records[peer].reduced for peer in peers):
+                found |= {stage for peer in peers if records[peer].reduced}
+                for peer in peers:
+                    records[peer].reduced = False
         return found
 
-    def share_out(self, reports: Mapping[Worker, Report], committed: int, took_back: bool = False) -> dict[int, Shares]:
+    def share_out(
+        self, live: Assignment, reports: Mapping[Member, Report], committed: int, took_back: bool = False
+    ) -> dict[int, Shares]:
         """The new shares of every stage. took_back: updates of the uncommitted step are undone, so weights sent after
         them are void."""
         shares = {}
-        for stage, peers in _stages(reports).items():
-            holds = {w.pipeline: reports[w].holds for w in peers}
-            ahead = any(reports[w].ahead for w in peers)
+        for stage, peers in _stages(live).items():
+            holds = {peer: reports[peer].holds for peer in peers}
+            ahead = any(reports[peer].ahead for peer in peers)
             shares[stage] = self.share(stage, holds, committed, took_back and ahead, ahead and not took_back)
         return {stage: structs.replace(of, elsewhere=self._elsewhere(stage)) for stage, of in shares.items()}
 
-    def compare(self, votes: Mapping[Worker, Vote], step: int) -> dict[Worker, str]:
-        """Workers with a wrong copy of a unit, each with a description of the unit.
+    def compare(self, live: Assignment, votes: Mapping[Member, Vote], step: int) -> dict[Member, str]:
+        """Members with a wrong copy of a unit, each with a description of the unit.
 
-        votes: votes of all live workers; nothing is compared with copies=0, when they have no checksums
+        votes: votes of all live members; nothing is compared with copies=0, when they have no checksums
 
         Raises ProtocolViolation if it is unknown which copy is wrong, or if the job must not continue without its
         holder.
         """
-        wrong: dict[Worker, str] = {}
-        for stage in _stages(votes) if self._copies else ():
-            of = {worker.pipeline: vote for worker, vote in votes.items() if worker.stage == stage}
-            found = compare(self._tables[stage], of, self._made[stage][1])
+        wrong: dict[Member, str] = {}
+        for stage, peers in _stages(live).items() if self._copies else ():
+            found = compare(self._tables[stage], {peer: votes[peer] for peer in peers}, self._made[stage][1])
             if found is None:
                 continue
             if found.unclear or not self._third:
                 first = (found.unclear or [*found.disputed])[0]
                 unknown = ", and it is unknown which one is right" if self._third else ""
                 raise ProtocolViolation(
-                    f"{self._dispute(stage, first, found.disputed[first])}, found in step {step}{unknown}: memory or a "
+                    f"{self._dispute(live, first, found.disputed[first])}, found in step {step}{unknown}: memory or a "
                     "processor has failed, and the job must not continue with wrong weights; run.resume=true continues "
                     "from the newest checkpoint"
                 )
@@ -118,19 +121,19 @@ class Units:
                     if peer in found.changed
                     else "differs from the other holders' copies"
                 )
-                wrong[Worker(peer, stage)] = f"its copy of {self._unit(unit)} {how}"
+                wrong[peer] = f"its copy of {self._unit(unit)} {how}"
         return wrong
 
-    def stands(self, stage: int, peers: Collection[int]) -> bool:
-        """Whether the stage has the same workers as at the last `share`."""
+    def stands(self, stage: int, peers: Collection[Member]) -> bool:
+        """Whether the stage has the same members as at the last `share`."""
         return self._peers.get(stage) == set(peers)
 
     def share(
-        self, stage: int, holds: Mapping[int, Holds], committed: int, mixed: bool = False, ahead: bool = False
+        self, stage: int, holds: Mapping[Member, Holds], committed: int, mixed: bool = False, ahead: bool = False
     ) -> Shares:
         """The new shares of a stage. Existing copies are used as long as the table needs them.
 
-        holds: pipeline -> reported state, for all live workers of the stage; a worker that holds a unit has all
+        holds: the reported state of all live members of the stage; a member that holds a unit has all
             exponents of the fixed-point sums
         mixed: these workers may have weights of different steps
         ahead: a worker has applied the next step to its units, and this update stays. Then all workers have the
@@ -139,21 +142,20 @@ class Units:
         Raises StageLost if a unit has no holder.
         """
         sizes, peers = self._sizes_of(stage), sorted(holds)
-        units = {p: set(unpacked(of.units)) for p, of in holds.items()}
-        complete = {p for p, of in holds.items() if of.loaded == committed or len(units[p]) == len(sizes)}
-        held = self._held(stage, units, complete)
+        complete = {p for p, of in holds.items() if of.loaded == committed or length(of.units) == len(sizes)}
+        held = self._held(stage, holds, complete)
         if gone := lost(held):
             raise StageLost(stage, f"no copy left of {len(gone)} of its {len(sizes)} units")
         if not self.stands(stage, peers):
             new = set(peers) - self._peers.get(stage, set(peers))
-            hosts = {p: self.hosts.get((p, stage), "") for p in peers}
-            if len(complete) == len(peers) and not any(units.values()):
+            hosts = {p: self.hosts.get(p, "") for p in peers}
+            if len(complete) == len(peers) and not any(of.units for of in holds.values()):
                 table = placed(sizes, peers, self._copies, hosts)
             else:
                 table = refilled(held, sizes, peers, self._copies, hosts)
             self._tables[stage], self._peers[stage] = table, set(peers)
             self._followers[stage] = self._followers.get(stage, set()) - {*peers}
-            followed = {(unit, peer) for peer in new for unit in units[peer]}
+            followed = {(unit, peer) for peer in new for unit in unpacked(holds[peer].units)}
         else:
             table, followed = self._tables[stage], set()
         lacking = [of for p, of in holds.items() if p not in complete]
@@ -166,60 +168,61 @@ class Units:
         return Shares.of(table, not self._copies, copies, knows if behind else None)
 
     def sources(
-        self, joiner: Worker, live: Collection[Worker], serving: Mapping[int, int]
-    ) -> dict[Worker, list[UnitId]]:
-        """donor -> units that the joiner must follow, so that it can hold its share as a member. Empty if the table is
-        unknown, or if a unit has no live holder. serving: pipeline -> number of joiners to which it sends units."""
-        stage, sizes = joiner.stage, self._sizes_of(joiner.stage)
-        peers = {w.pipeline for w in live if w.stage == stage}
+        self, joiner: Member, stage: int, live: Assignment, serving: Mapping[Member, int]
+    ) -> dict[Member, list[UnitId]]:
+        """donor -> units that the joiner must follow, so that it can hold its share of the stage. Empty if the table is
+        unknown, or if a unit has no live holder. serving: donor -> number of joiners to which it sends units."""
+        sizes, peers = self._sizes_of(stage), {m for m, worker in live.items() if worker.stage == stage}
         held = _among(peers, self._tables.get(stage, {}))
         if not held or lost(held):
             return {}
         if not self._copies:
             donor = min(peers, key=lambda p: (serving.get(p, 0), p))
-            return {Worker(donor, stage): [*held]}
+            return {donor: [*held]}
         followers = self._followers.setdefault(stage, set())
         before = _among(peers | followers, self._planned.get(stage, {})) if followers else {}
-        followers.add(joiner.pipeline)
-        hosts = {p: self.hosts.get((p, stage), "") for p in peers | followers}
+        followers.add(joiner)
+        hosts = {p: self.hosts.get(p, "") for p in peers | followers}
         start = before if before and not lost(before) else held
         table = self._planned[stage] = refilled(start, sizes, [*hosts], self._copies, hosts)
-        wanted = _among({joiner.pipeline}, table)
+        wanted = _among({joiner}, table)
         if not any(wanted.values()):
-            wanted[next(iter(wanted))] = [joiner.pipeline]  # at least one unit, to follow the job's steps
-        found: dict[Worker, list[UnitId]] = {}
+            wanted[next(iter(wanted))] = [joiner]  # at least one unit, to follow the job's steps
+        found: dict[Member, list[UnitId]] = {}
         for unit, source, _ in missing(held, wanted, sizes):
-            found.setdefault(Worker(source, stage), []).append(unit)
+            found.setdefault(source, []).append(unit)
         return found
 
-    def died(self, joiner: Worker) -> None:
+    def died(self, joiner: Member) -> None:
         """Removes a joiner. Other joiners keep their units; later joiners take the units of the removed one."""
-        self._followers.get(joiner.stage, set()).discard(joiner.pipeline)
+        for followers in self._followers.values():
+            followers.discard(joiner)
 
-    def give(self, gives: Mapping[Worker, Collection[UnitId]]) -> bool:
+    def give(self, gives: Mapping[Member, Collection[UnitId]]) -> bool:
         """Whether all donors still hold the units that they send."""
-        tables = self._tables
-        return all(w.pipeline in tables[w.stage][unit] for w, units in gives.items() for unit in units)
+        tables = self._tables.values()
+        return all(
+            any(donor in table.get(unit, ()) for table in tables) for donor, units in gives.items() for unit in units
+        )
 
-    def savers(self, live: Collection[Worker]) -> list[Worker]:
-        """The workers that save a checkpoint: the first live holder of each unit."""
+    def savers(self, live: Assignment) -> list[Member]:
+        """The members that save a checkpoint: the first live holder of each unit."""
         found = set()
         for stage in _stages(live):
-            peers = {w.pipeline for w in live if w.stage == stage}
             for holders, _ in groupby(self._tables[stage].values()):
-                found.add(Worker(next(p for p in holders if p in peers), stage))
+                found.add(next(holder for holder in holders if holder in live))
         return sorted(found)
 
-    def leavers(self, leaving: Collection[Worker], live: Collection[Worker]) -> set[Worker]:
-        """The leaving workers that can leave now, because a peer and a copy of each of their units stay."""
-        stay = {w.stage for w in live if w not in leaving}
-        gone: set[Worker] = set()
-        for worker in sorted(leaving, reverse=True):
-            peers = {w.pipeline for w in {*live} - gone - {worker} if w.stage == worker.stage}
-            runs = [holders for holders, _ in groupby(self._tables.get(worker.stage, {}).values())]
-            kept = all(peers.intersection(holders) for holders in runs)
-            if worker in live and worker.stage in stay and kept:
-                gone.add(worker)
+    def leavers(self, leaving: Collection[Member], live: Assignment) -> set[Member]:
+        """The leaving members that can leave now, because a peer and a copy of each of their units stay."""
+        stay = {worker.stage for member, worker in live.items() if member not in leaving}
+        gone: set[Member] = set()
+        for member in sorted(live.keys() & leaving, reverse=True):
+            stage = live[member].stage
+            peers = {peer for peer, worker in live.items() if worker.stage == stage} - gone - {member}
+            runs = [holders for holders, _ in groupby(self._tables.get(stage, {}).values())]
+            if stage in stay and all(peers.intersection(holders) for holders in runs):
+                gone.add(member)
         return gone
 
     @property
@@ -236,7 +239,7 @@ class Units:
         if len(set(self.hosts.values())) < 2:
             return None
         for stage, table in sorted(self._tables.items()):
-            hosts = {peer: self.hosts.get((peer, stage), "") for peer in self._peers[stage]}
+            hosts = {peer: self.hosts.get(peer, "") for peer in self._peers[stage]}
             if host := on_one_host(table, hosts):
                 return (
                     f"all copies of some units of the state of stage {stage} are on {host}: "
@@ -254,10 +257,11 @@ class Units:
             }
         return self._sizes[stage]
 
-    def _held(self, stage: int, units: Mapping[int, Collection[UnitId]], complete: Collection[int]) -> Table:
-        """The live holders of each unit; planned and previous holders first. units: pipeline -> units that it holds"""
-        if len(complete) == len(units) and not self._copies:
-            return dict.fromkeys(self._sizes_of(stage), sorted(units))
+    def _held(self, stage: int, holds: Mapping[Member, Holds], complete: Collection[Member]) -> Table:
+        """The live holders of each unit; planned and previous holders first."""
+        if len(complete) == len(holds) and not self._copies:
+            return dict.fromkeys(self._sizes_of(stage), sorted(holds))
+        units = {p: set(unpacked(of.units)) for p, of in holds.items()}
         planned, before = self._planned.get(stage, {}), self._tables.get(stage, {})
         found: Table = {}
         for unit in self._sizes_of(stage):
@@ -265,7 +269,7 @@ class Units:
             found[unit] = [p for p in order if p in units and (p in complete or unit in units[p])]
         return found
 
-    def _elsewhere(self, stage: int) -> list[tuple[UnitId, int, list[int]]]:
+    def _elsewhere(self, stage: int) -> list[tuple[UnitId, int, list[Member]]]:
         """See `Shares.elsewhere`."""
         found = []
         for layer in self.layout.get(stage, []):
@@ -275,35 +279,34 @@ class Units:
                     found += [(unit, other, table[unit][: 1 if self._copies else None]) for unit in units]
         return found
 
-    def _dispute(self, stage: int, unit: UnitId, groups: list[list[int]]) -> str:
-        """A sentence about a disputed unit. groups: workers with the same checksum, the largest last."""
+    def _dispute(self, live: Assignment, unit: UnitId, groups: list[list[Member]]) -> str:
+        """A sentence about a disputed unit. groups: members with the same checksum, the largest last."""
         what = self._unit(unit)
         if len(groups[-1]) == len(groups[-2]):
             all_of_them = [peer for group in groups for peer in group]
-            return f"workers {self._workers(stage, all_of_them)} hold different copies of {what}"
+            return f"workers {self._workers(live, all_of_them)} hold different copies of {what}"
         wrong, right = [peer for group in groups[:-1] for peer in group], groups[-1]
         verb = "worker {} holds" if len(wrong) == 1 else "workers {} hold"
-        return (
-            f"{verb.format(self._workers(stage, wrong))} a different copy of {what} than {self._workers(stage, right)}"
-        )
+        return f"{verb.format(self._workers(live, wrong))} a different copy of {what} than {self._workers(live, right)}"
 
     def _unit(self, unit: UnitId) -> str:
         name, _ = self._described[unit.layer][unit.number]
         return f"unit {unit.number} of layer {unit.layer} ({name})"
 
-    def _workers(self, stage: int, peers: list[int]) -> str:
-        hosts = {peer: self.hosts.get((peer, stage)) for peer in sorted(peers)}
-        *most, last = (f"{peer}.{stage}" + (f" on {host}" if host else "") for peer, host in hosts.items())
+    def _workers(self, live: Assignment, peers: list[Member]) -> str:
+        hosts = {peer: self.hosts.get(peer) for peer in sorted(peers)}
+        *most, last = (f"{live[peer]}" + (f" on {host}" if host else "") for peer, host in hosts.items())
         return f"{', '.join(most)} and {last}" if most else last
 
 
-def _among(peers: Collection[int], table: Table) -> Table:
-    """The table without other workers."""
+def _among(peers: Collection[Member], table: Table) -> Table:
+    """The table without other members."""
     return {unit: [peer for peer in holders if peer in peers] for unit, holders in table.items()}
 
 
-def _stages(workers: Iterable[Worker]) -> dict[int, list[Worker]]:
-    found: dict[int, list[Worker]] = {}
-    for worker in sorted(workers):
-        found.setdefault(worker.stage, []).append(worker)
+def _stages(live: Assignment) -> dict[int, list[Member]]:
+    """stage -> its live members, ascending."""
+    found: dict[int, list[Member]] = {}
+    for member, worker in sorted(live.items()):
+        found.setdefault(worker.stage, []).append(member)
     return dict(sorted(found.items()))

@@ -11,8 +11,8 @@
 If all workers of the stage hold all units (`Shares.together`), one all-reduce sums the gradients and no other message
 is sent. Otherwise the first holder of a unit sums its gradient and sends it to the other holders.
 
-All peers make the same calls, in the same order, with the same `Shares`. Every method blocks, and raises LinkBroken
-when the generation ends. The module `passing` transfers the tensors.
+All peers, the live members of the stage, make the same calls, in the same order, with the same `Shares`. Every method
+blocks, and raises LinkBroken when the generation ends. The module `passing` transfers the tensors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, Sequence
 from math import prod
 
 import torch
-from recycle_schedules import Worker
 from torch import Tensor
 
 from recycle_pp.comm.links import Links
@@ -31,6 +30,7 @@ from recycle_pp.model.stage import Stage
 from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.wire.messages.generations import Shares
+from recycle_pp.wire.messages.members import Member
 from recycle_pp.wire.messages.units import UnitId
 
 from .passing import GRADIENTS, MASTERS, STATE, WEIGHTS, passing
@@ -43,26 +43,26 @@ AHEAD = 8  # maximum number of copies in flight to this worker
 class Exchange:
     """wait(pending, giver): waits for a message and reports the wait. giver: the sender, if it is of another stage."""
 
-    def __init__(self, links: Links, stage: Stage, optimizer: StageOptimizer, me: Worker, wait: Wait) -> None:
+    def __init__(self, links: Links, stage: Stage, optimizer: StageOptimizer, me: Member, wait: Wait) -> None:
         self._links, self._stage, self._optimizer = links, stage, optimizer
-        self._worker, self._me, self._wait = me, me.pipeline, wait
+        self._me, self._wait = me, wait
         self._passing = passing(links, me, wait)
         self._spans = stage.layout.spans
         self.tied = Ties(links, stage, me, wait, self._forward)
         self._spares: dict[torch.dtype, Tensor] = {}
         self._cut: tuple[Shares | None, list[Run]] = None, []  # cached: shares, their runs
 
-    def exponents(self, source: int) -> None:
+    def exponents(self, source: Member) -> None:
         """Copies the fixed-point exponents of the peer `source` to all peers."""
         gradients = self._stage.gradients
         if gradients.reproducible:
             tensor = gradients.exponents.clone()  # an aborted broadcast may write to it
-            self._wait(self._links.broadcast([tensor], self._worker._replace(pipeline=source)))
+            self._wait(self._links.broadcast([tensor], source))
             gradients.take_exponents(tensor)
 
     def copies(self, shares: Shares, took: Callable[[UnitId], None]) -> None:
         """Transfers the copies listed in `shares`. took(unit): called after each unit that this worker has received."""
-        coming: list[tuple[int, int, list[Tensor], list[Pending]]] = []
+        coming: list[tuple[int, Member, list[Tensor], list[Pending]]] = []
         for name, source, to in shares.copies:
             if not self._passing.collective and self._me not in (source, to):
                 continue
@@ -76,7 +76,7 @@ class Exchange:
         for each in coming:
             self._take(*each, took)
 
-    def reduce(self, shares: Shares, peers: Sequence[int], sent: Callable[[], None]) -> Reduced:
+    def reduce(self, shares: Shares, peers: Sequence[Member], sent: Callable[[], None]) -> Reduced:
         """The summed gradients of the units that this worker holds, with the book (see `numerics.gradients`) and the
         norms of all units. Does not change the accumulators, even if the sum is aborted.
 
@@ -118,7 +118,7 @@ class Exchange:
             self._wait(pending)
         return gradients.concluded(flat, book, squares.tolist(), gradients.shared_of(own), largest, tuple(mine))
 
-    def weights(self, shares: Shares, peers: Sequence[int], ahead: bool, known: bool) -> None:
+    def weights(self, shares: Shares, peers: Sequence[Member], ahead: bool, known: bool) -> None:
         """Sends the weights of each unit from its first holder to the peers that do not hold the unit.
 
         ahead: whether the update may still be undone. If so, this worker receives weights into a buffer and then copies
@@ -151,7 +151,7 @@ class Exchange:
         if not known:
             self._stage.changed()
 
-    def masters(self, shares: Shares, peers: Sequence[int]) -> Iterator[tuple[str, Tensor]]:
+    def masters(self, shares: Shares, peers: Sequence[Member]) -> Iterator[tuple[str, Tensor]]:
         """(name, float32 tensor) for each tensor of the stage, in canonical order. Needs memory for one tensor at a
         time. A worker copies the units that it holds from its own state."""
         layout, first = self._stage.layout, 0
@@ -184,7 +184,7 @@ class Exchange:
         return dict(zip(units, flat.split(sizes), strict=True)), flat
 
     def _take(
-        self, unit: int, to: int, room: list[Tensor], coming: list[Pending], took: Callable[[UnitId], None]
+        self, unit: int, to: Member, room: list[Tensor], coming: list[Pending], took: Callable[[UnitId], None]
     ) -> None:
         for pending in coming:
             self._wait(pending)
@@ -192,7 +192,7 @@ class Exchange:
             self._optimizer.put(unit, room)
             took(self._stage.layout.ids[unit])
 
-    def _forward(self, unit: int, holders: Sequence[int], grad: Tensor | None, tag: int) -> list[Pending]:
+    def _forward(self, unit: int, holders: Sequence[Member], grad: Tensor | None, tag: int) -> list[Pending]:
         """Sends a unit's gradient from its first holder to the others. Returns the messages to wait for.
 
         grad: this worker's gradient, or memory for it; None if it does not hold the unit"""

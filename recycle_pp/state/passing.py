@@ -20,13 +20,13 @@ from itertools import zip_longest
 from typing import Protocol
 
 import torch
-from recycle_schedules import Worker
 from torch import Tensor
 
 from recycle_pp.comm.links import Links
 from recycle_pp.comm.tcp.transport import MAX_TAG
 from recycle_pp.comm.waiting import Pending
 from recycle_pp.numerics.layout import LayerMemory
+from recycle_pp.wire.messages.members import Member
 
 from .runs import Run
 
@@ -39,17 +39,17 @@ Rounds = Iterable[Sequence[Run | None]]
 
 
 class Passing(Protocol):
-    """Workers are given by pipeline. All workers of a stage make the same calls in the same order."""
+    """All members of a stage make the same calls in the same order."""
 
     collective: bool
     """Whether a worker must also call `give` for transfers between other workers, with a scratch buffer."""
 
-    def give(self, tensor: Tensor, source: int, takers: Collection[int], tag: int) -> Pending:
+    def give(self, tensor: Tensor, source: Member, takers: Collection[Member], tag: int) -> Pending:
         """Sends `tensor` from `source` to the takers. `tensor` must be contiguous, and must not change until it has
         arrived."""
 
     def totals(
-        self, sums: LayerMemory, peers: Sequence[int], rounds: Rounds, sent: Callable[[], None]
+        self, sums: LayerMemory, peers: Sequence[Member], rounds: Rounds, sent: Callable[[], None]
     ) -> Iterator[tuple[Run, Tensor | None]]:
         """(run, sum over all peers) for each run. The sum is None unless this worker is the first holder of the run.
         Does not change `sums`.
@@ -58,7 +58,7 @@ class Passing(Protocol):
         """
 
 
-def passing(links: Links, me: Worker, wait: Callable[[Pending], None]) -> Passing:
+def passing(links: Links, me: Member, wait: Callable[[Pending], None]) -> Passing:
     return Together(links, me, wait) if links.ordered else ByMessages(links, me, wait)
 
 
@@ -71,18 +71,18 @@ class ByMessages:
 
     collective = False
 
-    def __init__(self, links: Links, me: Worker, wait: Callable[[Pending], None]) -> None:
-        self._links, self._me, self._stage, self._wait = links, me.pipeline, me.stage, wait
+    def __init__(self, links: Links, me: Member, wait: Callable[[Pending], None]) -> None:
+        self._links, self._me, self._wait = links, me, wait
 
-    def give(self, tensor: Tensor, source: int, takers: Collection[int], tag: int) -> Pending:
+    def give(self, tensor: Tensor, source: Member, takers: Collection[Member], tag: int) -> Pending:
         if source != self._me:
-            return self._links.receive(tensor, self._worker(source), tag)
+            return self._links.receive(tensor, source, tag)
         for taker in takers:
-            self._links.send(tensor, self._worker(taker), tag)
+            self._links.send(tensor, taker, tag)
         return Pending(None)
 
     def totals(
-        self, sums: LayerMemory, peers: Sequence[int], rounds: Rounds, sent: Callable[[], None]
+        self, sums: LayerMemory, peers: Sequence[Member], rounds: Rounds, sent: Callable[[], None]
     ) -> Iterator[tuple[Run, Tensor | None]]:
         rooms = {peer: torch.empty(PIECE, dtype=sums.dtype, device=sums.device) for peer in peers if peer != self._me}
         for runs in rounds:
@@ -99,8 +99,8 @@ class ByMessages:
         self,
         sums: LayerMemory,
         run: Run | None,
-        runs: Mapping[int, Run | None],
-        rooms: Mapping[int, Tensor],
+        runs: Mapping[Member, Run | None],
+        rooms: Mapping[Member, Tensor],
         sent: Callable[[], None],
     ) -> Tensor:
         """The sum of this worker's run over all peers, piece by piece. Sends the peers the pieces of their runs.
@@ -112,10 +112,10 @@ class ByMessages:
             mine, coming = None, []
             for peer, piece in zip(runs, pieces, strict=True):
                 if piece is not None and peer != self._me:
-                    self._links.send(sums[piece], self._worker(peer), SUMS)
+                    self._links.send(sums[piece], peer, SUMS)
                 elif piece is not None:
                     mine, size = piece, piece.stop - piece.start
-                    coming = [self._links.receive(room[:size], self._worker(p), SUMS) for p, room in rooms.items()]
+                    coming = [self._links.receive(room[:size], p, SUMS) for p, room in rooms.items()]
             sent()
             sent = _nothing
             for pending in coming:
@@ -125,28 +125,25 @@ class ByMessages:
                 _sum([rooms[peer][: len(part)] if peer in rooms else sums[mine] for peer in runs], part)
         return total
 
-    def _worker(self, pipeline: int) -> Worker:
-        return Worker(pipeline, self._stage)
-
 
 class Together:
     """Collectives of all peers, several in flight, in the order of the calls."""
 
     collective = True
 
-    def __init__(self, links: Links, me: Worker, wait: Callable[[Pending], None]) -> None:
+    def __init__(self, links: Links, me: Member, wait: Callable[[Pending], None]) -> None:
         self._links, self._me, self._wait = links, me, wait
 
-    def give(self, tensor: Tensor, source: int, takers: Collection[int], tag: int) -> Pending:
-        return self._links.broadcast([tensor], Worker(source, self._me.stage))
+    def give(self, tensor: Tensor, source: Member, takers: Collection[Member], tag: int) -> Pending:
+        return self._links.broadcast([tensor], source)
 
     def totals(
-        self, sums: LayerMemory, peers: Sequence[int], rounds: Rounds, sent: Callable[[], None]
+        self, sums: LayerMemory, peers: Sequence[Member], rounds: Rounds, sent: Callable[[], None]
     ) -> Iterator[tuple[Run, Tensor | None]]:
         under_way: deque[tuple[Run, Tensor, Pending]] = deque()
         for run in (run for runs in rounds for run in runs if run is not None):
             total = sums[run.span].clone()
-            under_way.append((run, total, self._links.reduce([total], Worker(run.holders[0], self._me.stage))))
+            under_way.append((run, total, self._links.reduce([total], run.holders[0])))
             sent()
             sent = _nothing
             if len(under_way) > AHEAD:
@@ -156,11 +153,11 @@ class Together:
 
     def _summed(self, run: Run, total: Tensor, pending: Pending) -> tuple[Run, Tensor | None]:
         self._wait(pending)
-        return run, total if run.holders[0] == self._me.pipeline else None
+        return run, total if run.holders[0] == self._me else None
 
 
 def _sum(contributions: Sequence[Tensor], out: Tensor) -> None:
-    """Adds the contributions into `out`, in the order of the workers."""
+    """Adds the contributions into `out`, in the order of the members."""
     first, *others = contributions
     if not others:
         out.copy_(first)

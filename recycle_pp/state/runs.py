@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from recycle_pp.numerics.layout import Layout
+from recycle_pp.wire.messages.members import Member
 
 BUCKET = 1 << 20
 
@@ -26,7 +27,7 @@ class Run:
     """
 
     units: range
-    holders: list[int]
+    holders: list[Member]
     span: slice
 
     @property
@@ -39,7 +40,7 @@ class Run:
         return [slice(start, min(start + size, self.span.stop)) for start in starts]
 
 
-def runs_of(table: Sequence[list[int]], layout: Layout) -> list[Run]:
+def runs_of(table: Sequence[list[Member]], layout: Layout) -> list[Run]:
     """Groups units into runs. table: the holders of each unit."""
     found, spans = [], layout.spans
     for layer in layout.layers.values():
@@ -57,9 +58,9 @@ def runs_of(table: Sequence[list[int]], layout: Layout) -> list[Run]:
     return found
 
 
-def rounds(runs: Sequence[Run], peers: Sequence[int]) -> Iterator[tuple[Run | None, ...]]:
+def rounds(runs: Sequence[Run], peers: Sequence[Member]) -> Iterator[tuple[Run | None, ...]]:
     """Rounds with one run per peer: a run whose first holder is the peer, or None if there are no more such runs."""
-    by_peer: dict[int, list[Run]] = {peer: [] for peer in peers}
+    by_peer: dict[Member, list[Run]] = {peer: [] for peer in peers}
     for run in runs:
         by_peer[run.holders[0]].append(run)
     return zip_longest(*by_peer.values())

@@ -47,7 +47,7 @@ class StageSaving:
     ) -> None:
         self._settings, self._stage, self._optimizer = settings, stage, optimizer
         self._batches, self._send, self._inject = batches, send, inject
-        self._worker, self._holdings = participant.worker, participant.holdings
+        self._member, self._worker, self._holdings = participant.member, participant.worker, participant.holdings
         self._folder = Path(run_dir) / "checkpoints"
         self._saver = checkpoint.Saver(self._folder)
         self._lock = threading.Lock()
@@ -69,7 +69,7 @@ class StageSaving:
                 self._refuse(commit.step + 1, error)
                 return
             threading.Thread(target=self._digest, args=arguments, name="digests", daemon=True).start()
-        if self._worker in commit.savers or wanted:
+        if self._member in commit.savers or wanted:
             self._save(commit.step + 1, commit.last or wanted, None if wanted else mine)
 
     def asked(self, message: Save) -> None:

@@ -4,10 +4,10 @@
     tied.units                                       # numbers of this stage's tied units; empty in most models
     reduced = tied.reduce(shares, reduced)           # after the stage's own reduction, once per generation
 
-A worker that has its stage's sum of a unit exchanges it with one such worker of each other stage that holds the unit.
-If a stage sums all gradients by one all-reduce, all its workers have the sum. Otherwise only the first holder has it,
-and sends the resulting gradient to the other holders. `Shares.elsewhere` names the workers of the other stages. Both
-stages derive the same pairs of workers from these lists, and distribute the pairs over their workers.
+A member that has its stage's sum of a unit exchanges it with one such member of each other stage that holds the unit.
+If a stage sums all gradients by one all-reduce, all its members have the sum. Otherwise only the first holder has it,
+and sends the resulting gradient to the other holders. `Shares.elsewhere` names the members of the other stages. Both
+stages derive the same pairs of members from these lists, and distribute the pairs over their members.
 
 Workers call `reduce` after their stage's reduction and vote afterwards. So every vote refers to the sum over all
 stages. This also holds after a death, even if the stage's own sum is from an earlier generation.
@@ -20,7 +20,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from recycle_schedules import Worker
 from torch import Tensor
 
 from recycle_pp.comm.links import Links
@@ -29,6 +28,7 @@ from recycle_pp.model.stage import Stage
 from recycle_pp.numerics import ties
 from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.wire.messages.generations import Shares
+from recycle_pp.wire.messages.members import Member
 
 from .passing import OWN_SUMS, TIED_GRADIENTS
 
@@ -41,7 +41,7 @@ class Ties:
     forward(unit, holders, grad, tag): sends the unit's gradient from its first holder to the others. Returns the
         messages to wait for."""
 
-    def __init__(self, links: Links, stage: Stage, me: Worker, wait: Wait, forward: Forward) -> None:
+    def __init__(self, links: Links, stage: Stage, me: Member, wait: Wait, forward: Forward) -> None:
         self._links, self._stage, self._me, self._wait, self._forward = links, stage, me, wait, forward
         self._sums = ties.Ties(stage.gradients, stage.stage, stage.module.shared)
         self.units = self._sums.units
@@ -51,29 +51,31 @@ class Ties:
         peers have the norms. May be called again.
 
         Blocks until the other stages have their sums. Raises LinkBroken when the generation ends."""
-        me, table = self._me.pipeline, [*shares.holders.values()]
-        mine = [unit for unit in self.units if shares.together or table[unit][0] == me]
+        table = [*shares.holders.values()]
+        mine = [unit for unit in self.units if shares.together or table[unit][0] == self._me]
         reduced = self._sums.summed(reduced, mine, self._exchanged(shares, reduced, mine))
         return self._sums.counted_once(reduced if shares.together else self._agreed(table, reduced, mine))
 
     def _exchanged(self, shares: Shares, reduced: Reduced, mine: list[int]) -> list[tuple[int, list[int], Tensor]]:
-        """(stage, units, parcel) from the workers of the other stages; a parcel has a stage's sums of these units."""
+        """(stage, units, parcel) from the members of the other stages; a parcel has a stage's sums of these units."""
         table, layout = [*shares.holders.values()], self._stage.gradients.layout
-        takes: dict[Worker, list[int]] = {}
-        gives: dict[Worker, list[int]] = {}
+        takes: dict[Member, list[int]] = {}
+        gives: dict[Member, list[int]] = {}
+        stages: dict[Member, int] = {}
         for name, stage, there in shares.elsewhere:
             unit = layout.number(name)
             here = table[unit] if shares.together else table[unit][:1]
-            for number, pipeline in enumerate(here):
-                if pipeline == self._me.pipeline:
-                    takes.setdefault(Worker(there[number % len(there)], stage), []).append(unit)
-            for number, pipeline in enumerate(there):
-                if here[number % len(here)] == self._me.pipeline:
-                    gives.setdefault(Worker(pipeline, stage), []).append(unit)
+            stages |= dict.fromkeys(there, stage)
+            for number, member in enumerate(here):
+                if member == self._me:
+                    takes.setdefault(there[number % len(there)], []).append(unit)
+            for number, member in enumerate(there):
+                if here[number % len(here)] == self._me:
+                    gives.setdefault(member, []).append(unit)
         for other, meeting in self._links.meetings(self._me, {*takes, *gives}):
             self._wait(meeting, other)
         found: list[tuple[int, list[int], Tensor]] = []
-        coming: list[tuple[Pending, Worker]] = []
+        coming: list[tuple[Pending, Member]] = []
         # The same order on both sides of each pair, because NCCL's messages have no tags.
         messages = [(other, self._me) for other in takes] + [(self._me, other) for other in gives]
         for frm, to in sorted(messages, key=lambda message: (sorted(message), message)):
@@ -81,7 +83,7 @@ class Ties:
                 units = self._in_order(takes[frm])
                 room = self._sums.room(units)
                 coming.append((self._links.receive(room, frm, OWN_SUMS), frm))
-                found.append((frm.stage, units, room))
+                found.append((stages[frm], units, room))
             else:
                 parcel = self._sums.parcel(reduced, mine, self._in_order(gives[to]))
                 self._links.send(parcel, to, OWN_SUMS)

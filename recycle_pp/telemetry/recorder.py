@@ -132,7 +132,7 @@ class Recorder:
         self._dead = known | {process: event}
         self._deaths += 1
         self._steps.died(worker)
-        if worker in self._job.live and self._job.phase != "starting":
+        if worker in self._job.workers.values() and self._job.phase != "starting":
             self._begin_recovery(worker, now, stood)
         self._traces.died(worker, now)
 
@@ -288,8 +288,8 @@ class Recorder:
         self.event(CoordinatorElected(rank=takeover.rank, seconds=seconds))  # its line has the term
         self._recovery = Recovery(self._job.committed + 1)
         self._recovery.coordinator_lost(takeover.lost_at, takeover.elected_at)
-        for worker in sorted(found.members - found.live):
-            self._recovery.death(worker, takeover.lost_at)
+        for member in sorted(found.members.keys() - found.live):
+            self._recovery.death(found.members[member], takeover.lost_at)
         self._traces.mark(self._recovery.step, self._recovery)
         if found.begun:
             self._steps.cut(self._job.committed + 1)
@@ -344,7 +344,7 @@ class Recorder:
         await self._run.later.flushed(seconds)
 
     def _committed(self, commit: Commit) -> None:
-        self._steps.committed(commit, self._job.live)
+        self._steps.committed(commit, self._job.workers.values())
         self._traces.committed(commit.step, self._job)
 
     def _close_recovery(self) -> None:

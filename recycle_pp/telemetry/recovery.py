@@ -77,7 +77,7 @@ class Recovery:
         self.redone = len(self.lost & again)
         plan = next(iter(plans.values()), None)
         self.left = (plan.makespan, plan.lower_bound) if plan else (0.0, 0.0)
-        first = {} if plan is None else {w: ops[0].start for w in job.live if (ops := plan.of(w))}
+        first = {} if plan is None else {w: ops[0].start for w in job.workers.values() if (ops := plan.of(w))}
         busy = {} if plan is None else {Worker.parse(w): t for w, t in (plan.problem.busy_until or {}).items()}
         self._prompt = {w for w, start in first.items() if start <= busy.get(w, 0.0) + PROMPT}
 
@@ -85,7 +85,7 @@ class Recovery:
         self._resumed[worker] = times
 
     def complete(self, job: Job) -> bool:
-        if not job.live <= self._resumed.keys():
+        if not all(job.assignment[member] in self._resumed for member in job.live):
             return False
         times = self._resumed
         self.phases["unblocked"] = max(t["unblocked"] for t in times.values())

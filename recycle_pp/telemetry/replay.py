@@ -27,6 +27,7 @@ from recycle_pp.protocol.events import Event, Outcome
 from recycle_pp.protocol.job import Job
 from recycle_pp.protocol.snapshot import restored
 from recycle_pp.wire.files import open_regular
+from recycle_pp.wire.messages.members import Assignment
 from recycle_pp.wire.records import ProtocolLine
 from recycle_pp.wire.terms import Terms
 
@@ -36,6 +37,7 @@ class Decision:
     """
     time     when the event was handled, seconds since 1970
     step     the step that ran, or the next one
+    workers  member -> the worker that it plays
     missing  number of lines since the previous decision that were damaged, or that no snapshot precedes
     same     whether the outcome has the recorded fingerprint
     """
@@ -45,6 +47,7 @@ class Decision:
     generation: int
     event: Event
     outcome: Outcome
+    workers: Assignment
     missing: int
     same: bool
 
@@ -75,7 +78,7 @@ def replay(path: Path) -> Iterator[Decision]:
             event, step = decode(line.event), job.committed + 1
             outcome = job.handle(event)
             same = fingerprint(outcome) == line.outcome
-            yield Decision(line.time, step, job.generation, event, outcome, missing, same)
+            yield Decision(line.time, step, job.generation, event, outcome, job.assignment, missing, same)
             missing = 0
 
 

@@ -2,7 +2,7 @@
 
 steps = StepRecords(settings, run, term, show, unwritten)
 steps.measured(worker, message)       # before the commit of its step
-steps.committed(commit, job.live)     # writes the line; if the step is validated, `validated` or the next step does
+steps.committed(commit, workers)      # writes the line; if the step is validated, `validated` or the next step does
 steps.validated(val_loss, samples)
 steps.cut(20)                         # steps 20 and later are undone
 steps.final_loss, steps.cpu_seconds   # for the summary

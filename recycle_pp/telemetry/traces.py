@@ -73,7 +73,8 @@ class Traces:
         self._marked[step] = self._marked.get(step) or recovery
 
     def committed(self, step: int, job: Job) -> None:
-        self._problems[step] = job.problem.replace(failed=[w for w in _all_workers(job) if w not in job.live])
+        live = set(job.workers.values())
+        self._problems[step] = job.problem.replace(failed=[w for w in _all_workers(job) if w not in live])
         self._write(step - 1, job)
         for kept in (self._lost, self._cut, self._problems):
             for old in [k for k in kept if k < step - 1]:

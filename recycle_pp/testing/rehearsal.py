@@ -5,8 +5,8 @@
         node.report("built")
 
     with Rehearsal(members, scenario) as play:
-        play.reports(len(members))                    # [(worker, "built"), ...]
-        play.kill(members[3])
+        play.reports(len(members))                    # [(member, "built"), ...]
+        play.kill(3)
         play.send("abort")                            # like a message of the coordinator: aborts the links of all nodes
 
 For tests and bench scripts. Workers are forked from a server process that has imported torch and has no threads. A
@@ -22,32 +22,34 @@ import os
 import queue
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
-from recycle_schedules import Worker
+from recycle_pp.protocol.assignment import initial
+from recycle_pp.wire.messages.members import Assignment, Member
 
 MEETING = 1 << 24  # a tag that no scenario uses
 CONTEXT = multiprocessing.get_context("forkserver")
 
 
-def grid(pipelines: int, stages: int) -> list[Worker]:
-    return [Worker(d, s) for d in range(pipelines) for s in range(stages)]
+def grid(pipelines: int, stages: int) -> Assignment:
+    """All members of a job, each with its worker."""
+    return initial(pipelines, stages)
 
 
 class Rehearsal:
     """Starts one process per member. The end of the `with` block ends all processes."""
 
-    def __init__(self, members: Sequence[Worker], scenario: Callable[[Node], None]):
+    def __init__(self, members: Assignment, scenario: Callable[[Node], None]):
         CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "recycle_pp.comm.links", "pytest"])
-        self.members = list(members)
+        self.members = members
         self._source = (sys.modules[scenario.__module__].__file__, scenario.__name__)
-        self._pipes: dict[Worker, Connection] = {}
-        self._processes: dict[Worker, BaseProcess] = {}
+        self._pipes: dict[Member, Connection] = {}
+        self._processes: dict[Member, BaseProcess] = {}
         self._gone: list[BaseProcess] = []
-        self._reports: queue.Queue[tuple[Worker, Any]] = queue.Queue()
+        self._reports: queue.Queue[tuple[Member, Any]] = queue.Queue()
         self._over = threading.Event()
         for member in self.members:
             self.start(member)
@@ -66,7 +68,7 @@ class Rehearsal:
         for pipe in self._pipes.values():
             pipe.close()
 
-    def start(self, member: Worker) -> None:
+    def start(self, member: Member) -> None:
         """Starts or restarts the member's process."""
         ours, theirs = CONTEXT.Pipe()
         process = CONTEXT.Process(target=_work, args=(self._source, theirs, self.members, member), daemon=True)
@@ -76,7 +78,7 @@ class Rehearsal:
             self._gone.append(self._processes[member])
         self._pipes[member], self._processes[member] = ours, process
 
-    def send(self, *message: Any, to: Sequence[Worker] | None = None) -> None:
+    def send(self, *message: Any, to: Collection[Member] | None = None) -> None:
         """Puts a message into the inbox of each receiver's node; "abort" also aborts the node's links.
 
         to: the receivers; None: all members"""
@@ -84,10 +86,10 @@ class Rehearsal:
             with contextlib.suppress(OSError):
                 self._pipes[member].send(message)
 
-    def reports(self, count: int, timeout: float = 60.0) -> list[tuple[Worker, Any]]:
+    def reports(self, count: int, timeout: float = 60.0) -> list[tuple[Member, Any]]:
         """The next `count` reports. AssertionError if one takes longer than `timeout` seconds, or if a scenario
         raises."""
-        got: list[tuple[Worker, Any]] = []
+        got: list[tuple[Member, Any]] = []
         for _ in range(count):
             try:
                 got.append(self._reports.get(timeout=timeout))
@@ -96,12 +98,12 @@ class Rehearsal:
             assert not isinstance(got[-1][1], Failure), f"{got[-1][0]}: {got[-1][1].traceback}"
         return got
 
-    def kill(self, member: Worker) -> None:
+    def kill(self, member: Member) -> None:
         """Sends SIGKILL and waits until the process has ended."""
         self._processes[member].kill()
         self._processes[member].join()
 
-    def wait_for_exit(self, member: Worker, timeout: float = 30.0) -> int | None:
+    def wait_for_exit(self, member: Member, timeout: float = 30.0) -> int | None:
         """The exit code of the member's process; None if the process is still running after `timeout` seconds."""
         self._processes[member].join(timeout)
         return self._processes[member].exitcode
@@ -131,19 +133,19 @@ class Failure(NamedTuple):
 
 
 class Node:
-    """A worker's side: its links, its inbox, and `report`."""
+    """A member's side: its links, its inbox, and `report`. worker: the worker that it plays"""
 
-    def __init__(self, pipe: Connection, members: list[Worker], me: Worker):
+    def __init__(self, pipe: Connection, members: Assignment, me: Member):
         import torch
 
         from recycle_pp.comm.links import Links
         from recycle_pp.comm.store import ControlStore
         from recycle_pp.execution.transports import transport_for
 
-        self.members, self.me = members, me
+        self.members, self.me, self.worker = members, me, members[me]
         self.inbox: queue.Queue[tuple] = queue.Queue()
         self.store = ControlStore(lambda key, value: self._send("set", key, value))
-        self.links = Links(transport_for("tcp", self.store, torch.device("cpu"), workers=members))
+        self.links = Links(transport_for("tcp", self.store, torch.device("cpu"), size=len(members)))
         self._pipe, self._lock = pipe, threading.Lock()
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -154,10 +156,10 @@ class Node:
         """A barrier of all members: each member sends a message to every other member."""
         import torch
 
-        others = [worker for worker in self.members if worker != self.me]
+        others = [member for member in self.members if member != self.me]
         byte, tag = torch.zeros(1, dtype=torch.uint8), MEETING
-        messages = [self.links.receive(torch.empty_like(byte), worker, tag) for worker in others]
-        messages += [self.links.send(byte, worker, tag) for worker in others]
+        messages = [self.links.receive(torch.empty_like(byte), member, tag) for member in others]
+        messages += [self.links.send(byte, member, tag) for member in others]
         for message in messages:
             message.wait()
 
@@ -183,7 +185,7 @@ class Node:
             os._exit(1)  # the rehearsal is over
 
 
-def _work(source: tuple[str | None, str], pipe: Connection, members: list[Worker], me: Worker) -> None:
+def _work(source: tuple[str | None, str], pipe: Connection, members: Assignment, me: Member) -> None:
     import traceback
 
     node = Node(pipe, members, me)

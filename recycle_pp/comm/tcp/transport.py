@@ -1,6 +1,6 @@
 """Links over TCP: one mesh of connections that survives deaths. Every message carries its generation.
 
-    links = Links(TcpTransport(store, "127.0.0.1", workers=all_workers, keepalive=10.0))
+    links = Links(TcpTransport(store, "127.0.0.1", size=12, keepalive=10.0))
 
 Time compared with Gloo over loopback (`bench/links.py`, torch 2.13, docs/process-group.md): a message of 4 to 64 KiB
 takes a third of the time, and a third of the CPU time. A sum of 4 KiB takes between a tenth and a quarter of the time.
@@ -15,13 +15,13 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from recycle_schedules import Worker
 from torch import Tensor
 
 from recycle_pp.comm import collectives
 from recycle_pp.comm.addresses import address_of
 from recycle_pp.comm.store import ControlStore
 from recycle_pp.comm.waiting import Generation, LinkBroken, Pending, Pool
+from recycle_pp.wire.messages.members import Assignment, Member
 
 from .connection import Connection
 from .mesh import Mesh
@@ -34,10 +34,10 @@ MAX_TAG = 2**25  # the tags of callers are below; the tags of collectives start 
 class TcpTransport:
     """A `comm.transport.Transport` for CPU tensors.
 
-    store        rendezvous for the workers' addresses
+    store        rendezvous for the members' addresses
     interface    listening address (address, host name or interface name)
-    workers      all workers that may ever be members, the same list on every worker; without the list no connection
-                 outlives a generation
+    size         number of launched processes, any of which may become a member; None: no connection outlives a
+                 generation
     keepalive    seconds of failed attempts to connect after which a member is reported as unreachable; a connection
                  breaks after GRACE more seconds without an answer; None: no reports, and the kernel's default
     unreachable  called in a separate thread with the unreachable members, repeatedly while they stay unreachable
@@ -49,73 +49,70 @@ class TcpTransport:
         self,
         store: ControlStore,
         interface: str,
-        workers: Sequence[Worker] = (),
+        size: int | None = None,
         keepalive: float | None = None,
-        unreachable: Callable[[list[Worker]], None] = lambda members: None,
+        unreachable: Callable[[list[Member]], None] = lambda members: None,
     ):
         self._store, self._host = store, address_of(interface)
         self._keepalive = None if keepalive is None else keepalive + GRACE
-        self._workers = list(workers)
-        self._reachability = Reachability(
-            keepalive if self._workers else None, lambda ranks: unreachable([self._workers[rank] for rank in ranks])
-        )
+        self._size = size
+        self._reachability = Reachability(keepalive if size else None, unreachable)
         self._pool = Pool()
         self._lock = threading.Lock()
         self._mesh: Mesh | None = None
         self._number = -1  # the generation in which the mesh was built
         self._routes: dict[int, Routes] = {}  # one entry: current generation -> its routes
 
-    def join(self, generation: Generation, members: Sequence[Worker], me: Worker, base: int) -> None:
-        all_workers = self._workers or list(members)
-        if unknown := set(members) - set(all_workers):
-            raise ValueError(f"members {sorted(unknown)} are not among the workers that Links was made with")
-        rank = {worker: k for k, worker in enumerate(all_workers)}
-        number = base if self._workers else generation.number
-        mesh = self._mesh_of(generation, number, rank[me], len(rank))
-        others = [worker for worker in members if worker != me]
+    def join(self, generation: Generation, members: Assignment, me: Member, base: int) -> None:
+        size = self._size or max(members) + 1
+        if max(members) >= size:
+            raise ValueError(f"member {max(members)} is not among the {size} that Links was made for")
+        number = base if self._size else generation.number
+        mesh = self._mesh_of(generation, number, me, size)
+        others = sorted(members.keys() - {me})
         if not mesh.is_linked:
-            keys = {rank[worker]: _key(number, rank[worker]) for worker in others}
+            keys = {member: _key(number, member) for member in others}
             self._store.collect(list(keys.values()), lambda: generation.over)
             with self._lock:
                 generation.check()
                 if not mesh.is_linked:
                     mesh.link({k: self._store.get(key) for k, key in keys.items()})
-        self._wait_for_links(generation, mesh, {worker: rank[worker] for worker in others})
-        routes = {worker: Route(generation, mesh[rank[worker]]) for worker in others}
+        self._wait_for_links(generation, mesh, others)
+        routes = {member: Route(generation, mesh[member]) for member in others}
         with self._lock:
             generation.check()  # an abandoned thread must not replace the routes of a newer generation
             self._routes = {generation.number: Routes(routes, members, me)}
 
-    def _wait_for_links(self, generation: Generation, mesh: Mesh, ranks: dict[Worker, int]) -> None:
+    def _wait_for_links(self, generation: Generation, mesh: Mesh, members: Collection[Member]) -> None:
         """Blocks until all links are established, or until the generation ends. The coordinator, which learns from
         `unreachable` which links are missing, decides how long that may take."""
-        mesh.keep(ranks.values())
-        for worker, rank in ranks.items():
-            link = mesh.linked(rank)
+        mesh.keep(members)
+        for member in members:
+            link = mesh.linked(member)
             if link is None:
                 generation.check()  # a newer generation without this member may have linked the mesh
-                raise ValueError(f"{worker} joined later than the base of generation {generation.number}")
+                raise ValueError(f"member {member} joined later than the base of generation {generation.number}")
             generation.wait(link)
 
-    def connect(self, generation: Generation, workers: Collection[Worker]) -> None:
+    def connect(self, generation: Generation, members: Collection[Member]) -> None:
         """Does nothing: `join` waits for the connections to all members."""
 
-    def send(self, generation: Generation, tensor: Tensor, to: Worker, tag: int) -> Pending:
+    def send(self, generation: Generation, tensor: Tensor, to: Member, tag: int) -> Pending:
         return self._of(generation).routes[to].send(tensor, _allowed(tag))
 
-    def receive(self, generation: Generation, tensor: Tensor, frm: Worker, tag: int) -> Pending:
+    def receive(self, generation: Generation, tensor: Tensor, frm: Member, tag: int) -> Pending:
         return self._of(generation).routes[frm].receive(tensor, _allowed(tag))
 
     def all_reduce(self, generation: Generation, tensors: Sequence[Tensor]) -> Pending:
         routes = self._of(generation)
         return self._collective(generation, routes, partial(collectives.all_reduce, tensors, routes.peers))
 
-    def reduce(self, generation: Generation, tensors: Sequence[Tensor], to: Worker) -> Pending:
+    def reduce(self, generation: Generation, tensors: Sequence[Tensor], to: Member) -> Pending:
         routes = self._of(generation)
         root = routes.stage.index(to)
         return self._collective(generation, routes, partial(collectives.reduce, tensors, routes.peers, root))
 
-    def broadcast(self, generation: Generation, tensors: Sequence[Tensor], source: Worker) -> Pending:
+    def broadcast(self, generation: Generation, tensors: Sequence[Tensor], source: Member) -> Pending:
         routes = self._of(generation)
         root = routes.stage.index(source)
         return self._collective(generation, routes, partial(collectives.broadcast, tensors, routes.peers, root))
@@ -184,14 +181,14 @@ class Routes:
     """The routes of one generation.
 
     routes  other member -> its route
-    peers   routes to the workers of this stage, in the order in which their gradients are summed
+    peers   routes to the members of this stage, in the order in which their gradients are summed
     """
 
-    def __init__(self, routes: dict[Worker, Route], members: Sequence[Worker], me: Worker):
+    def __init__(self, routes: dict[Member, Route], members: Assignment, me: Member):
         self.routes = routes
-        self.stage = [worker for worker in members if worker.stage == me.stage]
-        self.peers = [routes.get(worker) for worker in self.stage]  # None: this worker
-        self.collectives = itertools.count()  # numbers the calls; all workers of the stage make the same ones in order
+        self.stage = sorted(member for member, worker in members.items() if worker.stage == members[me].stage)
+        self.peers = [routes.get(member) for member in self.stage]  # None: this member
+        self.collectives = itertools.count()  # numbers the calls; all members of the stage make the same ones in order
 
 
 def _allowed(tag: int) -> int:
@@ -200,5 +197,5 @@ def _allowed(tag: int) -> int:
     return tag
 
 
-def _key(number: int, rank: int) -> str:
-    return f"{number}/tcp/{rank}"
+def _key(number: int, member: Member) -> str:
+    return f"{number}/tcp/{member}"

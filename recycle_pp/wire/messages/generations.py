@@ -7,8 +7,8 @@ from itertools import groupby
 from typing import NamedTuple
 
 import msgspec
-from recycle_schedules import Worker
 
+from .members import Assignment, Member
 from .table import COORDINATOR, WORKER, Message, sent
 from .units import Layout, UnitId, UnitRuns, packed, unpacked
 
@@ -31,6 +31,7 @@ FIRST = Attempt()
 class Announce(Message, frozen=True):
     """Starts a generation. Messages of older generations are void.
 
+    members    the members and the worker that each of them plays
     committed  newest committed step
     base       newest generation that connected all its members; its connections between survivors are kept
     attempt    current attempt at the next step; work of earlier attempts is void
@@ -38,7 +39,7 @@ class Announce(Message, frozen=True):
     """
 
     generation: int
-    members: list[Worker]
+    members: Assignment
     committed: int
     base: int
     attempt: Attempt = FIRST
@@ -83,60 +84,62 @@ class Adopt(Message, frozen=True):
     """A worker's orders for a generation: the rest of the interrupted steps.
 
     steps      step -> the worker's actions in that step (`Actions.packed`)
-    copy       peer that sends the stage's reduced gradients; None: no copy
+    copy       member that sends the stage's reduced gradients; None: no copy
     revoked    stages that must reduce their gradients again
     evaluate   step of a validation that must run first; None: no validation
     stagger    whether the worker may apply the next step before its commit
     shares     the holders of the units of the worker's stage
-    probes     host -> a worker on that host; measure the links to these workers before anything else
+    probes     host -> a member on that host; measure the links to these members before anything else
     recompute  whether the backward recomputes the worker's layers, for micro-batches whose forward is in these steps
     term       term of the agreement that allowed this generation
     """
 
     generation: int
     steps: dict[int, bytes]
-    copy: Worker | None
+    copy: Member | None
     revoked: list[int]
     evaluate: int | None
     stagger: bool
     shares: Shares
-    probes: dict[str, Worker] = msgspec.field(default_factory=dict)
+    probes: dict[str, Member] = msgspec.field(default_factory=dict)
     recompute: bool = False
     term: int = 0
 
 
-Copy = tuple[UnitId, int, int]
+Copy = tuple[UnitId, Member, Member]
 """unit, from, to"""
 
 
 class Shares(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The holders of each unit of a stage's state (`protocol.holders`). A worker is given by its pipeline's number.
+    """The holders of each unit of a stage's state (`protocol.holders`).
 
     units      the stage's units, in order
     table      (how many of these units, their holders, first holder first), in the same order
-    together   whether all workers hold all units, and sum their gradients by one all-reduce
+    together   whether all members of the stage hold all units, and sum their gradients by one all-reduce
     copies     (unit, from, to): copies of units to make first, in this order
-    knows      a worker with the newest exponents, if all weights are sent again because some are out of date; else
+    knows      a member with the newest exponents, if all weights are sent again because some are out of date; else
                None
-    elsewhere  for each unit that another stage holds too: (unit, other stage, workers of that stage that have the
+    elsewhere  for each unit that another stage holds too: (unit, other stage, members of that stage that have the
                unit's sum)
     """
 
     units: UnitRuns
-    table: list[tuple[int, list[int]]]
+    table: list[tuple[int, list[Member]]]
     together: bool
     copies: list[Copy]
-    knows: int | None
-    elsewhere: list[tuple[UnitId, int, list[int]]] = msgspec.field(default_factory=list)
+    knows: Member | None
+    elsewhere: list[tuple[UnitId, int, list[Member]]] = msgspec.field(default_factory=list)
 
     @classmethod
-    def of(cls, holders: Mapping[UnitId, list[int]], together: bool, copies: list[Copy], knows: int | None) -> Shares:
+    def of(
+        cls, holders: Mapping[UnitId, list[Member]], together: bool, copies: list[Copy], knows: Member | None
+    ) -> Shares:
         """holders: unit -> its holders, first holder first; the units in the stage's order"""
         table = [(len(list(run)), of) for of, run in groupby(holders.values())]
         return cls(packed(holders), table, together, copies, knows)
 
     @property
-    def holders(self) -> dict[UnitId, list[int]]:
+    def holders(self) -> dict[UnitId, list[Member]]:
         """The holders of each unit, first holder first; the units in the stage's order."""
         holders = (of for count, of in self.table for _ in range(count))
         return dict(zip(unpacked(self.units), holders, strict=True))
@@ -191,4 +194,4 @@ class Broken(Message, frozen=True):
 class Unreachable(Message, frozen=True):
     """Connection attempts to these members have failed for `control.suspicion` seconds. Repeated while this lasts."""
 
-    workers: list[Worker]
+    members: list[Member]

@@ -8,6 +8,7 @@ from recycle_schedules import Worker
 from recycle_pp.config.faults import Fault
 from recycle_pp.config.settings import Settings
 
+from .members import Member
 from .table import COORDINATOR, WORKER, Message, sent
 from .units import UnitRuns
 
@@ -106,15 +107,17 @@ class StoreValues(Message, frozen=True):
 
 @sent(COORDINATOR, WORKER)
 class Donate(Message, frozen=True):
-    """Send the state of these units, and later updates, to a worker that receives it at `address`.
+    """Send the state of these units, and later updates, to a member that receives it at `address`.
 
-    to       the worker that receives the state
+    to       the member that receives the state
+    worker   the worker that it will play
     session  serial number of this attempt to catch up; messages of older sessions are void
     units    the units to send
     of       number of units that `to` receives in this session, from all donors together
     """
 
-    to: Worker
+    to: Member
+    worker: Worker
     session: int
     address: Address | None = None
     units: UnitRuns = msgspec.field(default_factory=list)

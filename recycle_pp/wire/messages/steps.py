@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import msgspec
-from recycle_schedules import Worker
 
+from .members import Member
 from .table import COORDINATOR, WORKER, Message, sent
 from .units import UnitId
 
@@ -82,7 +82,7 @@ class Commit(Message, frozen=True):
     replan      whether a better plan follows, to be used from the next step on
     void        whether the update differs from the one that workers made before the commit, which they must undo
     evaluate    whether a validation follows
-    savers      workers that save a checkpoint; a unit is saved by the first of its holders among them
+    savers      members that save a checkpoint; a unit is saved by the first of its holders among them
     last        whether this is the last step of the job
     skipped     number of consecutive skipped updates, including this one
     stagger     whether the next step may be applied before its commit
@@ -97,7 +97,7 @@ class Commit(Message, frozen=True):
     replan: bool = False
     void: bool = False
     evaluate: bool = False
-    savers: list[Worker] = msgspec.field(default_factory=list)
+    savers: list[Member] = msgspec.field(default_factory=list)
     last: bool = False
     skipped: int = 0
     stagger: bool = False

@@ -43,3 +43,8 @@ def packed(units: Iterable[UnitId]) -> UnitRuns:
 
 def unpacked(runs: UnitRuns) -> list[UnitId]:
     return [UnitId(layer, number) for layer, first, count in runs for number in range(first, first + count)]
+
+
+def length(runs: UnitRuns) -> int:
+    """Number of units in the runs."""
+    return sum(count for *_, count in runs)

@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Union
 
 import msgspec
-from recycle_schedules import Worker
 
 from . import lifecycle, saving  # noqa: F401  # adds the messages of these modules to the table
 from .generations import FIRST, Attempt
+from .members import Assignment
 from .steps import Commit
 from .table import COORDINATOR, MESSAGES, WORKER, Message, Vocabulary, sent
 from .units import Layout
@@ -34,7 +34,7 @@ class State(Message, frozen=True):
 
     generation  newest announced generation; -1 before the first
     agreed      (term, number) of the newest agreed generation, whose `Adopt` has arrived; (-1, -1) before the first
-    members     members of the agreed generation
+    members     members of the agreed generation, and the worker that each of them plays
     base        `Announce.base` of the announced generation if its links are up, else None
     committed   newest committed step; -1 before the first
     commit      newest commit message; None before the first
@@ -44,7 +44,7 @@ class State(Message, frozen=True):
     """
 
     generation: int = -1
-    members: list[Worker] = msgspec.field(default_factory=list)
+    members: Assignment = msgspec.field(default_factory=dict)
     base: int | None = None
     committed: int = -1
     commit: Commit | None = None

@@ -1,7 +1,7 @@
 """A communicator that behaves like NCCL's without a GPU: an abort completes pending work, `wait` does not block.
 
-fake = fake_links(monkeypatch)  # links of two workers over fake groups
-fake.links.rebuild(0, [ME, PEER], ME)
+fake = fake_links(monkeypatch)  # links of two members over fake groups
+fake.links.rebuild(0, among(ME, PEER), ME)
 fake.groups[0].backend.works    # pending work
 """
 
@@ -62,11 +62,17 @@ class Fake(NcclGroup):
         pass
 
 
-ME, BEFORE, PEER, AFTER = Worker(0, 1), Worker(0, 0), Worker(1, 1), Worker(0, 2)
+WORKERS = [Worker(0, 0), Worker(0, 1), Worker(0, 2), Worker(1, 0), Worker(1, 1)]
+BEFORE, ME, AFTER, OTHER, PEER = range(5)
+
+
+def among(*members):
+    """These members, with the workers that they play."""
+    return {member: WORKERS[member] for member in members}
 
 
 def fake_links(monkeypatch):
-    """Links of two workers over fake groups. `groups`: all groups made."""
+    """Links of two members over fake groups. `groups`: all groups made."""
     monkeypatch.setattr(Fake, "made", [], raising=False)
     links = Links(GroupTransport(ControlStore(lambda key, value: None), CPU, 60.0, Fake))
     return SimpleNamespace(links=links, groups=Fake.made)

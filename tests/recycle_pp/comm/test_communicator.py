@@ -20,7 +20,7 @@ from recycle_pp.comm.store import ControlStore
 from recycle_pp.comm.waiting import Generation, LinkBroken
 
 from .fake_library import fake_library
-from .fake_nccl import CPU, ME, PEER, in_thread
+from .fake_nccl import CPU, ME, PEER, among, in_thread
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -65,14 +65,14 @@ def test_a_second_death_while_communicators_are_built_costs_no_more_than_one(ncc
     """torch would hold a lock for 30 s that the abort needs."""
     stores = [ControlStore(lambda key, value: [each.deliver(key, value) for each in stores]) for _ in range(2)]
     links, peers = (Links(GroupTransport(store, CPU, 60.0, NcclGroup)) for store in stores)
-    build = in_thread(lambda: links.rebuild(1, [ME, PEER], ME))  # the peer dies before it builds its own end
+    build = in_thread(lambda: links.rebuild(1, among(ME, PEER), ME))  # the peer dies before it builds its own end
     time.sleep(0.1)
     begin = time.monotonic()
     links.abort()
     build.thread.join(10)
     assert isinstance(build.outcome, LinkBroken) and build.outcome.aborted and nccl.aborted == [1]
-    again = in_thread(lambda: peers.rebuild(2, [ME, PEER], PEER))
-    links.rebuild(2, [ME, PEER], ME)
+    again = in_thread(lambda: peers.rebuild(2, among(ME, PEER), PEER))
+    links.rebuild(2, among(ME, PEER), ME)
     again.thread.join(10)
     assert again.outcome is None and time.monotonic() - begin < 1
 

@@ -21,15 +21,16 @@ def build(node: Node, generation: int, members, base: int) -> str:
     """Builds the generation, then sums over the stage and around the ring."""
     try:
         node.links.rebuild(generation, members, node.me, base)
-        here = members.index(node.me)
+        ring = sorted(members)
+        here = ring.index(node.me)
         buffer = torch.empty(10)
-        receiving = node.links.receive(buffer, members[here - 1], 7)
-        node.links.send(torch.full((10,), float(generation)), members[(here + 1) % len(members)], 7)
+        receiving = node.links.receive(buffer, ring[here - 1], 7)
+        node.links.send(torch.full((10,), float(generation)), ring[(here + 1) % len(ring)], 7)
         total = torch.ones(1000)
         node.links.all_reduce([total]).wait()
         receiving.wait()
         assert buffer.tolist() == [float(generation)] * 10
-        assert total[0].item() == sum(worker.stage == node.me.stage for worker in members)
+        assert total[0].item() == sum(worker.stage == node.worker.stage for worker in members.values())
     except LinkBroken as error:
         return "aborted" if error.aborted else "broken"
     return "built"
@@ -47,18 +48,18 @@ def test_a_returning_worker_is_linked_again():
     with Rehearsal(members, obey) as play:
         play.send("build", 0, members, 0)
         play.reports(4)
-        play.kill(members[2])
-        live = [worker for worker in members if worker != members[2]]
+        play.kill(2)
+        live = {member: worker for member, worker in members.items() if member != 2}
         play.send("build", 1, live, 0, to=live)
         assert [report for _, report in play.reports(3)] == [(1, "built")] * 3
-        play.start(members[2])
+        play.start(2)
         play.send("build", 2, members, 2)
         assert [report for _, report in play.reports(4)] == [(2, "built")] * 4
 
 
 def die_while_linking(node: Node) -> None:
     """The second worker of each pipeline publishes its address and dies before it connects."""
-    if node.me.stage == 1:
+    if node.worker.stage == 1:
         Mesh.link = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     obey_in_threads(node)
 
@@ -79,10 +80,9 @@ def test_members_that_die_while_connecting_do_not_delay_survivors():
     members = grid(3, 2)
     with Rehearsal(members, die_while_linking) as play:
         play.send("build", 0, members, 0)
-        doomed = [worker for worker in members if worker.stage == 1]
-        for worker in doomed:
-            assert play.wait_for_exit(worker) == -signal.SIGKILL
-        live = [worker for worker in members if worker.stage == 0]
+        live = {member: worker for member, worker in members.items() if worker.stage == 0}
+        for doomed in members.keys() - live:
+            assert play.wait_for_exit(doomed) == -signal.SIGKILL
         time.sleep(0.2)
         start = time.monotonic()
         play.send("abort", to=live)
@@ -95,7 +95,7 @@ def test_members_that_die_while_connecting_do_not_delay_survivors():
 
 def abort_while_building(node: Node) -> None:
     """The first worker builds with a peer that never comes. Its control thread aborts."""
-    if node.me == node.members[0]:
+    if node.me == 0:
         start = time.monotonic()
         threading.Timer(0.2, node.links.abort).start()
         with pytest.raises(LinkBroken):
@@ -103,7 +103,7 @@ def abort_while_building(node: Node) -> None:
         node.report(time.monotonic() - start)
         with pytest.raises(LinkBroken, match="not rebuilt yet"):
             node.links.all_reduce([torch.ones(1)])
-        node.links.rebuild(1, [node.me], node.me)
+        node.links.rebuild(1, {node.me: node.worker}, node.me)
         node.report("alone and well")
     node.receive()
 
@@ -118,11 +118,11 @@ def large_message(node: Node) -> None:
     """The first worker is receiving a large message from the second."""
     node.links.rebuild(0, node.members, node.me, 0)
     data = torch.zeros(60_000_000)  # 240 MB
-    if node.me == node.members[1]:
-        node.links.send(data, node.members[0], 1)
+    if node.me == 1:
+        node.links.send(data, 0, 1)
         node.report("sending")
         node.receive()
-    pending = node.links.receive(data, node.members[1], 1)
+    pending = node.links.receive(data, 1, 1)
     node.report("receiving")
     try:
         pending.wait()
@@ -138,15 +138,15 @@ def test_an_abort_ends_the_wait_for_the_rest_of_a_large_message_from_a_dead_work
     with Rehearsal(members, large_message) as play:
         play.reports(2)
         time.sleep(0.02)
-        play.kill(members[1])
-        play.send("abort", to=members[:1])
+        play.kill(1)
+        play.send("abort", to=[0])
         assert play.reports(1, timeout=10)[0][1] in ("woken", "too fast")
 
 
 def hundred_generations(node: Node) -> None:
     """In each generation a thread is abandoned in a wait, a receive and a send are dropped, and a sum works."""
     process = psutil.Process()
-    other = next(worker for worker in node.members if worker != node.me)
+    other = next(member for member in node.members if member != node.me)
 
     def wait_in_vain() -> None:
         with pytest.raises(LinkBroken):
@@ -203,25 +203,25 @@ def test_after_random_deaths_and_returns_the_last_generation_is_built():
     chance = random.Random(5)
     members = grid(3, 2)
     with Rehearsal(members, obey_in_threads) as play:
-        live, base, generation = list(members), 0, 0
+        live, base, generation = dict(members), 0, 0
         play.send("build", 0, members, 0)
         for _ in range(25):
             time.sleep(chance.choice([0.0, 0.002, 0.02, 0.1]))
             generation += 1
-            dead = [worker for worker in members if worker not in live]
+            dead = [member for member in members if member not in live]
             if dead and chance.random() < 0.5:
                 play.start(dead[0])
-                live, base = sorted([*live, dead[0]]), generation
+                live, base = live | {dead[0]: members[dead[0]]}, generation
             elif len(live) > 2:
-                victim = chance.choice(live)
+                victim = chance.choice(sorted(live))
                 play.kill(victim)
-                live.remove(victim)
+                live = {member: worker for member, worker in live.items() if member != victim}
             play.send("abort", to=live)
             play.send("build", generation, live, base, to=live)
         standing: set = set()
         while len(standing) < len(live):
-            ((worker, (number, outcome)),) = play.reports(1, timeout=30)
+            ((member, (number, outcome)),) = play.reports(1, timeout=30)
             assert outcome == "built" or number < generation
             if number == generation:
-                standing.add(worker)
+                standing.add(member)
         assert standing == set(live)

@@ -14,7 +14,7 @@ from recycle_pp.execution.session import Session
 from recycle_pp.protocol.participant import Participant
 from recycle_pp.wire.messages.generations import Announce, Broken
 
-from .fake_nccl import BEFORE, ME, PEER, Backend, Fake, in_thread
+from .fake_nccl import BEFORE, ME, PEER, WORKERS, Backend, Fake, among, in_thread
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -32,10 +32,10 @@ def test_an_abort_that_hangs_ends_the_worker(fake, monkeypatch):
     monkeypatch.setattr(threading, "excepthook", lambda failed: ends.append(failed.exc_value))
     hanging = threading.Event()
     monkeypatch.setattr(Backend, "abort", lambda self: hanging.wait(30))
-    fake.links.rebuild(0, [ME, PEER], ME)
+    fake.links.rebuild(0, among(ME, PEER), ME)
     fake.links.all_reduce([torch.empty(1)])
     client = SimpleNamespace(state=None, send=lambda *_: None, recv=lambda: announcement(1))
-    session = Session(client, Participant(ME, 2), fake.links, None)
+    session = Session(client, Participant(ME, WORKERS[ME]), fake.links, None)
     listener = threading.Thread(target=session._listen, daemon=True)
     listener.start()
     listener.join(10)
@@ -45,7 +45,7 @@ def test_an_abort_that_hangs_ends_the_worker(fake, monkeypatch):
 
 
 def announcement(generation):
-    return Announce(generation, members=[ME, PEER], committed=-1, base=generation)
+    return Announce(generation, members=among(ME, PEER), committed=-1, base=generation)
 
 
 @pytest.mark.parametrize("place", ["make", "connect"])
@@ -61,7 +61,7 @@ def test_the_failure_of_an_abandoned_build_is_ignored(place, fake, monkeypatch):
 
     monkeypatch.setattr(Fake, "connect" if place == "connect" else "__init__", block)
     client = SimpleNamespace(state=None, send=lambda message: said.append(type(message)))
-    session = Session(client, Participant(ME, 2), fake.links, None)
+    session = Session(client, Participant(ME, WORKERS[ME]), fake.links, None)
     before = set(threading.enumerate())
     session._announced(announcement(1))
     assert building.wait(10)
@@ -83,7 +83,7 @@ def test_a_hanging_abort_of_a_late_link_ends_the_worker(fake, monkeypatch):
     """The executor has already continued, so a hang of its GPU would go unnoticed."""
     ends, making, given_up, ended = [], threading.Event(), threading.Event(), threading.Event()
     monkeypatch.setattr(threading, "excepthook", lambda failed: (ends.append(failed.exc_value), ended.set()))
-    fake.links.rebuild(0, [BEFORE, ME], ME)
+    fake.links.rebuild(0, among(BEFORE, ME), ME)
     original = Fake.__init__
 
     def slow(self, *arguments):
@@ -117,13 +117,13 @@ def test_groups_made_by_an_abandoned_build_are_aborted(of, fake, monkeypatch):
         assert given_up.wait(20)
 
     if of == "a link":
-        fake.links.rebuild(0, [BEFORE, ME], ME)
+        fake.links.rebuild(0, among(BEFORE, ME), ME)
     monkeypatch.setattr(Fake, "__init__", slow)
     monkeypatch.setattr(Fake, "abort", staticmethod(lambda groups: aborted.extend(groups)))
     if of == "a link":
         run = in_thread(lambda: fake.links.connect([BEFORE]))
     else:
-        run = in_thread(lambda: fake.links.rebuild(0, [ME, PEER], ME))
+        run = in_thread(lambda: fake.links.rebuild(0, among(ME, PEER), ME))
     assert making.wait(10)
     fake.links.abort()
     assert aborted == []

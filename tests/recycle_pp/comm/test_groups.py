@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from recycle_schedules import Action, OpKind, TensorKind, Worker
+from recycle_schedules import Action, OpKind, TensorKind
 
 from recycle_pp.comm.groups import meetings
 from recycle_pp.comm.nccl.group import NcclGroup
@@ -20,7 +20,7 @@ from recycle_pp.protocol.participant import Participant
 from recycle_pp.testing.rehearsal import grid
 from tests.recycle_pp.in_process import small
 
-from .fake_nccl import AFTER, BEFORE, CPU, ME, PEER, Work, in_thread
+from .fake_nccl import AFTER, BEFORE, CPU, ME, OTHER, PEER, WORKERS, Work, among, in_thread
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -35,7 +35,9 @@ def play(links):
     """
     members = {worker for link in links for worker in link}
     beside = {worker: [other for link in links if worker in link for other in link - {worker}] for worker in members}
-    left = {worker: meetings(worker, beside[worker]) for worker in members}
+    number = {worker: k for k, worker in enumerate(members)}
+    played = {k: worker for worker, k in number.items()}
+    left = {worker: meetings(k, [number[w] for w in beside[worker]], played) for worker, k in number.items()}
     rounds = 0
     while True:
         here = [todo[0] for todo in left.values() if todo]
@@ -48,7 +50,7 @@ def play(links):
 
 def links_of(pipelines, stages):
     """All links that a plan could use."""
-    pairs = itertools.combinations(grid(pipelines, stages), 2)
+    pairs = itertools.combinations(grid(pipelines, stages).values(), 2)
     return [frozenset(pair) for pair in pairs if abs(pair[0].stage - pair[1].stage) == 1]
 
 
@@ -69,20 +71,20 @@ def test_the_groups_of_a_step_without_a_death_take_two_rounds(shape):
 
 
 def test_a_group_is_built_once_per_generation_and_only_for_pairs_with_messages(fake):
-    members = [BEFORE, ME, Worker(1, 0), PEER, AFTER]
+    members = among(BEFORE, ME, OTHER, PEER, AFTER)
     fake.links.rebuild(0, members, ME)
     fake.links.connect([])
-    assert [group.prefix for group in fake.groups] == [f"0/{ME}-{PEER}"]
+    assert [group.prefix for group in fake.groups] == ["0/0.1-1.1"]
     fake.links.connect({AFTER, BEFORE})
     fake.links.connect({BEFORE})
-    assert [group.prefix for group in fake.groups[1:]] == [f"0/{BEFORE}-{ME}", f"0/{ME}-{AFTER}"]
+    assert [group.prefix for group in fake.groups[1:]] == ["0/0.0-0.1", "0/0.1-0.2"]
     fake.links.rebuild(1, members, ME)
     fake.links.connect({BEFORE})
-    assert [group.prefix for group in fake.groups[3:]] == [f"1/{ME}-{PEER}", f"1/{BEFORE}-{ME}"]
+    assert [group.prefix for group in fake.groups[3:]] == ["1/0.1-1.1", "1/0.0-0.1"]
 
 
 def test_the_host_waits_for_a_message_of_nccl(fake):
-    fake.links.rebuild(0, [BEFORE, ME], ME)
+    fake.links.rebuild(0, among(BEFORE, ME), ME)
     fake.links.connect([BEFORE])
     pending = fake.links.receive(torch.empty(1), BEFORE, 1)
     run = in_thread(pending.wait)
@@ -98,15 +100,15 @@ def test_the_host_waits_for_a_message_of_nccl(fake):
 def test_an_op_without_its_input_is_not_reported_as_done(fake):
     """Its receive completes with the abort, as on a GPU, and its buffer holds garbage."""
     settings = small(parallel__pipelines=1, parallel__stages=2)
-    participant = Participant(ME, 2)
+    participant = Participant(ME, WORKERS[ME])
     client = SimpleNamespace(state=None, send=lambda *_: None)
     session = Session(client, participant, fake.links, None)
     stage = SimpleNamespace(stage=1, first=False, last=True)  # has no compute methods: a call would fail
     mailbox = Mailbox(fake.links, {TensorKind.ACTIVATION: [torch.empty(1)]}, CPU, (1, 2, 4))
     executor = Executor(session, stage, None, mailbox, None, None, Spans(), settings)
-    fake.links.rebuild(0, [BEFORE, ME], ME)
+    fake.links.rebuild(0, among(BEFORE, ME), ME)
     fake.links.connect([BEFORE])
-    mailbox.post(0, (TensorKind.ACTIVATION, (0, 0), 0), BEFORE)
+    mailbox.post(0, (TensorKind.ACTIVATION, (0, 0), 0), WORKERS[BEFORE])
     run = in_thread(lambda: executor._compute(participant.orders, 0, Action(OpKind.FORWARD, 1, (0, 0))))
     run.thread.join(0.1)
     assert run.thread.is_alive()

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from recycle_schedules import Worker
 
 from recycle_pp.comm.endpoint import Endpoint
 from recycle_pp.comm.groups import GroupTransport
@@ -14,13 +13,16 @@ from recycle_pp.comm.links import Links
 from recycle_pp.comm.nccl.group import NcclGroup
 from recycle_pp.comm.store import ControlStore
 from recycle_pp.comm.waiting import Generation, Job, LinkBroken
+from recycle_pp.testing.rehearsal import grid
 
 from .fake_nccl import CPU, Backend, in_thread
 
 pytestmark = pytest.mark.timeout(60)
 
-LEFT, RIGHT, PEER, DEAD = Worker(0, 0), Worker(0, 1), Worker(1, 1), Worker(1, 0)
-ALL, LIVE = [LEFT, RIGHT, DEAD, PEER], [LEFT, RIGHT, PEER]
+LEFT, RIGHT, DEAD, PEER = range(4)
+ALL = grid(2, 2)
+LIVE = {member: worker for member, worker in ALL.items() if member != DEAD}
+PAIR = {LEFT: ALL[LEFT], RIGHT: ALL[RIGHT]}
 
 
 class Meeting(NcclGroup):
@@ -45,7 +47,7 @@ class Meeting(NcclGroup):
 
 @pytest.fixture
 def job(monkeypatch):
-    """links: by worker. deaf: workers to which no value is delivered any more."""
+    """links: by member. deaf: members to which no value is delivered any more."""
     monkeypatch.setattr(Meeting, "aborted", [], raising=False)
     stores, deaf = {}, set()
 
@@ -181,7 +183,7 @@ def test_a_second_death_while_the_counts_are_exchanged_costs_no_more_than_one(jo
     time.sleep(0.1)
     assert all(run.thread.is_alive() for run in runs)
     begun = time.monotonic()
-    begin(job, 2, [LEFT, RIGHT])
+    begin(job, 2, PAIR)
     for run in runs:
         run.thread.join(10)
         assert isinstance(run.outcome, LinkBroken) and run.outcome.aborted
@@ -195,11 +197,11 @@ def test_a_worker_that_has_followed_a_generation_longer_than_its_peer_agrees_wit
     begin(job, 0)
     die(job)
     job.deaf.add(PEER)
-    left = in_thread(lambda: job.links[LEFT].rebuild(1, [LEFT, RIGHT], LEFT, 0))
-    job.links[RIGHT].rebuild(1, [LEFT, RIGHT], RIGHT, 0)
+    left = in_thread(lambda: job.links[LEFT].rebuild(1, PAIR, LEFT, 0))
+    job.links[RIGHT].rebuild(1, PAIR, RIGHT, 0)
     left.thread.join(10)
     send(job, RIGHT, LEFT).completed.set()
-    begin(job, 2, [LEFT, RIGHT])
+    begin(job, 2, PAIR)
     assert group(job, LEFT, RIGHT).prefix == group(job, RIGHT, LEFT).prefix == "2/0.0-0.1"
 
 
@@ -225,7 +227,7 @@ def test_an_operation_that_is_being_started_counts_as_under_way(job, monkeypatch
 
 def test_a_wait_that_was_abandoned_is_no_end_of_its_operation():
     """The end of a generation releases the job of a receive of Gloo, which stays posted."""
-    end = Endpoint("0/pair", (LEFT, RIGHT), LEFT, SimpleNamespace(backend=None), 0)
+    end = Endpoint("0/pair", (LEFT, RIGHT), LEFT, SimpleNamespace(backend=None), 0, pair=True)
     generation, job = Generation(0), Job()
     end.open(generation)
     end.start(generation, 1, lambda backend: [job])

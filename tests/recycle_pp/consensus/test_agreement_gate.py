@@ -13,7 +13,8 @@ from recycle_pp.wire.messages.steps import Commit
 
 from ..coordinator.held_lease import HeldLease
 
-A, B = Worker(0, 0), Worker(1, 0)
+A, B = 0, 1
+MEMBERS = {A: Worker(0, 0), B: Worker(1, 0)}
 PLACES = {0: ("host", 1), 1: ("host", 2)}
 
 
@@ -34,7 +35,7 @@ def test_a_generation_that_follows_a_commit_is_held_back_too():
         agreement, delivered = Agreement(), []
         roster = SimpleNamespace(places=lambda: PLACES, deliver=delivered.extend)
         driver = Driver(SimpleNamespace(lease=HeldLease(), roster=roster), agreement)
-        announcement = Announce(5, members=[A, B], committed=7, base=4)
+        announcement = Announce(5, members=MEMBERS, committed=7, base=4)
         messages = [Send(A, Commit(4, 7, scale=1.0, norm=1.0, loss=1.0)), Send(A, announcement), Send(B, announcement)]
         driver.send(messages)
         adoption = Adopt(5, {}, None, [], None, stagger=False, shares=Shares([], [], True, [], None))

@@ -1,16 +1,16 @@
 """Which workers save a checkpoint, and which are not waited for."""
 
-from recycle_schedules import Worker
-
 from recycle_pp.coordinator.checkpoints import Saving
+from recycle_pp.protocol.assignment import initial
 from recycle_pp.wire.messages.saving import Assemble, Assembled, Assembling, Digests, Save, Saved, SaveFailed
 
-SAVERS = [Worker(0, 0), Worker(0, 1)]
-LIVE = [Worker(0, 0), Worker(1, 0), Worker(1, 1)]  # W(0, 1) is dead
+WORKERS = initial(pipelines=2, stages=2)
+SAVERS = [0, 1]
+LIVE = [0, 2, 3]  # member 1, which plays W(0, 1), is dead
 
 
 def saving(tmp_path, *, final):
-    begun = Saving(tmp_path)
+    begun = Saving(tmp_path, lambda: WORKERS)
     begun.begin(8, SAVERS, final, live=())
     return begun
 
@@ -21,38 +21,38 @@ def asked(out):
 
 def test_at_the_end_of_the_run_a_peer_saves_for_a_dead_worker(tmp_path):
     last = saving(tmp_path, final=True)
-    assert asked(last.only(LIVE)) == [(Worker(1, 1), Save)]
-    assert asked(last.saved(Worker(0, 0), Saved(8))) == []
-    assert asked(last.saved(Worker(1, 1), Saved(8, whole=True))) == [(Worker(1, 1), Assemble)]
+    assert asked(last.only(LIVE)) == [(3, Save)]
+    assert asked(last.saved(0, Saved(8))) == []
+    assert asked(last.saved(3, Saved(8, whole=True))) == [(3, Assemble)]
     last.assembled(Assembled(8))
     assert not last.busy
 
 
 def test_a_request_that_was_lost_in_a_reset_is_repeated_once_the_worker_has_returned(tmp_path):
     last = saving(tmp_path, final=True)
-    assert last.returned(Worker(0, 1)) == []  # the job repeats the commit, which is its request
-    last.died(Worker(0, 1), LIVE)
-    assert asked(last.returned(Worker(1, 1))) == [(Worker(1, 1), Save)]
-    assert last.returned(Worker(0, 0)) == []
-    last.saved(Worker(1, 1), Saved(8, whole=True))
-    last.saved(Worker(0, 0), Saved(8))
-    assert asked(last.returned(Worker(0, 0))) == [(Worker(0, 0), Assemble)]
-    last.assembling(Worker(0, 0), Assembling(8))
-    assert last.returned(Worker(0, 0)) == []
+    assert last.returned(1) == []  # the job repeats the commit, which is its request
+    last.died(1, LIVE)
+    assert asked(last.returned(3)) == [(3, Save)]
+    assert last.returned(0) == []
+    last.saved(3, Saved(8, whole=True))
+    last.saved(0, Saved(8))
+    assert asked(last.returned(0)) == [(0, Assemble)]
+    last.assembling(0, Assembling(8))
+    assert last.returned(0) == []
 
 
 def test_a_part_already_saved_by_a_peer_of_the_dead_worker_counts(tmp_path):
     """A new coordinator receives the part first and then checks which workers are missing."""
     last = saving(tmp_path, final=True)
-    last.saved(Worker(0, 0), Saved(8))
-    assert asked(last.saved(Worker(1, 1), Saved(8))) == [(Worker(1, 1), Assemble)]
+    last.saved(0, Saved(8))
+    assert asked(last.saved(3, Saved(8))) == [(3, Assemble)]
     assert last.only(LIVE) == []
 
 
 def test_a_worker_that_dies_while_it_assembles_the_last_checkpoint_is_replaced(tmp_path):
     last = saving(tmp_path, final=True)
-    last.assembling(Worker(0, 1), Assembling(8))
-    assert asked(last.only(LIVE)) == [(Worker(0, 0), Assemble)]
+    last.assembling(1, Assembling(8))
+    assert asked(last.only(LIVE)) == [(0, Assemble)]
 
 
 def test_a_checkpoint_is_abandoned_if_its_saver_dies(tmp_path):
@@ -62,55 +62,56 @@ def test_a_checkpoint_is_abandoned_if_its_saver_dies(tmp_path):
 
 def test_the_next_checkpoint_waits_for_workers_that_still_write_an_abandoned_one(tmp_path):
     early = saving(tmp_path, final=False)
-    early.died(Worker(0, 1), LIVE)
+    early.died(1, LIVE)
     assert not early.busy and early.occupied and early.slow() == "worker 0.0"
-    early.saved(Worker(0, 0), Saved(8))
+    early.saved(0, Saved(8))
     assert not early.occupied
 
 
 def test_failed_and_dead_savers_are_not_waited_for(tmp_path):
     early = saving(tmp_path, final=False)
-    early.save_failed(SaveFailed(8, "no space left"), Worker(0, 1))
+    early.save_failed(SaveFailed(8, "no space left"), 1)
     assert not early.busy and early.occupied
-    early.only([Worker(0, 1), Worker(1, 0)])  # the live workers that a new coordinator finds
+    early.only([1, 2])  # the live workers that a new coordinator finds
     assert not early.occupied
 
 
 def test_parts_of_an_older_checkpoint_and_surplus_parts_are_ignored(tmp_path):
     last = saving(tmp_path, final=True)
-    assert last.saved(Worker(0, 0), Saved(4)) == [] and last.busy
-    last.saved(Worker(0, 0), Saved(8))
-    assert last.saved(Worker(1, 0), Saved(8)) == [] and last.busy
+    assert last.saved(0, Saved(4)) == [] and last.busy
+    last.saved(0, Saved(8))
+    assert last.saved(2, Saved(8)) == [] and last.busy
 
 
 def test_a_checkpoint_is_finished_only_after_all_live_workers_have_reported_equal_digests(tmp_path):
     begun = saving(tmp_path, final=False)
     begun.begin(8, SAVERS, False, LIVE)
-    for worker in SAVERS:
-        assert begun.saved(worker, Saved(8)) == []
-    assert begun.compared(Worker(0, 0), Digests(8, {"a": "1"})) == []
-    assert begun.compared(Worker(1, 0), Digests(8, {"a": "1"})) == [] and begun.slow() == "worker 1.1"
-    assert asked(begun.compared(Worker(1, 1), Digests(8, {"b": "1"}))) == [(Worker(0, 1), Assemble)]
+    for member in SAVERS:
+        assert begun.saved(member, Saved(8)) == []
+    assert begun.compared(0, Digests(8, {"a": "1"})) == []
+    assert begun.compared(2, Digests(8, {"a": "1"})) == [] and begun.slow() == "worker 1.1"
+    assert asked(begun.compared(3, Digests(8, {"b": "1"}))) == [(1, Assemble)]
 
 
 def test_a_checkpoint_is_never_finished_if_the_workers_differ(tmp_path):
     begun = saving(tmp_path, final=False)
     begun.begin(8, SAVERS, False, LIVE)
-    for worker in SAVERS:
-        begun.saved(worker, Saved(8))
-    for worker in LIVE:
-        assert begun.compared(worker, Digests(8, {f"of stage {worker.stage}": str(worker.pipeline)})) == []
+    for member in SAVERS:
+        begun.saved(member, Saved(8))
+    for member in LIVE:
+        worker = WORKERS[member]
+        assert begun.compared(member, Digests(8, {f"of stage {worker.stage}": str(worker.pipeline)})) == []
     assert begun.replicas.verdict() == "workers 0.0 and 1.0 hold different weights (of stage 0) after 8 steps"
     assert begun.busy
 
 
 def test_a_worker_that_dies_before_it_reports_its_digests_is_not_waited_for(tmp_path):
     begun = saving(tmp_path, final=False)
-    begun.begin(8, SAVERS, False, [*SAVERS, Worker(1, 0)])
-    for worker in SAVERS:
-        begun.saved(worker, Saved(8))
-        begun.compared(worker, Digests(8, {}))
-    assert asked(begun.died(Worker(1, 0), SAVERS)) == [(Worker(0, 1), Assemble)]
+    begun.begin(8, SAVERS, False, [*SAVERS, 2])
+    for member in SAVERS:
+        begun.saved(member, Saved(8))
+        begun.compared(member, Digests(8, {}))
+    assert asked(begun.died(2, SAVERS)) == [(1, Assemble)]
 
 
 def test_the_next_checkpoint_clears_the_failure_of_the_last_one(tmp_path):

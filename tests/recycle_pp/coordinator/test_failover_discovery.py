@@ -10,7 +10,7 @@ from recycle_pp.wire.messages.agreement import Place
 from recycle_pp.wire.messages.supervisors import Registration, Spawn
 from recycle_pp.wire.messages.workers import State
 
-MEMBERS = [Worker(0, 0), Worker(0, 1)]
+MEMBERS = {0: Worker(0, 0), 1: Worker(0, 1)}
 JOINS = State()
 TAKES_PART = State(generation=3, members=MEMBERS, committed=7, agreed=(0, 3))
 

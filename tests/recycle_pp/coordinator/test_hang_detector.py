@@ -11,6 +11,7 @@ from recycle_schedules import Worker
 from recycle_pp.config.settings import Control, Settings
 from recycle_pp.coordinator import hang_detector
 from recycle_pp.coordinator.hang_detector import RENEWALS, HangDetector
+from recycle_pp.protocol.assignment import initial
 from recycle_pp.protocol.events import LinksBroken
 from recycle_pp.telemetry.background import now
 from recycle_pp.telemetry.events.job import WaitsForData
@@ -46,7 +47,7 @@ class Job:
     agreement_gate = SimpleNamespace(busy=False)
     committed, phase, unanswered = 6, "running", frozenset()
     graph = SimpleNamespace(between=lambda a, b: 0.0)
-    first_step = 0
+    first_step, assignment = 0, initial(3, 4)
 
     def __init__(self, folder, alive=12, suspicion=SUSPICION):
         self.state = job_state(Settings(control=Control(heartbeat=BEAT, suspicion=suspicion)), self, folder)
@@ -63,11 +64,11 @@ class Job:
             rank = self.roster.enter(number)
             rank.incarnation, rank.place, rank.supervisor = 0, ("127.0.0.1", number), Supervisor()
             rank.alive, rank.last_message = number < alive, time.monotonic()
-        self.live = {rank.role for rank in self.roster if rank.alive}
+        self.live = {rank.number for rank in self.roster if rank.alive}
 
     def end_stuck(self, rank, stuck):
         rank.alive = False
-        self.live.discard(rank.role)
+        self.live.discard(rank.number)
         self.generation += 1
         self.say.clear()  # the others get a new plan
         self.found[rank.number] = stuck

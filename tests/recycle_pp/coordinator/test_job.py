@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from recycle_schedules import Worker
-
 from recycle_pp.coordinator.job import new_job
 from recycle_pp.model.memory import PROCESS, stage_memory
 from recycle_pp.protocol.events import LinksBroken, MessageReceived, PlanMade, WorkerDied, WorkerReady
@@ -27,15 +25,16 @@ def test_each_plan_names_the_stages_that_recompute():
 
     def recomputing(kind: type) -> dict[int, bool]:
         """`recompute` by stage in messages of this kind: for the next generation and for its next plan."""
-        reports = [MessageReceived(w, Report(job.generation, [], False, 0.0, HOLDS)) for w in sorted(job.live)]
+        reports = [MessageReceived(m, Report(job.generation, [], False, 0.0, HOLDS)) for m in sorted(job.live)]
         sends = [send for report in reports for send in job.handle(report).sends]
         sends += job.handle(PlanMade(job.problem_now())).sends
-        return {send.to.stage: send.message.recompute for send in sends if isinstance(send.message, kind)}
+        found = [send for send in sends if isinstance(send.message, kind)]
+        return {job.assignment[to].stage: message.recompute for to, message in found}
 
-    for worker in job.problem.workers():
-        job.handle(WorkerReady(worker))
+    for member in job.assignment:
+        job.handle(WorkerReady(member))
     assert recomputing(Adopt) == {0: False, 1: False}
-    job.handle(WorkerDied(Worker(1, 0)))
+    job.handle(WorkerDied(2))
     assert recomputing(SteadyPlan) == {0: True, 1: False}
     job.handle(LinksBroken())
     assert recomputing(Adopt) == {0: True, 1: False}

@@ -22,16 +22,16 @@ from .states import job_state
 def job(planner):
     """A job with all its workers, whose first generation waits for a plan."""
     made = Job(Problem(pipelines=2, stages=2, microbatches=2), steps=9, planner=planner, derive=actions)
-    for worker in made.problem.workers():
-        made.handle(WorkerReady(worker))
+    for member in made.assignment:
+        made.handle(WorkerReady(member))
     everybody_reports(made)
     return made
 
 
 def everybody_reports(made):
-    for worker in sorted(made.live):
+    for member in sorted(made.live):
         report = Report(made.generation, records=[], ahead=False, busy=0.0, holds=Holds([], None, -1))
-        made.handle(MessageReceived(worker, report))
+        made.handle(MessageReceived(member, report))
 
 
 class Coordinator:
@@ -113,8 +113,8 @@ def test_a_stage_lost_during_planning_is_not_reported_as_a_planner_error():
 
     async def run():
         coordinator = await planner.begun()
-        coordinator.job.handle(WorkerDied(Worker(0, 1)))
-        assert [note["event"] for note in coordinator.job.handle(WorkerDied(Worker(1, 1))).notes] == ["stage_lost"]
+        coordinator.job.handle(WorkerDied(1))
+        assert [note["event"] for note in coordinator.job.handle(WorkerDied(3)).notes] == ["stage_lost"]
         planner.go_on.set()
         while coordinator.planning.busy:
             await asyncio.sleep(0.01)
@@ -159,7 +159,7 @@ def test_the_plan_after_a_death_is_made_in_advance():
                 await asyncio.sleep(0.01)
         known = [p for p in asked if p.dead]
         coordinator.job.committed = -1
-        coordinator.job.handle(WorkerDied(Worker(1, 0)))
+        coordinator.job.handle(WorkerDied(2))
         everybody_reports(coordinator.job)
         made, after = len(asked), coordinator.job.problem_now()
         assert coordinator.job.steady.plan(after).plan.problem == after

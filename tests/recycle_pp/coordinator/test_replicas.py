@@ -30,18 +30,18 @@ def test_a_difference_names_the_workers_and_the_tensors(digests, sentence):
 
 @given(st.permutations([A, B, C]), st.sampled_from([A, B, C]))
 def test_in_any_order_of_reports_the_one_of_three_that_differs_is_named(order, wrong):
-    replicas = Replicas(8, [A, B, C, OTHER])
+    replicas = Replicas(8, dict(enumerate([A, B, C, OTHER])))
     for number, worker in enumerate(order):
-        replicas.add(worker, Digests(8, {"w": "wrong" if worker == wrong else "right"}))
+        replicas.add([A, B, C].index(worker), Digests(8, {"w": "wrong" if worker == wrong else "right"}))
         assert (replicas.verdict() is None) == (number < 2)
     assert replicas.verdict().startswith(f"worker {wrong} holds different weights than ")
 
 
 def test_reports_of_dead_workers_count_and_reports_of_other_steps_do_not():
-    replicas = Replicas(8, [A, B])
-    replicas.add(A, Digests(8, {"w": "1"}))
-    replicas.add(B, Digests(4, {"w": "2"}))
-    replicas.died(A)
-    assert replicas.verdict() is None and replicas.silent == {B}
-    replicas.add(B, Digests(8, {"w": "2"}))
+    replicas = Replicas(8, {3: A, 5: B})
+    replicas.add(3, Digests(8, {"w": "1"}))
+    replicas.add(5, Digests(4, {"w": "2"}))
+    replicas.died(3)
+    assert replicas.verdict() is None and replicas.silent == {5}
+    replicas.add(5, Digests(8, {"w": "2"}))
     assert replicas.verdict() == "workers 0.0 and 1.0 hold different weights (w) after 8 steps"

@@ -11,7 +11,7 @@ GPU = Death("gpu", "CUDA error: unspecified launch failure")
 
 
 def rank(number):
-    return Rank(number, Worker(number, 0), supervisor=object())
+    return Rank(number, lambda: {number: Worker(number, 0)}, supervisor=object())
 
 
 def test_a_worker_whose_gpu_failed_is_restarted_once():

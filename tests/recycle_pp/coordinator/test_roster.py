@@ -8,6 +8,7 @@ from recycle_schedules import Worker
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.coordinator.roster import Roster
+from recycle_pp.protocol.assignment import initial
 from recycle_pp.protocol.events import Send
 from recycle_pp.wire.messages.handshake import SupervisorHello
 from recycle_pp.wire.messages.lifecycle import Exit, StoreValues
@@ -31,8 +32,9 @@ class Connection:
 
 def roster(lost=()):
     settings = Settings()
-    made = Roster(settings)
-    for number in range(settings.parallel.pipelines * settings.parallel.stages):
+    parallel = settings.parallel
+    made = Roster(settings, lambda: initial(parallel.pipelines, parallel.stages))
+    for number in range(parallel.pipelines * parallel.stages):
         rank = made.enter(number)
         rank.incarnation, rank.place = 0, ("127.0.0.1", number)
         rank.supervisor = None if number in lost else object()
@@ -73,7 +75,7 @@ def with_workers(numbers):
 
 def test_a_message_to_many_is_encoded_once():
     made, same = with_workers(range(11)), Commit(0, 7, scale=1.0, norm=1.0, loss=1.0)
-    made.deliver([*(Send(rank.role, same) for rank in made), Send(made[0].role, Exit())])
+    made.deliver([*(Send(rank.number, same) for rank in made), Send(0, Exit())])
     assert made[0].worker.messages == [same, Exit()]
     assert len({id(made[number].worker.frames[0]) for number in range(11)}) == 1
 

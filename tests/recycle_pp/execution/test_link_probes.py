@@ -4,7 +4,6 @@ import time
 
 import pytest
 import torch
-from recycle_schedules import Worker
 
 from recycle_pp.comm.gloo.group import GlooGroup
 from recycle_pp.comm.groups import GroupTransport
@@ -21,7 +20,7 @@ def everybody_with_everybody(node):
     if node.receive() == ("gloo",):
         node.links._transport = GroupTransport(node.store, CPU, 1800.0, GlooGroup)
     node.links.rebuild(0, node.members, node.me)
-    partners = {f"host of {w}": w for w in reversed(node.members) if w.stage != node.me.stage}
+    partners = {f"host of {m}": m for m, w in reversed(node.members.items()) if w.stage != node.worker.stage}
     begun = time.perf_counter()
     found = measure(node.links, node.me, partners, CPU)
     node.report((time.perf_counter() - begun, found))
@@ -32,8 +31,8 @@ def test_the_first_of_two_stages_measures_in_any_order_of_partners(backend):
     with Rehearsal(MEMBERS, everybody_with_everybody) as play:
         play.send(backend)
         reports = dict(play.reports(len(MEMBERS)))
-    for worker, (seconds, found) in reports.items():
-        others = [f"host of {w}" for w in MEMBERS if w.stage == 1] if worker.stage == 0 else []
+    for member, (seconds, found) in reports.items():
+        others = [f"host of {m}" for m, w in MEMBERS.items() if w.stage == 1] if MEMBERS[member].stage == 0 else []
         assert sorted(found) == sorted(others)
         for latency, bandwidth in found.values():
             assert 0 < latency < 0.1 and bandwidth > 1e6
@@ -43,10 +42,10 @@ def test_the_first_of_two_stages_measures_in_any_order_of_partners(backend):
 def until_it_is_over(node):
     node.links.rebuild(0, node.members, node.me)
     node.report("built")
-    if node.me == Worker(0, 1):
-        node.receive()  # the others wait for this worker
+    if node.me == 1:
+        node.receive()  # the other waits for this member
     try:
-        measure(node.links, node.me, {"there": Worker(0, 1 - node.me.stage)}, CPU)
+        measure(node.links, node.me, {"there": 1 - node.me}, CPU)
     except LinkBroken:
         node.report("broken")
 
@@ -54,5 +53,5 @@ def until_it_is_over(node):
 def test_the_death_of_a_partner_ends_the_measurement():
     with Rehearsal(grid(1, 2), until_it_is_over) as play:
         play.reports(2)
-        play.kill(Worker(0, 1))
-        assert play.reports(1) == [(Worker(0, 0), "broken")]
+        play.kill(1)
+        assert play.reports(1) == [(0, "broken")]

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from recycle_schedules import Worker
-
 from recycle_pp.consensus.agreement import Deposed
 from recycle_pp.consensus.agreement_gate import AgreementGate
 from recycle_pp.consensus.leader_lease import LeaderLease
@@ -163,9 +161,7 @@ class Coordinator:
         self._generation += 1
         self._members, self._votes = set(self._present), set()
         self._gate.announce(self._generation, {n: place for n, (_, place) in self._present.items()})
-        self._gate.send(
-            [Send(Worker(0, 0), Adopt(self._generation, {}, None, [], None, False, Shares([], [], True, [], None)))]
-        )
+        self._gate.send([Send(0, Adopt(self._generation, {}, None, [], None, False, Shares([], [], True, [], None)))])
 
     def _deliver(self, out: Sequence[Send]) -> None:
         if out:

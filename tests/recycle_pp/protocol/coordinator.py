@@ -113,7 +113,7 @@ class Coordinator:
     # -- a job -------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        self._new_job(0, -1, {})
+        self._new_job(0, -1, self._world.assignment)
         self._spawn_all(list(self.job.assignment))
 
     def _spawn_all(self, members: Sequence[int]) -> None:
@@ -130,7 +130,7 @@ class Coordinator:
             generation=generation, assignment=dict(assignment),
         )  # fmt: skip
         self.job = self.fresh_job()
-        self.saving = Saving(NOWHERE)
+        self.saving = Saving(NOWHERE, lambda: self.job.assignment)
         self.log: list[tuple[Event, Outcome]] = []  # of this job
         self._planned: Problem | None = None
         self.stage_lost: int | None = None
@@ -138,7 +138,7 @@ class Coordinator:
     def spawn(self, member: int) -> None:
         world = self._world
         worker = self.job.assignment[member]
-        node = self.alive[member] = Node(self._world, len(world.actors), worker, self.job.first_step)
+        node = self.alive[member] = Node(self._world, len(world.actors), member, worker, self.job.first_step)
         world.actors.append(node)
 
     # -- messages and deaths -----------------------------------------------------------------------------------
@@ -146,39 +146,39 @@ class Coordinator:
     def handle(self, node: Node, message: Message) -> None:
         if node not in self.alive.values():
             return  # removed, so its generation is void
-        worker = node.me.worker
+        member = node.me.member
         if is_lasting(message):
             node.said[type(message)] = message
         match message:
             case Ready():
-                self._drive(WorkerDescribed(worker, "", message.units))
-                if worker not in self.job.live:
-                    self._drive(WorkerReady(worker))
+                self._drive(WorkerDescribed(member, "", message.units))
+                if member not in self.job.live:
+                    self._drive(WorkerReady(member))
             case Leaving():
-                self._drive(WorkerEvicted(worker))
+                self._drive(WorkerEvicted(member))
             case Broken():
                 self._mending.append(message.generation)
             case SaveFailed():
-                self.saving.save_failed(message, worker)
+                self.saving.save_failed(message, member)
                 # with a block lost, the next generation restarts from the previous checkpoint
                 self.stopped = self.stopped or (self.saving.failed and message.detail != LACKING)
             case Saved():
-                self._send(self.saving.saved(worker, message))
+                self._send(self.saving.saved(member, message))
             case Digests():
-                self._send(self.saving.compared(worker, message))
+                self._send(self.saving.compared(member, message))
                 self._judge()
             case Assembling():
-                self.saving.assembling(worker, message)
+                self.saving.assembling(member, message)
             case Assembled():
                 self.saving.assembled(message)
                 self.saved = max(self.saved, message.step)
             case State():
                 for repeated in message.said:
                     self.handle(node, repeated)
-                self._drive(WorkerReturned(worker, message.committed))
-                self._send(self.saving.returned(worker))
+                self._drive(WorkerReturned(member, message.committed))
+                self._send(self.saving.returned(member))
             case _:
-                self._drive(MessageReceived(worker, message))
+                self._drive(MessageReceived(member, message))
 
     def _drive(self, event: Event) -> None:
         outcome = self.job.handle(event)
@@ -205,17 +205,17 @@ class Coordinator:
                 world.fail(f"the validation after step {note['step']} is not of all held-out micro-batches: {note}")
             self.evaluated.append(note["step"])
         elif note["event"] == "mismatch":
-            self.mismatches.append(note["worker"])
+            self.mismatches.append(self.job.assignment[note["member"]])
             self.found_at = world.events
             if self.saving.step == self.job.committed + 1:
                 self.saving.abandon()
         elif note["event"] == "untrusted":
-            rank, node = next((r, n) for r, n in self.alive.items() if n.me.worker == note["worker"])
+            node = self.alive[note["member"]]
             if not node.shards.wrong:
                 world.fail(f"{node.me.worker} is killed, and nothing is wrong with it")
             world.kill(node)
             self.dead(node)
-            self.spawn(rank)
+            self.spawn(node.me.member)
 
     def _judge(self) -> None:
         if self.saving.replicas.verdict() is not None and not self.stopped:
@@ -223,22 +223,22 @@ class Coordinator:
             self.saving.abandon()
 
     def _send(self, out: list[Send]) -> None:
-        nodes = {node.me.worker: node for node in self.alive.values()}
         for to, message in out:
-            if to in nodes and not nodes[to].cut_off:
+            node = self.alive.get(to)
+            if node is not None and not node.cut_off:
                 if isinstance(message, Donate):
-                    joiner = nodes.get(message.to)
+                    joiner = self.alive.get(message.to)
                     message = msgspec.structs.replace(message, address=joiner and ("node", joiner.number))
-                nodes[to].inbox.append(message)
-                nodes[to].stale = True
+                node.inbox.append(message)
+                node.stale = True
 
     def dead(self, node: Node) -> None:
-        rank = next((r for r, n in self.alive.items() if n is node), None)
-        if rank is None:
+        member = node.me.member
+        if self.alive.get(member) is not node:
             return
-        del self.alive[rank]
-        self._drive(WorkerDied(node.me.worker))
-        self._send(self.saving.died(node.me.worker, self.job.live))
+        del self.alive[member]
+        self._drive(WorkerDied(member))
+        self._send(self.saving.died(member, self.job.live))
         self._judge()
 
     def _restore(self) -> None:
@@ -251,7 +251,7 @@ class Coordinator:
         else:
             self.restores, self._restored_from = self.restores + 1, self.saved
             self.alive.clear()  # the old processes act a little longer, and their messages are ignored
-            self.saving = Saving(NOWHERE)
+            self.saving = Saving(NOWHERE, lambda: self.job.assignment)
             self.stage_lost = None
             self._drive(Restarted(self.saved, present))
             self._spawn_all(present)
@@ -281,26 +281,26 @@ class Coordinator:
             node.outbox.clear()
             node.lost_messages.clear()
             node.cut_off = False
-        found = find({node.me.worker: node.me.state(node.linked) for node in self.alive.values()})
+        found = find({member: node.me.state(node.linked) for member, node in self.alive.items()})
         first_step = max((node.me.committed for node in self.alive.values()), default=self.job.committed) + 1
         self._new_job(first_step, found.generation, assignment := self.job.assignment)
         if not found.begun:
             for member in assignment.keys() - self.alive.keys():
-                self._drive(WorkerDied(assignment[member]))
+                self._drive(WorkerDied(member))
         else:
             savers = found.commit.savers if found.commit else []
             if savers and world.save_every and self.saved != found.committed + 1:
                 last = found.committed == world.steps - 1
                 self.saving.begin(found.committed + 1, savers, last, found.informed)
             self._drive(CoordinatorReplaced(found))
-            for rank, node in list(self.alive.items()):
-                if node.me.worker not in found.live:
+            for member, node in list(self.alive.items()):
+                if member not in found.live:
                     world.kill(node)
                     self.noticing.pop()
-                    self.spawn(rank)
+                    self.spawn(member)
         for node in list(self.alive.values()):
             for message in [message for message in node.saves if isinstance(message, Assembled)][:1]:
-                self.saving.assembling(node.me.worker, Assembling(message.step))
+                self.saving.assembling(node.me.member, Assembling(message.step))
         said = [(node, message) for node in self.alive.values() for message in node.said.values()]
         for node, message in sorted(said, key=lambda each: not isinstance(each[1], Assembling | Assembled)):
             self.handle(node, message)

@@ -46,19 +46,19 @@ class Stream(NamedTuple):
 
     Parcels: (step, state that the donor's shards have `given`, or None for a gradient)."""
 
-    to: Worker
+    to: int
     message: Donate
     parcels: deque[tuple[int, dict[UnitId, tuple[int, int | None]] | None]]
 
 
 class Node:
-    def __init__(self, world: World, number: int, worker: Worker, first_step: int) -> None:
-        self.world, self.number, self.me = world, number, Participant(worker, world.stages)
+    def __init__(self, world: World, number: int, member: int, worker: Worker, first_step: int) -> None:
+        self.world, self.number, self.me = world, number, Participant(member, worker)
         self.alive = self.stale = True
         self.options: list[tuple[int, str]] = []
         self.me.committed = self.me.applied = first_step - 1
         self.shards: Shards | None = None  # with sharded optimizer state
-        self.me.holdings = Holdings(worker.pipeline, blocks_of(worker.stage), first_step - 1)
+        self.me.holdings = Holdings(member, blocks_of(worker.stage), first_step - 1)
         if world.copies:
             self.shards = Shards(self, first_step - 1)
         self.inbox: deque[Message] = deque()
@@ -105,7 +105,7 @@ class Node:
                 yield "receives"
             if self._blocked is None or self._blocked():
                 yield "runs"
-            if self._linking and all((self.mesh, worker) in self.network.published for worker in self._members):
+            if self._linking and all((self.mesh, member) in self.network.published for member in self._members):
                 yield "links"
             if self.saves:
                 yield "saves"
@@ -158,8 +158,8 @@ class Node:
                 self._linking, self._linked, self._reductions = message, -1, 0
                 self._members = message.members
                 self.mesh = message.base
-                if (self.mesh, me.worker) not in self.network.published:
-                    self.network.published.add((self.mesh, me.worker))
+                if (self.mesh, me.member) not in self.network.published:
+                    self.network.published.add((self.mesh, me.member))
                     self.world.touch()
             case Adopt():
                 me.adopt(message)
@@ -242,7 +242,12 @@ class Node:
                 self._vote(orders, step)
             elif action.peer is not None and action.kind.takes:
                 key = (step, action.tensor)
-                self.send(orders, action.peer, key, self._received[key] if key in self._received else self._log[key])
+                self.send(
+                    orders,
+                    self._member(action.peer),
+                    key,
+                    self._received[key] if key in self._received else self._log[key],
+                )
             yield None
         yield from self._await_turn(orders, step)
         if orders.stagger and not self._is_barrier(step) and me.committed == step - 1:
@@ -269,7 +274,7 @@ class Node:
         if takes and (step, takes) not in self._received:
             sender = next(a.peer for a in actions if a.peer and a.kind.makes and a.tensor == takes)
             assert sender is not None
-            yield from self.receive(orders, sender, (step, takes))
+            yield from self.receive(orders, self._member(sender), (step, takes))
             self._received[step, takes] = self.arrived
         self.check(orders)
         if self.shards is not None:
@@ -313,14 +318,14 @@ class Node:
                 if takes:
                     sender = next(a.peer for a in orders.forward if a.kind.makes and a.tensor == takes)
                     assert sender is not None
-                    yield from self.receive(orders, sender, ("validation", step, (number, takes)))
+                    yield from self.receive(orders, self._member(sender), ("validation", step, (number, takes)))
                 if me.applied != step:
                     self.world.fail(f"{me.worker} validates step {step} with parameters after step {me.applied}")
                 if not output_of(OpKind.FORWARD, mb, me.worker.stage, stages):
                     losses[number] = 2.0**number
             elif action.kind is OpKind.SEND_ACTIVATION:
                 assert action.peer is not None
-                self.send(orders, action.peer, ("validation", step, (number, action.tensor)), step)
+                self.send(orders, self._member(action.peer), ("validation", step, (number, action.tensor)), step)
             yield None
         if losses:
             self.outbox.append(Evaluated(step, losses, total))
@@ -355,10 +360,10 @@ class Node:
             yield from self.shards.take_gradients(orders)
         self._hold(orders, step, total)
 
-    def _copy(self, orders: Orders, step: int, source: Worker) -> Program:
+    def _copy(self, orders: Orders, step: int, source: int) -> Program:
         self._reductions += 1
         key = ("copy", self._reductions)
-        if source == self.me.worker:
+        if source == self.me.member:
             for peer in self.peers():
                 self.send(orders, peer, key, Counter(self._reduced[step]))
                 yield None
@@ -421,7 +426,7 @@ class Node:
                     continue
                 blocks = {} if self.shards is None else self.shards.digests()
                 self.saves.append(Digests(commit.step + 1, {"weights": str(me.applied), **blocks}))
-            if me.worker in commit.savers or self._wanted == self._done:
+            if me.member in commit.savers or self._wanted == self._done:
                 self._save(commit.step + 1, whole=self._wanted == self._done)
         if orders is not None:
             self.check(orders)
@@ -447,21 +452,23 @@ class Node:
 
     # -- messages ----------------------------------------------------------------------------------------------
 
-    def peers(self) -> list[Worker]:
-        me = self.me.worker
-        return [w for w in self._members if w.stage == me.stage and w != me]
+    def peers(self) -> list[int]:
+        return [peer for peer in self.me.peers if peer != self.me.member]
 
-    def send(self, orders: Orders, to: Worker, key: Any, what: Any) -> None:
+    def _member(self, worker: Worker) -> int:
+        return next(member for member, played in self._members.items() if played == worker)
+
+    def send(self, orders: Orders, to: int, key: Any, what: Any) -> None:
         self.check(orders)
-        if self.network.broken(self.mesh, self.me.worker, to):
+        if self.network.broken(self.mesh, self.me.member, to):
             self._break(orders)
-        self.network.wires[orders.generation, self.me.worker, to, key] = what
+        self.network.wires[orders.generation, self.me.member, to, key] = what
         self.world.touch(to)
 
-    def receive(self, orders: Orders, sender: Worker, key: Any) -> Program:
+    def receive(self, orders: Orders, sender: int, key: Any) -> Program:
         """Waits for a message and stores it in `_arrived`."""
-        wires, wire = self.network.wires, (orders.generation, sender, self.me.worker, key)
-        yield lambda: wire in wires or self._void(orders) or self.network.broken(self.mesh, self.me.worker, sender)
+        wires, wire = self.network.wires, (orders.generation, sender, self.me.member, key)
+        yield lambda: wire in wires or self._void(orders) or self.network.broken(self.mesh, self.me.member, sender)
         self.check(orders)
         if wire not in wires:
             self._break(orders)
@@ -497,7 +504,7 @@ class Node:
             if not held.keys() >= {*units}:
                 continue  # other workers hold some of them now
             state = {unit: held[unit] for unit in units}
-            stream = Stream(joiner.me.worker, message, deque([(step, state)]))
+            stream = Stream(joiner.me.member, message, deque([(step, state)]))
             joiner._streams.append(stream)
             self.world.touch(stream.to)
             self._fed.append(stream)

@@ -39,6 +39,7 @@ class Order:
     misfits: frozenset[tuple[int, int]] = frozenset()  # (step, attempt)
     copies: int = 0  # of sharded state; 0: whole state
     third: bool = False  # a worker with a wrong copy is killed
+    shuffled: bool = False  # members play random workers
     seed: int | None = None  # of the choices; None: all processes in turn
     delays: int | None = None  # changes of priority; None: no priorities
 
@@ -57,6 +58,7 @@ class Order:
             clipped=frozenset(step for step in range(4) if rng.random() < 0.15),
             misfits=frozenset((rng.randrange(4), k) for k in range(rng.choice((0, 0, 0, 1, 1, 2)))),
             copies=copies,
+            shuffled=seed % 2 == 1,
             seed=seed,
             delays=rng.choice((None, 3)),
         )
@@ -100,6 +102,7 @@ class Order:
             misfits=self.misfits,
             copies=self.copies,
             third=self.third,
+            shuffled=self.shuffled,
             seed=self.seed or 0,
         )
         return world.run(self._chooser(), self.faults)
@@ -202,6 +205,8 @@ def _broken(order: Order) -> str | None:
 def _smaller(order: Order) -> Iterator[Order]:
     for k in range(len(order.faults)):
         yield replace(order, faults=order.faults[:k] + order.faults[k + 1 :])
+    if order.shuffled:
+        yield replace(order, shuffled=False)
     if order.copies and not order.third:
         yield replace(order, copies=0)
     if order.stagger:

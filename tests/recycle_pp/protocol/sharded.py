@@ -14,8 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Generator, Sequence
 from typing import TYPE_CHECKING
 
-from recycle_schedules import Worker
-
 from recycle_pp.protocol.participant import Orders
 from recycle_pp.wire.messages.generations import Shares
 from recycle_pp.wire.messages.units import UnitId
@@ -64,7 +62,7 @@ class Shards:
     def begin(self, orders: Orders) -> Program:
         node, shares, holdings = self._node, _of(orders), self._node.me.holdings
         assert holdings is not None
-        me, committed = node.me.worker.pipeline, node.me.committed
+        me, committed = node.me.member, node.me.committed
         if shares.knows is not None:
             key = self._key(orders, "exponents")
             if shares.knows == me:
@@ -74,7 +72,7 @@ class Shards:
                     node.send(orders, peer, key, self.exponents)
                     yield None
             else:
-                yield from node.receive(orders, self._worker(shares.knows), key)
+                yield from node.receive(orders, shares.knows, key)
                 self.exponents = node.arrived
             node.check(orders)
             holdings.informed(committed)
@@ -87,10 +85,10 @@ class Shards:
             if source == me:
                 if self.state[block] != committed:
                     node.world.fail(f"{node.me.worker} copies block {block} after step {self.state[block]}")
-                node.send(orders, self._worker(to), (key, block), (self.state[block], self.wrong.get(block)))
+                node.send(orders, to, (key, block), (self.state[block], self.wrong.get(block)))
                 yield None
             if to == me:
-                yield from node.receive(orders, self._worker(source), (key, block))
+                yield from node.receive(orders, source, (key, block))
                 state, wrong = node.arrived
                 self.state[block] = self.weights[block] = state
                 self._taint(block, wrong)
@@ -103,7 +101,7 @@ class Shards:
 
     def send_weights(self, orders: Orders, step: int) -> Program:
         """Once per step and generation: after the update, committed or early."""
-        node, shares, me = self._node, _of(orders), self._node.me.worker.pipeline
+        node, shares, me = self._node, _of(orders), self._node.me.member
         if self._sent_weights == (orders.generation, step):
             return
         self._sent_weights = orders.generation, step
@@ -111,12 +109,12 @@ class Shards:
         for block, holders in shares.holders.items():
             if holders[0] == me:
                 for peer in node.peers():
-                    if peer.pipeline not in holders:
+                    if peer not in holders:
                         node.send(orders, peer, (key, block), (self.state[block], self.wrong.get(block)))
                         yield None
         for block, holders in shares.holders.items():
             if me not in holders:
-                yield from node.receive(orders, self._worker(holders[0]), (key, block))
+                yield from node.receive(orders, holders[0], (key, block))
                 self.weights[block], wrong = node.arrived
                 self.tainted = self.tainted - {block} if wrong is None else self.tainted | {block}
         node.check(orders)
@@ -127,19 +125,19 @@ class Shards:
     def reduce(self, orders: Orders, sums: Counter) -> Program:
         """Sends sums to the first holders, and gradients from there to the others."""
         node, shares = self._node, _of(orders)
-        me, key = node.me.worker.pipeline, self._key(orders, "sums")
+        me, key = node.me.member, self._key(orders, "sums")
         self._grads = {block: Counter(sums) for block, holders in shares.holders.items() if me in holders}
         self._first = {block for block, holders in shares.holders.items() if holders[0] == me}
         for block, holders in shares.holders.items():
             if holders[0] != me:
-                node.send(orders, self._worker(holders[0]), (key, block), Counter(sums))
+                node.send(orders, holders[0], (key, block), Counter(sums))
                 yield None
                 continue
             for peer in node.peers():
                 yield from node.receive(orders, peer, (key, block))
                 self._grads[block].update(node.arrived)
             for holder in holders[1:]:
-                node.send(orders, self._worker(holder), (key, "reduced", block), Counter(self._grads[block]))
+                node.send(orders, holder, (key, "reduced", block), Counter(self._grads[block]))
                 yield None
         self._reduction = key
         node.check(orders)
@@ -147,7 +145,7 @@ class Shards:
     def take_gradients(self, orders: Orders) -> Program:
         shares = _of(orders)
         for block in self._grads.keys() - self._first:
-            source = self._worker(shares.holders[block][0])
+            source = shares.holders[block][0]
             yield from self._node.receive(orders, source, (self._reduction, "reduced", block))
             self._grads[block] = self._node.arrived
 
@@ -248,9 +246,6 @@ class Shards:
         count = count + 1 if generation == orders.generation else 0
         self._exchanges = count, orders.generation
         return what, count
-
-    def _worker(self, pipeline: int) -> Worker:
-        return Worker(pipeline, self._node.me.worker.stage)
 
 
 def _of(orders: Orders) -> Shares:

@@ -68,7 +68,7 @@ def test_outcomes_that_differ_have_different_fingerprints(worlds):
 @given(st.lists(st.floats(), max_size=4), st.booleans(), st.binary(max_size=20))
 def test_a_vote_with_any_floats_and_bytes_survives_the_log(losses, finite, checksums):
     vote = make_vote(3, 7, losses, finite, True, [1.0, 2.0], losses, True, checksums, [UnitId(3, 5)])
-    back = decode(json.loads(encode(MessageReceived(Worker(1, 2), vote))))
+    back = decode(json.loads(encode(MessageReceived(3, vote))))
     assert back.message.digest == vote.digest and back.message.checksums == checksums
     pairs = zip(back.message.losses, losses, strict=True)
     assert all(a == b or (math.isnan(a) and math.isnan(b)) for a, b in pairs)

@@ -19,21 +19,23 @@ from recycle_pp.wire.messages.units import UnitId
 
 COUNT = 6
 U = [UnitId(stage, number) for stage in range(2) for number in range(COUNT)]  # stage 0 has layer 0, stage 1 layer 1
+ALL = {3 * stage + pipeline: Worker(pipeline, stage) for stage in range(2) for pipeline in range(3)}
 
 
 def layer(stage, count=COUNT):
     return {stage: [(f"{stage}.{number}", 128) for number in range(count)]}
 
 
-def blank(worker, count=COUNT):
-    """What a worker holds that has all initial state."""
-    return Holdings(worker.pipeline, [UnitId(worker.stage, number) for number in range(count)], -1)
+def blank(member, stage=0, count=COUNT):
+    """What a member holds that has all initial state of a stage."""
+    return Holdings(member, [UnitId(stage, number) for number in range(count)], -1)
 
 
-def described(copies, *live, count=COUNT):
+def described(copies, *members, stage=0, count=COUNT):
+    """A table, after these members have built the stage."""
     units = Units(copies)
-    for worker in live:
-        units.describe(worker, "", layer(worker.stage, count))
+    for member in members:
+        units.describe(member, stage, "", layer(stage, count))
     return units
 
 
@@ -53,13 +55,13 @@ def heal(found, committed):
         holdings.gathered(committed)
 
 
-def workers(*pipelines, count=COUNT):
-    return {pipeline: blank(Worker(pipeline, 0), count) for pipeline in pipelines}
+def holding(*members, count=COUNT):
+    return {member: blank(member, count=count) for member in members}
 
 
-def running(copies, *pipelines, count=COUNT):
-    """A stage of these workers, after step 0."""
-    units, found = described(copies, *(Worker(p, 0) for p in pipelines), count=count), workers(*pipelines, count=count)
+def running(copies, *members, count=COUNT):
+    """A stage of these members, after step 0."""
+    units, found = described(copies, *members, count=count), holding(*members, count=count)
     assert share(units, found, -1).copies == [], "all begin with all of it"
     heal(found, -1)
     for holdings in found.values():
@@ -80,7 +82,7 @@ def test_a_worker_that_returns_without_state_is_sent_its_units_and_all_weights()
     found.pop(1)
     share(units, found, 0)
     heal(found, 0)
-    found |= workers(1)
+    found |= holding(1)
     found[1].join(committed=3)
     assert found[1].reported().loaded is None
     found[0].commit(3, [])
@@ -98,7 +100,7 @@ def test_an_interrupted_heal_continues_with_the_units_that_have_arrived():
     found[to].took(block)
     again = share(units, found, 0)
     assert again.holders == first.holders and again.copies == first.copies[1:]
-    successor = share(described(2, Worker(1, 0)), found, 0)  # a new coordinator has only the workers' reports
+    successor = share(described(2, 1), found, 0)  # a new coordinator has only the workers' reports
     assert block not in [copy[0] for copy in successor.copies]
 
 
@@ -117,15 +119,15 @@ NAME = "unit 2 of layer 0 (0.2)"
 def compared(copies, flips, changed=(), third=False):
     """The outcome of a vote of workers, some of which have flipped copies of block 2."""
     units, found = running(copies, *range(copies))
-    units._third, units.hosts = third, {(0, 0): "h"}
+    units._third, units.hosts = third, {0: "h"}
     votes = {
-        Worker(p, 0): make_vote(
+        p: make_vote(
             1, 4, [], True, True, [], [], False, array("q", [7, 7, 8 if p in flips else 7, 7, 7, 7]).tobytes(),
             [U[2]] if p in changed else [],
         )
         for p in found
     }  # fmt: skip
-    return units.compare(votes, 4)
+    return units.compare({p: Worker(p, 0) for p in found}, votes, 4)
 
 
 @pytest.mark.parametrize(
@@ -137,8 +139,8 @@ def compared(copies, flips, changed=(), third=False):
     ],
 )
 def test_a_group_on_one_of_several_hosts_is_reported(hosts, says):
-    units, found = described(2, Worker(0, 0)), workers(0, 1, 2, 3)
-    units.hosts = {(pipeline, 0): host for pipeline, host in enumerate(hosts)}
+    units, found = described(2, 0), holding(0, 1, 2, 3)
+    units.hosts = dict(enumerate(hosts))
     share(units, found, -1)
     said = units.on_one_host()
     assert said == says if says is None else said.startswith(says)
@@ -169,66 +171,70 @@ def test_if_the_wrong_copy_is_unknown_or_must_end_the_job_the_error_names_worker
 def test_a_copy_that_differs_from_two_or_has_changed_since_its_update_is_wrong(copies, changed, detail):
     wrong = min(1, copies - 1)
     found = compared(copies, flips=[wrong], changed=[min(of, wrong) for of in changed], third=True)
-    assert found == {Worker(wrong, 0): detail}
+    assert found == {wrong: detail}
 
 
 def test_holders_that_agree_are_all_right():
     assert compared(2, flips=[]) == compared(3, flips=[], third=True) == {}
 
 
-LIVE = [Worker(d, s) for d in range(3) for s in range(2)]
-some_of_them = st.sets(st.sampled_from(LIVE))
+some_of_them = st.sets(st.sampled_from(sorted(ALL)))
+
+
+def played(members):
+    return {member: ALL[member] for member in members}
 
 
 def table(copies, live):
-    """The coordinator's table, at the start of a job of these workers."""
-    units = described(copies, *live)
-    units.share_out({w: Report(0, [], False, 0.0, blank(w).reported()) for w in live}, -1)
+    """The coordinator's table, at the start of a job of these members."""
+    units = Units(copies)
+    for member in live:
+        units.describe(member, ALL[member].stage, "", layer(ALL[member].stage))
+    reports = {member: Report(0, [], False, 0.0, blank(member, ALL[member].stage).reported()) for member in live}
+    units.share_out(played(live), reports, -1)
     return units
 
 
-def held(units, worker):
-    return {unit for unit, holders in units._tables[worker.stage].items() if worker.pipeline in holders}
+def held(units, member):
+    return {unit for unit, holders in units._tables[ALL[member].stage].items() if member in holders}
 
 
-@given(some_of_them, st.sets(st.sampled_from(LIVE), min_size=1), st.integers(0, 3))
+@given(some_of_them, st.sets(st.sampled_from(sorted(ALL)), min_size=1), st.integers(0, 3))
 def test_a_worker_leaves_only_if_a_peer_and_a_copy_of_each_of_its_units_stay(leaving, live, copies):
     units = table(copies, live)
-    gone = units.leavers(leaving, live)
+    gone = units.leavers(leaving, played(live))
     assert gone <= leaving & live
-    for worker in gone:
-        stay = {w for w in live - gone if w.stage == worker.stage}
-        assert stay - leaving and held(units, worker) <= set().union(*(held(units, w) for w in stay))
+    for member in gone:
+        stay = {other for other in live - gone if ALL[other].stage == ALL[member].stage}
+        assert stay - leaving and held(units, member) <= set().union(*(held(units, other) for other in stay))
     if copies == 1:
-        assert not any(held(units, w) for w in gone)
+        assert not any(held(units, member) for member in gone)
 
 
 def test_all_workers_that_can_leave_do_so_at_once_or_with_few_copies_in_turn():
-    for leaving in chain.from_iterable(combinations(LIVE, n) for n in range(4)):
-        stay = {w.stage for w in LIVE if w not in leaving}
-        free = {w for w in leaving if w.stage in stay}
-        assert table(0, LIVE).leavers(leaving, LIVE) == free
-        left, live = set(leaving), set(LIVE)
-        while gone := table(2, live).leavers(left, live):
+    for leaving in chain.from_iterable(combinations(ALL, n) for n in range(4)):
+        stay = {worker.stage for member, worker in ALL.items() if member not in leaving}
+        free = {member for member in leaving if ALL[member].stage in stay}
+        assert table(0, ALL).leavers(leaving, ALL) == free
+        left, live = set(leaving), set(ALL)
+        while gone := table(2, live).leavers(left, played(live)):
             left, live = left - gone, live - gone
         assert left == set(leaving) - free
 
 
 @given(some_of_them, st.integers(0, 3))
 def test_the_savers_of_a_checkpoint_save_every_unit_once(gone, copies):
-    live = {*LIVE} - gone
-    units = table(copies, LIVE)
-    if any(
-        not any(w.pipeline in of for w in live if w.stage == s) for s in range(2) for of in units._tables[s].values()
-    ):
+    live = {*ALL} - gone
+    units = table(copies, ALL)
+    if any(live.isdisjoint(of) for stage in range(2) for of in units._tables[stage].values()):
         return  # a unit is lost
-    savers, saved = units.savers(live), Counter()
-    for worker in live:
-        holdings = blank(worker)
-        holdings.adopt(Shares.of(units._tables[worker.stage], not copies, [], None))
-        holdings.commit(4, [w.pipeline for w in savers if w.stage == worker.stage])
+    savers, saved = units.savers(played(live)), Counter()
+    for member in live:
+        holdings = blank(member)
+        holdings.adopt(Shares.of(units._tables[ALL[member].stage], not copies, [], None))
+        holdings.commit(4, savers)
         mine = holdings.saves[4]
-        assert bool(mine) <= (worker in savers)
+        assert bool(mine) <= (member in savers)
         saved.update(mine)
     assert saved == Counter(U)
     assert copies or len(savers) == 2, "one worker of each stage has all of its state"
@@ -242,15 +248,15 @@ def test_a_joiner_follows_the_units_that_it_holds_when_it_is_a_member(copies):
         return  # a unit is lost
     share(units, found, 0)
     heal(found, 0)
-    live = [Worker(p, 0) for p in found]
-    gives = units.sources(Worker(2, 0), live, {0: 1})
+    live = {p: Worker(p, 0) for p in found}
+    gives = units.sources(2, 0, live, {0: 1})
     wanted = sorted(unit for of in gives.values() for unit in of)
     assert wanted == sorted({*wanted}) and units.give(gives)
-    assert copies or gives == {Worker(1, 0): U[:COUNT]}, "one donor, that serves the fewest"
+    assert copies or gives == {1: U[:COUNT]}, "one donor, that serves the fewest"
     for holdings in found.values():
         holdings.commit(1, [])
         holdings.gathered(1)
-    found[2] = blank(Worker(2, 0))
+    found[2] = blank(2)
     found[2].caught_up(1, wanted)
     found[2].join(1)
     shares = share(units, found, 1)
@@ -264,18 +270,18 @@ def test_two_joiners_hold_the_units_that_they_followed_even_if_one_starts_again(
         found.pop(gone)
         share(units, found, 0)
         heal(found, 0)
-    live = [Worker(p, 0) for p in found]
-    first, second = (units.sources(Worker(p, 0), live, {}) for p in (2, 3))
+    live = {p: Worker(p, 0) for p in found}
+    first, second = (units.sources(p, 0, live, {}) for p in (2, 3))
     assert first and second
-    units.died(Worker(2, 0))
-    again = units.sources(Worker(2, 0), live, {})
+    units.died(2)
+    again = units.sources(2, 0, live, {})
     for holdings in found.values():
         holdings.commit(1, [])
         holdings.gathered(1)
-    for pipeline, gives in ((2, again), (3, second)):
-        found[pipeline] = blank(Worker(pipeline, 0), 10 * COUNT)
-        found[pipeline].caught_up(1, [unit for of in gives.values() for unit in of])
-        found[pipeline].join(1)
+    for member, gives in ((2, again), (3, second)):
+        found[member] = blank(member, count=10 * COUNT)
+        found[member].caught_up(1, [unit for of in gives.values() for unit in of])
+        found[member].join(1)
     shares = share(units, found, 1)
     assert shares.copies == [] and all(len(of) == 2 for of in shares.holders.values())
     held = Counter(p for of in shares.holders.values() for p in of)

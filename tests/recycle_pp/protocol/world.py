@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from recycle_schedules import Problem, Worker
 
+from recycle_pp.protocol.assignment import initial
 from recycle_pp.wire.messages.lifecycle import Leaving
 from recycle_pp.wire.messages.saving import Assemble
 
@@ -70,9 +71,10 @@ class World:
         misfits: frozenset[tuple[int, int]] = frozenset(),
         copies: int = 0,
         third: bool = False,
+        shuffled: bool = False,
         seed: int = 0,
     ) -> None:
-        """seed: of the lost messages."""
+        """shuffled: whether members play random workers. seed: of the lost messages."""
         self.problem = Problem(pipelines=pipelines, stages=stages, microbatches=microbatches)
         self.stages, self.steps, self.clipped = stages, steps, clipped
         self.misfits = misfits  # (step, attempt) whose sums do not fit
@@ -85,6 +87,8 @@ class World:
         self.events = 0
         self._history: list[tuple[Any, ...]] = []
         self.rng = random.Random(seed)
+        workers = list(initial(pipelines, stages).values())
+        self.assignment = dict(enumerate(self.rng.sample(workers, len(workers)) if shuffled else workers))
         self.actors: list[Node] = []  # all processes that act, also removed ones
         self.speculations = self.taken_back = 0  # steps applied early, and those undone
         self.coordinator = Coordinator(self)
@@ -139,7 +143,7 @@ class World:
         if coordinator.job.committed != self.steps - 1:
             self.fail(f"finished after step {coordinator.job.committed} of {self.steps}")
         for node in coordinator.alive.values():
-            if node.alive and node.me.worker in coordinator.job.live and node.me.applied != self.steps - 1:
+            if node.alive and node.me.member in coordinator.job.live and node.me.applied != self.steps - 1:
                 self.fail(f"{node.me.worker} ends with the parameters after step {node.me.applied}")
         if self.save_every and coordinator.saved != self.steps:
             self.fail(f"the newest checkpoint holds {coordinator.saved} steps of {self.steps}")
@@ -177,10 +181,10 @@ class World:
     def node(self, number: int) -> Node:
         return self.actors[number]
 
-    def touch(self, worker: Worker | None = None) -> None:
-        """Marks the process in this role, or all processes, as stale."""
+    def touch(self, member: int | None = None) -> None:
+        """Marks the processes of this member, or of all members, as stale."""
         for node in self.actors:
-            if worker is None or node.me.worker == worker:
+            if member is None or node.me.member == member:
                 node.stale = True
 
     def _happen(self, who: int, what: str) -> None:
@@ -229,20 +233,20 @@ class World:
             node.outbox.append(Leaving())
             node.stale = True
         else:
-            others = [n.me.worker for n in coordinator.alive.values() if n is not node]
+            others = [n.me.member for n in coordinator.alive.values() if n is not node]
             if others:
                 self._cut(node, self.rng.choice(others))
 
     def _reset(self, node: Node) -> None:
         """Only a member may reconnect; another worker is replaced."""
-        if node.me.worker in self.coordinator.job.live:
+        if node.me.member in self.coordinator.job.live:
             node.reset()
         else:
             self.coordinator.dead(node)
 
     def kill(self, node: Node) -> None:
         """Kills a process. A part of its messages arrives, a different one on each connection."""
-        me = node.me.worker
+        me = node.me.member
         node.alive = False
         node.network.graves.add((node.mesh, me))
         keep, wires = self.rng.random(), node.network.wires
@@ -257,12 +261,12 @@ class World:
     def gone(self, node: Node) -> None:
         """A process has ended by itself, as ordered."""
         node.alive = False
-        node.network.graves.add((node.mesh, node.me.worker))
+        node.network.graves.add((node.mesh, node.me.member))
         self.touch()
         self.coordinator.noticing.append(node)
 
-    def _cut(self, node: Node, other: Worker) -> None:
-        me, wires = node.me.worker, node.network.wires
+    def _cut(self, node: Node, other: int) -> None:
+        me, wires = node.me.member, node.network.wires
         node.network.cuts |= {(node.mesh, me, other), (node.mesh, other, me)}
         for wire in [w for w in wires if {w[1], w[2]} == {me, other} and w[0] == node.me.generation]:
             if self.rng.random() < 0.5:

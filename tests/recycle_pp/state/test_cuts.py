@@ -64,11 +64,11 @@ def train(config, size, copies, ordered, dies, resumed=None):
             table = refilled(left, sizes, peers, copies)
             lacking = missing(left, table, sizes)
         shares = Shares.of(table, False, lacking, None)
-        network = Network([Worker(peer, 0) for peer in peers], ordered)
+        network = Network({peer: Worker(peer, 0) for peer in peers}, ordered)
 
         def work(peer, step=step, shares=shares, network=network):
-            me, stage, optimizer = Worker(peer, 0), stages[peer], optimizers[peer]
-            exchange = Exchange(network.links(me), stage, optimizer, me, lambda pending, giver=None: pending.wait())
+            stage, optimizer = stages[peer], optimizers[peer]
+            exchange = Exchange(network.links(peer), stage, optimizer, peer, lambda pending, giver=None: pending.wait())
             exchange.copies(shares, lambda unit: None)
             add(stage, step, peers.index(peer), len(peers))
             reduced = exchange.reduce(shares, peers, lambda: None)

@@ -101,7 +101,7 @@ def donor(worker, monkeypatch, size, units=(), session=7):
     donations = Donations(worker.optimizer, worker.stage.gradients, "token", lambda *_: None)
     ids = worker.stage.layout.ids
     names = [ids[unit] for unit in units or worker.every]
-    donations.asked(Donate(Role(0, 1), session, address=("127.0.0.1", 1), units=packed(names), of=len(worker.every)))
+    donations.asked(Donate(1, Role(0, 1), session, address=("127.0.0.1", 1), units=packed(names), of=len(worker.every)))
     return donations
 
 

@@ -27,7 +27,7 @@ def test_a_worker_that_must_save_all_its_units_rejects_units_changed_since_the_c
     for unit in range(len(stage.layout.units)):
         optimizer.begin(unit)
     inject = lambda moment, step: None  # noqa: E731
-    me = Participant(Worker(0, 0), 2, Holdings(0, stage.layout.ids, -1))
+    me = Participant(0, Worker(0, 0), Holdings(0, stage.layout.ids, -1))
     saving = StageSaving(config, str(tmp_path), stage, optimizer, Batches(config), me, said.append, inject)
     saving.committed(SimpleNamespace(step=3, savers=[], last=True), None)
     if changed:

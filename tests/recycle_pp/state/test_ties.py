@@ -33,19 +33,20 @@ from ..numerics.test_units import cut
 class Network:
     """Messages and sums between threads. ordered: messages have no tags, and are only sent between stages."""
 
-    def __init__(self, workers, ordered):
-        self.ordered = ordered
+    def __init__(self, members, ordered):
+        self.ordered, self.members = ordered, members
         self.boxes = {}
-        self.stages = {w.stage: sorted(v for v in workers if v.stage == w.stage) for w in workers}
+        self.stages = {w.stage: sorted(m for m, v in members.items() if v.stage == w.stage) for w in members.values()}
         self.barriers = {stage: threading.Barrier(len(of), timeout=120) for stage, of in self.stages.items()}
         self.parts = {}
         self.sent = []
 
     def links(self, me):
-        met = set()
+        met, stage = set(), self.members[me].stage
 
         def box(frm, to, tag):
-            assert not self.ordered or (frm.stage != to.stage and {frm, to} - {me} <= met)
+            other = self.members[to if frm == me else frm].stage
+            assert not self.ordered or (other != stage and {frm, to} - {me} <= met)
             # setdefault is atomic. With defaultdict, two threads could each make a queue for the same key.
             return self.boxes.setdefault((frm, to, 0 if self.ordered else tag), queue.Queue())
 
@@ -58,17 +59,17 @@ class Network:
 
         def together(tensors, result):
             """result(peer -> tensor): the new value of this worker's tensor."""
-            barrier = self.barriers[me.stage]
+            barrier = self.barriers[stage]
             self.parts[me] = [tensor.clone() for tensor in tensors]
             barrier.wait()
             for number, tensor in enumerate(tensors):
-                tensor.copy_(result({peer: self.parts[peer][number] for peer in self.stages[me.stage]}))
+                tensor.copy_(result({peer: self.parts[peer][number] for peer in self.stages[stage]}))
             barrier.wait()
             return SimpleNamespace(wait=lambda: None)
 
         return SimpleNamespace(
             ordered=self.ordered,
-            meetings=lambda me, workers: met.update(workers) or [],
+            meetings=lambda me, members: met.update(members) or [],
             send=send,
             receive=receive,
             all_reduce=lambda tensors: together(tensors, lambda parts: sum(parts.values())),
@@ -95,28 +96,29 @@ def test_each_holder_of_a_tied_unit_has_the_gradient_of_a_single_worker(numerics
             backward(stages, g)
     expected = reduce_alone(alone)
 
-    workers = [Worker(d, s) for d in range(3) for s in range(2)]
-    optimizers = {w: StageOptimizer(config, of_pipelines[w.pipeline][w.stage], not copies) for w in workers}
+    members = {2 * d + s: Worker(d, s) for d in range(3) for s in range(2)}
+    stages = {member: of_pipelines[worker.pipeline][worker.stage] for member, worker in members.items()}
+    optimizers = {member: StageOptimizer(config, stage, not copies) for member, stage in stages.items()}
     layouts = {stage.stage: stage.layout for stage in alone}
-    network = Network(workers, ordered)
-    shares = shared_out(copies, workers, {s: layout.described for s, layout in layouts.items()})
+    network = Network(members, ordered)
+    shares = shared_out(copies, members, {s: layout.described for s, layout in layouts.items()})
 
-    def reduce(w):
-        stage = of_pipelines[w.pipeline][w.stage]
-        exchange = Exchange(network.links(w), stage, optimizers[w], w, lambda pending, giver=None: pending.wait())
-        for unit, holders in enumerate(shares[w.stage].holders.values()):
-            if w.pipeline in holders and copies:
-                optimizers[w].begin(unit)
-        reduced = exchange.reduce(shares[w.stage], range(3), lambda: None)
+    def reduce(me):
+        stage, share = stages[me], shares[members[me].stage]
+        exchange = Exchange(network.links(me), stage, optimizers[me], me, lambda pending, giver=None: pending.wait())
+        for unit, holders in enumerate(share.holders.values()):
+            if me in holders and copies:
+                optimizers[me].begin(unit)
+        reduced = exchange.reduce(share, network.stages[members[me].stage], lambda: None)
         assert exchange.tied.units
-        once = exchange.tied.reduce(shares[w.stage], reduced)
+        once = exchange.tied.reduce(share, reduced)
         kept = replace(once, flat=once.flat.clone())
-        return kept, exchange.tied.reduce(shares[w.stage], once)  # again, as in the next generation
+        return kept, exchange.tied.reduce(share, once)  # again, as in the next generation
 
-    with ThreadPoolExecutor(len(workers)) as pool:
-        for w, (once, again) in zip(workers, pool.map(reduce, workers), strict=True):
-            stage, whole = of_pipelines[w.pipeline][w.stage], expected[w.stage]
-            held = [unit for unit, holders in enumerate(shares[w.stage].holders.values()) if w.pipeline in holders]
+    with ThreadPoolExecutor(len(members)) as pool:
+        for (me, w), (once, again) in zip(members.items(), pool.map(reduce, members), strict=True):
+            stage, whole = stages[me], expected[w.stage]
+            held = [unit for unit, holders in enumerate(shares[w.stage].holders.values()) if me in holders]
             for found in (once, again):
                 assert found.squares == whole.squares and (found.finite, found.fits) == (whole.finite, whole.fits)
                 grads = stage.gradients.grads(found)
@@ -129,12 +131,13 @@ def test_each_holder_of_a_tied_unit_has_the_gradient_of_a_single_worker(numerics
     assert copies or len(network.sent) == 2 * 6, "each time, each worker sends its sums to one of the other stage"
 
 
-def shared_out(copies, workers, described):
+def shared_out(copies, members, described):
     """The shares at the start. described: stage -> its layers, see `Ready.units`"""
     units = Units(copies)
-    for worker in workers:
-        units.describe(worker, "", described[worker.stage])
-    return units.share_out({w: Report(0, [], False, 0.0, Holdings(w.pipeline, [], -1).reported()) for w in workers}, -1)
+    for member, worker in members.items():
+        units.describe(member, worker.stage, "", described[worker.stage])
+    reports = {member: Report(0, [], False, 0.0, Holdings(member, [], -1).reported()) for member in members}
+    return units.share_out(members, reports, -1)
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -151,8 +154,10 @@ def test_a_tied_tensor_is_saved_once(whole):
 
 TIED = (0, 1, 3)
 LAYERS = {0: {0: "a", 9: "tied"}, 1: {1: "b", 9: "tied"}, 2: {2: "c"}, 3: {3: "d", 4: "e", 9: "tied"}}
-alive = st.sets(st.builds(Worker, st.integers(0, 4), st.integers(0, 3)), min_size=4).filter(
-    lambda workers: {worker.stage for worker in workers} == set(range(4))
+alive = (
+    st.sets(st.builds(Worker, st.integers(0, 4), st.integers(0, 3)), min_size=4)
+    .filter(lambda workers: {worker.stage for worker in workers} == set(range(4)))
+    .map(lambda workers: {4 * worker.pipeline + worker.stage: worker for worker in workers})
 )
 
 
@@ -160,20 +165,20 @@ alive = st.sets(st.builds(Worker, st.integers(0, 4), st.integers(0, 3)), min_siz
 def test_with_whole_state_every_worker_receives_one_message_per_stage_from_evenly_loaded_peers(members):
     described = {stage: {layer: [(name, 128)] for layer, name in of.items()} for stage, of in LAYERS.items()}
     shares, sent, awaited, order = shared_out(0, members, described), [], [], defaultdict(list)
-    for me in sorted(members):
-        if me.stage in TIED:
-            wire(me, shares[me.stage], sent, awaited, order)
+    for me, worker in sorted(members.items()):
+        if worker.stage in TIED:
+            wire(me, worker.stage, shares[worker.stage], sent, awaited, order)
     assert sorted(sent) == sorted(awaited) and len(sent) == len({*sent})
-    for me in members:
-        others = [stage for stage in TIED if stage != me.stage] if me.stage in TIED else []
-        assert sorted(frm.stage for frm, to in awaited if to == me) == others
+    for me, worker in members.items():
+        others = [stage for stage in TIED if stage != worker.stage] if worker.stage in TIED else []
+        assert sorted(members[frm].stage for frm, to in awaited if to == me) == others
         assert sum(frm == me for frm, _ in sent) <= 2 * 5
     for (me, other), messages in order.items():
         assert messages == order[other, me], "on one ordered stream, each message meets its other end"
 
 
-def wire(me, shares, sent, awaited, order):
-    """The tied units that a worker sends and awaits, without tensors."""
+def wire(me, number, shares, sent, awaited, order):
+    """The tied units that a member of stage `number` sends and awaits, without tensors."""
 
     def send(tensor, to, tag):
         sent.append((me, to))
@@ -184,9 +189,9 @@ def wire(me, shares, sent, awaited, order):
         order[me, frm].append((frm, me))
 
     links = SimpleNamespace(ordered=False, meetings=lambda me, others: [], send=send, receive=receive)
-    layers = LAYERS[me.stage]
+    layers = LAYERS[number]
     layout = Layout({name: (4,) for name in layers.values()}, lambda *_: None, [*layers])
     gradients = Gradients(layout, 2, CPU, reproducible=True, ops=ops, shared=["tied"])
-    stage = SimpleNamespace(gradients=gradients, stage=me.stage, module=SimpleNamespace(shared={"tied": [0, 1, 3]}))
+    stage = SimpleNamespace(gradients=gradients, stage=number, module=SimpleNamespace(shared={"tied": [0, 1, 3]}))
     tied = Ties(links, stage, me, lambda pending, giver: None, None)
     tied.reduce(shares, gradients.reduced(gradients.payload()))

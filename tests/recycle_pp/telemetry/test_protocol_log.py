@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from recycle_schedules import Problem, Worker, actions, plan
+from recycle_schedules import Problem, actions, plan
 
 from recycle_pp.protocol.events import LinksBroken, WorkerDied, WorkerReady
 from recycle_pp.protocol.job import Job
@@ -11,7 +11,7 @@ from recycle_pp.telemetry import protocol_log
 from recycle_pp.telemetry.protocol_log import ProtocolLog
 from recycle_pp.telemetry.replay import replay
 
-WORKERS = [Worker(0, 0), Worker(1, 0)]
+MEMBERS = [0, 1]
 
 
 class Logged:
@@ -38,13 +38,13 @@ def path(tmp_path):
 
 def test_every_event_is_repeated_with_the_recorded_outcome(path):
     logged = Logged(path)
-    logged.handle(*map(WorkerReady, WORKERS), WorkerDied(WORKERS[1]))
+    logged.handle(*map(WorkerReady, MEMBERS), WorkerDied(MEMBERS[1]))
     assert logged.decisions() == [(WorkerReady, True), (WorkerReady, True), (WorkerDied, True)]
 
 
 def test_an_event_that_is_lost_is_noticed_by_the_decisions_after_it(path):
     logged = Logged(path)
-    logged.handle(*map(WorkerReady, WORKERS), WorkerDied(WORKERS[1]))
+    logged.handle(*map(WorkerReady, MEMBERS), WorkerDied(MEMBERS[1]))
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([lines[0], *lines[2:]]))
     assert (WorkerReady, False) in logged.decisions()
@@ -52,9 +52,9 @@ def test_an_event_that_is_lost_is_noticed_by_the_decisions_after_it(path):
 
 def test_after_a_damaged_line_the_events_up_to_the_next_snapshot_are_missing(path):
     logged = Logged(path)
-    logged.handle(*map(WorkerReady, WORKERS))
+    logged.handle(*map(WorkerReady, MEMBERS))
     logged.log.began(logged.job)
-    logged.handle(WorkerDied(WORKERS[1]))
+    logged.handle(WorkerDied(MEMBERS[1]))
     first, damaged, *rest = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([first, damaged[:20] + b"\n", *rest]))
     assert [(type(d.event), d.missing, d.same) for d in replay(path)] == [(WorkerDied, 2, True)]
@@ -62,16 +62,16 @@ def test_after_a_damaged_line_the_events_up_to_the_next_snapshot_are_missing(pat
 
 def test_lines_of_a_replaced_coordinator_do_not_count(path):
     old, new = Logged(path, term=3), Logged(path, term=4)
-    new.handle(WorkerReady(WORKERS[0]))
-    old.handle(WorkerReady(WORKERS[1]))
-    new.handle(WorkerReady(WORKERS[1]))
-    assert [d.event.worker for d in replay(path)] == WORKERS
+    new.handle(WorkerReady(MEMBERS[0]))
+    old.handle(WorkerReady(MEMBERS[1]))
+    new.handle(WorkerReady(MEMBERS[1]))
+    assert [d.event.worker for d in replay(path)] == MEMBERS
 
 
 def test_a_full_file_is_replaced_by_a_snapshot_and_the_next_events(path, monkeypatch):
     monkeypatch.setattr(protocol_log, "MOST_BYTES", 10_000)
     logged = Logged(path)
-    logged.handle(*map(WorkerReady, WORKERS))
+    logged.handle(*map(WorkerReady, MEMBERS))
     for _ in range(100):
         logged.handle(LinksBroken())
         assert path.stat().st_size < 15_000
@@ -83,10 +83,10 @@ def test_while_the_disk_is_full_events_are_left_out_and_a_snapshot_follows_when_
     monkeypatch.setattr(protocol_log, "AGAIN_SECONDS", 0.0)
     logged = Logged(path)
     path.mkdir()  # cannot be opened for writing
-    logged.handle(WorkerReady(WORKERS[0]))
+    logged.handle(WorkerReady(MEMBERS[0]))
     path.rmdir()
-    logged.handle(WorkerReady(WORKERS[1]))  # leaves a snapshot
-    logged.handle(WorkerDied(WORKERS[1]))
+    logged.handle(WorkerReady(MEMBERS[1]))  # leaves a snapshot
+    logged.handle(WorkerDied(MEMBERS[1]))
     assert logged.decisions() == [(WorkerDied, True)]
 
 

@@ -32,14 +32,14 @@ def recorded(tmp_path):
     run = RunFolder(tmp_path)
     progress = Progress(steps=3, workers=2, stream=io.StringIO())
     job = new_job(settings, 0)
-    job.live |= {*job.problem.workers()}
+    job.live |= {*job.assignment}
     recorder = Recorder(settings, run, EventLog(run.events, steps=3, say=progress.say), progress, job, SpanTables())
 
     def samples():
         asyncio.run(recorder.flushed(10.0))
         return {line["step"]: line["samples"] for line in map(json.loads, run.samples.read_text().splitlines())}
 
-    yield recorder, sorted(job.live), samples
+    yield recorder, list(job.workers.values()), samples
     recorder.close()
 
 
@@ -91,18 +91,17 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def take_over(recorder, live, committed):
-    """The worker `live` has survived the lost coordinator, in a membership with the other one."""
+def take_over(recorder, committed):
+    """Member 1 has survived the lost coordinator, in a membership with member 0."""
     commit = Commit(0, committed, scale=1.0, norm=1.0, loss=2.0)
-    state = State(0, sorted(recorder._job.live), committed=committed, commit=commit, agreed=(0, 0))
-    found = find({live: state})
+    state = State(0, recorder._job.workers, committed=committed, commit=commit, agreed=(0, 0))
+    found = find({1: state})
     recorder._job.committed = committed
     asyncio.run(recorder.read_history())
     recorder.took_over(Takeover(1, 0, lost_at=3.0, elected_at=4.0), found)
-    for number, worker in enumerate(sorted(found.members - found.live)):
-        recorder.found_dead(worker, (number, 0), now=5.0)
-        recorder.explain_death((number, 0), SEGFAULT)
-        recorder.given_up(worker, (number, 0), respawns=3)
+    recorder.found_dead(found.members[0], (0, 0), now=5.0)
+    recorder.explain_death((0, 0), SEGFAULT)
+    recorder.given_up(found.members[0], (0, 0), respawns=3)
     recorder.record_missing_commit(found.commit)
 
 
@@ -115,10 +114,10 @@ def write_history(run, dead):
 
 
 def test_a_new_coordinator_continues_the_files_and_counters_of_the_lost_one(recorded, tmp_path):
-    recorder, (dead, live), _ = recorded
+    recorder, (dead, _), _ = recorded
     run = RunFolder(tmp_path)
     write_history(run, dead)
-    take_over(recorder, live, committed=1)
+    take_over(recorder, committed=1)
     recorder.finished({})
     asyncio.run(recorder.flushed(10.0))
     named = [event["event"] for event in lines(run.events)]
@@ -131,7 +130,7 @@ def test_a_death_that_no_coordinator_has_recorded_is_recorded_by_the_next_one(re
     recorder, (dead, live), _ = recorded
     run = RunFolder(tmp_path)
     write_history(run, live)
-    take_over(recorder, live, committed=2)
+    take_over(recorder, committed=2)
     recorder.finished({})
     asyncio.run(recorder.flushed(10.0))
     named = [(event["event"], event.get("worker")) for event in lines(run.events)]
@@ -141,7 +140,7 @@ def test_a_death_that_no_coordinator_has_recorded_is_recorded_by_the_next_one(re
 
 @pytest.mark.parametrize("fails", ["late", "error"])
 def test_a_new_coordinator_does_not_wait_for_a_disk_that_does_not_answer(recorded, tmp_path, monkeypatch, fails):
-    recorder, (_, live), _ = recorded
+    recorder, _, _ = recorded
     run, answers = RunFolder(tmp_path), threading.Event()
 
     def read(folder):
@@ -150,7 +149,7 @@ def test_a_new_coordinator_does_not_wait_for_a_disk_that_does_not_answer(recorde
 
     monkeypatch.setattr(background, "READ_SECONDS", 0.05)
     monkeypatch.setattr(History, "read", read)
-    take_over(recorder, live, committed=2)
+    take_over(recorder, committed=2)
     answers.set()
     recorder.finished({})
     asyncio.run(recorder.flushed(10.0))

@@ -101,7 +101,7 @@ def test_messages_that_outlive_a_coordinator_are_valid_in_any_generation():
     assert not any(MESSAGES[kind].of_generation for kind in LASTING)
     measured = Measured(7, b"spans", [1, 2], 0, 1e-4, 0.5)
     assert is_lasting(measured)
-    state = State(3, [Worker(0, 1)], None, 6, None, [measured])
+    state = State(3, {1: Worker(0, 1)}, None, 6, None, [measured])
     assert FROM_WORKER.decode(encode_body(state)) == state
 
 

@@ -9,7 +9,9 @@ from recycle_pp.comm.store import ControlStore
 from recycle_pp.comm.tcp.transport import TcpTransport
 from recycle_pp.comm.waiting import Generation, LinkBroken
 
-A, B, C = WORKERS = [Worker(0, 0), Worker(1, 0), Worker(2, 0)]
+A, B, C = range(3)
+MEMBERS = {member: Worker(member, 0) for member in (A, B, C)}
+SURVIVORS = {member: MEMBERS[member] for member in (B, C)}
 BASE = 5
 
 
@@ -21,14 +23,14 @@ def test_a_death_may_end_a_generation_before_its_links_are_made():
         other.deliver(key, value)
         if not older.over:  # blocks B's first thread here
             older.end()
-            c = threading.Thread(target=TcpTransport(other, "127.0.0.1", WORKERS).join, args=(newer, [B, C], C, BASE))
+            c = threading.Thread(target=TcpTransport(other, "127.0.0.1", 3).join, args=(newer, SURVIVORS, C, BASE))
             c.start()
-            transport.join(newer, [B, C], B, BASE)
+            transport.join(newer, SURVIVORS, B, BASE)
             c.join()
 
     other = ControlStore(lambda key, value: store.deliver(key, value))
     store = ControlStore(published)
-    transport = TcpTransport(store, "127.0.0.1", WORKERS)
+    transport = TcpTransport(store, "127.0.0.1", 3)
     with pytest.raises(LinkBroken):
-        transport.join(older, WORKERS, B, BASE)
-    transport.join(Generation(BASE + 2), [B, C], B, BASE)
+        transport.join(older, MEMBERS, B, BASE)
+    transport.join(Generation(BASE + 2), SURVIVORS, B, BASE)
