@@ -84,6 +84,7 @@ def test_a_run_folder_that_does_not_answer_delays_no_worker_and_no_recovery(seco
 @pytest.mark.slow
 @needs_disk
 @pytest.mark.parametrize("back", ["before the take-over", "after the take-over"])
+@pytest.mark.timeout(600)
 def test_no_line_is_lost_with_the_coordinator_while_the_run_folder_does_not_answer(back, disk, tmp_path):
     steps = 120
     arguments = ["control.suspicion=3", *SHAPE, f"run.steps={steps}", "run.validate_every=7", "run.sample_log=true"]
