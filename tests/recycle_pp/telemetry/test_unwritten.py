@@ -39,7 +39,7 @@ class Node:
     def coordinate(self, others, first_step=0):
         settings = Settings(run=Run(steps=99, sample_log=True), parallel=Parallel(2, 1, microbatches=1))
         self.job = new_job(settings, first_step)
-        self.job.live |= {*self.job.problem.workers()}
+        self.job.live |= {*self.job.assignment}
         progress = Progress(steps=99, workers=2, stream=io.StringIO())
         log = EventLog(self.run.events, 99, later=self.run.later, term=lambda: self.term)
         self.recorder = Recorder(settings, self.run, log, progress, self.job, SpanTables())
@@ -52,7 +52,7 @@ class Node:
     def commit(self, *steps):
         """Each third step is validated, and each has an event."""
         for step in steps:
-            self.recorder.measured(min(self.job.live), Measured(step, pack([]), [2 * step, 2 * step + 1], 0, 0.1, 1.0))
+            self.recorder.measured(self.job.workers[0], Measured(step, pack([]), [2 * step, 2 * step + 1], 0, 0.1, 1.0))
             self.job.committed = step
             self.recorder.event(Spawned(worker="0.0", rank=0, pid=step, host="here"))
             commit = Commit(0, step, scale=1.0, norm=1.0, loss=float(step), evaluate=step % 3 == 0)
@@ -66,10 +66,9 @@ class Node:
     def take_over(self, others, committed):
         self.coordinate(others, committed + 1)
         commit = Commit(0, committed, scale=1.0, norm=1.0, loss=float(committed))
-        live = max(self.job.live)
         self.job.committed = committed
         asyncio.run(self.recorder.read_history())
-        found = find({live: State(0, sorted(self.job.live), committed=committed, commit=commit, agreed=(0, 0))})
+        found = find({1: State(0, self.job.workers, committed=committed, commit=commit, agreed=(0, 0))})
         self.recorder.took_over(Takeover(1, 0, lost_at=3.0, elected_at=4.0), found)
         self.recorder.record_missing_commit(commit)
         return self
@@ -241,7 +240,7 @@ def test_a_death_that_the_next_coordinator_keeps_is_counted_and_not_recorded_aga
     first, second, _ = nodes
     first.coordinate(nodes[1:]).answers().commit(0)
     first.freezes().commit(1)
-    dead, live = sorted(first.job.live)
+    dead, live = first.job.workers.values()
     first.recorder.death(dead, (0, 0), now=1.0)
     first.recorder.explain_death((0, 0), Death("signal", "SIGKILL"))
     first.dies()
