@@ -10,6 +10,8 @@ FAST := tests/schedules tests/test_documentation.py \
 
 # One thread a process: 12 workers share the machine. A value from the environment has precedence.
 export OMP_NUM_THREADS ?= 1
+# Without bytecode every process of a test would compile the product, and every run of pytest all tests.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := list
 .PHONY: list install train help test lint types fast quick test-all torch-versions

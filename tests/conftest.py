@@ -1,5 +1,6 @@
 """Fixtures and options of all tests."""
 
+import os
 import random
 import signal
 
@@ -11,6 +12,10 @@ from recycle_pp.testing.local_cluster import Zygote
 # Background jobs of a shell script ignore Ctrl-C, and so would the processes that the tests start and interrupt.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# One thread a process, as in the Makefile. torch, imported below, reads it; with more threads the tests take several
+# times as long.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 pytest_plugins = ["tests.failures.table", "tests.once", "tests.recorded"]
 
