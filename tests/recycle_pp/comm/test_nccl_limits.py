@@ -24,7 +24,9 @@ def system(monkeypatch):
         values = {resource.RLIMIT_NOFILE: files, resource.RLIMIT_MEMLOCK: (locked, locked)}
         monkeypatch.setattr(limits.resource, "getrlimit", values.__getitem__)
         monkeypatch.setattr(limits.resource, "setrlimit", lambda what, both: made.append(both))
-        monkeypatch.setattr(limits, "_cards", lambda: list(cards))
+        listdir = os.listdir
+        found = {"/sys/class/infiniband": list(cards)}
+        monkeypatch.setattr(limits.os, "listdir", lambda path: found[path] if path in found else listdir(path))
         monkeypatch.setattr(limits, "_may_lock", lambda: root)
         return made
 
@@ -68,9 +70,10 @@ def test_locked_memory_matters_only_to_a_card_and_without_the_capability(system,
     assert limits.warnings() == []
 
 
-def test_nccl_may_be_told_not_to_use_the_card(monkeypatch):
+def test_nccl_may_be_told_not_to_use_the_card(system, monkeypatch):
+    system(locked=65536, cards=["mlx5_0"])
     monkeypatch.setenv("NCCL_IB_DISABLE", "1")
-    assert limits._cards() == []
+    assert limits.warnings() == []
 
 
 def test_the_soft_limit_of_open_files_is_raised_to_the_hard_limit(system):

@@ -3,8 +3,6 @@
 A failure names the fact that has changed. test_gloo_internals.py has the facts about Gloo.
 """
 
-from pathlib import Path
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -78,9 +76,3 @@ def test_nccl_has_the_members_that_are_used():
     options.config.blocking = 0
     assert options.config.blocking == 0
     assert callable(dist.ProcessGroupNCCL.abort)
-
-
-@pytest.mark.parametrize("name", ["_distributed_c10d", "ProcessGroupGloo.", "ProcessGroupNCCL."])
-def test_only_one_file_uses_torchs_private_names(name):
-    package = Path(internals.__file__).parents[1]
-    assert [path.name for path in package.rglob("*.py") if name in path.read_text()] == ["torch_internals.py"]

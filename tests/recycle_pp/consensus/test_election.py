@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from recycle_pp.consensus import election
 from recycle_pp.consensus.agreement import Deposed, LostMajority, majority
 from recycle_pp.consensus.election import Election
+from recycle_pp.consensus.voter_client import VoterClient
 from recycle_pp.wire.connection import serve
 from recycle_pp.wire.frames import encode
 from recycle_pp.wire.messages.agreement import Membership, Place, Propose
@@ -52,6 +53,12 @@ class Supervisors:
         newest = self.elections[leader].voter.memberships
         while any(election.voter.memberships != newest for election in self.elections.values()):
             await asyncio.sleep(0.01)  # until all know that it is agreed
+
+    async def propose(self, leader, memberships, rank):
+        """The leader's proposal reaches this supervisor, and perhaps no other."""
+        client = VoterClient(self.places[rank], TOKEN)
+        await client.ask(encode(Propose(leader, memberships)))
+        client.close()
 
     async def all_notice(self, term, *ranks):
         """The result of `leader(after=term)` on each of them."""
@@ -118,7 +125,7 @@ def test_a_supervisor_that_missed_the_newest_membership_yields_to_those_that_hav
             newest = Membership((0, 0), 0, {rank: supervisors.places[rank] for rank in (0, 1, 2, 3)})
             known = [*leader.voter.memberships, newest]
             for rank in have_it:  # the leader dies before rank 1, the next in line, receives it
-                await leader._client(supervisors.places[rank]).ask(encode(Propose(leader.voter.leader, known)))
+                await supervisors.propose(leader.voter.leader, known, rank)
             supervisors.die(0)
             async with asyncio.timeout(3):
                 leaders = await supervisors.all_notice(0)
@@ -132,8 +139,7 @@ def test_the_only_supervisor_that_knows_a_membership_without_itself_leads_if_its
         async with agreed(6) as supervisors:
             leader = supervisors.elections[0]
             newest = Membership((0, 0), 0, {rank: supervisors.places[rank] for rank in (0, 2, 3, 4, 5)})
-            proposal = Propose(leader.voter.leader, [*leader.voter.memberships, newest])
-            await leader._client(supervisors.places[1]).ask(encode(proposal))
+            await supervisors.propose(leader.voter.leader, [*leader.voter.memberships, newest], 1)
             supervisors.die(0, 2)
             assert {leader.rank for leader in await supervisors.all_notice(0)} == {1}
 
@@ -157,7 +163,7 @@ def test_after_any_deaths_and_partial_proposals_a_majority_elects_one_leader(dat
             for generation, (roster, reached) in enumerate(proposals):
                 known.append(Membership((0, generation), 0, {rank: supervisors.places[rank] for rank in roster}))
                 for rank in reached:
-                    await leader._client(supervisors.places[rank]).ask(encode(Propose(leader.voter.leader, known)))
+                    await supervisors.propose(leader.voter.leader, known, rank)
             supervisors.die(*set(range(size)) - left)
             assert len(set(await supervisors.all_notice(0))) == 1
 

@@ -120,7 +120,7 @@ def build():
         faults = Injector([], lambda **_: None)
         executor = Executor(session, Compute(device), Commits(spans), mailbox, None, faults, spans, settings)
         executor.in_stream = in_stream
-        executor._device, executor._orders, executor._wires = device, orders, links
+        executor.device, executor.orders, executor.wires = device, orders, links
         return executor
 
     return make
@@ -128,7 +128,7 @@ def build():
 
 def forward(executor, i):
     executor.mailbox.post(0, (TensorKind.ACTIVATION, (0, i), 0), BEFORE)
-    executor._compute(executor._orders, 0, Action(F, 1, (0, i)))
+    executor._compute(executor.orders, 0, Action(F, 1, (0, i)))
 
 
 def done(executor):
@@ -139,12 +139,12 @@ def test_the_host_launches_two_ops_before_the_device_has_finished_the_current_on
     executor = build()
     for i in range(AHEAD):
         forward(executor, i)
-    assert done(executor) == {} and executor._device.waits == []
+    assert done(executor) == {} and executor.device.waits == []
     forward(executor, AHEAD)
-    assert done(executor) == {F: [0, 0]} and executor._device.waits == ["F0"]
-    executor._device.run(2)
+    assert done(executor) == {F: [0, 0]} and executor.device.waits == ["F0"]
+    executor.device.run(2)
     executor.spans.observe(AHEAD)
-    assert done(executor) == {F: [0, 0, 0, 1, 0, 2]} and executor._device.waits == ["F0"]
+    assert done(executor) == {F: [0, 0, 0, 1, 0, 2]} and executor.device.waits == ["F0"]
 
 
 def test_a_span_is_the_time_of_the_device(build):
@@ -159,7 +159,7 @@ def test_a_span_is_the_time_of_the_device(build):
 def test_a_report_counts_launched_ops_once_and_says_how_long_they_take(build, monkeypatch):
     executor = build()
     forward(executor, 0)
-    executor._device.run()
+    executor.device.run()
     executor.spans.observe()
     monkeypatch.setattr("recycle_pp.execution.spans.time.monotonic", lambda: 1.0)
     forward(executor, 1)
@@ -182,15 +182,15 @@ def step(executor):
         actions += [Action(OpKind.RECV_GRADIENT, 1, (0, i), AFTER), Action(I, 1, (0, i))]
         actions += [Action(OpKind.SEND_GRADIENT, 1, (0, i), BEFORE), Action(W, 1, (0, i))]
     with pytest.raises(Superseded):
-        executor._run_step(executor._orders, 0, [*actions, Action(OpKind.REDUCE, 1)])
-    executor._device.run(99)
+        executor._run_step(executor.orders, 0, [*actions, Action(OpKind.REDUCE, 1)])
+    executor.device.run(99)
 
 
 @pytest.mark.parametrize("in_stream", [True, False], ids=["by the device", "through the host"])
 def test_a_message_holds_the_finished_output(build, in_stream):
     executor = build(in_stream)
     step(executor)
-    assert executor._wires.sent == [11, 12, 13, 14, 25, 26, 27, 28]
+    assert executor.wires.sent == [11, 12, 13, 14, 25, 26, 27, 28]
 
 
 def test_all_ops_are_done_before_the_reduction_and_the_vote(build):
@@ -205,9 +205,9 @@ def test_while_an_input_has_not_arrived_the_wait_is_for_the_launched_ops(build):
     """So an op that hangs on the device is found, and not its neighbor."""
     executor = build()
     forward(executor, 0)
-    executor._wires.late = 3
+    executor.wires.late = 3
     forward(executor, 1)
-    assert executor._device.waits == ["F0"] and done(executor) == {}, "launched as soon as the input arrived"
+    assert executor.device.waits == ["F0"] and done(executor) == {}, "launched as soon as the input arrived"
 
 
 def test_an_op_that_fails_on_the_device_is_named_and_does_not_count(build):
@@ -215,7 +215,7 @@ def test_an_op_that_fails_on_the_device_is_named_and_does_not_count(build):
     executor.stage.fails["F", 1] = RuntimeError("CUDA error: an illegal memory access was encountered")
     for i in range(3):
         forward(executor, i)
-    executor._device.run()
+    executor.device.run()
     with pytest.raises(RuntimeError, match="illegal") as caught:
         executor.spans.observe()
     assert caught.value.recycle_where == "F of micro-batch 0.1 in step 0"
@@ -230,10 +230,10 @@ def test_a_late_error_of_the_gpu_names_the_oldest_unfinished_op_and_an_error_of_
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
     with pytest.raises(ValueError, match="on the host") as own:
-        executor._compute(executor._orders, 0, Action(W, 1, (0, 99)))
+        executor._compute(executor.orders, 0, Action(W, 1, (0, 99)))
     executor.stage.backward_weight = fail
     with pytest.raises(torch.AcceleratorError) as late:
-        executor._compute(executor._orders, 0, Action(W, 1, (0, 2)))
+        executor._compute(executor.orders, 0, Action(W, 1, (0, 2)))
     assert own.value.recycle_where == "W of micro-batch 0.99 in step 0"
     assert late.value.recycle_where == "F of micro-batch 0.0 in step 0"
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recycle_pp.data.batches import Batches
+from recycle_pp.model.measured_memory import allocations
 from recycle_pp.model.stage import Stage
 from recycle_pp.model.stage_module import Batch
 from recycle_pp.numerics.optimizer import StageOptimizer
@@ -222,9 +223,10 @@ def test_validation_changes_no_state():
     stages, batches = pipeline(config), Batches(config)
     before = [sums(stage) for stage in stages]
     batch = Batch(*batches.validation(0))
-    losses = {stages[1].evaluate(batch, stages[0].evaluate(batch))[0].item() for _ in range(2)}
-    assert len(losses) == 1
-    assert not any(stage._flights for stage in stages)
+    loss = stages[1].evaluate(batch, stages[0].evaluate(batch))[0].item()
+    with allocations(CPU) as again:
+        assert stages[1].evaluate(batch, stages[0].evaluate(batch))[0].item() == loss
+    assert again.kept == 0
     for stage, held in zip(stages, before, strict=True):
         assert all(torch.equal(held[name], grad) for name, grad in sums(stage).items())
 
@@ -237,7 +239,7 @@ def test_warming_up_changes_no_state():
         stage.warm()
         optimizer.warm()
         assert all(torch.equal(before[name], tensor) for name, tensor in optimizer.state().items())
-        assert not any(tensor.any() for tensor in stage.gradients.payload()) and not stage._flights
+        assert not any(tensor.any() for tensor in stage.gradients.payload())
 
 
 def test_dropping_micro_batches_in_flight_keeps_the_gradients():
@@ -246,11 +248,13 @@ def test_dropping_micro_batches_in_flight_keeps_the_gradients():
     forward(stages, batches, 0, 0)
     backward(stages, 0)
     expected = reduce_alone(stages)
-    forward(stages, batches, 1, 1)
-    for stage in stages:
-        stage.drop_flights()
+    with allocations(CPU) as left:
+        forward(stages, batches, 1, 1)
+        for stage in stages:
+            stage.drop_flights()
+    assert left.kept == 0
     for stage, reduced in zip(stages, expected, strict=True):
-        assert torch.equal(reduce_alone([stage])[0].flat, reduced.flat) and not stage._flights
+        assert torch.equal(reduce_alone([stage])[0].flat, reduced.flat)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "bf16-autocast"])
