@@ -37,9 +37,9 @@ def soak(runs, shape, steps, options, bound, stagger=False, overrides=()):
 
 @pytest.mark.parametrize("stagger", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_job_under_chaos_ends_with_the_weights_of_an_undisturbed_one(stagger, runs):
-    """A fast machine does 30 steps per second, so there are three seconds of faults; about six of ten are kills."""
-    options = ["--mtbf", "250ms", "--seed", "7", "--kinds", "all", "--until-step", "80"]
-    outcome, said = soak(runs, "3x2", 90, options, 120, stagger)
+    """A fast machine does 30 steps per second, so there are two seconds of faults; about six of ten are kills."""
+    options = ["--mtbf", "250ms", "--seed", "7", "--kinds", "all", "--until-step", "50"]
+    outcome, said = soak(runs, "3x2", 60, options, 120, stagger)
     assert outcome.deaths >= 2, said
     runs.check_exact(outcome)
     assert "stall, 99 %" in said and "goodput" in said

@@ -59,7 +59,7 @@ def check_exact(job, expected):
 
 
 @needs_disk
-@pytest.mark.parametrize("seconds", [5, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [4, pytest.param(40, marks=pytest.mark.slow)])
 def test_a_run_folder_that_does_not_answer_delays_no_worker_and_no_recovery(seconds, disk, tmp_path, expected):
     """A worker dies meanwhile. All others write to their logs, and a replacement is started."""
     steps = 60 * seconds

@@ -47,7 +47,7 @@ def test_a_death_in_a_return_changes_no_bit(case, runs):
 
 def test_a_death_among_workers_connected_by_gloo_groups_changes_no_bit(runs):
     faults = fails("3:0.1@backward", "5:1.0@allreduce") + rejoins("7:0.1")
-    case = Case("over Gloo", "3x2", ("parallel.backend=gloo", *faults), steps=12, deaths=2)
+    case = Case("over Gloo", "3x2", ("parallel.backend=gloo", *faults), steps=16, deaths=2)
     runs.check_exact(runs.of(case, "over Gloo"))
 
 

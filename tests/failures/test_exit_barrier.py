@@ -18,7 +18,7 @@ WAITED = re.compile(r"(?:Done|Error) waiting (?:for other agents|on exit barrier
 @pytest.mark.parametrize("lost", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_after_a_cut_the_agents_end_within_ten_seconds_of_their_supervisors(lost, runs, tmp_path):
     """Node 0 hosts the agents' store. Packets are dropped, not rejected."""
-    case = Case(f"node {lost} is cut off", "3x2", ("control.suspicion=2",), steps=20, deaths=2)
+    case = Case(f"node {lost} is cut off", "3x2", ("control.suspicion=2", "run.standby=off"), steps=20, deaths=2)
     others = [number for number in range(3) if number != lost]
     with nodes.start(case, tmp_path) as job:
         job.wait_for_step(3)
@@ -33,7 +33,7 @@ def test_after_a_cut_the_agents_end_within_ten_seconds_of_their_supervisors(lost
 
 
 def test_an_agent_does_not_wait_for_a_lost_node_and_for_one_with_a_suspended_supervisor(tmp_path):
-    with Launched(tmp_path, arguments=["run.steps=30", "control.suspicion=2"]) as job:
+    with Launched(tmp_path, arguments=["run.steps=30", "control.suspicion=2", "run.standby=off"]) as job:
         job.wait_for_step(2)
         job.kill(2)
         suspended = job.supervisors([0])[1]  # rank 1: agent 0 waits for it

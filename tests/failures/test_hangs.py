@@ -106,7 +106,7 @@ SEEDS = [0, *[pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20
 def test_a_main_thread_that_stops_anywhere_is_found_located_and_survived(seed, runs):
     rng = random.Random(seed)
     worker, steps, after = rng.choice(["0.0", "0.1", "1.0", "1.1"]), rng.randrange(6, 16), rng.uniform(0.0, 0.06)
-    case = Case(f"the main thread stops, seed {seed}", "2x2", (*QUICK, "checkpoint.every=4"), steps=30, bound=120)
+    case = Case(f"the main thread stops, seed {seed}", "2x2", (*QUICK, "checkpoint.every=4"), steps=25, bound=120)
     with freezing(worker, steps, after) as (freeze, found):
         outcome = runs.of(case, "one thread stops", meanwhile=freeze)
     runs.check_exact(outcome)
@@ -141,7 +141,7 @@ INSIDE = [
 @pytest.mark.parametrize(("kind", "where", "times"), INSIDE)
 def test_a_hanging_op_is_found_with_and_without_the_interpreters_lock(kind, where, times, sabotaged, tmp_path):
     plan = {"hang": kind, "stage": 1, "step": 5, "g": 5, "once": str(tmp_path / "hung")}
-    case = Case(f"hangs in its forward ({kind})", "2x2", QUICK, steps=12)
+    case = Case(f"hangs in its forward ({kind})", "2x2", QUICK)
     outcome = sabotaged.of(case, "one thread stops", environment={"RECYCLE_SABOTAGE": json.dumps(plan)})
     sabotaged.check_exact(outcome)
     (found,) = outcome.all("hang_suspected")

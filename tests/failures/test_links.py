@@ -17,12 +17,11 @@ def longest_gap(outcome):
     return max(after["time"] - before["time"] for before, after in pairwise(outcome.metrics))
 
 
-@pytest.mark.torchrun
 @pytest.mark.parametrize("suspicion", [1, *(pytest.param(n, marks=slow) for n in (5, 10))])
-def test_after_a_cut_one_of_the_two_nodes_leaves_within_suspicion_plus_two_seconds(suspicion, runs, tmp_path):
+def test_after_a_cut_one_of_the_two_nodes_leaves_within_suspicion_plus_two_seconds(suspicion, zygote, runs, tmp_path):
     overrides = (f"control.suspicion={suspicion}",)
     case = Case("the link between two nodes is cut", "3x2", overrides, steps=60, deaths=2)
-    with nodes.start(case, tmp_path) as job:
+    with nodes.start(case, tmp_path, zygote) as job:
         job.wait_for_step(10)
         job.network.cut(job.nodes[1].machine, job.nodes[2].machine)
         outcome = job.outcome()

@@ -132,7 +132,7 @@ def test_several_deaths_change_no_bit(case, runs):
 def test_a_stage_may_update_its_blocks_before_another_has_finished_its_backwards(stagger, runs):
     """The traces of the steps around deaths show it in some of them, also on a busy machine."""
     faults = fails("5:1.0@forward", "10:0.0@forward")
-    case = Case("seen from the traces", "3x2", (*AHEAD, *faults), steps=15, stagger=stagger, deaths=2)
+    case = Case("seen from the traces", "3x2", (*AHEAD, *faults), steps=16, stagger=stagger, deaths=2)
     outcome = runs.of(case, "sharded, several")
     runs.check_exact(outcome)
     early = 0

@@ -116,7 +116,7 @@ def test_train_starts_the_workers_and_a_resume_reads_their_number_from_the_run(t
 
 @pytest.mark.torchrun
 def test_one_worker_needs_no_torchrun(tmp_path):
-    done = run("train", "parallel=1x1", *TINY[1:], "run.steps=1", cwd=tmp_path)
+    done = run("train", "parallel=1x1", *TINY[1:], "run.steps=1", "run.standby=off", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "torchrun" not in done.stdout
 

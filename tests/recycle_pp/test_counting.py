@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 BIN = Path(sys.executable).parent
-SMALL = ["parallel.pipelines=2", "parallel.stages=1", "model=tiny", "run.dir=run", "run.validate_every=0"]
+SMALL = ["parallel.pipelines=2", "parallel.stages=1", "model=tiny", "run.dir=run", "run.validate_every=0",
+         "run.standby=off"]  # fmt: skip
 
 
 def printed(*command, cwd):

@@ -37,8 +37,8 @@ SIGINT, SIGTERM, STAGGERED, SAVING = (2, 130), (15, 143), "optimizer.stagger=tru
 @pytest.mark.parametrize(
     ("number", "code", "more"),
     [
-        (*SIGINT, [STAGGERED]),
         (*SIGTERM, [SAVING]),
+        pytest.param(*SIGINT, [STAGGERED], marks=pytest.mark.slow),  # test_cli.py has Ctrl-C
         pytest.param(*SIGINT, [], marks=pytest.mark.slow),
         pytest.param(*SIGINT, [SAVING], marks=pytest.mark.slow),
         pytest.param(*SIGTERM, [], marks=pytest.mark.slow),

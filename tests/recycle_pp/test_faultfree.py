@@ -28,9 +28,8 @@ SHAPES = {
 }
 CLIPS = "optimizer.clip=0.02"  # below the norm of every step
 CASES = [
-    ("3x4", ("model.dropout=0.2",)),
     ("2x2", ("model.dropout=0.2", "model.recompute=true", "optimizer.clip=null")),
-    ("3x4", ("model.layers=7", "model.split=[1,3,1,2]")),
+    ("3x4", ("model.dropout=0.2", "model.layers=7", "model.split=[1,3,1,2]")),
     ("3x4", ("numerics.precision=bf16", "model.recompute=true", CLIPS)),
 ]
 FEWER = [  # mostly single features of the cases above
@@ -38,6 +37,7 @@ FEWER = [  # mostly single features of the cases above
     ("1x1", ()),
     ("2x2", ()),
     ("3x4", ()),
+    ("3x4", ("model.dropout=0.2",)),
     ("2x2", (CLIPS,)),
     ("2x2", ("model.split=[3,1]",)),
     ("2x2", ("numerics.precision=bf16", "model.dropout=0.2")),
@@ -95,7 +95,8 @@ def test_a_staggered_optimizer_changes_no_bit(trained, shape, clip):
     ("shape", "overrides", "tolerance"),
     [
         pytest.param("2x2", (), 1e-5, marks=slow),
-        ("3x4", (*STAGGERED, "model.dropout=0.2"), 1e-5),
+        ("2x2", (*STAGGERED, "model.dropout=0.2"), 1e-5),
+        pytest.param("3x4", (*STAGGERED, "model.dropout=0.2"), 1e-5, marks=slow),
         # matrix products are rounded to 2^-9
         pytest.param("2x2", ("numerics=bf16-autocast", "model.recompute=true"), 1e-3, marks=slow),
         pytest.param("2x2", (*STAGGERED, "numerics=bf16"), 1e-3, marks=slow),

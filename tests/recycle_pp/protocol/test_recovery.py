@@ -20,7 +20,7 @@ def test_without_failures_every_step_is_committed_in_any_order_of_events(shape, 
         assert world.coordinator.job.generation == 0
 
 
-@pytest.mark.parametrize("each", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("each", [9, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stagger", [False, True])
 @pytest.mark.parametrize("shape", [(2, 2, 2), (2, 1, 2), (2, 3, 1)])
 def test_a_death_at_any_event_changes_only_the_assignment_of_work(shape, stagger, each):
@@ -33,7 +33,7 @@ def test_a_death_at_any_event_changes_only_the_assignment_of_work(shape, stagger
             assert world.coordinator.job.committed == 1
 
 
-@pytest.mark.parametrize("each", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("each", [9, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stagger", [False, True])
 @pytest.mark.parametrize("shape", [(2, 2, 2), (2, 1, 2), (2, 3, 1)])
 def test_every_validation_has_all_its_micro_batches_after_a_death_at_any_event(shape, stagger, each):
@@ -71,7 +71,7 @@ def test_a_step_whose_sums_do_not_fit_is_repeated_despite_a_death_at_any_event(k
         assert {note["step"] for note in notes if note["event"] == "repeated"} <= {0, 1}
 
 
-@pytest.mark.parametrize("each", [7, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("each", [11, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stagger", [False, True])
 @pytest.mark.parametrize("shape", [(2, 2, 2), (2, 1, 2), (2, 3, 1)])
 def test_a_coordinator_that_dies_at_any_event_is_replaced_and_no_step_is_applied_twice(shape, stagger, each):

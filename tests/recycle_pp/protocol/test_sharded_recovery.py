@@ -29,7 +29,7 @@ def test_without_failures_every_step_is_committed_in_any_order_of_events(shape, 
         assert (world.speculations > 0) == stagger and not world.taken_back
 
 
-@pytest.mark.parametrize("each", [7, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("each", [13, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stagger", [False, True])
 @pytest.mark.parametrize("shape", [(2, 2, 2), (3, 1, 2), (4, 1, 2)])
 def test_a_death_at_any_event_loses_nothing(shape, stagger, each):
@@ -83,7 +83,7 @@ def test_the_successor_of_a_coordinator_that_dies_at_any_event_finds_all_holders
         assert world.coordinator.lost is None and world.coordinator.job.committed == 2
 
 
-@pytest.mark.parametrize("each", [7, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("each", [13, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shape", [(4, 1, 2), (3, 2, 1)])
 @pytest.mark.parametrize("kind", ["flip", "err"])
 def test_a_block_that_becomes_wrong_at_any_event_is_detected_in_the_next_vote_and_not_used(kind, shape, each):
@@ -100,7 +100,7 @@ def test_a_block_that_becomes_wrong_at_any_event_is_detected_in_the_next_vote_an
     assert found > events / each / 2
 
 
-@pytest.mark.parametrize("each", [5, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("each", [11, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("later", ["kill", "orphan", "cut"])
 def test_another_fault_during_the_detection_of_a_wrong_block_changes_nothing(later, each):
     order = Order((4, 1, 2), steps=3, copies=2, third=True)
