@@ -111,6 +111,6 @@ def test_a_worker_that_does_not_connect_again_is_lost(of):
 
 
 def test_a_member_whose_connection_ends_is_lost_at_once(of):
-    of.job.live.add(of.rank.role)
+    of.job.live.add(of.rank.number)
     of.workers.lost(of.rank, 0, connect(of))
     assert of.lost == [0] and not of.later
