@@ -65,7 +65,7 @@ def test_lines_of_a_replaced_coordinator_do_not_count(path):
     new.handle(WorkerReady(MEMBERS[0]))
     old.handle(WorkerReady(MEMBERS[1]))
     new.handle(WorkerReady(MEMBERS[1]))
-    assert [d.event.worker for d in replay(path)] == MEMBERS
+    assert [d.event.member for d in replay(path)] == MEMBERS
 
 
 def test_a_full_file_is_replaced_by_a_snapshot_and_the_next_events(path, monkeypatch):
