@@ -2,6 +2,7 @@
 
 from recycle_schedules import Problem, Worker, actions, plan, unpack
 
+from recycle_pp.protocol.assignment import initial
 from recycle_pp.protocol.steady_state_plan import Steady
 
 PROBLEM = Problem(pipelines=2, stages=2, microbatches=2)
@@ -15,7 +16,7 @@ def begun():
 
 
 def send(steady):
-    return dict(steady.send(PROBLEM.workers(), generation=0))
+    return dict(steady.send(initial(2, 2), generation=0))
 
 
 def followed():
@@ -31,8 +32,8 @@ def test_a_generation_waits_for_its_plan_and_gets_it_once():
     steady.made(steady.plan(PROBLEM), PROBLEM)
     assert steady.ready and not steady.wanted
     lists = send(steady)
-    assert unpack(lists[Worker(0, 1)].steady) == actions(plan(PROBLEM))[Worker(0, 1)]
-    assert {a.microbatch for a in unpack(lists[Worker(0, 1)].forward)} == {(0, 0)}
+    assert unpack(lists[1].steady) == actions(plan(PROBLEM))[Worker(0, 1)]
+    assert {a.microbatch for a in unpack(lists[1].forward)} == {(0, 0)}
     assert not steady.ready and not steady.fresh
 
 
