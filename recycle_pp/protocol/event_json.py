@@ -1,6 +1,6 @@
 """Events of a job as JSON, and a fingerprint of what a job decided.
 
-text = encode(WorkerDied(Worker(1, 2)))      # b'{"type":"WorkerDied","worker":[1,2]}'
+text = encode(WorkerDied(6))                 # b'{"type":"WorkerDied","member":6}'
 event = decode(json.loads(text))
 fingerprint(job.handle(event))               # equal for equal outcomes, also in another process
 """
