@@ -386,10 +386,11 @@ def _spans_here(spans: list[Span], here: Callable[[float], float]) -> list[Any]:
 
 
 def weights_sha256(digests: Mapping[Worker, Mapping[str, str]]) -> str | None:
-    """SHA-256 over the digests of the parameters in canonical order; None if the weights of peers differ."""
+    """SHA-256 over the digests of the parameters, sorted by name; None if the weights of peers differ. The order of
+    layers in a stage does not matter, nor where a tied tensor is held."""
     by_name: dict[str, str] = {}
-    for _, of in sorted(digests.items(), key=lambda item: (item[0].stage, item[0].pipeline)):
+    for of in digests.values():
         for name, digest in of.items():
             if by_name.setdefault(name, digest) != digest:
                 return None
-    return hashlib.sha256("".join(by_name.values()).encode()).hexdigest()
+    return hashlib.sha256("".join(digest for _, digest in sorted(by_name.items())).encode()).hexdigest()

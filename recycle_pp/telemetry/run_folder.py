@@ -64,7 +64,7 @@ class Summary:
     wall_seconds: float
     cpu_seconds_per_step: float  # user + system time of all processes
     final_loss: float | None
-    weights_sha256: str | None  # over the full model's parameters in canonical order
+    weights_sha256: str | None  # over the full model's parameters, sorted by name
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -74,7 +74,8 @@ def reference(overrides):
     model = plain.whole(settings)
     masters = plain.masters_of(settings, list(model.parameters()))
     losses, norms = zip(*plain.train(settings, STEPS, model, masters=masters), strict=True)
-    digests = [hashlib.sha256(p.detach().numpy().tobytes()).hexdigest() for p in masters]
+    named = sorted(zip([name for name, _ in model.named_parameters()], masters, strict=True), key=lambda pair: pair[0])
+    digests = [hashlib.sha256(master.detach().numpy().tobytes()).hexdigest() for _, master in named]
     return Result(list(losses), list(norms), hashlib.sha256("".join(digests).encode()).hexdigest())
 
 
