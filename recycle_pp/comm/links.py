@@ -31,8 +31,6 @@ from .waiting import Generation, LinkBroken, Pending
 class Links:
     """Messages and sums among the members of the current generation, carried by `transport`.
 
-    members: the members of the current generation, and the worker that each of them plays
-
     Every method may be called from any thread. No method holds a lock while it blocks.
     """
 
@@ -43,8 +41,6 @@ class Links:
         self._present: Generation | None = None
         self._building: Generation | None = None
         self._followed: int | None = None  # the only generation whose operations are allowed
-        self._players: dict[Worker, Member] = {}  # of the current generation
-        self.members: Assignment = {}
 
     @property
     def generation(self) -> int:
@@ -70,7 +66,7 @@ class Links:
         Blocks until all connections are established. LinkBroken if the rebuild is aborted, or if an equal or newer
         generation has been requested. The generation is then unusable.
         """
-        new = Generation(generation)
+        new = Generation(generation, members)
         with self._lock:
             if generation <= self._wanted:
                 raise LinkBroken(generation, f"superseded by generation {self._wanted}")
@@ -82,7 +78,6 @@ class Links:
             with self._lock:
                 new.check()
                 self._building, self._present = None, new
-                self.members, self._players = members, {worker: member for member, worker in members.items()}
         except BaseException:
             self._end([new])
             raise
@@ -95,9 +90,15 @@ class Links:
         """
         self._followed = generation
 
+    @property
+    def members(self) -> Assignment:
+        """The members of the followed generation, and the worker that each of them plays. LinkBroken if it has ended,
+        as for the messages: a member of an ended generation may be unknown in the current one."""
+        return self._now().members
+
     def member(self, worker: Worker) -> Member:
-        """The member that plays this worker in the current generation."""
-        return self._players[worker]
+        """The member that plays this worker. LinkBroken if the followed generation has ended."""
+        return self._now().member(worker)
 
     def connect(self, members: Collection[Member]) -> None:
         """Prepares messages with these members of other stages, once per generation.

@@ -18,6 +18,10 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TypeVar
 
+from recycle_schedules import Worker
+
+from recycle_pp.wire.messages.members import Assignment, Member
+
 from .device_errors import is_gpu_failure, is_out_of_memory
 
 T = TypeVar("T")
@@ -123,12 +127,14 @@ class Pool:
 
 
 class Generation:
-    """The number of a generation, and whether it has ended. Its operations share this object.
+    """The number of a generation, its members, and whether it has ended. Its operations share this object.
 
     Methods may be called from any thread and hold no lock."""
 
-    def __init__(self, number: int):
+    def __init__(self, number: int, members: Assignment | None = None):
         self.number = number
+        self.members = members or {}
+        self._players = {worker: member for member, worker in self.members.items()}
         self.over = False
         self._awaited: set[Job] = set()
 
@@ -141,6 +147,10 @@ class Generation:
     def check(self) -> None:
         if self.over:
             raise LinkBroken(self.number, "aborted")
+
+    def member(self, worker: Worker) -> Member:
+        """The member that plays this worker."""
+        return self._players[worker]
 
     def wait(self, job: Job, seconds: float = -1) -> bool:
         """Blocks until the job is done. False if that takes longer than `seconds` (-1: no limit).

@@ -1,6 +1,6 @@
 """The identities of units. A unit is a piece of one layer's state.
 
-    UnitId(3, 2)                                                    # unit 2 of layer 3, in text: layers.3/2
+    UnitId(3, 2)                                                    # unit 2 of layer 3
     packed([UnitId(3, 0), UnitId(3, 1), UnitId(5, 0)])              # [(3, 0, 2), (5, 0, 1)]
     unpacked([(3, 0, 2), (5, 0, 1)])                                # the same units again
 
@@ -18,9 +18,6 @@ from typing import NamedTuple
 class UnitId(NamedTuple):
     layer: int
     number: int
-
-    def __str__(self) -> str:
-        return f"layers.{self.layer}/{self.number}"
 
 
 Layout = dict[int, list[int]]

@@ -4,6 +4,7 @@ import gc
 import threading
 import time
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -177,6 +178,21 @@ def test_an_abort_ends_operations_that_wait_for_live_workers(where):
         times = [report[0] - start for _, report in reports if report != "later operations raise"]
         assert len(times) == 4 and max(times) < 2.0
         assert all(report[1:] == (True, 0) for _, report in reports if report != "later operations raise")
+
+
+def test_a_follower_of_an_ended_generation_gets_no_error_of_its_own_for_a_worker_that_has_died():
+    """The next generation may be ready before the executor has read its new orders."""
+    transport = SimpleNamespace(join=lambda *_: None, end=lambda over: None)
+    links, members = Links(transport), grid(2, 1)
+    links.rebuild(0, members, 0)
+    links.follow(0)
+    assert links.member(members[1]) == 1
+    links.rebuild(1, {0: members[0]}, 0)
+    for ask in (lambda: links.member(members[1]), lambda: links.members[1]):
+        with pytest.raises(LinkBroken):
+            ask()
+    links.follow(1)
+    assert links.members == {0: members[0]}
 
 
 def test_a_wait_for_a_dead_peer_fails_before_the_death_is_announced():
