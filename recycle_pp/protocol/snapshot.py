@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from enum import Enum
 from typing import Any
 
 from .adoption import Derive
@@ -30,7 +31,9 @@ class NotASnapshot(ValueError):
 
 def snapshot(job: Job) -> bytes:
     state = {name: value for name, value in vars(job).items() if name not in LEFT_OUT}
-    return pickle.dumps((state, job.steady.state), protocol=5)
+    data = io.BytesIO()
+    _Pickler(data, protocol=5).dump((state, job.steady.state))
+    return data.getvalue()
 
 
 def restored(data: bytes, planner: Planner, derive: Derive) -> Job:
@@ -44,6 +47,13 @@ def restored(data: bytes, planner: Planner, derive: Derive) -> Job:
     except Exception as error:  # damaged bytes can raise anything
         raise NotASnapshot(f"not a snapshot of a job: {error}") from error
     return job
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        """Stores a member of an Enum by its value. Python 3.11.0 to 3.11.3 would call `getattr`, which `restored`
+        rejects."""
+        return (type(value), (value.value,)) if isinstance(value, Enum) else NotImplemented
 
 
 class _Unpickler(pickle.Unpickler):
