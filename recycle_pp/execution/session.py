@@ -103,7 +103,13 @@ class Session:
             return None if self._over is not None else self.participant.orders
 
     def pending(self) -> bool:
-        """Whether a commit must be applied, an early update must be undone, or a step must be restarted."""
+        """Whether a commit must be applied, an early update must be undone, or a step must be restarted.
+
+        Takes the lock: a step that counts as committed must not seem applied while its commit is being stored."""
+        with self.lock:
+            return self._is_pending()
+
+    def _is_pending(self) -> bool:
         return bool(self.participant.commits) or self.participant.undo or self.participant.again
 
     def check(self, orders: Orders) -> None:
@@ -138,7 +144,7 @@ class Session:
             while not self.participant.commits:
                 self.check(orders)
                 step = self.participant.committed + 1
-                self.doing.waits("commit", step, arrived=lambda: self.pending() or self._void(orders))
+                self.doing.waits("commit", step, arrived=lambda: self._is_pending() or self._void(orders))
                 self.changed.wait()
             return self.participant.commits[0]
 

@@ -16,12 +16,17 @@ from recycle_pp.comm.nccl import group
 
 
 class FakeLibrary:
-    """hanging: communicators whose operations hang in the driver until an abort. unfinished: whether the GPU still runs
-    the operations. failure: the error that all communicators report. operations: (name, elements) of all."""
+    """
+    hanging     communicators whose operations hang in the driver until an abort; `hangs` is set once one does
+    unfinished  whether the GPU still runs the operations
+    failure     the error that all communicators report
+    operations  (name, elements) of all
+    """
 
     def __init__(self):
         self.operations, self.mistakes, self.aborted = [], [], []
         self.hanging, self.unfinished, self.failure = set(), False, None
+        self.hangs = threading.Event()
         self._lock, self._members, self._of = threading.Lock(), {}, {}
         self._operating, self._identities = None, 0
         self.on_gpu = threading.local()
@@ -76,6 +81,7 @@ class FakeLibrary:
             self._operating = name
             time.sleep(0.0005)  # long enough for another thread
             while handle in self.hanging and handle not in self.aborted:
+                self.hangs.set()
                 time.sleep(0.001)
             self._operating = None
             self.operations.append((name, tensor.numel()))

@@ -91,6 +91,7 @@ def test_an_abort_waits_for_no_operation_that_hangs_in_the_driver(nccl, store, m
     (hangs, _), (other, _) = connected(store, "0/a"), connected(store, "0/b")
     nccl.hanging.add(hangs.backend._handle)
     run = in_thread(lambda: hangs.backend.allreduce([torch.zeros(1)]))
+    assert nccl.hangs.wait(10)
     waits = in_thread(lambda: other.backend.allreduce([torch.zeros(1)]))
     time.sleep(0.05)
     begin = time.monotonic()
