@@ -1,8 +1,8 @@
-"""What follows a commit: its measured durations, and checkpoints with the workers' messages about them.
+"""Work after a commit: updates the measured durations, and follows the checkpoint until it is saved or fails.
 
 after_commit = AfterCommit(state, driver)     # a handler of the job's events
 after_commit.saved(rank, message)             # also `save_failed`, `compare`, `assembling`, `assembled`
-after_commit.died(rank)                       # its worker's part of a checkpoint is no longer awaited
+after_commit.died(rank)                       # stops waiting for this worker's part of a checkpoint
 after_commit.report_damage(damaged)           # records damaged checkpoints
 """
 
@@ -30,7 +30,7 @@ class AfterCommit:
     def __init__(self, state: JobState, driver: Driver) -> None:
         self._state = state
         self._driver = driver
-        self._placed = False  # whether holders of sharded state were checked
+        self._placed = False  # whether the hosts of sharded state were checked
 
     def handled(self, event: Event, outcome: Outcome) -> None:
         for note in outcome.notes:
@@ -41,7 +41,7 @@ class AfterCommit:
                     self._placed = True
                     if warning := self._state.job.units.on_one_host():
                         self._state.recorder.say(warning)
-                case "mismatch":  # the unfinished checkpoint may have the wrong state
+                case "mismatch":  # the unfinished checkpoint may contain wrong state
                     self._abandon(self._state.job.committed + 1, f"the state of worker {note['worker']} is wrong")
                 case "violation":
                     self._state.lifecycle.stop(note["detail"])
@@ -72,7 +72,7 @@ class AfterCommit:
             state.timers.after(state.settings.control.lease, self._abandon_slow_save, state.saving.step)
 
     def _measure(self, step: int) -> None:
-        """Takes the spans of a committed step. Writes the profile once it is complete."""
+        """Adds the spans of a committed step to the profile, and writes the profile once it is complete."""
         state = self._state
         was_complete = state.profile.complete
         changed = state.profile.add(state.spans.of(step), state.job.problem_now().recomputes)
@@ -88,8 +88,8 @@ class AfterCommit:
         self._driver.send(self._state.saving.saved(rank.number, message))
 
     def compare(self, rank: Rank, message: Digests) -> None:
-        """Takes a worker's digests at a checkpoint. The checkpoint is assembled only if the digests of each stage
-        agree."""
+        """Adds a worker's digests for a checkpoint. The checkpoint is assembled only if the digests within each
+        stage agree."""
         self._driver.send(self._state.saving.compared(rank.number, message))
         self._judge_replicas()
 
@@ -99,14 +99,14 @@ class AfterCommit:
     def assembled(self, rank: Rank, message: Assembled) -> None:
         state = self._state
         state.saving.assembled(message)
-        if state.lifecycle.over:  # the last event must be the reason of the stop
+        if state.lifecycle.over:  # no event may follow the one with the reason for the stop
             return
         state.ending.saved()
         state.recorder.event(CheckpointSaved(checkpoint=message.step))
         self._driver.finish_if_done()
 
     def save_failed(self, rank: Rank | None, message: SaveFailed) -> None:
-        """Abandons a checkpoint. rank: the sender; None: this coordinator."""
+        """Abandons a checkpoint. rank: sender of the message, or None for this coordinator."""
         state = self._state
         if state.saving.save_failed(message, rank.number if rank else None) and not state.lifecycle.over:
             newest, seconds = state.saving.unsaved()
@@ -121,7 +121,7 @@ class AfterCommit:
         self._judge_replicas()
 
     def report_damage(self, damaged: Mapping[int, str]) -> None:
-        """Records damaged checkpoints. damaged: steps in a checkpoint -> its damage."""
+        """Records damaged checkpoints. damaged: number of steps in the checkpoint -> description of the damage."""
         for step, damage in damaged.items():
             self._state.recorder.event(CheckpointDamaged(checkpoint=step, detail=damage))
 
@@ -130,13 +130,13 @@ class AfterCommit:
         wrong = saving.replicas.verdict()
         if wrong is None:
             return
-        if self._state.job.third and not saving.final:  # the next vote finds the wrong worker
+        if self._state.job.third and not saving.final:  # the next vote identifies the wrong worker
             self._abandon(saving.step, wrong)
         else:
             self._driver.stop_wrong_weights(wrong)
 
     def _abandon_slow_save(self, step: int) -> None:
-        """Abandons a checkpoint that takes too long, so that a hanging file system does not delay the end."""
+        """Abandons a checkpoint that takes too long, so that a hanging file system cannot delay the end."""
         saving, seconds = self._state.saving, self._state.settings.control.lease
         if saving.busy:
             self._abandon(step, f"{saving.slow()} did not finish writing within {seconds:g} s")

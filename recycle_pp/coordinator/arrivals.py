@@ -1,9 +1,9 @@
-"""Reports every few seconds what the start of a job waits for, until its first step is committed.
+"""Reports the progress of a job's start every few seconds, until its first step is committed.
 
     missing = await until_all_have_come(roster, world=12, say=recorder.say)      # supervisors
     await until_first_step(state, hangs)                                         # workers
 
-`hang_detector.py` has the time limits of workers.
+The time limits for workers are in `hang_detector.py`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from .ranks import Rank
     from .state import JobState
 
-SECONDS = 4.0  # between two lines
+SECONDS = 4.0  # between two reports
 LOOK_SECONDS = 0.05
 LIMIT = 600.0  # seconds to wait for supervisors; nodes of a cluster do not start together
 GROUPS = 4  # a line shows at most this many groups of workers with the same activity
 
 
 class Ranks(Protocol):
-    """The connected ranks: a `Roster`."""
+    """The part of `Roster` used here."""
 
     @property
     def complete(self) -> bool: ...
@@ -34,7 +34,7 @@ class Ranks(Protocol):
 
 
 async def until_all_have_come(roster: Ranks, world: int, say: Callable[[str], None]) -> str | None:
-    """Returns None when all supervisors have connected once, and a sentence if some are missing after `LIMIT`."""
+    """Waits until all supervisors have connected once. Returns None, or an error message after `LIMIT`."""
     loop = asyncio.get_running_loop()
     begun = due = loop.time()
     while not roster.complete:
@@ -52,7 +52,7 @@ async def until_all_have_come(roster: Ranks, world: int, say: Callable[[str], No
 
 
 async def until_first_step(state: JobState, hangs: HangDetector) -> None:
-    """Returns when the first step is committed or the job is over."""
+    """Reports the activity of starting workers, until the first step is committed or the job is over."""
     loop = asyncio.get_running_loop()
     begun = loop.time()
     while True:

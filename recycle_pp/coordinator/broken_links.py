@@ -1,8 +1,8 @@
-"""Broken links between live workers: they are rebuilt, or one of the two workers leaves.
+"""Handles broken links between live workers: rebuilds the links, or removes one of the two workers.
 
 links = BrokenLinks(state, driver, deaths, returns)
-links.broken(rank, message)             # a connection broke: all links are rebuilt after a moment
-links.unreachable(rank, message)        # attempts to connect have failed for control.suspicion: the link is cut
+links.broken(rank, message)             # a connection broke; rebuilds all links after a short delay
+links.unreachable(rank, message)        # the link is cut: no attempt to connect succeeded for control.suspicion
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from .ranks import Rank
 from .returns import Returns
 from .state import JobState
 
-_BROKEN_SECONDS = 0.5  # delay until links are rebuilt, if no worker has died
-_OTHER_END_SECONDS = 0.3  # from the first report of a cut link to the decision; the link's other end reports too
+_BROKEN_SECONDS = 0.5  # delay before links are rebuilt, unless a death is reported in this time
+_OTHER_END_SECONDS = 0.3  # delay of the decision about a cut link, so that the link's other end can report too
 
 
 class BrokenLinks:
@@ -31,7 +31,7 @@ class BrokenLinks:
         self._deaths = deaths
         self._returns = returns
         self._unreachable: dict[Member, list[Member]] = {}  # reporting member -> members that it cannot reach
-        self._announced: dict[Worker, list[Worker]] = {}  # the cut links that have been reported to the user
+        self._announced: dict[Worker, list[Worker]] = {}  # cut links that were last reported to the user
 
     def broken(self, rank: Rank, message: Broken) -> None:
         self._state.timers.after(_BROKEN_SECONDS, self._renew, message.generation)
@@ -42,13 +42,13 @@ class BrokenLinks:
         self._unreachable[rank.number] = message.members
 
     def _renew(self, generation: int) -> None:
-        """Rebuilds the links of the same members, unless a death or a decision has started another generation."""
+        """Rebuilds all links, unless another generation has started since the report."""
         if generation == self._state.job.generation:
             self._driver.drive(LinksBroken())
 
     def _decide(self) -> None:
-        """Removes the fewest workers that leave no cut link. If a stage would lose its last worker, the job waits for
-        the network instead."""
+        """Removes the smallest set of workers that includes one end of each cut link. If that would empty a stage,
+        the job waits for the network instead."""
         live = self._state.job.workers
         cut = {live[m]: [live[o] for o in others if o in live] for m, others in self._unreachable.items() if m in live}
         cut = {worker: others for worker, others in cut.items() if others}
@@ -69,6 +69,6 @@ class BrokenLinks:
             )
 
     def _hosts_behind(self, worker: Worker, cut: dict[Worker, list[Worker]]) -> list[str]:
-        """The nodes at the other ends of this worker's cut links."""
+        """The hosts at the other ends of this worker's cut links."""
         ends = {*cut.get(worker, []), *(other for other, those in cut.items() if worker in those)}
         return sorted({rank.host for rank in self._state.roster if rank.role in ends and rank.host})

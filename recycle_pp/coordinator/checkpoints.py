@@ -1,12 +1,13 @@
-"""Checkpoints on the coordinator: which workers save, and which one assembles the parts.
+"""Tracks a checkpoint on the coordinator: its missing parts, and the member that assembles them.
 
-    saving.begin(step, savers, final, live) # with the commit: the savers write the parts of their stages
-    out = saving.saved(member, message)     # after the last part, one member assembles the checkpoint,
-    out = saving.compared(member, message)  # once the digests of all live members have arrived and agree
-    out = saving.died(member, live)         # the run's last checkpoint replaces a dead saver, any other is abandoned
-    out = saving.only(live)                 # all awaited members that are not in `live` have died
-    out = saving.returned(member)           # the member's connection was reset: repeats a request that may be lost
-The name of a checkpoint is its number of steps: `step-000020` has the state after steps 0 to 19.
+    saving.begin(step, savers, final, live) # at the commit; the savers then write their parts
+    out = saving.saved(member, message)     # a part is written
+    out = saving.compared(member, message)  # a member's digests have arrived
+    out = saving.died(member, live)         # replaces a dead saver in the run's last checkpoint, abandons any other
+    out = saving.only(live)                 # handles all awaited members that are not in `live` as dead
+    out = saving.returned(member)           # resends a request that may be lost, as the connection was reset
+One member assembles the checkpoint once all parts are written and the digests of all live members agree.
+Checkpoints are named by their number of steps: `step-000020` has the state after steps 0 to 19.
 """
 
 from __future__ import annotations
@@ -30,8 +31,7 @@ from .replicas import Replicas
 
 
 class CannotRestore(RuntimeError):
-    """Workers cannot restart from a checkpoint. The message has the reason. step: steps in the newest intact
-    checkpoint."""
+    """Workers cannot restart from a checkpoint. step: number of steps in the newest intact one; 0 if none."""
 
     def __init__(self, reason: str, step: int) -> None:
         super().__init__(reason)
@@ -40,8 +40,8 @@ class CannotRestore(RuntimeError):
 
 class Whole(NamedTuple):
     """
-    step     steps in the newest intact checkpoint; 0 without one
-    damaged  steps in a newer checkpoint -> its damage
+    step     number of steps in the newest intact checkpoint; 0 if there is none
+    damaged  number of steps in a newer checkpoint -> description of its damage
     """
 
     step: int = 0
@@ -52,7 +52,7 @@ NOTHING = Whole()
 
 
 def newest_whole(folder: Path) -> Whole:
-    """The newest intact checkpoint. Reads every byte of it and of newer, damaged checkpoints. May block for minutes."""
+    """The newest intact checkpoint. Reads it and all newer checkpoints completely, which may block for minutes."""
     damaged: dict[int, str] = {}
     for step, path in reversed(finished(folder).items()):
         wrong = damage(path, step)
@@ -64,29 +64,29 @@ def newest_whole(folder: Path) -> Whole:
 
 class Saving:
     """
-    step   steps in the checkpoint that is being saved, or was saved last
+    step   number of steps in the current or latest checkpoint
     final  whether this is the last checkpoint of the run
     """
 
     def __init__(self, folder: Path, assignment: Callable[[], Assignment], newest: int = 0) -> None:
         """
         assignment  returns the job's assignment
-        newest      steps in the newest known checkpoint
+        newest      number of steps in the newest known checkpoint
         """
         self._folder, self._assignment = folder, assignment
         self._newest = newest
         self._newest_since = time.monotonic()
         self.step = -1
-        self._missing: dict[int, Member] = {}  # stage (if sharded: member) -> writer of a part
-        self._parts: dict[Member, str] = {}  # finished parts, by writer
-        self._writing: set[Member] = set()  # members whose part of any checkpoint is not finished
+        self._missing: dict[int, Member] = {}  # stage (if sharded: member) -> member whose part is missing
+        self._parts: dict[Member, str] = {}  # finished parts, by member
+        self._writing: set[Member] = set()  # members still writing a part, also of an abandoned checkpoint
         self._whole: set[Member] = set()  # members asked to save every unit they hold, because a peer died
-        self._last: Member | None = None  # writer of the last part; assembles after the comparison
+        self._last: Member | None = None  # member that wrote the last part; assembles once the digests agree
         self.replicas = Replicas()
         self._assembler: Member | None = None
         self._assembles = False  # the assembler has received its request
         self.final = self._sharded = False
-        self._restored = -1  # steps in the checkpoint restored last
+        self._restored = -1  # number of steps in the last restored checkpoint
         self.failed = False  # the last checkpoint of the run could not be written
 
     @property
@@ -95,29 +95,29 @@ class Saving:
 
     @property
     def occupied(self) -> bool:
-        """Whether members still write parts, also of an abandoned checkpoint. Such members would be late with the parts
-        of a new checkpoint."""
+        """Whether any member is still writing a part, also of an abandoned checkpoint. Such a member would be late
+        with its part of a new checkpoint."""
         return self.busy or bool(self._writing)
 
     def slow(self) -> str:
-        """The workers that the newest save waits for, in words: "workers 0.1, 1.2"."""
+        """The workers that delay the current save, as text: "workers 0.1, 1.2"."""
         silent = self._missing.values() or self.replicas.silent if self.busy else self._writing
         missing = [self._assembler] if self._assembler is not None else sorted(silent)
         names = [str(self._assignment()[member]) for member in missing]
         return f"worker{'s' * (len(names) != 1)} {', '.join(names)}"
 
     def newest(self) -> Path | None:
-        """The newest finished checkpoint. Does not access the disk."""
+        """Path of the newest finished checkpoint, or None. Does not access the disk."""
         return self.path(self._newest) if self._newest else None
 
     def unsaved(self) -> tuple[int, float]:
-        """What the job would lose now: (steps in the newest checkpoint, 0 without one; seconds since this checkpoint
-        was saved, or since the job or this coordinator started)."""
+        """(number of steps in the newest checkpoint or 0, seconds of unsaved work). The seconds count from the time
+        when this checkpoint was saved or this coordinator started."""
         return self._newest, round(time.monotonic() - self._newest_since, 1)
 
     async def look(self) -> None:
-        """Finds the newest checkpoint that another coordinator has finished."""
-        with suppress(OSError):  # a checkpoint that cannot be found is not offered to the user
+        """Looks on disk for checkpoints that an earlier coordinator finished."""
+        with suppress(OSError):  # then messages to the user name no checkpoint
             self._newest = max([self._newest, *await in_thread(finished, self._folder)])
 
     async def whole(self) -> Whole:
@@ -133,11 +133,12 @@ class Saving:
         return self._folder / name(step)
 
     def restore_point(self, step: int, started: bool, present: int, stages: int) -> int:
-        """The number of steps from which all workers restart.
+        """The number of steps in the checkpoint to restart from; 0 restarts from the beginning.
 
-        step: steps in the newest intact checkpoint; 0 without one. A job that has not `started` needs no checkpoint.
-        Raises CannotRestore if there is no checkpoint to restart from, if the same checkpoint was restored last, or if
-        there are fewer workers than stages.
+        step     number of steps in the newest intact checkpoint; 0 if there is none
+        started  whether the job has started; before that, it can restart without a checkpoint
+        present  number of live workers
+        Raises CannotRestore without a checkpoint, if it was restored last time too, or if workers < stages.
         """
         if started and not step:
             reason = "and there is no checkpoint to restore it from; set checkpoint.every to lose less"
@@ -151,7 +152,7 @@ class Saving:
         raise CannotRestore(reason, step)
 
     def begin(self, step: int, savers: Collection[Member], final: bool, live: Collection[Member]) -> None:
-        """Begins a save, and abandons an unfinished older one.
+        """Starts a save, and abandons an unfinished older one.
 
         step: number of committed steps. live: members that send digests.
         """
@@ -169,8 +170,8 @@ class Saving:
         self._writing |= set(savers)
 
     def save_failed(self, message: SaveFailed, member: Member | None = None) -> bool:
-        """Abandons the checkpoint. Returns False if the checkpoint is not being saved any more. member: the sender of
-        the message; None: this coordinator."""
+        """Abandons the checkpoint. Returns False if it is no longer being saved. member: sender of the message, or
+        None for this coordinator."""
         self._writing.discard(member)  # type: ignore[arg-type]
         if message.step != self.step or not self.busy:
             return False
@@ -184,8 +185,7 @@ class Saving:
         self._last = None
 
     def saved(self, member: Member, message: Saved) -> list[Send]:
-        """Records a finished part. If state is not sharded, any member of the stage may have written the part, because
-        all of them hold the same state."""
+        """Records a finished part. Unless state is sharded, any member of the stage may have written it."""
         self._writing.discard(member)
         key = self._key(member)
         if message.step != self.step or key not in self._missing or message.whole < (member in self._whole):
@@ -201,7 +201,7 @@ class Saving:
         return self._assemble_if_complete()
 
     def assembling(self, member: Member, message: Assembling) -> None:
-        """Records that this coordinator or an earlier one has ordered this member to assemble the checkpoint."""
+        """Records that this member assembles the checkpoint, ordered by this coordinator or an earlier one."""
         if message.step == self.step:
             self._missing = {}
             self._assembler = member
@@ -245,7 +245,7 @@ class Saving:
         return [send for member in sorted(awaited - set(live)) for send in self.died(member, live)]
 
     def returned(self, member: Member) -> list[Send]:
-        """Repeats the request to a member that this save waits for. The member has already repeated its messages."""
+        """Resends the pending request, if any, to a reconnected member, which has already resent its messages."""
         if member == self._assembler and not self._assembles:
             return self._assemble(member)
         asked = member in self._whole and member in self._missing.values()

@@ -1,17 +1,17 @@
-"""Decides which workers are live, what runs and what is committed: `protocol.Job` on real connections.
+"""The coordinator of a job: decides which workers are live, plans their work, and commits steps.
 
-    coordinator = Coordinator(settings, run, events, progress, agreement, leader, whole)      # of a new job
+    coordinator = Coordinator(settings, run, events, progress, agreement, leader, whole)      # starts a job
     coordinator = Coordinator(..., takeover=takeover, token=token)      # replaces a lost coordinator
-    await coordinator.handle(peer)        # a supervisor or a worker has connected
-    code = await coordinator.run()        # 0, or the exit code of a job that had to stop
+    await coordinator.handle(peer)        # serves the connection of a supervisor or a worker
+    code = await coordinator.run()        # the job's exit code
 
-It has two kinds of clients: the supervisor of each rank, which starts and watches a worker and decides nothing
-(`supervisors.py`), and the worker (`workers.py`). Their messages become events of the job (`driver.py`) or deaths
-(`deaths.py`). `hang_detector.py` finds stuck workers. These handlers share one state (`state.py`). `coordinator.py`
-connects them, and starts and ends the job.
+Its clients are the workers (`workers.py`) and their supervisors, which start and watch workers but decide nothing
+(`supervisors.py`). Their messages become events of `protocol.Job` (`driver.py`) or deaths (`deaths.py`).
+`hang_detector.py` finds stuck workers. All handlers share one state (`state.py`). This module connects the handlers,
+and starts and ends the job.
 
-The coordinator has no state that its clients could not report again, so it may run on any node. `successor.py` takes
-over from a lost coordinator.
+The coordinator can run on any node, because its state can be rebuilt from its clients' reports. `successor.py` replaces
+a lost coordinator.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ class Coordinator:
     ) -> None:
         """
         whole     the checkpoint to start from, with run.resume
-        takeover  the election in which this coordinator has replaced a lost one
-        token     of the job; with a takeover
+        takeover  the election that made this coordinator replace a lost one; None in a new job
+        token     the job's token; used only in a takeover
         """
         self.gave_way = False
-        self.agents: set[int] = set()  # the launch's agents that live at the end
+        self.agents: set[int] = set()  # agents of the launch that are alive at the end
         lease = LeaderLease(agreement, settings.control.suspicion)
         run.later.permitted = lease.permits
         spans, job = SpanTables(), new_job(settings, whole.step)
@@ -100,7 +100,7 @@ class Coordinator:
     # -- the job's life ----------------------------------------------------------------------------------------
 
     async def run(self) -> int:
-        """Blocks until the job ends. Returns its exit code."""
+        """Runs until the job ends. Returns its exit code."""
         state = self.state
         loss = asyncio.create_task(self._give_way_when_lost())
         if self._successor is not None:
@@ -130,7 +130,7 @@ class Coordinator:
         self.give_way()
 
     def give_way(self) -> None:
-        """Ends without sending messages, because another coordinator has been elected and decides now."""
+        """Stops without sending messages, because another coordinator has been elected."""
         if not self.gave_way:
             self.gave_way = True
             self.state.lease.revoke()
@@ -148,7 +148,7 @@ class Coordinator:
         await until_first_step(self.state, self._hangs)
 
     async def _wait_for_late_ranks(self) -> None:
-        """After a refused start, waits for late ranks, so that they get the reason too."""
+        """If the start was refused, waits for late ranks, so that they receive the reason too."""
         deadline = time.monotonic() + LATE_SECONDS
         while self.state.lifecycle.code == 2 and not self.state.roster.complete and time.monotonic() < deadline:
             await asyncio.sleep(0.05)
@@ -182,7 +182,7 @@ class Coordinator:
 
     @property
     def _registry(self) -> Supervisors | FailoverDiscovery:
-        """What handles the supervisors' messages: until a successor has taken over, its discovery."""
+        """The handler of supervisors' messages: during a takeover, the successor's discovery."""
         if self._successor is None or self._successor.discovery.over.is_set():
             return self._supervisors
         return self._successor.discovery

@@ -1,18 +1,18 @@
-"""The death of a worker, from its first report to the restart. The job continues at once; the cause follows later.
+"""Handles the death of a worker, from its first report to the restart. The job continues before the cause is known.
 
 deaths = Deaths(state, driver, after_commit)  # a handler of the job's events
-deaths.dying(rank, message)                   # the supervisor saw the process end,
-deaths.reported(rank, message)                # and has reaped it
+deaths.dying(rank, message)                   # the supervisor saw the process end; the cause is unknown
+deaths.reported(rank, message)                # the supervisor has reaped the process and knows the cause
 deaths.disconnected(rank, incarnation)        # the worker's connection broke
 deaths.node_lost(rank)                        # the supervisor's connection broke
 deaths.end(rank, cause, detail)               # kills a live worker, for instance because its link is cut
 deaths.end_stuck(rank, stuck)                 # kills a worker that makes no progress
 
-1. `_dead`: the first report counts. The other workers continue without the worker, in the next generation.
-2. `stage_lost`: a stage has no live worker, or a part of its state has no copy left. All workers restart from the
-   newest checkpoint, some of them in other roles.
-3. `_explain`: once the cause is known, or is no longer awaited, the death gets its event, and `restart_policy.py`
-   decides whether the worker is restarted. The next commit starts a worker with `+rejoin_at`.
+1. `_dead` handles the first report of a death. The other workers continue in a new generation.
+2. `stage_lost` is noted if a stage has no live worker, or a part of its state has no copy left. All workers restart
+   from the newest checkpoint, some of them in other roles.
+3. `_explain` records the event of the death, once the cause is known or the wait for it ends. `restart_policy.py`
+   then decides whether to restart the worker. A worker with `+rejoin_at` starts at the next commit.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from .driver import Driver
 from .ranks import NODE_LOSS, Rank
 from .state import JobState
 
-UNEXPLAINED_SECONDS = 3.0  # later events wait at most this long for the cause of a death
-CAUSE_SECONDS = 0.3  # wait for the cause: the supervisor may report it later than the worker's connection breaks
-HUNG_SECONDS = 3.0  # the same if the worker was stuck; its stacks are written before it is killed
-DYING_SECONDS = 60.0  # the same if the process is ending: the kernel or a GPU's driver may take long to clean up
+UNEXPLAINED_SECONDS = 3.0  # limit on how long an unknown cause of death delays later events
+CAUSE_SECONDS = 0.3  # wait for the cause; the supervisor's report may come after the worker's connection breaks
+HUNG_SECONDS = 3.0  # the same for a stuck worker, whose stacks are written before it is killed
+DYING_SECONDS = 60.0  # the same for an ending process; the kernel or a GPU driver may take long to clean up
 
 
 class Deaths:
@@ -61,7 +61,7 @@ class Deaths:
                     self._end_untrusted(self._state.roster[note["member"]], note["detail"])
                 case "stage_lost":
                     self._state.recorder.event(StageLost(stage=note["stage"], detail=note["what"]))
-                    # A worker that died by itself may be restarted until then.
+                    # The delay lets workers that failed by themselves be restarted first.
                     self._state.timers.after(CAUSE_SECONDS, self._restart, note["stage"], note["detail"])
 
     # -- reports -----------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ class Deaths:
         """The supervisor has reaped the process."""
         seen = rank.causes.get(message.incarnation)
         death = message.death
-        if seen is not None:  # this coordinator has killed it
+        if seen is not None:  # killed by this coordinator
             death = msgspec.structs.replace(death, cause=seen.cause, detail=seen.detail)
         elif message.asked and message.incarnation == rank.ended:
             death = msgspec.structs.replace(death, detail=f"{death.detail}: its connection had broken")
@@ -86,8 +86,8 @@ class Deaths:
         self._dead(rank, incarnation)
 
     def node_lost(self, rank: Rank) -> None:
-        """The supervisor's connection ended. The rank's worker counts as dead: its node is lost, or it has lost its
-        supervisor."""
+        """The supervisor's connection ended. The rank's worker counts as dead, because its node or its supervisor is
+        gone."""
         rank.causes.setdefault(rank.incarnation, NODE_LOSS)
         self._dead(rank, rank.incarnation)
 
@@ -97,7 +97,7 @@ class Deaths:
         self._dead(rank, rank.incarnation)
 
     def end_stuck(self, rank: Rank, stuck: Stuck) -> None:
-        """Orders the supervisor to report the stacks of the worker and to kill the worker. Does not wait for either."""
+        """Orders the supervisor to report the worker's stacks and then kill the worker. Does not wait for either."""
         self._state.recorder.event(HangSuspected(worker=str(rank.role), where=stuck.where, seconds=stuck.seconds))
         rank.causes[rank.incarnation] = Death("hang", f"{stuck.where}, for {stuck.seconds:.1f} s")
         rank.kill(stacks=True)
@@ -109,8 +109,8 @@ class Deaths:
             self.end(rank, "mismatch", detail)
 
     def found(self, rank: Rank, begun: bool) -> None:
-        """Called if a successor has found the worker dead or unreachable. begun: whether the job has a membership,
-        which then excludes the worker."""
+        """Records a worker that a successor found dead or unreachable. begun: whether any generation was agreed; the
+        job's members then already exclude the worker."""
         if rank.alive:
             rank.causes.setdefault(rank.incarnation, Death("hang", "it did not reconnect"))
             rank.kill()
@@ -128,7 +128,8 @@ class Deaths:
     def _dead(
         self, rank: Rank, incarnation: int, cause_seconds: float = CAUSE_SECONDS, stuck: float | None = None
     ) -> None:
-        """
+        """Continues the job without the worker. Ignores later reports of the same death.
+
         cause_seconds  time to wait for the cause
         stuck          seconds without progress, if the worker was killed for that
         """
@@ -148,8 +149,7 @@ class Deaths:
         rank.cancel_wait = self._state.timers.after(cause_seconds, self._explain, rank, incarnation)
 
     def _limit_wait(self, rank: Rank) -> None:
-        """Limits two waits to UNEXPLAINED_SECONDS: the event of a death waits for the cause, and later events wait for
-        this event."""
+        """Limits how long the event of this death, and all later events, wait for the cause."""
         self._state.timers.after(UNEXPLAINED_SECONDS, self._write_unexplained, rank, rank.incarnation)
 
     def _write_unexplained(self, rank: Rank, incarnation: int) -> None:
@@ -167,7 +167,7 @@ class Deaths:
             self._restore(stage, why, whole)
 
     def _restore(self, stage: int, why: str, whole: Whole) -> None:
-        """Restarts all workers from the newest intact checkpoint, so that no stage is empty."""
+        """Restarts all workers from the newest intact checkpoint, at least one in each stage, or stops the job."""
         state = self._state
         present = [rank for rank in state.roster if rank.alive]
         stages = state.settings.parallel.stages
@@ -202,11 +202,11 @@ class Deaths:
     # -- cause and restart -------------------------------------------------------------------------------------
 
     def _explain(self, rank: Rank, incarnation: int) -> None:
-        """Completes the event of the death, and restarts the worker or stops the job. Acts only once per death."""
+        """Completes the event of the death, then restarts the worker or stops the job. Acts once per death."""
         if incarnation != rank.died or rank.explained >= incarnation or self._state.lifecycle.over:
             return
         if incarnation not in rank.causes and rank.supervisor is not None and rank.ended < incarnation:
-            # The supervisor did not see the worker die, so only the worker's connection broke: kill and restart it.
+            # The supervisor saw no death, so only the worker's connection broke. Kill the worker to restart it.
             rank.ended = incarnation
             rank.kill()
             rank.cancel_wait = self._state.timers.after(DYING_SECONDS, self._explain, rank, incarnation)
@@ -237,21 +237,21 @@ class Deaths:
             self._state.recorder.given_up(rank.role, (rank.number, incarnation), rank.respawns)
 
     def _stop_by_mistake(self, death: Death) -> None:
-        """Stops the job because the model's own code raises an exception on every worker: in the first step, twice in
-        the same op, or on the last worker of a stage."""
+        """Stops the job because of an exception in the model's own code. Called if it occurs in the first step, twice
+        in the same op, or on the last worker of a stage."""
         where = f" in {death.where}" if death.where else ""
         self._state.lifecycle.stop(
             f"the model's own code failed{where}: {death.mistake}; the traceback is in {self._state.run.logs}", code=2
         )
 
     def _takes_less(self, rank: Rank, death: Death) -> bool:
-        """Whether the worker ran out of memory in an op and has room for a lower limit of micro-batches in flight. The
-        op itself is then not the cause if it fails on the next worker too."""
+        """Whether the worker ran out of memory in an op and its limit of micro-batches in flight can be lowered. The
+        same failure on another worker then does not stop the job."""
         in_op = death.cause == "out_of_memory" and not death.where.startswith("the start")
         return in_op and self._state.job.problem.limit(rank.role) > 1
 
     def respawn_due(self) -> None:
-        """Starts dead workers with a `+rejoin_at`. They take part from the step of this fault on."""
+        """Starts dead workers with a `+rejoin_at` fault. They take part from the step named in the fault."""
         for rank in self._state.roster:
             if self._state.restarts.is_due(rank.role) and not rank.alive and rank.incarnation >= 0 and rank.supervisor:
                 rank.spawn()
