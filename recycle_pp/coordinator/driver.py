@@ -4,8 +4,8 @@ driver = Driver(state, agreement)
 driver.handlers = (recorder, planning, after_commit, deaths)     # called in this order after each event
 driver.drive(WorkerDied(member))
 driver.change(problem)                     # plans the next steps with new durations or limits
-driver.send(out)                           # messages that are not caused by an event of the job
-driver.finish_if_done()                    # after everything that may delay the end of the job
+driver.send(out)                           # sends messages that no event of the job has produced
+driver.finish_if_done()                    # call after anything that may have delayed the end of the job
 driver.finish_early("SIGTERM", 143)        # after a signal
 """
 
@@ -33,11 +33,11 @@ from .state import JobState
 
 class Handler(Protocol):
     def handled(self, event: Event, outcome: Outcome) -> None:
-        """Called after an event of the job, when the event's messages have been sent. May drive further events."""
+        """Called after each event of the job, once its messages are sent. May drive more events."""
 
 
 class Driver:
-    """handlers: called after each event, in this order. The composition sets them (`coordinator.py`)."""
+    """handlers: called in this order after each event; set by `coordinator.py`."""
 
     def __init__(self, state: JobState, agreement: Agreement) -> None:
         self._state = state
@@ -72,9 +72,9 @@ class Driver:
     # -- messages ----------------------------------------------------------------------------------------------
 
     def send(self, out: list[Send]) -> None:
-        if not out:  # the usual case, after a vote: must not cost a loop over all workers
+        if not out:  # usual after a vote; avoids the cost of a loop over all workers
             return
-        # The announcement is not always the first message: a successor first sends missed commits to workers.
+        # The announcement need not be the first message, because a successor sends missed commits first.
         announced = next((message for _, message in out if isinstance(message, Announce)), None)
         if announced is not None:
             self.agreement_gate.announce(announced.generation, self._state.roster.places())
@@ -96,8 +96,8 @@ class Driver:
         return [with_its_probes(send) for send in out]
 
     def _addressed(self, send: Send) -> Send:
-        """Adds the joiner's address to a `Donate`; returns other messages unchanged. Records `Joining` only for the
-        first `Donate` of a session, although each donor gets one."""
+        """Adds the joiner's address to a `Donate`; returns other messages unchanged. Each donor of a session gets a
+        `Donate`, but only the first one is recorded as `Joining`."""
         if not isinstance(donation := send.message, Donate):
             return send
         roster = self._state.roster
@@ -125,7 +125,7 @@ class Driver:
             state.lifecycle.finish(state.digests, int(state.saving.failed))
 
     def finish_early(self, name: str, code: int) -> None:
-        """Ends the job after a signal: after the current step and a checkpoint, if the launcher leaves enough time."""
+        """Ends the job after a signal. Finishes the step and saves a checkpoint first, if END_SECONDS are enough."""
         state = self._state
         if state.lifecycle.over or not state.ending.request(name, code):
             return

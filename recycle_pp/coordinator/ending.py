@@ -1,13 +1,13 @@
-"""Time-based checkpoints, and the early end of a job, which after a signal finishes its step and saves a checkpoint.
+"""Time-based checkpoints, and the end of a job after a signal: finish the step, save a checkpoint, exit.
 
     ending = Ending(settings, recorder)
-    ending.request("SIGTERM", 143)     # records the signal; False if there was one before
-    ending.save_due                    # whether checkpoint.minutes are over: the next commit then saves a checkpoint
+    ending.request("SIGTERM", 143)     # records the signal; False if an earlier one is recorded
+    ending.save_due                    # whether the next commit must save, because checkpoint.minutes have passed
     ending.committed(saves, skipped); ending.saved()      # measure steps and checkpoints
-    ending.reason(saved_as)            # the reason of the end, for the user
+    ending.reason(saved_as)            # why the job ended, for the user
 
-A launcher kills processes that have not ended some time after its signal (torchrun: 30 s). If a step and a checkpoint
-take longer than END_SECONDS, the user gets a warning as soon as that is known.
+Some time after its signal, a launcher kills all remaining processes (torchrun: after 30 s). The user is warned as soon
+as a step and a checkpoint together take longer than END_SECONDS.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Ending:
     def committed(self, saves: bool, skipped: bool) -> None:
         """Measures a step. The first two steps of a job are slow and are not used.
 
-        saves    whether the step has a checkpoint
+        saves    whether a checkpoint is saved after this step
         skipped  whether its checkpoint was skipped because the previous one is unfinished; the timer then restarts
         """
         now = time.monotonic()
@@ -69,7 +69,7 @@ class Ending:
         self._check()
 
     def reason(self, checkpoint: Path | None) -> str:
-        """The reason of the end, for the user. checkpoint: the newest complete checkpoint."""
+        """Why the job ended, for the user. checkpoint: the newest complete checkpoint."""
         if self._emulated:
             return f"{self.signal}"
         where = f"the newest checkpoint is {checkpoint}; run.resume=true continues from it" if checkpoint else (

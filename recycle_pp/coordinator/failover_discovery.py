@@ -1,18 +1,18 @@
 """Finds the processes of a running job for a new coordinator.
 
     discovery = FailoverDiscovery(token)
-    discovery.receive(3, message, peer)            # a message of rank 3's supervisor: its report, or a death
+    discovery.receive(3, message, peer)            # the registration of rank 3's supervisor, or a death
     discovery.lost(3, peer)                        # this supervisor's connection ended
     discovery.worker(3, incarnation, state, peer)  # the report of rank 3's worker
     await discovery.complete(places, patience)     # waits until all reachable processes have reported
     discovery.states()                             # for `protocol.takeover.find`
     discovery.assignment(pipelines, stages)        # the worker that each member plays
-    discovery.fill(roster, size)                   # enters all ranks, also the missing ones
-    discovery.repeated()                           # messages that workers repeat
+    discovery.fill(roster, size)                   # adds all ranks to the roster, including missing ones
+    discovery.repeated()                           # messages that workers have resent
 
-A supervisor whose port refuses connections for some time is dead (`consensus.refusal`). The wait for a supervisor
-that does not answer is short: if it is alive, it reconnects later. The wait for a supervisor that answers, and for a
-worker that took part, is as long as that for a silent worker.
+A supervisor counts as dead if its port refuses connections for some time (`consensus.refusal`). If it does not answer,
+the wait is short, because a live supervisor reconnects later. The wait for a supervisor that answers, or for a worker
+that took part, is as long as for a silent worker.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from recycle_pp.wire.messages.workers import State
 from .ranks import NODE_LOSS
 from .roster import Roster
 
-LATE = 5.0  # seconds until the wait ends for supervisors that neither connect nor answer
+LATE = 5.0  # seconds to wait for supervisors that neither connect nor answer
 _BEAT = 0.5  # seconds between two heartbeats to connected supervisors
 _LOOK = 0.005  # seconds between two checks
 
@@ -103,16 +103,16 @@ class FailoverDiscovery:
             probe.cancel()
 
     def states(self) -> dict[Member, State]:
-        """member -> state, of the processes that their supervisors know as the newest ones."""
+        """member -> state, for each worker that is its supervisor's current process."""
         return {number: self.workers[number].state for number in self._here()}
 
     def repeated(self) -> list[tuple[int, Message]]:
-        """(rank, message) of all lasting messages that workers repeat to a successor."""
+        """(rank, message) for each lasting message that a worker has resent."""
         return [(number, message) for number in self._here() for message in self.workers[number].state.said]
 
     def assignment(self, pipelines: int, stages: int) -> Assignment:
-        """The worker that each member plays, by the last order to its supervisor. Missing members play the workers that
-        are left."""
+        """The worker that each member plays, according to the last spawn order to its supervisor. Missing members get
+        the remaining workers."""
         found = initial(pipelines, stages)
         spawns = {number: of.report.spawn for number, of in self.supervisors.items()}
         found |= {number: Worker(*spawn.worker) for number, spawn in spawns.items() if spawn}
@@ -124,7 +124,7 @@ class FailoverDiscovery:
         return found
 
     def fill(self, roster: Roster, size: int) -> None:
-        """Enters the ranks of all `size` launched processes."""
+        """Adds the ranks of all `size` launched processes to the roster."""
         here = self._here()
         for number in range(size):
             rank = roster.enter(number)
@@ -140,18 +140,18 @@ class FailoverDiscovery:
             rank.causes = {died.incarnation: died.death for died in report.deaths}
 
     def _alive(self) -> dict[Member, int]:
-        """member -> incarnation, of the workers that are alive according to their supervisors."""
+        """member -> incarnation, for each worker that is alive according to its supervisor."""
         reports = {number: supervisor.report for number, supervisor in self.supervisors.items()}
         return {number: of.spawn.incarnation for number, of in reports.items() if of.alive and of.spawn}
 
     def _here(self) -> list[Member]:
-        """Members whose worker has reported and is the newest process of its supervisor."""
+        """Members whose worker has reported and is its supervisor's current process."""
         alive = self._alive()
         return [number for number, worker in self.workers.items() if alive.get(number) == worker.incarnation]
 
     def _awaited(self) -> set[Member]:
-        """Members whose worker took part, is alive according to its supervisor, and has not reported. While only
-        workers that take no part yet have reported, every other worker may have taken part."""
+        """Members whose worker took part, is alive according to its supervisor, and has not reported. Until a
+        worker that took part has reported, every live worker counts as one that took part."""
         members = find(self.states()).members
         return {number for number in self._alive() if number in members or not members} - self.workers.keys()
 

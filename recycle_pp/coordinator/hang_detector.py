@@ -6,12 +6,12 @@ hangs.worker_beats(rank, message)         # a heartbeat that shows whether the a
 hangs.stacks(rank, message)               # the stacks of a stuck worker, before it is killed
 await hangs.run()                         # never returns
 
-A stuck worker is killed, and counts as dead from that moment on. If all workers wait
-and none works, all links are rebuilt. The run folder gets the reasons: `hangs/step-000020.json` has the activity of
-each worker and the graph of waits, `hangs/step-000020-1.2.txt` the stacks of all threads of worker 1.2.
+A stuck worker is killed and counts as dead at once. If all workers wait and none works, all links are rebuilt. Files
+in the run folder explain why: `hangs/step-000020.json` has the activity of each worker and the wait-for graph, and
+`hangs/step-000020-1.2.txt` has the stacks of all threads of worker 1.2.
 
-While the disks of all readers of training data do not answer, no reader is killed. Every DATA_SECONDS an event has the
-waiting workers, the file and the seconds that they have waited.
+If no reader of training data gets an answer from its disk, no reader is killed. An event every DATA_SECONDS then shows
+the waiting workers, the file, and the seconds waited.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from .planning import Planning
 from .ranks import Rank
 from .state import JobState
 
-RENEWALS = 3  # number of times that links are rebuilt in one step before the job stops
+RENEWALS = 3  # limit on how often links are rebuilt in one step; then the job stops
 
 
 @dataclass
 class _Known:
-    """The last heartbeats of a worker process and of its supervisor. Times are those of time.monotonic()."""
+    """The last heartbeats of a worker process and of its supervisor. Times are values of time.monotonic()."""
 
     signs: Signs
     came: float  # arrival of `signs`
-    delivered: tuple[int, float] = (-1, 0.0)  # serial number of a wait whose data has arrived, and time of that report
+    delivered: tuple[int, float] = (-1, 0.0)  # number of a wait whose data has arrived, time of that report
     path: str = ""  # file of training data that the worker reads; "" if none
     read_since: float | None = None  # start of the worker's oldest unfinished read
 
@@ -72,7 +72,7 @@ class HangDetector:
         self._not_before = -math.inf  # time of the last judgement before the newest generation
         self._renewed = (-1, 0)  # step, number of renewals in this step
         self._disks_silent = -math.inf  # last time at which none of the readers' disks answered
-        self._awaited_data = math.inf  # time of the next report that the job waits for training data
+        self._awaited_data = math.inf  # due time of the next event about training data; inf if none
         self._deadlocked: float | None = None  # start of a suspected deadlock
         self._reports: tuple[int, list[Any]] = (-1, [])  # step, reports of that step
 
@@ -112,7 +112,7 @@ class HangDetector:
         before = time.monotonic()
         while True:
             await asyncio.sleep(self._beat)
-            await self._state.lease.fresh()  # otherwise others may only seem silent
+            await self._state.lease.fresh()  # after a suspension of this process, others may only seem silent
             now = time.monotonic()
             slept = max(0.0, now - before - self._beat)
             before = now
@@ -126,9 +126,9 @@ class HangDetector:
             self._judge(now)
 
     def _skip(self, slept: float) -> None:
-        """If this process was suspended, for instance by swapping, does not count that time as silence of others."""
+        """Excludes time in which this process was suspended, for instance by swapping, from the silence of others."""
         self._begun += slept
-        if slept < self._patience.suspicion / 2:  # a late tick
+        if slept < self._patience.suspicion / 2:  # only a late tick
             return
         self._judged += slept
         self._not_before += slept
@@ -177,8 +177,8 @@ class HangDetector:
     def _confirmed(self, present: Collection[Rank]) -> bool:
         """Whether all workers and supervisors have sent heartbeats since the deadlock was suspected.
 
-        Heartbeats of different moments may look like a deadlock: one worker still seems to wait for a vote after the
-        others have continued. The members themselves must have sent heartbeats, because the supervisor of a stopped
+        Heartbeats sent at different times can look like a deadlock: one worker may still seem to wait for a vote when
+        the others have continued. The members' own heartbeats are needed too, because the supervisor of a stopped
         worker can only report that the worker waits.
         """
         since = self._deadlocked
@@ -189,7 +189,7 @@ class HangDetector:
         return all(known is None or known.came > since for known in signs) and all(recent)
 
     def _sign(self, rank: Rank, unanswered: bool, now: float) -> Sign:
-        """unanswered: the worker has not reported in this generation."""
+        """unanswered: whether the worker has not yet reported in this generation."""
         silent, since = now - rank.last_message, now - self._begun
         waits = since if unanswered else None
         member = rank.number in self._state.job.live
@@ -204,9 +204,9 @@ class HangDetector:
         elif activity.kind == "waits" and activity.what != "orders" and signs.seconds > now - self._not_before:
             delivered = since  # the wait began in an old generation and should have ended with it
         seconds = signs.seconds
-        if activity.kind == "waits":  # a joiner may have waited long before this generation
+        if activity.kind == "waits":  # a joiner may have begun to wait long before this generation
             seconds = min(seconds, since)
-        elif activity.what == "data":  # after an outage of all disks, they may recover at different times
+        elif activity.what == "data":  # after an outage, disks may recover at different times
             seconds = min(seconds, now - self._disks_silent)
         return Sign(
             activity,
@@ -229,7 +229,7 @@ class HangDetector:
 
     def _report_data(self, signs: dict[Worker, Sign], readers: list[Worker], now: float) -> None:
         """Records workers that wait for training data. readers: all readers if none of their disks answers, else
-        none."""
+        empty."""
         waiting = [w for w in readers if signs[w].activity.what == "data"]
         if not waiting:
             self._awaited_data = math.inf

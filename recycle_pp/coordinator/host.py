@@ -32,12 +32,12 @@ from recycle_pp.wire.messages.agreement import Takeover
 from .checkpoints import NOTHING, Whole
 from .coordinator import WRITE_SECONDS, Coordinator
 
-# Heartbeats at which to call gc.freeze(). A collection of the 200,000 objects of imports and of the planner would block
-# the loop for 50 ms, and none of them is ever freed.
+# Heartbeats at which to call gc.freeze(). Otherwise a collection would scan the 200,000 objects of imports and the
+# planner, which are never freed, and block the loop for 50 ms.
 FREEZES = (0, 10, 60)
-SCREEN_SECONDS = 2.0  # time for the last lines at the end
-# Seconds until the planner's thread must release the interpreter's lock. The loop releases it for each message: with
-# Python's default of 5 ms, the announcement of a death to 128 workers took 100 ms (bench/loop.py).
+SCREEN_SECONDS = 2.0  # time to print the last lines at the end
+# Seconds until the planner's thread must release the GIL. The loop releases the GIL for each message, so with Python's
+# default of 5 ms, announcing a death to 128 workers took 100 ms (bench/loop.py).
 SWITCH_SECONDS = 0.0001
 
 
@@ -81,7 +81,7 @@ class Host:
 
     @property
     def agents(self) -> set[int]:
-        """The launch's agents that live at the end of the job."""
+        """Agents of the launch that are alive at the end of the job."""
         return self._coordinator.agents
 
     @property
@@ -89,7 +89,7 @@ class Host:
         return self._coordinator.gave_way
 
     def give_way(self) -> None:
-        """Ends this coordinator without sending messages, because another one has been elected."""
+        """Stops this coordinator without sending messages, because another one has been elected."""
         self._coordinator.give_way()
         self.close()
 
@@ -110,7 +110,7 @@ class Host:
         return self._state.lease.term
 
     async def _coordinate(self) -> int:
-        """Returns the job's exit code. If the coordinator fails, prints the traceback: that is a bug."""
+        """Returns the job's exit code. Prints the traceback if the coordinator fails, which is always a bug."""
         code = 1
         try:
             code = await self._coordinator.run()

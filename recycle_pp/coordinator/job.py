@@ -1,4 +1,4 @@
-"""The job's protocol, from its settings.
+"""Creates the `Job` of the protocol from the settings.
 
 job = new_job(settings, first_step=20)
 """
@@ -24,7 +24,7 @@ def new_job(
 ) -> Job:
     """A job before its first generation.
 
-    committed: newest committed step, if it is not the one before `first_step`
+    committed: newest committed step; by default the one before `first_step`
     assignment: member -> worker; None at the start
     """
     s = settings

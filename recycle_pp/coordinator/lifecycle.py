@@ -1,8 +1,8 @@
-"""The end of the job, which happens once.
+"""Ends the job, exactly once.
 
 lifecycle = Lifecycle(roster, recorder)
 lifecycle.stop("reason", code=2)      # or finish(digests, code), or end(code) without a record
-await lifecycle.guard(work, rank)     # calls work(rank); its exception stops the job
+await lifecycle.guard(work, rank)     # awaits work(rank); an exception stops the job
 code = await lifecycle.ended()
 """
 
@@ -40,8 +40,7 @@ class Lifecycle:
         return self._code is not None
 
     def stop(self, reason: str, code: int = 1) -> None:
-        """Ends the job with this reason and exit code. Later calls have no effect, because they are consequences of the
-        first one."""
+        """Ends the job with a reason and an exit code. Only the first call counts; later ones are its consequences."""
         if not self.over:
             self._record_deaths()
             self._recorder.stopped(reason)
@@ -49,12 +48,12 @@ class Lifecycle:
             self.end(code)
 
     def failed(self, part: str = "the coordinator") -> None:
-        """Stops the job with the traceback of the exception that is being handled."""
+        """Stops the job with the traceback of the current exception."""
         self.stop(f"{part} failed:\n{traceback.format_exc()}")
 
     async def guard(self, work: Callable[..., Awaitable[None]], *arguments: Any, part: str = "the coordinator") -> None:
-        """Calls work(*arguments) and waits for it. An exception stops the job with its traceback, otherwise it could be
-        lost in a task, or look like the death of a client. The loss of the lease ends only the work."""
+        """Awaits work(*arguments). An exception stops the job with its traceback; otherwise it could be lost in a task,
+        or look like the death of a client. Deposed (the lease was lost) ends only the work."""
         try:
             await work(*arguments)
         except Deposed:
@@ -74,13 +73,13 @@ class Lifecycle:
         self._over.set()
 
     async def ended(self) -> int:
-        """The exit code; blocks until the job is over."""
+        """Waits until the job is over. Returns the exit code."""
         await self._over.wait()
         assert self._code is not None
         return self._code
 
     def _record_deaths(self) -> None:
-        """Writes the events of deaths whose cause is still unknown, so that the last event is that of the end."""
+        """Writes the events of deaths with a still unknown cause, so that the end of the job is the last event."""
         for rank in self._roster:
             if rank.explained < rank.died:
                 rank.explained = rank.died

@@ -1,8 +1,8 @@
-"""Plans the next steps in a thread, so that the loop can handle votes and deaths.
+"""Plans the next steps in a thread, so that the event loop can handle votes and deaths meanwhile.
 
 planning = Planning(state, driver)          # a handler: after an event, starts a plan if the job wants one
 planning.busy                               # whether a plan is being made
-await load(profile, run.profile)            # on a new coordinator: the durations that another one has measured
+await load(profile, run.profile)            # loads the durations that an earlier coordinator measured
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Planning:
         self._state = state
         self._driver = driver
         self._task: asyncio.Task[None] | None = None
-        self._prepared = -1  # the step in which a possible death was last planned
+        self._prepared = -1  # newest step in which a possible death was planned
 
     @property
     def busy(self) -> bool:
@@ -67,8 +67,8 @@ class Planning:
 
 
 async def load(profile: Profile, path: Path) -> None:
-    """Loads the durations that an earlier coordinator has measured, unless the file cannot be read on this machine or
-    reading it takes too long (`in_time`)."""
+    """Loads the durations that an earlier coordinator measured. Does nothing if the file is unreadable, too slow to
+    read (`in_time`), or does not fit the job."""
     measured = await in_time(_read, path)
     if measured is not None and profile.fits(measured):
         profile.load(measured)

@@ -31,7 +31,7 @@ class Rank:
     assignment: Callable[[], Assignment]
     supervisor: Peer | None = None  # None: its node is lost
     place: Place | None = None  # address of its supervisor
-    missed_heartbeats: int = 0  # heartbeats that its supervisor has missed
+    missed_heartbeats: int = 0  # consecutive heartbeats missed by its supervisor
     worker: Peer | None = None
     address: Address = ("", 0)  # where its worker receives state
     incarnation: int = -1
@@ -41,9 +41,9 @@ class Rank:
     alive: bool = False  # spawned and not dead
     stopping: bool = False  # its supervisor got a signal to end
     respawns: int = 0
-    last_message: float = 0.0  # time.monotonic() of the arrival of its worker's last message
+    last_message: float = 0.0  # time.monotonic() when its worker's last message arrived
     causes: dict[int, Death] = field(default_factory=dict)  # incarnation -> cause
-    cancel_wait: Callable[[], None] = lambda: None  # ends the wait for the cause of its death
+    cancel_wait: Callable[[], None] = lambda: None  # cancels the wait for the cause of its death
 
     @property
     def role(self) -> Worker:
@@ -63,7 +63,7 @@ class Rank:
 
     @property
     def agent(self) -> int | None:
-        """The number of the agent that started its supervisor; None for a node that joined, or without a connection."""
+        """The number of the agent that started its supervisor; None if its node joined later or is not connected."""
         return None if self.hello is None else self.hello.agent
 
     def send(self, message: Message) -> None:
@@ -72,7 +72,7 @@ class Rank:
             self.supervisor.send(message)
 
     def spawn(self) -> None:
-        """Orders a new worker process. The supervisor first ends the old one, if it lives."""
+        """Orders a new worker process. The supervisor first ends the old one, if it is alive."""
         self.incarnation += 1
         self.alive = True
         self.worker = None
@@ -80,5 +80,5 @@ class Rank:
         self.send(Spawn(self.incarnation, self.role, self.respawns))
 
     def kill(self, stacks: bool = False) -> None:
-        """Orders a SIGKILL for the worker. stacks: the supervisor first reports the stacks of its threads."""
+        """Orders a SIGKILL for the worker. stacks: whether the supervisor first reports the worker's stacks."""
         self.send(Kill(self.incarnation, stacks))

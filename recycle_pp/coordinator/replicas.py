@@ -1,12 +1,12 @@
-"""Compares the parameters of the workers of a stage, bit by bit: at every checkpoint, and at the end.
+"""Compares the parameters of a stage's workers bit by bit, at every checkpoint and at the end of the job.
 
-    replicas = Replicas(step, live)        # at a checkpoint all live members send digests; member -> its worker
+    replicas = Replicas(step, live)        # live: member -> worker; each sends its digests at a checkpoint
     replicas.add(member, message); replicas.died(member)
     replicas.verdict()                     # a sentence, if a stage's digests are complete and differ
     difference({worker: {name: digest}})   # the same for the digests at the end
 
-The votes do not detect a flipped bit in one worker's memory, because all peers use the same sums of gradients.
-Comparing the parameters does.
+Votes cannot detect a flipped bit in one worker's parameters, because all peers use the same sums of gradients.
+This comparison can.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ class Replicas:
         self.silent.discard(member)
 
     def verdict(self) -> str | None:
-        """A sentence about the difference; None if there is none. Ignores stages with missing digests: three workers
-        can show which one is wrong, two cannot."""
+        """A sentence about the difference; None if there is none. Ignores a stage until all its digests have arrived,
+        because three digests can show which one is wrong, but two cannot."""
         silent = {self._workers[member].stage for member in self.silent}
         found = difference({worker: of for worker, of in self._digests.items() if worker.stage not in silent})
         return None if found is None else f"{found} after {self._step} steps"
 
 
 def difference(digests: Mapping[Worker, Mapping[str, str]]) -> str | None:
-    """The workers whose parameters differ from those of their peers, in words; None without a difference."""
+    """Describes the workers whose parameters differ from those of their peers; None if all agree."""
     holders: dict[str, dict[str, list[Worker]]] = {}
     for worker in sorted(digests):
         for name, digest in digests[worker].items():

@@ -20,7 +20,7 @@ from recycle_pp.wire.messages.supervisors import Death
 
 from .ranks import NODE_LOSS, Rank
 
-REMEMBERED = 100  # ops in which a worker died
+REMEMBERED = 100  # limit on the number of remembered ops in which a worker died
 
 
 class RestartPolicy:
@@ -43,8 +43,8 @@ class RestartPolicy:
         ]
 
     def is_respawned(self, rank: Rank, death: Death) -> bool:
-        """Must be called once per death. A failed GPU gets a second chance, because most errors end with the process. A
-        third chance would cost the job another recovery."""
+        """Call once per death. A worker is restarted after the first failure of its GPU, because most GPU errors end
+        with the process. Restarting it after a second one would risk yet another recovery."""
         if death.injected or death.cause in ("node_loss", "eviction") or self.is_due(rank.role):
             return False
         if death.cause == "gpu":
@@ -54,13 +54,13 @@ class RestartPolicy:
         return rank.supervisor is not None and rank.respawns < self._respawns
 
     def comes_back(self, rank: Rank) -> bool:
-        """Whether to restart a worker whose supervisor has reconnected. False if the worker died for another reason."""
+        """Whether to restart a worker whose supervisor has reconnected: only after a lost node or a hang."""
         death = rank.causes.get(rank.died, NODE_LOSS)
         return death.cause in ("node_loss", "hang") and not death.injected
 
     def is_given_up(self, rank: Rank, death: Death) -> bool:
-        """Whether the worker stays dead only because of its earlier restarts: `run.respawns` of them, or one after a
-        failure of its GPU. Call after `is_respawned` returned False."""
+        """Whether earlier restarts are the only reason why the worker stays dead: `run.respawns` of them, or one after
+        a GPU failure. Call after `is_respawned` has returned False."""
         restartable = not death.injected and death.cause not in ("node_loss", "eviction")
         return restartable and not self.is_due(rank.role) and (death.cause == "gpu" or rank.respawns >= self._respawns)
 
@@ -68,7 +68,7 @@ class RestartPolicy:
         return any(f.kind == "rejoin" and f.worker == role for f in self._faults)
 
     def earliest(self, role: Worker) -> int:
-        """The first step in which a returning worker takes part. Removes its `+rejoin_at`."""
+        """The first step in which a returning worker takes part; 0: any. Removes its `+rejoin_at`."""
         returns = [f for f in self._faults if f.kind == "rejoin" and f.worker == role]
         if not returns:
             return 0

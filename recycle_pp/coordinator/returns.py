@@ -5,12 +5,12 @@ returns.newcomer(rank)              # a new node has replaced a lost one
 returns.cut_off(rank, hosts)        # the worker left because of a cut link; its supervisor is still connected
 returns.reconnected(rank)           # the rank's supervisor was lost and has reconnected
 returns.probed(rank, message)       # the supervisor's answer to a Probe
-returns.cut                         # rank -> a sentence for users: which nodes the rank's node cannot reach
+returns.cut                         # rank -> message for users: the nodes that the rank's node cannot reach
 
 A worker with a cut link delays all others for `control.suspicion` and must then leave again. So before a worker starts,
-its supervisor tries to connect to the nodes of all live workers (`Probe`), every `AGAIN_SECONDS` until all tries
-succeed. The wait before the first try doubles each time the worker has to leave: supervisors may connect while workers
-cannot, for instance because of a firewall.
+its supervisor probes the nodes of all live workers (`Probe`), every `AGAIN_SECONDS`, until it can reach all of them.
+The delay before the first probe doubles each time the worker has to leave, because supervisors may be able to connect
+when workers are not, for instance behind a firewall.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from recycle_pp.wire.messages.supervisors import Probe, Probed, Target
 from .ranks import Rank
 from .state import JobState
 
-AGAIN_SECONDS = 3.0  # between two tries
-LONGEST_SECONDS = 600.0  # limit on the wait before the first try after a cut
+AGAIN_SECONDS = 3.0  # between two probes
+LONGEST_SECONDS = 600.0  # limit on the delay before the first probe after a cut
 
 
 class Returns:
@@ -34,7 +34,7 @@ class Returns:
         self._state = state
         self._events: dict[int, type[NodeJoined | LinkRestored] | None] = {}  # waiting rank -> the event of its start
         self._cuts: Counter[int] = Counter()  # rank -> number of times that its worker had to leave
-        self.cut: dict[int, str] = {}  # waiting rank -> a sentence with the nodes that it cannot reach
+        self.cut: dict[int, str] = {}  # waiting rank -> sentence about the nodes that it cannot reach
 
     def newcomer(self, rank: Rank) -> None:
         self._begin(rank, NodeJoined, 0.0)
@@ -92,7 +92,7 @@ class Returns:
         """Whether this supervisor still has to start the worker."""
         if rank.number not in self._events or self._state.lifecycle.over:
             return False
-        if rank.supervisor is not supervisor:  # replaced by another node, which has its own tries
+        if rank.supervisor is not supervisor:  # replaced by another node, which has its own probes
             return False
         if rank.alive or supervisor is None:
             del self._events[rank.number]

@@ -1,10 +1,10 @@
 """All launched processes of a job, by rank.
 
 roster = Roster(settings, assignment)     # assignment(): the job's assignment
-rank = roster.enter(3)                    # the supervisor of rank 3 has connected
+rank = roster.enter(3)                    # adds rank 3, when its supervisor has connected
 roster.deliver(out)                       # sends the protocol's messages to workers
-roster.publish(key, value)                # sends a value to all workers, soon
-roster.complete, roster.places()          # all supervisors have connected once; addresses of the connected ones
+roster.publish(key, value)                # sends a value to all workers within milliseconds
+roster.complete, roster.places()          # whether all supervisors have connected once; addresses of the connected ones
 rank = roster.free(live)                  # a rank whose node is lost, for a node that joins
 """
 
@@ -57,17 +57,17 @@ class Roster:
         return {rank.number: rank.place for rank in self if rank.supervisor and rank.place}
 
     def agents(self) -> set[int]:
-        """The launch's agents that will end with the job, so not those of newcomers.
+        """Agents of the launch that will end with the job. Leaves out agents of nodes that joined later.
 
-        An agent with a lost supervisor has failed already, or waits for a suspended one. An agent without a live worker
-        may be cut off from the agents' store.
+        Also leaves out agents with a lost supervisor, which have failed or wait for a suspended process, and agents
+        without a live worker, which may be cut off from the agents' store.
         """
         connected = Counter(rank.agent for rank in self)
         living = {hello.agent: hello.agent_ranks for rank in self if rank.alive and (hello := rank.hello) is not None}
         return {agent for agent, ranks in living.items() if agent is not None and connected[agent] == ranks}
 
     def free(self, live: Collection[Worker]) -> Rank | None:
-        """A rank whose node is lost, of a stage with the fewest live workers."""
+        """A rank whose node is lost, from the stage with the fewest live workers; None if no node is lost."""
         crowd = Counter(worker.stage for worker in live)
         free = [rank for rank in self if rank.supervisor is None and rank.incarnation >= 0]
         return min(free, key=lambda rank: (crowd[rank.role.stage], rank.number), default=None)
@@ -85,9 +85,9 @@ class Roster:
         self.deliver(Send(rank.number, message) for rank in self)
 
     def publish(self, key: str, value: bytes) -> None:
-        """Sends a value of the workers' store to all workers, with the values of the next millisecond in one message.
+        """Sends a value of the workers' store to all workers, batched with the values of the next millisecond.
 
-        At the start each worker publishes values: 1000 workers would otherwise get a million messages."""
+        Without batching, 1000 workers that publish values at the start would cause a million messages."""
         if not self._published:
             asyncio.get_running_loop().call_later(_TOGETHER_SECONDS, self._publish)
         self._published.append((key, value))

@@ -1,9 +1,9 @@
-"""The state that the handlers of a coordinator share.
+"""The state shared by the handlers of a coordinator.
 
     state = JobState(settings, run, recorder, lease, spans, job)
     state.begin(job)      # replaces the job, on a successor
 
-A handler reads the job from here each time it needs it and keeps no reference to it.
+Handlers must read `state.job` each time and keep no reference to the job, because `begin` replaces it.
 """
 
 from __future__ import annotations

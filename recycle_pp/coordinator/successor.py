@@ -4,8 +4,8 @@
     await successor.has_met(peer, hello)  # a worker has connected
     await successor.take_over()           # then the coordinator continues like any other
 
-Some of the old coordinator's memory is lost. A joiner that had not finished restarts, a validation may be repeated, and
-a checkpoint is abandoned if its writer died too; a peer writes the last checkpoint of a run again.
+Some state of the old coordinator is lost: unfinished joiners restart, and a validation may be repeated. An unfinished
+checkpoint is abandoned if its writer died too, but if it is the last one of the run, a peer writes it again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .ranks import Rank
 from .state import JobState
 from .workers import Workers
 
-DISCOVERY_SECONDS = 2.0  # least time for workers that may still try to connect to the lost coordinator
+DISCOVERY_SECONDS = 2.0  # minimum wait, as workers may still be trying to reach the lost coordinator
 
 
 class Successor:
@@ -60,8 +60,8 @@ class Successor:
         self.discovery = discovery
 
     async def has_met(self, peer: Peer, hello: WorkerHello) -> bool:
-        """Waits until this coordinator has taken over. Before that, takes the worker's report. False: the worker died,
-        or its connection broke."""
+        """Receives the report of a worker that moved here, and waits until the takeover is complete. Returns False if
+        the connection broke or the report is invalid."""
         if hello.moved and not self.discovery.over.is_set():
             try:
                 report = await peer.recv(FROM_WORKER)
@@ -74,7 +74,7 @@ class Successor:
         return True
 
     async def take_over(self) -> None:
-        """Restores the job from the reports; `Job` handles `CoordinatorReplaced` for the protocol."""
+        """Restores the job from the reports. `CoordinatorReplaced` restores the protocol's part of it."""
         state, saving = self._state, self._state.saving
         control, parallel = state.settings.control, state.settings.parallel
         reading = asyncio.gather(state.recorder.read_history(), load(state.profile, state.run.profile))
@@ -98,7 +98,7 @@ class Successor:
             self.discovery.over.set()
             state.lifecycle.end(0)  # others have finished the job while this supervisor was suspended
             return
-        # Before the first generation all workers start from the same checkpoint. Later workers get state from a peer.
+        # Before the first generation all workers start from the same checkpoint; later, new ones copy from peers.
         assignment = self.discovery.assignment(parallel.pipelines, parallel.stages)
         job = new_job(state.settings, 0 if found.begun else committed + 1, found.generation, committed, assignment)
         state.begin(job)
@@ -119,10 +119,10 @@ class Successor:
         self._handle_again(repeated, (Measured,))
         if found.commit is not None:
             state.recorder.record_missing_commit(found.commit)
-        # Assemblies before saved parts; otherwise a checkpoint would be assembled twice.
+        # Handle assemblies before saved parts; otherwise a checkpoint would be assembled twice.
         self._handle_again(repeated, (Assembling, Assembled))
         self._handle_again(repeated, set(LASTING) - {Measured, Assembling, Assembled})
-        # Savers may have died before the newest membership.
+        # Savers may have died before the newest generation.
         self._driver.send(saving.only(state.job.live))
         self._deaths.respawn_due()
 
@@ -132,7 +132,7 @@ class Successor:
                 self._workers.handle(self._state.roster[number], message)
 
     def _restore_rank(self, rank: Rank, found: Found) -> None:
-        """Records the death of a dead worker, and restarts a live worker that is not a member."""
+        """Starts a worker that is not a member, or records a dead or unreachable one. Skips live members."""
         for death in rank.causes.values():
             if death.where:
                 self._state.restarts.failed(death.where, rank.role)
@@ -144,7 +144,7 @@ class Successor:
             self._deaths.found(rank, found.begun)
 
     async def _continue_saving(self, found: Found) -> None:
-        """Continues an unfinished checkpoint. Workers repeat their reports about the checkpoint's parts."""
+        """Continues an unfinished checkpoint. Workers resend their reports about its parts."""
         savers = found.commit.savers if found.commit else []
         done = found.committed + 1
         if not savers or self._state.settings.emulate.mode:

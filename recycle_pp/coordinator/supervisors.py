@@ -1,6 +1,6 @@
-"""The supervisors' connections: registration, deaths of workers, and evictions of machines.
+"""Handles the supervisors' connections: registration, deaths of workers, and evictions of machines.
 
-number = supervisors.welcome(peer, hello)       # the supervisor's rank; None: it is rejected or redirected
+number = supervisors.welcome(peer, hello)       # the supervisor's rank; None if it is rejected or redirected
 supervisors.receive(number, message, peer)      # each later message
 supervisors.lost(number, peer)                  # the connection ended
 """
@@ -74,14 +74,14 @@ class Supervisors:
     def welcome(self, peer: Peer, hello: SupervisorHello) -> int | None:
         number = hello.rank
         if number < 0:
-            if not any(self._state.roster):  # no other supervisor is connected: it must ask again
+            if not any(self._state.roster):  # no rank is known yet, so this supervisor must ask again
                 peer.send(Redirect(self._leader))
                 return None
             free = self._state.roster.free(self._state.job.workers.values())
             if free is None:
                 peer.send(NoPlace(self._why_no_place()))
                 return None
-            # The missed heartbeats are those of the lost node.
+            # The new node does not inherit the counts of the lost one.
             free.supervisor = peer
             free.respawns = 0
             free.missed_heartbeats = 0
@@ -97,15 +97,15 @@ class Supervisors:
     def receive(self, number: int, message: Message, peer: Peer) -> None:
         if isinstance(message, Registration):
             self._register(number, message, peer)
-        elif number in self._state.roster:  # heartbeats may come before it has registered
+        elif number in self._state.roster:  # heartbeats may arrive before the registration
             rank = self._state.roster[number]
             rank.missed_heartbeats = 0
             self._handlers[type(message)](rank, message)
 
     def lost(self, number: int, peer: Peer) -> None:
-        """Handles the end of a connection, because the node or its agent is gone. The supervisor has some time to
-        reconnect after a reset, or if this coordinator was suspended or cut off: supervisors close connections to a
-        silent coordinator."""
+        """Handles the end of a connection: the node or its agent is gone. After a reset, or if this coordinator was
+        suspended or cut off, the supervisor first has some time to reconnect, because supervisors close connections
+        to a silent coordinator."""
         if number in self._state.roster and (rank := self._state.roster[number]).supervisor is peer:
             waits = peer.was_reset or self._state.lease.lapsed(self._state.settings.control.suspicion)
             patience = min(REFUSED, self._state.settings.control.suspicion) if waits else 0.0
@@ -152,7 +152,7 @@ class Supervisors:
                 rank.supervisor.send_frame(frame)
 
     def _is_taken(self, number: int, hello: SupervisorHello) -> bool:
-        """Whether the supervisor of another process is connected as this rank."""
+        """Whether another supervisor process is connected as this rank."""
         holder = self._state.roster[number].supervisor if number in self._state.roster else None
         if holder is None or not isinstance(holder.hello, SupervisorHello):
             return False
@@ -180,7 +180,7 @@ class Supervisors:
             )
 
     def _returned(self, rank: Rank, incarnation: int, deaths: Sequence[Died]) -> None:
-        """Handles a supervisor that has reconnected. Its worker may have been given up."""
+        """Handles a reconnected supervisor, whose worker may have been declared dead meanwhile."""
         self._state.recorder.event(SupervisorBack(worker=str(rank.role), rank=rank.number))
         for died in deaths:
             if rank.alive and died.incarnation == rank.incarnation:
@@ -192,7 +192,7 @@ class Supervisors:
             self._returns.reconnected(rank)
 
     def _spawned(self, rank: Rank, message: Spawned) -> None:
-        if self._state.lifecycle.over:  # readers of the events would take this event for a resume
+        if self._state.lifecycle.over:  # readers of the events would mistake it for a resumed run
             return
         self._state.recorder.event(
             SpawnedEvent(worker=str(rank.role), rank=rank.number, pid=message.pid, host=rank.host)
@@ -208,7 +208,7 @@ class Supervisors:
             self._state.timers.after(_TERM_SECONDS, self._evict)
 
     def _evict(self) -> None:
-        """Handles SIGTERM: evicts these machines, or ends the job if too few workers would remain."""
+        """Evicts the machines that got SIGTERM, or ends the job if too few workers would remain."""
         present = [rank for rank in self._state.roster if rank.supervisor is not None]
         going = [rank for rank in present if rank.stopping]
         if len(present) - len(going) < self._state.settings.parallel.stages:

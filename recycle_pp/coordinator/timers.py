@@ -4,8 +4,8 @@ timers = Timers(lifecycle, lease)
 timers.after(0.3, explain, rank)
 timers.close()
 
-If a call becomes due while the leader's lease is not held, its delay starts again: if this process was suspended, the
-time of the suspension does not count as silence of others.
+If the leader's lease is not held when a call becomes due, its delay restarts. So time in which this process was
+suspended does not count as silence of others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Timers:
         self._waiting: set[asyncio.TimerHandle] = set()
 
     def after(self, seconds: float, function: Callable[..., None], *arguments: Any) -> Callable[[], None]:
-        """Calls function(*arguments) later. Returns a function that cancels the call, at any time, in the loop."""
+        """Calls function(*arguments) after a delay. Returns a function that cancels the call; use it in the loop."""
 
         handle: asyncio.TimerHandle
 

@@ -1,6 +1,6 @@
-"""The workers' connections: admission, and messages about steps, checkpoints and broken links.
+"""Handles the workers' connections: admission, and messages about steps, checkpoints and broken links.
 
-rank = workers.welcome(peer, hello)             # None: the worker is no longer expected, close the connection
+rank = workers.welcome(peer, hello)             # None: close the connection, because this worker is not expected
 workers.receive(rank, incarnation, message)     # each later message
 workers.lost(rank, incarnation)                 # the connection ended
 """
@@ -63,10 +63,10 @@ class Workers:
         self._driver = driver
         self._deaths = deaths
         self._hangs = hangs
-        self._received: dict[tuple[int, type[Message], int], Message] = {}  # the last lasting messages
+        self._received: dict[tuple[int, type[Message], int], Message] = {}  # newest lasting message by `_kind`
         self._platform: str | None = None  # platform of the first worker: see execution.device
         self._data = ""  # fingerprint of the first worker's training data
-        self._printed: set[str] = set()  # printed notes of workers
+        self._printed: set[str] = set()  # notes of workers that were printed
         self._handlers: dict[type[Message], Callable[[Rank, Any], None]] = {
             WorkerHeartbeat: self._beats,
             StoreValue: lambda rank, message: state.roster.publish(message.key, message.value),
@@ -94,16 +94,16 @@ class Workers:
             return None  # it was not started by this job
         rank = self._state.roster[hello.rank]
         if hello.incarnation != rank.incarnation or not rank.alive:
-            return None  # it was given up before it connected
+            return None  # it was declared dead before it connected
         if hello.moved and rank.worker is not peer:
             if rank.worker is None or rank.number not in self._state.job.live:
-                return None  # it comes from another coordinator, too late
+                return None  # it missed the takeover by this coordinator
             rank.worker.abort()  # the worker's connection was reset; it sends its `State` next
         rank.worker = peer
         rank.last_message = time.monotonic()
         if not hello.moved:
             job = self._state.job
-            resume = job.first_step if job.phase == "starting" else 0  # a joiner gets the state of a peer
+            resume = job.first_step if job.phase == "starting" else 0  # a joiner gets its state from peers
             faults = self._state.restarts.faults_of(rank.role)
             peer.send(WorkerWelcome(self._state.settings, rank.role, str(self._state.run.path), resume, faults))
         return rank
@@ -114,16 +114,16 @@ class Workers:
             self.handle(rank, message)
 
     def handle(self, rank: Rank, message: Message) -> None:
-        """Handles a message to this coordinator, or one that a worker repeats after the loss of another coordinator."""
+        """Handles a new message, or one that a worker resends after the loss of a coordinator."""
         if is_lasting(message):
             self._received[_kind(rank, message)] = message
         if not is_void(message, self._state.job.generation):
             self._handlers[type(message)](rank, message)
 
     def lost(self, rank: Rank, incarnation: int, peer: Peer) -> None:
-        """The connection ended, which a member's death explains. In three cases the worker has some time to reconnect:
-        after a reset, if this coordinator was suspended or cut off, and before membership, because a worker that is not
-        admitted within a second connects again. Its supervisor reports a death in any case."""
+        """Handles the end of a connection, which usually means that the worker died. In three cases it has some time to
+        reconnect: after a reset, if this coordinator was suspended or cut off, and before membership, because a worker
+        that is not admitted within a second reconnects. Its supervisor reports a death in any case."""
         suspicion = self._state.settings.control.suspicion
         joins = rank.number not in self._state.job.live
         if joins or peer.was_reset or self._state.lease.lapsed(suspicion):
@@ -137,7 +137,7 @@ class Workers:
             self._deaths.disconnected(rank, incarnation)
 
     def _returned(self, rank: Rank, message: State) -> None:
-        """Handles a member that has reconnected. Messages in both directions may have been lost."""
+        """Handles a reconnected member. Messages in both directions may have been lost."""
         for repeated in message.said:
             if self._received.get(_kind(rank, repeated)) != repeated:
                 self.handle(rank, repeated)
@@ -181,8 +181,8 @@ class Workers:
         self._reject(rank, Refused(worker=str(rank.role), detail=message.reason))
 
     def _fits(self, rank: Rank, message: Ready) -> bool:
-        """Whether the worker has the platform and the training data of the first worker: all workers must compute the
-        same bits. While the job starts, another worker stops the job; later, only this worker is rejected."""
+        """Whether the worker has the platform and the training data of the first one, so that all compute the same
+        bits. Otherwise a starting job is stopped, but a running one only rejects the worker."""
         self._platform = self._platform or message.platform
         self._data = self._data or message.data
         worker, where = str(rank.role), f"on {rank.host or 'its host'}"
@@ -219,5 +219,5 @@ class Workers:
 
 
 def _kind(rank: Rank, message: Message) -> tuple[int, type[Message], int]:
-    """A key: a later message replaces an earlier one with the same key, as in a worker's `State`."""
+    """A key. A later message replaces an earlier one with the same key, as in a worker's `State`."""
     return rank.number, type(message), getattr(message, "step", 0) % 2
