@@ -1,12 +1,12 @@
-"""Turns the reports of all members of a generation into orders: the rest of the broken step, and each worker's actions.
+"""Computes a generation's orders from its members' reports: the rest of the step, and each worker's actions.
 
     adoption = adopt(problem, live, reports, committed=6, steps=100, units=units, planner=planner, derive=actions)
     adoption.left                                        # the work left in step 7
     adoption.plans                                       # step -> plan of the work left in that step
     adoption.message(worker, generation, evaluate, stagger)      # for the member that plays this worker
 
-Pure: no sockets, no clock, no torch. A new coordinator gets the same result, because the result depends on the reports
-alone.
+Pure: no sockets, no clock, no torch. The result depends only on the reports, so a new coordinator computes the same
+orders.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Adoption:
     left     the work left in the step in progress
     plans    step -> plan of the work left in that step, for the step in progress and perhaps the next one
     actions  step -> actions of that plan; None if the step has nothing left to run
-    copies   stage -> member that sends the stage's summed gradients to its peers; only if a peer lacks them
+    copies   stage -> member that sends the summed gradients to its peers, for stages in which a peer lacks them
     revoked  stages that must sum their gradients again
     shares   stage -> holders of the stage's units (a unit is a block of one layer's state)
     ahead    whether a worker has applied a step that is not committed
@@ -70,11 +70,11 @@ def adopt(
     planner: Planner,
     derive: Derive,
 ) -> Adoption:
-    """Plans the work left after the newest committed step, as reported by the live members.
+    """Plans the work left after the newest committed step, from the reports of the live members.
 
     live: the worker that each live member plays
 
-    Planning may take long. Raises StageLost if a unit has no holder left.
+    May take long. Raises StageLost if a unit has no holder left.
     """
     records, ahead = _records(reports, committed + 1), _records(reports, committed + 2)
     void = units.void(live, records)
@@ -110,5 +110,5 @@ def _records(reports: Mapping[Member, Report], step: int) -> dict[Member, Record
 
 
 def _played(live: Assignment, records: Mapping[Member, Record]) -> dict[Worker, Record]:
-    """The records of the workers that the members play."""
+    """The records by worker instead of member."""
     return {live[member]: record for member, record in records.items()}

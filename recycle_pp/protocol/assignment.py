@@ -1,10 +1,10 @@
-"""Which member plays which worker. A member is a launched process, known by its number; a worker is a role W(d,s).
+"""Maps members to workers. A member is a launched process with a number; a worker is a role W(d,s).
 
     assignment = initial(pipelines=2, stages=2)                         # member 3 plays worker 1.1
-    assignment = refilled(assignment, present={0, 2}, stages=2)         # stage 1 has lost all its workers
+    assignment = refilled(assignment, present={0, 2}, stages=2)         # stage 1 has no live worker
 
-The job owns the assignment. It changes only when a stage has no live worker left. As a last resort, members of other
-stages then take over the stage, and all members load the newest checkpoint.
+The job owns the assignment and changes it only if a stage has no live worker left. Members of other stages then take
+over that stage, and all members load the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def refilled(assignment: Mapping[Member, Worker], present: Collection[Member], s
 
     assignment  member -> worker, a bijection onto all D * P workers
     present     members that can take part
-    Raises ValueError if fewer members are present than there are stages.
+    Raises ValueError if there are fewer present members than stages.
     """
     if len(present) < stages:
         raise ValueError(f"live workers: {len(present)}, fewer than the {stages} stages")

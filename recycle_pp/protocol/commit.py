@@ -1,14 +1,14 @@
-"""The vote on a step: when the step is committed, and with which clip factor.
+"""Votes on a step: decides when the step is committed, and the clip factor of its update.
 
     vote = make_vote(generation, 7, squares, finite, fits, counts, losses, speaks=True)     # on a worker
     ballot = Ballot(step=7, stages=4, microbatches=18, clip=1.0)
-    ballot.cast(member, worker, vote)                       # the worker that the member plays
-    if ballot.complete(live): decision = ballot.decide()                            # if ballot.misfits is empty
+    ballot.cast(member, worker, vote)                       # worker: the one that the member plays
+    if ballot.complete(live): decision = ballot.decide()                            # only if ballot.misfits is empty
 
-A worker votes when it has its stage's reduced gradients. With the gradients, a stage also sums how often each
-micro-batch was counted, and its loss. So at every step the job checks that no sample was skipped or counted twice, and
-that the peers of a stage hold the same sums. All votes of a step arrive at once, and the step waits for the last one.
-To keep the votes small, only one peer of each stage sends the values. The others send a digest of their own values.
+A worker votes when it has its stage's reduced gradients. The reduction also sums the count and the loss of each
+micro-batch. So every vote checks that no sample was skipped or counted twice, and that the peers of a stage hold the
+same sums. All votes of a step arrive at about the same time, and the step waits for the last one. To keep votes small,
+only one peer of each stage sends its values; the others send a digest.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def make_vote(
     speaks: whether this worker sends the values for its stage
     checksums, changed: see `Vote`"""
     every = (finite, fits, *squares, *counts, *losses)
-    numbers = array("d", [x if x == x else math.nan for x in every])  # one NaN, as NaNs differ in sign and payload
+    numbers = array("d", [x if x == x else math.nan for x in every])  # one NaN, because NaNs differ in sign and payload
     return Vote(
         generation=generation,
         step=step,
@@ -106,8 +106,8 @@ class Ballot:
         return sorted({self.workers[m].stage for m, vote in self.votes.items() if not vote.fits}) if finite else []
 
     def decide(self) -> Decision:
-        """Uses the values that the first member of each stage has sent. fsum is exact, so the norm does not depend on
-        how the layers are divided into stages."""
+        """Decides by the values of the first member of each stage. fsum is exact, so the norm does not depend on how
+        the layers are divided into stages."""
         by_stage = {self.workers[m].stage: self.votes[m] for m in sorted(self.votes, reverse=True)}
         norm, scale = clip_scale([x for s in range(self.stages) for x in by_stage[s].squares], self.clip)
         losses = by_stage[self.stages - 1].losses

@@ -1,8 +1,8 @@
-"""Events of a job as JSON, and a fingerprint of what a job decided.
+"""Encodes events of a job as JSON, and computes fingerprints of outcomes.
 
 text = encode(WorkerDied(6))                 # b'{"type":"WorkerDied","member":6}'
 event = decode(json.loads(text))
-fingerprint(job.handle(event))               # equal for equal outcomes, also in another process
+fingerprint(job.handle(event))               # the same for equal outcomes, in any process
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def encode(event: Event) -> bytes:
 
 
 def decode(data: Any) -> Event:
-    """The event in parsed JSON. Raises ValueError, whose message is one sentence, if `data` is not an event."""
+    """The event in parsed JSON. Raises ValueError with a one-sentence message if `data` is not an event."""
     event: Event = msgspec.convert(data, _EVENTS, str_keys=True)  # msgspec's errors are ValueErrors
     return event
 

@@ -1,12 +1,12 @@
-"""All inputs of a job, as values: `Job.handle` takes one event and returns its `Outcome`.
+"""Events, the only inputs of a job. `Job.handle` takes one event and returns its `Outcome`.
 
     outcome = job.handle(WorkerDied(member))
     for to, message in outcome.sends: ...       # send these
     for note in outcome.notes: ...              # what happened, and why
     if outcome.expiry: ...                      # pass it to the job after control.suspicion seconds
 
-The same events in the same order lead to the same job, so a list of events is a complete record of the job's decisions.
-Plans are not part of events, because the planner is a pure function of the problem.
+The same events in the same order lead to the same decisions, so a list of events is a complete record of a job. Events
+contain no plans, because the planner is a pure function of the problem.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from recycle_pp.wire.messages.table import Message
 from .takeover import Found
 
 Json = dict[str, Any]
-FromWorker = Report | Vote | Evaluated | Finished | Synced  # the messages of workers that a job handles
+FromWorker = Report | Vote | Evaluated | Finished | Synced  # messages from workers that a job handles
 
 
 class Event(msgspec.Struct, frozen=True, tag=True):
-    """One fact that a job reacts to."""
+    """An input of a job."""
 
 
 class WorkerDescribed(Event, frozen=True):
     """A worker has built its stage.
 
     host:  the machine that the worker runs on
-    units: the units of its stage's layers: layer -> (name, number of elements) of each of its units
+    units: layer of its stage -> (name, number of elements) of each unit of the layer
     """
 
     member: Member
@@ -47,8 +47,8 @@ class WorkerDescribed(Event, frozen=True):
 
 
 class WorkerReady(Event, frozen=True):
-    """A worker has started. It takes part in the first generation or, if that has begun, becomes a joiner: it copies
-    its units from peers before it takes part.
+    """A worker has started. If the first generation has begun, the worker becomes a joiner, which copies its units
+    from peers before it takes part.
 
     earliest: first step that the worker may take part in
     """
@@ -69,7 +69,7 @@ class MessageReceived(Event, frozen=True):
 
 
 class WorkerEvicted(Event, frozen=True):
-    """The worker's machine is about to be reclaimed. The worker leaves at the next commit, if a peer stays."""
+    """The worker's machine is about to be reclaimed. The worker leaves at the next commit, if a peer remains."""
 
     member: Member
 
@@ -77,7 +77,7 @@ class WorkerEvicted(Event, frozen=True):
 class WorkerReturned(Event, frozen=True):
     """A member has reconnected to the coordinator. Messages in both directions may have been lost.
 
-    committed: the newest committed step that the worker knows
+    committed: newest step whose commit the worker has received
     """
 
     member: Member
@@ -85,7 +85,7 @@ class WorkerReturned(Event, frozen=True):
 
 
 class CoordinatorReplaced(Event, frozen=True):
-    """This job continues a job whose coordinator was lost."""
+    """A new coordinator continues the job of a lost one."""
 
     found: Found
 
@@ -94,7 +94,7 @@ class Restarted(Event, frozen=True):
     """A stage is lost, so all members restart from a checkpoint, some of them as workers of other stages.
 
     step:    number of committed steps in the checkpoint
-    present: members that are alive, at least one for each stage
+    present: live members, at least as many as there are stages
     """
 
     step: int
@@ -118,7 +118,7 @@ class PlanMade(Event, frozen=True):
 
 
 class SavingChanged(Event, frozen=True):
-    """A change in when to save checkpoints.
+    """The conditions for saving a checkpoint have changed.
 
     occupied: a checkpoint is being written, so only the run's last checkpoint may start
     due: the next commit must save a checkpoint
@@ -137,7 +137,7 @@ class HoldExpired(Event, frozen=True):
     """The job has waited too long for a joiner that lacks the newest step. The joiner's donor or the network may have
     failed.
 
-    generation: the generation in which the job began to wait
+    generation: the generation in which the wait began
     """
 
     generation: int

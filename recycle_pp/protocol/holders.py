@@ -1,5 +1,4 @@
-"""The holders of each unit of a stage's state: a table, unit -> holders, with the first holder first, in the stage's
-order of units.
+"""Computes the table of holders of a stage: unit -> its holders, first holder first. Units are in the stage's order.
 
     table = placed(sizes, peers, copies=2, hosts={0: "a", 1: "b"})    # at the start
     table = refilled(held, sizes, peers, copies=2, hosts)   # after deaths and returns; held: live holders, by unit
@@ -13,8 +12,8 @@ all other peers.
 
 At the start, peers form groups of `copies`, on different hosts if possible, and all copies of a unit are in one group
 (copysets: Cidon et al., USENIX ATC 2013). So two simultaneous deaths lose a unit only if they hit the same group.
-Later, missing copies go to the peers with the least load, and a peer that returns takes copies from overloaded peers.
-Copies of a unit are placed on different hosts if this overloads no peer.
+Later, missing copies go to the peers with the least load, and a returning peer takes copies from overloaded peers.
+Copies of a unit are placed on different hosts, unless this would overload a peer.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ SLACK = 0.04  # imbalances below this fraction of the mean load are not correcte
 
 
 def placed(sizes: Sizes, peers: Collection[Member], copies: int, hosts: Mapping[Member, str] | None = None) -> Table:
-    """The initial table: neighbouring units have the same holders, and all peers hold about the same amount.
+    """The initial table. Neighbouring units have the same holders, and all peers hold about as many elements.
 
-    Each peer is the first holder of one share of all elements; the next peers in its group hold copies. With copies=0,
-    all peers hold all units, and all units have the same first holder.
+    Each peer is the first holder of an equal share of the elements; the next peers in its group hold the copies. With
+    copies=0, all peers hold all units, and all units have the same first holder.
     """
     if not copies:
         return dict.fromkeys(sizes, sorted(peers))
@@ -67,7 +66,7 @@ def refilled(
     copies: int,
     hosts: Mapping[Member, str] | None = None,
 ) -> Table:
-    """The table after deaths and returns. Moves few more copies than necessary.
+    """The table after deaths and returns. Moves few copies beyond the necessary ones.
 
     held: unit -> its live holders, at least one, in any order
 
@@ -96,7 +95,7 @@ def refilled(
             load[peer] += size
     for peer in sorted(load, key=lambda p: (load[p], p)):
         if load[peer] < mean - slack:
-            for gain in (1, 0):  # first the moves that put a unit on one more host; no move may lose a host
+            for gain in (1, 0):  # first moves that add a host to a unit, then neutral ones
                 _take_share(peer, table, sizes, load, mean, of, gain)
     _balance_first(table, sizes, len(load), slack)
     return table
@@ -113,7 +112,7 @@ def lost(held: Mapping[UnitId, Collection[Member]]) -> list[UnitId]:
 
 
 def missing(held: Mapping[UnitId, Collection[Member]], table: Table, sizes: Sizes) -> list[Copy]:
-    """The copies to make, in the order of the units. The source is the holder with the least to send so far."""
+    """The copies to make, in the order of the units. Each source is the holder with the least to send so far."""
     sent: dict[int, int] = {}
     found = []
     for unit, holders in table.items():
@@ -134,7 +133,7 @@ def _take_share(
     hosts: Mapping[int, str],
     gain: int,
 ) -> None:
-    """Moves units to `peer` until its load reaches the mean. Makes only moves that put a unit on `gain` more hosts."""
+    """Moves units to `peer` until its load reaches the mean. Makes only moves that add `gain` hosts to a unit."""
     for unit, holders in table.items():
         size = sizes[unit]
         if load[peer] >= mean:
@@ -151,8 +150,8 @@ def _take_share(
 
 
 def _balance_first(table: Table, sizes: Sizes, peers: int, slack: float) -> None:
-    """Balances the work of first holders, in place. The least loaded holder of a unit replaces an overloaded first
-    holder."""
+    """Balances the load of first holders, in place: swaps an overloaded first holder with the least loaded holder of
+    the unit."""
     load: dict[int, int] = {}
     for unit, holders in table.items():
         load[holders[0]] = load.get(holders[0], 0) + sizes[unit]

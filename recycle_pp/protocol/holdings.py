@@ -1,7 +1,7 @@
-"""The units that one worker holds, as it reports them.
+"""Tracks the units that one worker holds and reports to the coordinator.
 
 holdings = Holdings(me=1, all=layout.ids, loaded=-1)  # `participant.holdings`
-holdings.caught_up(step, units)                       # before membership: it has these units in their state after step
+holdings.caught_up(step, units)                       # a joiner has received these units in their state after step
 holdings.reported()                                   # the held units, as a part of the worker's report
 holdings.adopt(shares)                                # new holders, from the coordinator
 holdings.took(unit); holdings.settled()               # the copy of one unit has arrived; all copies have arrived
@@ -17,7 +17,7 @@ from recycle_pp.wire.messages.generations import Holds, Shares
 from recycle_pp.wire.messages.members import Member
 from recycle_pp.wire.messages.units import UnitId, packed
 
-NOTHING = -9  # a step number before all others
+NOTHING = -9  # a step before all others
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Holdings:
     me       number of the member
     all      all units of the worker's stage
     loaded   step of the worker's initial state, which has all units; None once that state is dropped
-    weights  newest step of which the worker has all weights; one less if it has the exponents but not all weights
+    weights  n if the worker has all weights after step n; n - 1 if it has only the exponents after step n
     units    units that the worker holds in their state after the newest committed step
     shares   holders of the stage's units in the current generation; None before the first generation
     mine     units that the worker must hold according to `shares`, in the stage's order
@@ -47,7 +47,7 @@ class Holdings:
 
     def __post_init__(self) -> None:
         self.weights = NOTHING if self.loaded is None else self.loaded
-        self._since = self.loaded  # before membership: step of the state that this worker has
+        self._since = self.loaded  # step of this worker's state before membership
 
     def reported(self) -> Holds:
         return Holds(packed(sorted(self.units)), self.loaded, self.weights)
@@ -86,7 +86,7 @@ class Holdings:
         self.weights = step
 
     def taken_back(self, committed: int) -> None:
-        """Records that all holders undo an update. This worker may have received the updated weights."""
+        """Records that all holders undo an update, whose weights this worker may have received."""
         self.weights = min(self.weights, committed - 1)
 
     def distrust(self, committed: int) -> None:

@@ -6,16 +6,16 @@
         job.steady.plan(problem := job.problem_now())       # may take long; runs in a thread
         outcome = job.handle(PlanMade(problem))
 
-A pure event machine: no sockets, no clock, no torch. The coordinator drives it with real messages, the tests with every
-possible order of events. Every membership change, whatever its cause, uses the same three messages:
+A pure state machine: no sockets, no clock, no torch. The coordinator feeds it real messages; the tests feed it every
+possible order of events. All membership changes use the same three messages:
 
     announce   to every member: a new generation and its members; messages of the old one are void
     report     from every member: its completed ops, the units that it holds, and when it can start its next op
-    adopt      to every member: actions for the rest of the interrupted step; `plan` for later steps follows
+    adopt      to every member: actions for the rest of the interrupted step; a `plan` for later steps follows
 
 A step ends with a `vote` from every live member and a `commit` to every live member. If finite gradients did not fit
 the fixed-point sums, or a worker's state was wrong, a new generation repeats the step instead. A death at any point,
-also while reports are collected, starts the next generation, which replaces the current one.
+even while reports are collected, starts another generation, which replaces the current one.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ from .validation import Validation
 
 @dataclass
 class Job:
-    """problem: the planning problem without deaths. Its durations and limits may be replaced while the job runs."""
+    """problem: the planning problem without deaths. Its durations and limits may change while the job runs."""
 
     problem: Problem
     steps: int
@@ -111,7 +111,7 @@ class Job:
         self._validation = Validation()
         self._wrong: dict[Member, str] = {}  # member that was removed but is still alive -> fault in its state
         self.saving = SavingChanged(occupied=False, due=False)  # newest event of this type
-        self._ending = False  # the next commit is the last one
+        self._ending = False  # the next commit will be the last one
         self._notes: list[Json] = []  # notes of the current event
         self._expiry: HoldExpired | None = None  # expiry of the current event
         self._new_ballot()
@@ -132,8 +132,8 @@ class Job:
         return self.live - self._reports.keys() if self.phase == "reporting" else set()
 
     def handle(self, event: Event) -> Outcome:
-        """Applies one event. After two of the notes the job cannot continue: "stage_lost" (stage, what) if a stage has
-        no worker or no copy of a part of its state, and "violation" (detail) if the numbers would be wrong."""
+        """Applies one event. Two notes mean that the job cannot continue: "stage_lost" (stage, what) if a stage has no
+        worker or no copy of a part of its state, and "violation" (detail) if the numbers would be wrong."""
         self._notes, self._expiry = [], None
         try:
             sends = _EVENTS[type(event)](self, event)
@@ -237,7 +237,7 @@ class Job:
         return out + self._regroup(rebuild=found.base is None)
 
     def _returned(self, event: WorkerReturned) -> list[Send]:
-        """Sends the newest commit again if the member lacks it, and has all members rebuild their links."""
+        """Resends the newest commit if the member lacks it, and rebuilds the links of all members."""
         member = event.member
         if member not in self.live:
             return []
@@ -330,7 +330,7 @@ class Job:
             self._validation.begin(None)  # the parameters have changed; an incomplete validation is dropped
         left, about = adoption.left, (self.generation, self._validation.step, self._speculation.allowed)
         self._note("plan_adopted", step=self.committed + 1, lost=sorted(left.lost), revoked=sorted(left.revoked))
-        # not earlier, because a wrong member may be the only one that knows that the step is void
+        # only now, because a wrong member may have been the only one to know that the step is void
         for member, detail in self._wrong.items():
             self._note("untrusted", member=member, worker=self.assignment[member], detail=detail)
         self._wrong.clear()
@@ -352,8 +352,8 @@ class Job:
     def _go_on_without(self, wrong: dict[Member, str]) -> list[Send]:
         """Removes members with wrong state and repeats the whole step with the weights of the others. The step is void
         because wrong weights were sent to peers, and all workers may have used them. Once all others have reported in
-        the new generation, an `untrusted` note asks to end each removed member. Raises StageLost if a stage has no
-        worker left."""
+        the new generation, an `untrusted` note asks the caller to kill each removed member. Raises StageLost if a
+        stage has no worker left."""
         self.attempt = self.attempt._replace(repaired=self.attempt.repaired + 1)
         for member, detail in wrong.items():
             worker, host = self.assignment[member], self.units.hosts.get(member)
@@ -379,7 +379,7 @@ class Job:
         early = self._ending and not last
         self.skipped = self.skipped + 1 if decision.scale is None else 0
         due = self.saving.due or self._due(self.save_every, decision.step)
-        save = last or early or (due and not self.skipped)  # the weights may be the cause of the skipped update
+        save = last or early or (due and not self.skipped)  # after a skipped update, the weights may be bad
         skipped = save and self.saving.occupied and not (last or early)
         saves = save and not skipped
         gone = set() if last or early else self._leave_now()
@@ -451,7 +451,7 @@ class Job:
     # -- joining -----------------------------------------------------------------------------------------------
 
     def _find_donors(self) -> list[Send]:
-        """Requests donors for joiners, once the holders of all units are known."""
+        """Orders members to send units to joiners, once the holders of all units are known."""
         if self.phase != "running":
             return []
         live = self.workers
@@ -466,8 +466,8 @@ class Job:
         ]
 
     def _synced(self, member: Member, message: Synced) -> list[Send]:
-        """Records that a joiner has its units in the state after a step. Admits the ready joiners if the job waits for
-        them and none is missing."""
+        """Records that a joiner has its units in the state after a step. If the job waits for joiners and none of
+        them is missing, admits the ready ones."""
         waited_for = self.joiners.synced(member, message.step, message.session) and self.phase == "holding"
         complete = waited_for and not self.joiners.about_to_join(self.committed)
         return self._admit(self.joiners.take_ready(self.committed)) if complete else []

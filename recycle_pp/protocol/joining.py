@@ -1,11 +1,11 @@
-"""Returning processes: their donors, and the commit at which they become live members.
+"""Tracks joiners (returning processes): their donors, and the commit at which they become members.
 
 joiners.add(member, earliest=40)
 joiners.find_donors(committed, generation, sources)     # messages to the donors
 joiners.synced(member, step, session)      # records that the member has all its units in the state after `step`
 joiners.about_to_join(committed)           # whether some joiners lack only the newest step; if so, wait for them
 joiners.take_ready(committed)              # the joiners that lack nothing; they become members
-joiners.drop_late(committed)               # joiners that are still not ready restart with new donors
+joiners.drop_late(committed)               # restarts joiners that are still not ready, with new donors
 joiners.check(give)                        # restarts joiners if a donor no longer holds the units that it sends
 
 A session is one attempt to bring a joiner up to date.
@@ -52,7 +52,7 @@ class Joiner:
 @dataclass
 class Joiners:
     _by_member: dict[Member, Joiner] = field(default_factory=dict)
-    _session: int = -1  # number of the newest session; increases, also after a change of the coordinator
+    _session: int = -1  # number of the newest session; increases, even across coordinators
 
     def add(self, member: Member, earliest: int) -> None:
         self._by_member[member] = Joiner(earliest)
@@ -68,7 +68,7 @@ class Joiners:
                 joiner.restart()
 
     def find_donors(self, committed: int, generation: int, sources: Sources) -> list[Donation]:
-        """New donations, for every joiner that needs donors now."""
+        """Assigns donors to every joiner that needs them now. Returns the new donations."""
         found: list[Donation] = []
         for member, joiner in sorted(self._by_member.items()):
             if joiner.donors or committed + LEAD < joiner.earliest:
@@ -82,8 +82,8 @@ class Joiners:
         return found
 
     def synced(self, member: Member, step: int, session: int) -> bool:
-        """Records progress of a joiner. Returns False if the member is no longer a joiner, or if the session is old:
-        the donors of an old session do not send the next step."""
+        """Records progress of a joiner. Returns False if the member is no longer a joiner, or if the session is old,
+        because its donors then do not send the next step."""
         joiner = self._by_member.get(member)
         if joiner is None or not joiner.donors or joiner.session != session:
             return False
@@ -91,7 +91,7 @@ class Joiners:
         return True
 
     def check(self, give: Callable[[Mapping[Member, Collection[UnitId]]], bool]) -> None:
-        """give(donor -> units that it sends): whether all these donors still hold the units (`Units.give`)."""
+        """Restarts joiners if their donors no longer hold their units. give: see `Units.give`."""
         for joiner in self._by_member.values():
             if joiner.donors and not give(joiner.donors):
                 joiner.restart()

@@ -3,7 +3,7 @@
 A worker keeps one `Record` for each uncommitted step:
 
     record = Record(step=7)
-    record.begin(OpKind.FORWARD, (1, 0)); record.finish()      # before the launch of every op; when it is done
+    record.begin(OpKind.FORWARD, (1, 0)); record.finish()      # before each op is launched; after it is done
     record.reported()                               # this record, as a part of the worker's report
 
 The coordinator computes the remaining work from the reports of the live workers:
@@ -12,8 +12,8 @@ The coordinator computes the remaining work from the reports of the live workers
     left.problem   # a Problem with `done`, `busy_until`, `committed`: the planner's input
     left.sources   # stage -> a live worker that holds the stage's reduced gradients
 
-`Record` and `remainder` are pure: no sockets, no clock, no torch. The remaining work follows from the reports of live
-workers alone. An op is missing exactly if no live worker has done it and no live worker holds a reduced sum that
+`Record` and `remainder` are pure: no sockets, no clock, no torch. The remaining work depends only on the reports of
+live workers. An op is missing if and only if no live worker has done it and no live worker holds a reduced sum that
 includes its gradient.
 """
 
@@ -35,7 +35,7 @@ class Record:
     """One worker's part of one step.
 
     done     kind of op -> micro-batches in order of completion, as a flat list of pairs (pipeline, index)
-    running  ops that this worker has begun and not yet observed to be done, oldest first; a GPU runs several
+    running  ops that have begun and are not known to be done, oldest first; a GPU can have several
     """
 
     step: int
@@ -52,8 +52,8 @@ class Record:
         self.done.setdefault(kind, []).extend(microbatch)
 
     def reported(self) -> StepRecord:
-        """This record as a message. Running ops count as done: they cannot be stopped, and a second run by a peer would
-        add their gradient twice. If a worker cannot complete them, it dies, and its reports do not count any more."""
+        """This record as a message. Running ops count as done, because they cannot be stopped, and a second run by a
+        peer would add their gradient twice. If they fail, the worker dies, and its reports no longer count."""
         done = {kind: [*microbatches] for kind, microbatches in self.done.items()}
         for kind, microbatch in self.running:
             done.setdefault(kind, []).extend(microbatch)
@@ -81,15 +81,15 @@ class Remainder:
 def remainder(problem: Problem, records: Mapping[Worker, Record], busy: Mapping[Worker, float]) -> Remainder:
     """The planning problem for the rest of a step.
 
-    problem  shape, durations, limits, `failed` (all workers that are not live); the keys that describe the remainder
-             are replaced
+    problem  shape, durations, limits, `failed` (all workers that are not live); the fields that describe the
+             remainder are replaced
     records  live worker -> its record of this step
     busy     worker -> seconds (the problem's time unit) until the worker can start its next op
 
-    A stage is finished (`committed` for the planner) if a live worker holds its reduced gradients. There is one
-    exception: if a dead worker had the only copy of a tensor that another stage still needs, the op that produces the
-    tensor must run again. The gradient of this op would be in the sum twice, so the stage's sum is revoked: peers
-    reduce again from their accumulators, which they keep until the commit.
+    A stage is finished (`committed` for the planner) if a live worker holds its reduced gradients, with one
+    exception. If a dead worker had the only copy of a tensor that another stage still needs, the op that produces the
+    tensor must run again. Its gradient would then be in the stage's sum twice, so the sum is revoked. Peers reduce
+    again from their accumulators, which they keep until the commit.
     """
     ran = _progress(problem, records)
     sources = {w.stage: w for w, r in sorted(records.items(), reverse=True) if r.reduced}
@@ -97,7 +97,7 @@ def remainder(problem: Problem, records: Mapping[Worker, Record], busy: Mapping[
     for stage in revoked:
         del sources[stage]
     left = problem.replace(
-        backward="mixed",  # done backwards may be whole or split, and splitting the others can fill bubbles
+        backward="mixed",  # completed backwards may be whole or split, and splitting the rest can fill bubbles
         done=ran,
         busy_until={f"{w.pipeline},{w.stage}": t for w, t in busy.items() if t > 0},
         committed=sorted(sources),
@@ -115,7 +115,7 @@ def _progress(problem: Problem, records: Mapping[Worker, Record]) -> Progress:
 
 
 def _lost(problem: Problem, ran: Progress, reduced: set[int]) -> frozenset[tuple[str, MicroBatch, int]]:
-    """Ops whose output a live worker has used, although no live worker has done them. Leaves out finished stages."""
+    """Ops that no live worker has done, but whose output a live worker has used. Leaves out finished stages."""
     none = np.zeros((problem.total, 1), np.uint8)
     above, below = np.c_[ran.kinds[:, 1:], none], np.c_[none, ran.kinds[:, :-1]]
     gone = (ran.host < 0) & ~np.isin(np.arange(problem.stages), list(reduced))
@@ -125,8 +125,8 @@ def _lost(problem: Problem, ran: Progress, reduced: set[int]) -> frozenset[tuple
 
 
 def _revoked(ran: Progress, reduced: set[int]) -> set[int]:
-    """The reduced stages that must repeat ops, because another stage needs one of their tensors that is lost. A revoked
-    stage itself needs inputs again, so the search repeats until nothing changes, at most once per stage."""
+    """The reduced stages that must repeat ops, because another stage needs one of their lost tensors. A revoked stage
+    needs its own inputs again, so the search repeats until nothing changes, at most once per stage."""
     forward, backward = (ran.kinds & FORWARD) != 0, (ran.kinds & BACKWARD) != 0
     revoked: set[int] = set()
     while True:

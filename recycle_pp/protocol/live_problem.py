@@ -1,4 +1,4 @@
-"""The job's problem without dead workers. The last one is cached, because its graph of links is large.
+"""The job's problem without dead workers. The last result is cached, because its graph of links is large.
 
 problem = LiveProblem()
 problem.of(whole, live)       # a Problem with the dead workers in `failed`
@@ -16,7 +16,7 @@ class LiveProblem:
         self._made: tuple[Problem, frozenset[Worker], Problem] | None = None  # (whole problem, live workers, result)
 
     def of(self, whole: Problem, live: Collection[Worker]) -> Problem:
-        """whole: the problem without deaths. After a death peers need every bubble, so the backward may be split."""
+        """whole: the problem without deaths. After a death the backward may be split, as peers need every bubble."""
         live = frozenset(live)
         if self._made is None or self._made[0] is not whole or self._made[1] != live:
             dead = sorted(all_workers(whole) - live)

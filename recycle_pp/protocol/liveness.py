@@ -1,9 +1,9 @@
-"""Detects stuck workers from their reported activities. A worker is live if it makes progress, not if it answers.
+"""Detects stuck workers from their reported activities. To be live, a worker must make progress, not only answer.
 
     sign = Sign(Activity("works", "F", 20, (1, 3)), seconds=10.2, quiet=10.1)
     verdict = judge({Worker(1, 2): sign, ...}, Patience(suspicion=10.0, lease=600.0))
     verdict.stuck       # {Worker(1, 2): Stuck("F of micro-batch 1.3 in step 20", 10.2)}: workers to kill
-    verdict.deadlock    # workers whose waits will never end although none is stuck: a new generation is needed
+    verdict.deadlock    # workers that will wait forever although none is stuck; a new generation is needed
     verdict.graph       # the wait-for graph, a networkx DiGraph; its nodes have the signs
     verdict.no_disk     # all readers of training data if none of their disks answers; then no reader is stuck
 
@@ -16,14 +16,14 @@ limit:
     waits for a message that has arrived in its process           `suspicion`
     is silent, or does not answer a new generation                `suspicion`
 
-This limit applies if the main thread neither ran nor was ready to run in that time. For a thread that runs, or waits
-for a core on a busy machine, the limit is ten times as long. A wait for the device does not count as running, although
-the processor spins. A waiting worker is never stuck, but several can be deadlocked: if a worker and all workers that it
-can reach in the graph have waited for longer than `suspicion` (for a message: and than ten times its profiled time), a
-message or an all-reduce was lost.
+These limits apply if the main thread neither ran nor was ready to run in that time. If it ran, or waited for a core on
+a busy machine, they are ten times as long. A wait for the device does not count as running, although the CPU spins.
+A waiting worker is never stuck, but several can be deadlocked, because a message or an all-reduce was lost. This is
+assumed if a worker and all workers that it can reach in the graph have waited for longer than `suspicion` (for a
+message, also longer than ten times its profiled time).
 
-A reader is not to blame for a disk that does not answer. While the disks of all readers of training data do not answer,
-no reader is stuck, and the job waits for the disks. As soon as one disk answers, the limits apply again.
+If no reader of training data gets an answer from its disk, no reader is stuck, and the job waits for the disks. As soon
+as one disk answers, the limits apply again.
 
 Pure: no clock, no sockets. All times are seconds.
 """
@@ -50,7 +50,7 @@ class Patience(NamedTuple):
 
 @dataclass(frozen=True)
 class Sign:
-    """The current knowledge about one worker. Times are in seconds.
+    """The vital signs of one worker. Times are in seconds.
 
     seconds     time since the worker's activity started
     quiet       time since its main thread last ran or was ready to run
@@ -58,8 +58,8 @@ class Sign:
     silent      time since its last message
     unanswered  time since the announcement of a generation that it has not answered; None: it has answered
     expected    profiled time of its op, or of the message that it waits for; None: unknown
-    reading     age of its oldest unfinished read of training data; 0: no read is open; None: it reads no files
-    member      whether it is a member of the current generation; otherwise it starts or catches up
+    reading     age of its oldest unfinished read of training data; 0: none is unfinished; None: it reads no files
+    member      whether it is a member of the current generation; otherwise it is starting or catching up
     """
 
     activity: Activity
@@ -98,8 +98,8 @@ class Verdict(NamedTuple):
 def judge(signs: Mapping[Worker, Sign], patience: Patience, coordinator_works: bool = False) -> Verdict:
     """Finds stuck and deadlocked workers.
 
-    coordinator_works: the coordinator plans, or waits for a majority or a joiner. Workers that wait for a message of
-        the coordinator are then not deadlocked.
+    coordinator_works: whether the coordinator is planning, or waiting for a majority or a joiner. Workers that wait
+        for a message from the coordinator are then not deadlocked.
     """
     graph = waiting(signs, patience.suspicion, coordinator_works)
     stuck = {w: found for w, sign in signs.items() if not graph.out_degree(w) and (found := _stuck(sign, patience))}
@@ -145,7 +145,7 @@ def _givers(worker: Worker, awaited: Activity, signs: Mapping[Worker, Sign]) -> 
 
 
 def _owes_sum(worker: Worker, step: int, other: Worker, sign: Sign) -> bool:
-    """Whether `other` is a peer that may not have started or finished the sum."""
+    """Whether `other` is a peer that may not have finished the sum."""
     return other.stage == worker.stage and not _has_voted(step, sign)
 
 
@@ -160,13 +160,13 @@ def _has_voted(step: int, sign: Sign) -> bool:
 
 
 def _owes_answer(worker: Worker, step: int, other: Worker, sign: Sign) -> bool:
-    """Orders and plans arrive when all workers have answered, or have sent what the coordinator needs for planning."""
+    """Orders and plans arrive once all workers have answered the announcement of the generation."""
     return sign.unanswered is not None
 
 
 def _owes_meeting(worker: Worker, step: int, other: Worker, sign: Sign) -> bool:
-    """A group waits until all its members connect. Only the group knows which members are missing, so every worker that
-    is not connecting counts as missing."""
+    """A group waits until all its members connect. Only the group knows its missing members, so every worker that is
+    not connecting counts as missing."""
     comes = sign.activity.kind == "waits" and sign.activity.what == "links"
     return sign.unanswered is not None or not comes
 

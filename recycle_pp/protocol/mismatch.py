@@ -2,11 +2,11 @@
 
     found = compare(table, votes)     # for one stage: its table of holders, member -> vote; None if all copies agree
     found.wrong                       # holder -> a unit of which it has a wrong copy
-    found.unclear                     # units whose copies differ, and it is unknown which copies are wrong
+    found.unclear                     # units whose copies differ, if the wrong copies are unknown
 
-Each holder updates its copy itself, so copies must be equal. There are two kinds of evidence against a worker: it has
-found that its own copy changed without an update (`Vote.changed`), or it differs from the majority of three or more
-holders. No other worker can check a copy, because the unit's previous state is gone and the update cannot be repeated.
+Each holder updates its own copy, and all copies must stay equal. Two kinds of evidence show that a copy is wrong: its
+holder found a change without an update (`Vote.changed`), or the copy differs from the majority of three or more. Other
+workers cannot verify a copy, because the unit's previous state is gone and the update cannot be repeated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Mismatch:
     disputed  unit -> groups of holders with the same checksum, the largest last
     changed   holder that reports its own copy of a unit as wrong -> the first such unit
     outvoted  any other holder with a wrong copy -> a unit in which its checksum differs from the majority
-    unclear   disputed units for which it is unknown which copies are wrong
+    unclear   disputed units whose wrong copies are unknown
     """
 
     disputed: dict[UnitId, list[list[Member]]]
@@ -44,7 +44,7 @@ class Mismatch:
 def compare(
     table: Table, votes: Mapping[Member, Vote], made: Collection[tuple[UnitId, Member]] = ()
 ) -> Mismatch | None:
-    """The disputes between the holders of one stage; None if there is none.
+    """The disputes between the holders of one stage; None if all copies agree.
 
     votes: the votes of all holders
     made: copies made since the last vote, as (unit, holder)

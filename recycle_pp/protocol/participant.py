@@ -1,15 +1,14 @@
-"""The worker's side of the recovery protocol: its completed work, its orders, its answers.
+"""The worker's side of the recovery protocol: completed work, orders and answers.
 
     me = Participant(6, Worker(1, 2))    # member 6 plays worker 1.2
     me.announce(message)            # a new generation; returns the report
     me.adopt(message)               # stores the generation's orders in `me.orders`
     me.commit(message)              # a step is committed; `me.commits` holds the message until the step is applied
-    me.state(linked=True)           # all that a new coordinator must know about this worker
+    me.state(linked=True)           # the input of a new coordinator, from this worker
 
-Pure and not thread-safe: the worker calls it under one lock, shared by the control thread and the executor; the tests'
-simulator calls it directly. *Committed* steps (agreed by the job) and *applied* steps (in the parameters) are separate:
-`applied` is behind `committed` until the executor applies the commit, and one ahead while the staggered optimizer
-speculates.
+Pure and not thread-safe. The worker's control thread and executor call it under one shared lock; the tests' simulator
+calls it directly. *Committed* steps are agreed by the job, *applied* steps are in the parameters. `applied` is behind
+`committed` until the executor applies the commit, and one step ahead while the staggered optimizer speculates.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ class Participant:
 
     @property
     def speaks(self) -> bool:
-        """Whether this is the first member of its stage. The first member sends the values that all peers have."""
+        """Whether this is the first member of its stage, which sends the values for all peers."""
         return self.member == self.peers[0]
 
     @property
@@ -97,8 +96,8 @@ class Participant:
         """Starts a new generation: drops the old orders, keeps completed work. Returns the report."""
         joined = self.generation < 0
         self.generation, self.announced = message.generation, message
-        # A member that lacks the newest commit, because its connection was reset, receives it again and must apply it.
-        if joined:  # a joiner has followed its units until now; this generation brings the rest
+        # A member keeps its `committed`, so that it applies a commit that is resent after a connection reset.
+        if joined:  # a joiner has only its units so far; this generation brings the rest
             self.committed = self.applied = max(self.committed, message.committed)
             self.holdings.join(self.committed)
         self.orders = None
@@ -131,7 +130,7 @@ class Participant:
         )
 
     def adopt(self, message: Adopt) -> None:
-        """Takes the orders of a generation, unless they are void. A revoked stage drops its reduced gradients."""
+        """Stores the orders of a generation, unless they are void. A revoked stage drops its reduced gradients."""
         if is_void(message, self.generation) or message.term < self.agreed[0]:
             return
         assert self.announced is not None
@@ -157,16 +156,16 @@ class Participant:
         )
 
     def plan(self, message: SteadyPlan) -> None:
-        """Takes the plan of all later steps that no death interrupts."""
+        """Stores the plan for all later steps that no death interrupts."""
         if self.orders is not None and not is_void(message, self.generation):
             self.orders.steady, self.orders.forward = unpack(message.steady), unpack(message.forward)
             self.orders.recompute = self.orders.recompute[0], message.recompute
 
     def commit(self, message: Commit) -> None:
-        """Takes a commit and closes the record of its step. Logs and accumulators can be dropped when the step is
+        """Stores a commit and closes the record of its step. Logs and accumulators can be dropped once the step is
         applied."""
         step = message.step
-        if step <= self.committed:  # a repetition: on a new connection, or because an earlier State lacked this commit
+        if step <= self.committed:  # resent: on a new connection, or because an earlier State lacked this commit
             return
         assert step == self.committed + 1, (step, self.committed)
         self.committed, self.last, self.attempt = step, message, FIRST
@@ -184,14 +183,14 @@ class Participant:
             self._take_back(step - 1)
 
     def caught_up(self, step: int, units: Collection[UnitId]) -> None:
-        """Records, before membership, that the worker has these units in their state after `step`."""
+        """Records that a joiner has these units in their state after `step`."""
         self.applied = self.committed = step
         self.holdings.caught_up(step, units)
 
     # -- calls of the executor ---------------------------------------------------------------------------------
 
     def next_commit(self) -> Commit | None:
-        """The oldest commit to apply, or to confirm if the step is applied already."""
+        """The oldest commit to apply, or only to confirm if the step is already applied. None if there is none."""
         return self.commits.pop(0) if self.commits else None
 
     def speculate(self, step: int) -> None:

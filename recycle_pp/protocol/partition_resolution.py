@@ -1,4 +1,4 @@
-"""Selects the workers to remove if some workers cannot reach each other, though all reach the coordinator.
+"""Selects the workers to remove if some workers cannot reach each other, although all reach the coordinator.
 
 lost = give_up({Worker(1, 0): [Worker(2, 0)], Worker(2, 0): [Worker(1, 0)]}, live)       # {Worker(2, 0)}
 """
@@ -21,7 +21,7 @@ def give_up(unreachable: Mapping[Worker, Iterable[Worker]], live: Collection[Wor
     unreachable: worker -> workers that it cannot reach; one direction is enough
     live: all members; entries about other workers are ignored
 
-    Among sets of equal size, the one with the highest workers is returned.
+    Among sets of equal size, returns the one with the highest workers.
     """
     broken = frozenset(
         frozenset((worker, other))
@@ -35,7 +35,7 @@ def give_up(unreachable: Mapping[Worker, Iterable[Worker]], live: Collection[Wor
 
 
 class _Search:
-    """Branches: either the worker with the most broken links leaves, or all workers that it cannot reach."""
+    """Branches by removing either the worker with the most broken links, or all workers that it cannot reach."""
 
     def __init__(self, live: Collection[Worker]) -> None:
         self._workers = Counter(worker.stage for worker in live)

@@ -1,11 +1,11 @@
-"""The state of a job as bytes, from which the same job can be made again, for instance to repeat its decisions.
+"""Saves the state of a job as bytes, and restores the job from them, for instance to replay its decisions.
 
     data = snapshot(job)
     job = restored(data, planner, derive)      # the same event has the same outcome on both
 
-The bytes are a pickle, so a new attribute of the protocol's classes needs no change of this module. Plans are made
-again, because they are large and follow from their problems. `restored` accepts only values of the protocol's classes,
-so a file cannot make it run other code.
+The bytes are a pickle, so a new attribute of the protocol's classes needs no change here. Plans are not saved, because
+they are large and can be made again from their problems. `restored` accepts only values of the protocol's classes, so a
+file cannot make it run other code.
 """
 
 from __future__ import annotations

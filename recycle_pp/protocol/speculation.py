@@ -1,8 +1,8 @@
 """Decides whether workers may apply a step before its commit (`optimizer.stagger`), and whether they must undo it.
 
 speculation = Speculation(wanted=True)
-speculation.allowed                    # whether workers may do so now
-void = speculation.decided(scale)      # whether the committed update differs from theirs, so they must undo theirs
+speculation.allowed                    # whether workers may apply steps early now
+void = speculation.decided(scale)      # whether workers must undo their early update, because the committed one differs
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Speculation:
         self._pause = 0 if allowed else PAUSE
 
     def decided(self, scale: float | None) -> bool:
-        """Whether early updates are void, because the committed update is clipped or skipped and they were not."""
+        """Whether early updates are void, because the committed update is clipped or skipped."""
         void = self.allowed and scale != 1.0
         self._pause = PAUSE if void else max(0, self._pause - 1)
         return void

@@ -1,4 +1,4 @@
-"""The error that ends a job, or makes it restart from its newest checkpoint: a part of its state is lost."""
+"""The error for lost state of a stage. The job then restarts from its newest checkpoint, or ends."""
 
 
 class StageLost(RuntimeError):

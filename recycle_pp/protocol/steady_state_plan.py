@@ -1,15 +1,15 @@
-"""The plan of steps that no death interrupts: when to make a new one, and when to send it.
+"""The plan of steps that no death interrupts: decides when to make a new one, and when to send it.
 
     steady = Steady(planner, validation=2)
-    steady.adopted(problem)                       # a new generation: the workers wait for a plan
+    steady.adopted(problem)                       # a new generation, whose workers wait for a plan
     steps = steady.plan(problem)                  # may take long; runs in a thread; the result is cached
     for problem in steady.ahead(): steady.plan(problem)     # plans for possible next deaths
     steady.restore(state)                         # takes the `state` of another Steady, and plans again
     steady.made(steps, problem)                   # problem: the job's current one, which may have changed
     if steady.ready: for member, message in steady.send(live, generation): ...
 
-Planning never delays the rest of an interrupted step, nor a step for which the workers have a plan. A plan for new
-durations applies from the first commit after the plan is made.
+Planning delays neither the rest of an interrupted step nor a step for which the workers have a plan. A plan for new
+durations takes effect at the first commit after it is made.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class Steady:
         self._sent = None if state.unsent else self._newest
 
     def plan(self, problem: Problem) -> Steps:
-        """Returns a cached plan if an equal problem was planned before. Must be called by one thread at a time."""
+        """Plans a problem, or returns the cached plan of an equal one. Only one thread may call this at a time."""
         last = self._last
         if last is None or last[0] is not problem:
             last = self._last = problem, self._store.plan(problem)
         return last[1]
 
     def ahead(self) -> Iterator[Problem]:
-        """The problems that possible next deaths would leave, if they have no plan yet."""
+        """The problems after each possible next death, without those that already have a plan."""
         return iter(()) if self._newest is None else self._store.ahead(self._newest.plan.problem)
 
     def made(self, steps: Steps, problem: Problem) -> None:
@@ -77,12 +77,12 @@ class Steady:
             self._newest, self.wanted = steps, False
 
     def adopted(self, problem: Problem) -> None:
-        """Records that a generation starts, in which no worker has a plan yet."""
+        """Records the start of a generation, in which no worker has a plan yet."""
         self.due, self.wanted = True, self._newest is None or self._newest.plan.problem != problem
 
     @property
     def fresh(self) -> bool:
-        """Whether there is a newer plan than the one that the workers have."""
+        """Whether the newest plan is newer than that of the workers."""
         return not self.due and self._newest is not self._sent
 
     @property

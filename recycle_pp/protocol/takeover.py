@@ -1,12 +1,12 @@
 """Reconstructs the job on a new coordinator, from the states of the workers.
 
-    found = find({member: participant.state(linked=True), ...})      # all processes that can be reached
+    found = find({member: participant.state(linked=True), ...})      # all reachable processes
     outcome = job.handle(CoordinatorReplaced(found))                 # job: a new Job of the same shape
 
 The last coordinator may have died after it sent a message to only some of the workers, so a message that one worker has
 received counts for all. The newest agreed generation, by term and number, determines the members. Announced generations
 that were never agreed do not count, because a suspended or replaced coordinator may have announced them. The job's
-newest commit is the newest one of any member. Members that lack this commit receive its message again.
+newest commit is the newest one of any member. Members that lack this commit receive it again.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class Found:
     committed   newest committed step
     commit      message of the newest commit; None before the first commit
     behind      members that lack the newest commit
-    informed    members that have received a commit message or will; a member that has received only parameters is not
-                one of them
+    informed    members that have received, or will receive, a commit message; not those that have only received
+                parameters
     base        generation of the links between all live members; None if links must be rebuilt
     attempt     newest attempt at the step after `committed`
     begun       whether any generation was agreed
@@ -55,16 +55,16 @@ class Found:
 
 
 def find(states: Mapping[Member, State]) -> Found:
-    """states: from `Participant.state`. Processes that were removed, or still catch up, are not members."""
+    """states: from `Participant.state`. Removed processes, and those that are still catching up, are not members."""
     newest = max(states.values(), key=lambda state: state.agreed, default=State())
     generation, members = max((state.generation for state in states.values()), default=-1), newest.members
     live = {member: states[member] for member in members.keys() & states.keys()}
     committed = max((state.committed for state in live.values()), default=-1)
     commits = [s.commit for s in live.values() if s.commit and s.commit.step == committed]
-    # a process that does not know yet that it is a member needs no commit: its first generation brings its state
+    # a member without a generation needs no commit, because its first generation brings its state
     behind = {w: s for w, s in live.items() if s.committed < committed and s.generation >= 0}
     if not commits and behind:
-        # only returned workers have this step: they received its parameters, but other members need its message
+        # only returned workers have this step, from its parameters, but other members need its commit message
         known = {"generation": generation, "agreed": newest.agreed, "members": newest.members, "layout": newest.layout}
         return find({member: msgspec.structs.replace(state, **known) for member, state in behind.items()})
     bases = {state.base if state.generation == generation else None for state in live.values()}

@@ -1,17 +1,17 @@
-"""The coordinator's tables of units: the layers of each stage, and the holders of each unit of these layers.
+"""The coordinator's tables of units: the layers of each stage, and the holders of each unit.
 
     units = Units(copies=2)                           # 0: all workers hold all units
     units.describe(member, stage, host, {3: [("layers.3.norm", 512)]})  # the member has built these layers
     units.layout                                      # the layers of every stage
     void = units.void(live, records)         # stages that must sum their gradients again
     shares = units.share_out(live, reports, committed)       # stage -> new holders; raises StageLost
-    gives = units.sources(joiner, stage, live, serving)      # donor -> units that a joiner should follow
+    gives = units.sources(joiner, stage, live, serving)      # donor -> units to send to a joiner
     wrong = units.compare(live, votes, step)          # members with wrong copies; raises ProtocolViolation
 
 Holders are members. `live` is always the assignment of all live members: member -> the worker that it plays.
 
-Like the ledger, the tables follow from the reports of live members: a member holds the units that it reports in their
-state after the newest committed step. So copying may be interrupted at any point, and a new coordinator needs no
+Like the ledger, the tables depend only on the reports of live members. A report lists the units that a member holds in
+their state after the newest committed step. So copying may be interrupted at any point, and a new coordinator needs no
 history.
 """
 
@@ -65,12 +65,12 @@ class Units:
         self._sizes.clear()
 
     def void(self, live: Assignment, records: Mapping[Member, Record]) -> set[int]:
-        """The stages whose reduced gradients are void, by the records of all live members. Call before `share_out`.
+        """The stages whose reduced gradients are void, from the records of all live members. Call before `share_out`.
 
-        With copies=0 every member has all reduced gradients of its stage. One survivor is then enough, because it can
-        send copies, and no stage is void. Otherwise each holder has the reduced gradients of its own units only. If a
-        holder has died or lacks them, the whole stage sums again, from the accumulators that all workers keep until the
-        commit. Marks the `records` of such a stage as not reduced.
+        With copies=0 every member has all reduced gradients of its stage. Any survivor can send copies of them, so no
+        stage is void. Otherwise each holder has only the reduced gradients of its own units. If a holder has died or
+        lacks them, the whole stage sums again, from the accumulators that all workers keep until the commit. Marks the
+        `records` of such a stage as not reduced.
         """
         found: set[int] = set()
         if not self._copies:
@@ -97,7 +97,7 @@ class Units:
     def compare(self, live: Assignment, votes: Mapping[Member, Vote], step: int) -> dict[Member, str]:
         """Members with a wrong copy of a unit, each with a description of the unit.
 
-        votes: votes of all live members; nothing is compared with copies=0, when they have no checksums
+        votes: votes of all live members. With copies=0 they have no checksums, and nothing is compared
 
         Raises ProtocolViolation if it is unknown which copy is wrong, or if the job must not continue without its
         holder.
@@ -131,13 +131,13 @@ class Units:
     def share(
         self, stage: int, holds: Mapping[Member, Holds], committed: int, mixed: bool = False, ahead: bool = False
     ) -> Shares:
-        """The new shares of a stage. Existing copies are used as long as the table needs them.
+        """The new shares of a stage. Keeps existing copies that the table needs.
 
         holds: the reported state of all live members of the stage; a member that holds a unit has all
             exponents of the fixed-point sums
         mixed: these workers may have weights of different steps
-        ahead: a worker has applied the next step to its units, and this update stays. Then all workers have the
-            gradients of that step, no micro-batch needs the older weights, and every generation sends the newer weights
+        ahead: a worker has applied the next step to its units and keeps this update. Then all workers have the
+            gradients of that step, so no micro-batch needs older weights, and every generation sends the newer ones
 
         Raises StageLost if a unit has no holder.
         """
@@ -170,7 +170,7 @@ class Units:
     def sources(
         self, joiner: Member, stage: int, live: Assignment, serving: Mapping[Member, int]
     ) -> dict[Member, list[UnitId]]:
-        """donor -> units that the joiner must follow, so that it can hold its share of the stage. Empty if the table is
+        """donor -> units that the joiner must receive and follow, to hold its share of the stage. Empty if the table is
         unknown, or if a unit has no live holder. serving: donor -> number of joiners to which it sends units."""
         sizes, peers = self._sizes_of(stage), {m for m, worker in live.items() if worker.stage == stage}
         held = _among(peers, self._tables.get(stage, {}))
@@ -300,7 +300,7 @@ class Units:
 
 
 def _among(peers: Collection[Member], table: Table) -> Table:
-    """The table without other members."""
+    """The table restricted to `peers`."""
     return {unit: [peer for peer in holders if peer in peers] for unit, holders in table.items()}
 
 

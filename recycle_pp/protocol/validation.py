@@ -1,4 +1,4 @@
-"""A validation: which held-out micro-batches the workers run, and the coordinator's count of their losses.
+"""A validation: selects the held-out micro-batches for each worker, and collects their losses on the coordinator.
 
     each = per_pass(wanted=16, pipelines=3, microbatches=6)       # micro-batches per pipeline and pass
     for number, action in numbered(actions, pipelines=3, each=each, total=16): ...      # a worker's whole validation
@@ -8,8 +8,8 @@
     found = validation.counted(message)              # the result once all losses have arrived, else None
     validation.step                                  # None if no validation is running
 
-The held-out micro-batches are numbered from 0 and dealt to the pipelines in turn. How many there are does not depend on
-the number of pipelines or stages or on deaths, so the loss does not either.
+The held-out micro-batches are numbered from 0 and dealt to the pipelines in turn. Their number does not depend on
+pipelines, stages or deaths, so the loss does not either.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def numbered(actions: Iterable[Action], pipelines: int, each: int, total: int) -
 
     actions: the worker's actions in one pass, for the first `each` micro-batches of every pipeline
 
-    Passes run one after another. The last pass omits numbers from `total` on. The order is the same on all workers."""
+    Passes run one after another. The last pass omits numbers >= `total`. The order is the same on all workers."""
     one_pass = list(actions)
     for first in range(0, total, pipelines * each):
         for action in one_pass:
