@@ -26,7 +26,7 @@ class Timers:
         self._waiting: set[asyncio.TimerHandle] = set()
 
     def after(self, seconds: float, function: Callable[..., None], *arguments: Any) -> Callable[[], None]:
-        """Calls function(*arguments) after a delay. Returns a function that cancels the call; use it in the loop."""
+        """Calls function(*arguments) after a delay. Returns a function that cancels the call, for use in the loop."""
 
         handle: asyncio.TimerHandle
 

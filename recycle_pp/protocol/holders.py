@@ -31,7 +31,7 @@ SLACK = 0.04  # imbalances below this fraction of the mean load are not correcte
 
 
 def placed(sizes: Sizes, peers: Collection[Member], copies: int, hosts: Mapping[Member, str] | None = None) -> Table:
-    """The initial table. Neighbouring units have the same holders, and all peers hold about as many elements.
+    """The initial table. Neighbouring units have the same holders, and all peers hold about equally many elements.
 
     Each peer is the first holder of an equal share of the elements; the next peers in its group hold the copies. With
     copies=0, all peers hold all units, and all units have the same first holder.

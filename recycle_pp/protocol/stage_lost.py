@@ -1,4 +1,4 @@
-"""The error for lost state of a stage. The job then restarts from its newest checkpoint, or ends."""
+"""The error for a lost stage. The job then restarts from its newest checkpoint, or ends."""
 
 
 class StageLost(RuntimeError):
