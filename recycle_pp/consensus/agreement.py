@@ -6,9 +6,9 @@
     await agreement.successor(leader)                      # waits for a leader that replaces `leader`
 
 At most one side of a partitioned network can continue the job. A supervisor listens at its `address` from its first
-welcome to its end. It accepts the agreement's own connections (`handle`) and, if it leads, supervisors and workers.
-`control.coordinator` selects the implementation: `embedded`, a vote of the supervisors (`election.py`), or `etcd`
-(`etcd_agreement.py`).
+welcome until it exits. It accepts connections of the agreement (`handle`) and, as the leader, of supervisors and
+workers. `control.coordinator` selects the implementation: `embedded`, a vote of the supervisors (`election.py`), or
+`etcd` (`etcd_agreement.py`).
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Agreement(Protocol):
     async def leader(self, after: int) -> Leader:
         """The next leader. after: term of the lost leader. Blocks until there is a next leader.
 
-        Takes part in the election, so the result may be this supervisor, which then coordinates. A leader that can
-        still reach a majority is not deposed: if the lost leader answers that it leads term `after`, the lost leader is
-        the result. Otherwise the result has a later term. Raises LostMajority if this side cannot elect a leader.
+        This supervisor takes part in the election. If it wins, it is the result and must coordinate. A leader that can
+        still reach a majority is not deposed: if it answers that it leads term `after`, it is returned again. Any other
+        result has a later term. Raises LostMajority if this side cannot elect a leader.
         """
         ...
 
@@ -44,28 +44,28 @@ class Agreement(Protocol):
         """Called by the leader. Agrees on a generation with these supervisors, and returns the term of the agreement.
 
         From then on, decisions need a majority of these supervisors. No leader of an older term, and no supervisor that
-        only knows an older membership, can get another generation agreed. The leader may cancel the call for a newer
-        generation. The generations of one leader increase; -1 stands for the time before the first one.
+        only knows an older membership, can get another generation agreed. The leader may cancel the call in favour of a
+        newer generation. A leader's generations increase; -1 means that no generation was agreed yet.
 
         Raises Deposed if another supervisor leads, LostMajority if too few answer.
         """
         ...
 
     async def confirm(self, held: bool) -> int:
-        """Called by the leader. Returns its term, once a majority has confirmed to follow the leader in this term.
+        """Called by the leader. Returns its term once a majority has confirmed that it follows this leader.
 
-        held: whether an earlier confirmation is still valid, so no other supervisor can have been elected. Blocks while
-        answers are missing. Raises Deposed if another supervisor leads, LostMajority if too few can answer.
+        held: whether an earlier confirmation is still valid, so no other supervisor can have been elected. Blocks until
+        enough answers arrive. Raises Deposed if another supervisor leads, LostMajority if too few can answer.
         """
         ...
 
     async def supervisors(self) -> Mapping[int, Place]:
-        """The newest membership that this supervisor knows: the supervisors that a new leader expects."""
+        """The newest membership that this supervisor knows. A new leader expects these supervisors to connect."""
         ...
 
     async def generation(self) -> int:
-        """The generation of the newest membership that this supervisor knows; -1 if no generation was agreed, so no
-        worker has begun a step."""
+        """The generation of the newest membership that this supervisor knows. -1: no generation was agreed yet, so no
+        worker has started a step."""
         ...
 
     async def successor(self, leader: Leader) -> Leader:
@@ -80,11 +80,11 @@ class Agreement(Protocol):
 
 
 def majority(ranks: Collection[int], roster: Collection[int], dead: Collection[int] = ()) -> bool:
-    """Whether `ranks` can decide for the roster: they include more than half of it, half of it with its lowest rank, or
-    all its survivors.
+    """Whether `ranks` can decide for the roster. They need more than half of it, half of it including its lowest rank,
+    or all its survivors.
 
     dead: ranks proven dead. A minority must include all survivors, because each survivor may be the only one that knows
-    what the dead have agreed to.
+    of an agreement with the dead.
     """
     present = set(ranks) & set(roster)
     if present and present >= set(roster) - set(dead):

@@ -2,7 +2,7 @@
 
     gate = AgreementGate(agreement, lease, deliver)
     gate.announce(7, places)       # requests agreement, while the workers report
-    gate.send(out)                 # delivers messages that need no agreement at once, the others once it is reached
+    gate.send(out)                 # holds back `Adopt` and plans until the agreement, delivers the rest at once
 
 The gate prevents two sides of a partition from committing the same step in different generations. The agreement runs
 while the workers report, so it adds no delay. Each `Adopt` carries the term of the agreement that allowed its
@@ -22,12 +22,12 @@ from recycle_pp.wire.messages.generations import Adopt, SteadyPlan
 from .agreement import Agreement, Deposed, LostMajority, Place
 from .leader_lease import LeaderLease
 
-_BEGINS = (Adopt, SteadyPlan)  # messages without which no worker can start a generation
+_BEGINS = (Adopt, SteadyPlan)  # a worker needs these messages to start a generation
 
 
 class AgreementGate:
-    """deliver(out): sends messages; called in the event loop. If another supervisor leads, or no majority answers, the
-    gate revokes the lease."""
+    """deliver(out): sends messages; called in the event loop. The gate revokes the lease if another supervisor leads or
+    no majority answers."""
 
     def __init__(self, agreement: Agreement, lease: LeaderLease, deliver: Callable[[Sequence[Send]], None]) -> None:
         self._agreement = agreement
@@ -51,7 +51,7 @@ class AgreementGate:
             self._agreeing = asyncio.create_task(self._agree(generation, places))
 
     def send(self, out: Sequence[Send]) -> None:
-        if self._agreeing is None:  # agreed already
+        if self._agreeing is None:  # already agreed
             self._deliver([_with_term(send, self._term) for send in out])
             return
         self._held += [send for send in out if isinstance(send.message, _BEGINS)]

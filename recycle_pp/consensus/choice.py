@@ -16,8 +16,8 @@ def make_agreement(
 ) -> Agreement:
     """The agreement that `control.coordinator` names.
 
-    leader      the current leader; None in rank 0 at the start of a job: `leader(after=-1)` then starts `first_term`
-    first_term  a term that is newer than every term in the run folder
+    leader      the current leader; None in rank 0 at the start of a job, when `leader(after=-1)` starts `first_term`
+    first_term  a term newer than every term in the run folder
     """
     if settings.control.coordinator == "etcd":
         from .etcd import Etcd

@@ -18,14 +18,14 @@ direction). So before a proposal, a majority of the new members must confirm the
 to the new members only: a reachable supervisor never acknowledges a membership that it is not a member of.
 
 A candidate raises its term only after a majority has answered that it would vote for the candidate (Raft's pre-vote). A
-voter answers no if it has a live leader, or if it has just voted for another candidate that may be alive. If a leader
-is refused because of a later term without a leader, the leader is elected again in a newer term and continues. A late
-message only delays the election.
+voter answers no if it has a live leader, or if it has just voted for another candidate that may be alive. If voters
+refuse a leader because they know a later term, but that term has no leader, the refused leader runs again in a newer
+term and continues. A late message only delays the election.
 
 Candidates take turns in the order of their ranks, the lost leader last. A candidate first waits `TURN_SECONDS` for
 every live candidate with an earlier turn. A supervisor whose port refuses connections for some time counts as dead
-(`refusal.py`). If the supervisors that do not count as dead are not a majority, the election fails at once. Processes
-of this machine that have ended are proven dead: see `majority`.
+(`refusal.py`). If the supervisors that do not count as dead are not a majority, the election fails at once. A process
+of this machine that has ended is proven dead (see `majority`).
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ SLACK_SECONDS = 15.0  # seconds for an election after all supervisors have notic
 class Election:
     """The embedded `Agreement`. Use it in the event loop's thread only.
 
-    patience    seconds after this supervisor within which the others notice a loss; also the time limit for the
+    patience    seconds by which other supervisors may notice a loss later than this one; also the time limit for the
                 acknowledgement of a membership
     refused     see `VoterClient`
     first_term  see `make_agreement`
@@ -131,7 +131,7 @@ class Election:
         lapsed = not held and self.voter.leader is not None and self.voter.leader.term == self._confirmed
         others = self._others()
         if lapsed and others and all(is_dead(place.process) for _, place in others):
-            # While this leader was suspended, they may have elected another one, and continued or finished the job.
+            # They may have elected another leader while this one was suspended, and continued or finished the job.
             raise LostMajority(f"supervisors {_names(self.voter.members())} have ended, except this one")
         while (leader := await self._confirm_leadership(self.voter.members())) is None:
             pass
@@ -228,7 +228,7 @@ class Election:
                     self._broadcast(Leads(leader))
 
     async def _confirm_leadership(self, among: Collection[int]) -> Leader | None:
-        """Returns this supervisor as the leader, once a majority formed by members of `among` has confirmed it.
+        """Returns this supervisor as the leader, once a majority within `among` has confirmed it.
 
         Returns None if the caller must try again: either most members know a later term, in which this supervisor has
         now been elected, or `among` has no majority at present (supervisors with broken connections may come back).
@@ -302,8 +302,8 @@ class Election:
             return required if all(majority(counted, of.roster, dead) for of in required) else []
 
         def hopeless(left: Collection[int]) -> Roster | None:
-            """A roster that blocks the decision: even if all ranks in `left` answer yes, they are no majority of the
-            roster. None if no roster blocks the decision."""
+            """A roster that blocks the decision, because the ranks in `left` are not a majority of it even if all of
+            them answer yes. None if no roster blocks the decision."""
             most = {rank: (-1, -1) for rank in left if rank not in holders} | outdated
             cases = [
                 self.voter.required(possible_holders),
@@ -353,7 +353,7 @@ class Election:
         finally:
             for task in asking:
                 task.cancel()
-        # A leader that is not in the newest membership keeps the older ones: only these can elect it again.
+        # A leader outside the newest membership keeps the older memberships, because only they can elect it again.
         if len(self.voter.required(holders)) == 1 and self._rank in newest.roster:
             self.voter.mark_agreed(newest.position)
         return required

@@ -58,7 +58,7 @@ class Delete(NamedTuple):
 
 
 class Created(NamedTuple):
-    """A condition: the key was created in this revision; 0: it does not exist."""
+    """A condition: the key was created in this revision; 0: the key does not exist."""
 
     key: str
     revision: int
@@ -68,7 +68,7 @@ class Created(NamedTuple):
 
 
 class Modified(NamedTuple):
-    """A condition: the key was last changed in this revision; 0: it does not exist."""
+    """A condition: the key was last changed in this revision; 0: the key does not exist."""
 
     key: str
     revision: int

@@ -2,16 +2,16 @@
 
     agreement = EtcdAgreement(Etcd(endpoints), rank, address, token, leader, patience)     # see agreement.py
 
-There are three kinds of keys, under a prefix that the job's token names:
+There are three kinds of keys, under a prefix derived from the job's token:
 
     leader       [term, rank, host, port]       has the leader's lease: deleted `patience` seconds after a renewal
     membership   run, term, generation, roster  the last agreed membership; no lease
     lost/RANK    term                           term of the leader that RANK has lost, while RANK looks for the next one
 
-A change of the leader or the membership is a transaction: it fails if either key has changed since the supervisor read
-them. So only one side of a partition gets the next membership agreed. An old leader gets no membership agreed once it
-has a successor. A new leader gets no membership agreed if its side does not know the last generation, because its
-predecessor may continue in that generation.
+A transaction changes the leader or the membership. It fails if either key has changed since the supervisor read them.
+So only one side of a partition gets the next membership agreed. A replaced leader cannot get any membership agreed. A
+new leader cannot either if its side does not know the last generation, because its predecessor may continue in that
+generation.
 
 A leader is replaced when its lease expires, or when most members have lost it. While etcd is unreachable, nothing
 changes and training continues. The recovery from a death then waits at most twice `ETCD_SECONDS`: once in `agree` and,
@@ -165,7 +165,7 @@ class EtcdAgreement:
         return await asyncio.get_running_loop().create_future()
 
     async def handle(self, peer: Peer) -> None:
-        """Does nothing, as supervisors connect to etcd, not to each other."""
+        """Does nothing, because supervisors connect to etcd, not to each other."""
 
     def close(self) -> None:
         """Stops the renewals, so a leader's lease expires."""
@@ -211,8 +211,7 @@ class EtcdAgreement:
             await self._write([self._put_leader(self._own_term), self._put(held)], view)
 
     def _own_membership(self, view: View) -> Membership:
-        """The last membership that this leader got agreed. Raises Deposed if this supervisor is not the leader any
-        more."""
+        """The last membership that this leader got agreed. Raises Deposed if this supervisor no longer leads."""
         leads = self._own_term
         held = view.membership
         if leads is None or held is None or (held.run, held.term) != (self._run, leads.term):

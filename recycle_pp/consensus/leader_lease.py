@@ -1,4 +1,4 @@
-"""The leader's lease: its right to act, because a majority has confirmed it recently.
+"""The leader's lease: its right to act, based on a recent confirmation by a majority.
 
     lease = LeaderLease(agreement, suspicion=5.0)
     lease.term                      # the leader's term, as confirmed by the majority
@@ -14,9 +14,9 @@ After a suspension, a process does not know whether another leader was elected. 
 not know whether its own messages still arrive. In both cases the lease has expired, and the leader must renew it before
 it sends, writes or decides anything.
 
-A leader needs a fresh lease to declare a process dead after silence or a broken connection: a majority must have
-answered within half of `suspicion`. Otherwise a leader that can send but not receive would have healthy workers killed.
-A leader without a majority in `ATTEMPTS` rounds loses the lease for good (CheckQuorum in Raft's terms).
+Before a leader declares a silent or disconnected process dead, it needs a fresh lease: a majority must have answered
+within half of `suspicion`. Otherwise a leader that can send but not receive would have healthy workers killed. A leader
+that gets no majority in `ATTEMPTS` rounds loses the lease for good (CheckQuorum in Raft's terms).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ RENEWALS = 3  # renewals within the time for which a confirmation is fresh
 
 
 def lease_seconds(suspicion: float) -> float:
-    """Seconds for which a confirmation is valid: less than the silence after which supervisors elect another leader,
-    more than a round trip on a slow network."""
+    """Seconds for which a confirmation is valid. This is less than the silence after which supervisors elect another
+    leader, and more than a round trip on a slow network."""
     return suspicion + PLANNING / 2
 
 
 def clock() -> float:
-    """Seconds, including those during which the machine was suspended, unlike time.monotonic."""
+    """Seconds on a clock that, unlike time.monotonic, also counts suspensions of the machine."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -66,8 +66,8 @@ class LeaderLease:
         return clock() < self._until
 
     def lapsed(self, seconds: float) -> bool:
-        """Whether the lease expired and was renewed within the last `seconds`. Then this leader may have been silent
-        for so long that others closed their connections to it."""
+        """Whether the lease expired and was renewed within the last `seconds`. If so, this leader may have been silent
+        long enough for others to close their connections to it."""
         return clock() - self._regained < seconds
 
     async def wait(self) -> None:

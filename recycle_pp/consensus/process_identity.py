@@ -5,7 +5,7 @@
     is_here(theirs)             # whether `is_dead` can detect the death of that process
 
 A refused connection does not prove a death, because firewalls refuse connections too. A missing process id proves a
-death if it belongs to the same boot of the same kernel and to the same process namespace (each container has its own).
+death if it was issued by this boot of this kernel, in this process namespace (each container has its own).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Decides when refused connections mean that a process is dead.
 
     refusal = Refusal(seconds=2.0)      # one for each address
-    refusal.lasts(place.process)        # after each refused connection: True if that process counts as dead
+    refusal.lasts(place.process)        # after each refused connection; True if that process counts as dead
     refusal.reset()                      # after each attempt that was not refused
 
 A firewall also refuses connections, often only for a few tenths of a second. One refusal is enough if the process is
@@ -25,7 +25,7 @@ class Refusal:
         self._since = self._last = float("-inf")  # times of the first and the last consecutive refusal
 
     def lasts(self, process: str) -> bool:
-        """Counts a refused connection. Returns whether the process counts as dead. process: its `identity`, "" if
+        """Records a refused connection. Returns whether the process counts as dead. process: its `identity`, "" if
         unknown."""
         now = asyncio.get_running_loop().time()
         if now - self._last > PAUSE:

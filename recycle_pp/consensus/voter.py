@@ -52,7 +52,7 @@ class Voter:
         self.has_leader = asyncio.Event()  # set while a leader is known
         self.leader_changed = asyncio.Event()  # set and replaced at each new leader
         self._voted_at = float("-inf")
-        # Before any membership is agreed, the first leader alone is the job.
+        # Until a membership is agreed, the first leader is the only member.
         first = {leader.rank: Place(leader.host, leader.port)} if leader else {rank: address}
         self.memberships = [Membership((-1, -1), leader.rank if leader else rank, first)]
         self._handlers: dict[type[Message], Callable[[Any], bool]] = {
@@ -80,8 +80,8 @@ class Voter:
 
         holders   ranks that have acknowledged the newest membership; if they are enough to agree on it, only the newest
                   membership is needed
-        outdated  rank -> position of its newest membership, for voters that will acknowledge no more memberships of
-                  older terms; a proposal that cannot be agreed without these voters is not needed
+        outdated  rank -> position of the rank's newest membership, for voters that reject memberships of older terms
+                  from now on; a proposal that cannot be agreed without these voters is not needed
         dead      ranks proven dead
         """
         required = list(self.memberships)
@@ -139,7 +139,7 @@ class Voter:
     # -- updates -----------------------------------------------------------------------------------------------
 
     def learn(self, term: int) -> None:
-        """Adopts the term if it is newer. The voter has not voted in a newer term yet."""
+        """Adopts the term if it is newer, and resets the vote."""
         if term > self.term:
             self.term = term
             self.vote = None

@@ -21,7 +21,7 @@ CONNECT_SECONDS = 10.0  # time limit for a connection to the other supervisor
 
 
 class VoterClient:
-    """A client of one other supervisor's `Voter`. Connects at the first request, and again after a lost connection.
+    """A client of one other supervisor's `Voter`. Connects at the first request, and reconnects after a loss.
 
     refused: seconds of refused connections after which the other supervisor counts as dead.
     """

@@ -13,8 +13,8 @@
 The worker receives its spec, which contains the job's token, through a pipe on its standard input, never on its command
 line or in its environment. Later messages use the same pipe, one line of JSON each. The worker leads its own session,
 so Ctrl-C in the terminal reaches only the supervisor. It dies with its supervisor (PR_SET_PDEATHSIG). A supervisor
-never imports torch, so it starts the worker in a fresh interpreter. In tests the supervising process has imported
-torch, and the worker is a fork without a fresh interpreter.
+never imports torch, so it starts the worker in a fresh interpreter. In tests the supervisor has imported torch, and the
+worker is a plain fork.
 """
 
 from __future__ import annotations
@@ -70,14 +70,14 @@ class Child:
         """Starts `module` as a process that imports everything a worker needs, then waits for `assign`.
 
         The standard output and error of the process go to `log`. Never waits for a disk. A fresh interpreter runs the
-        module as `__main__`, a forked process calls the module's `main`; both end in main(WorkerSpec.read()).
+        module as `__main__`, a plain fork imports it; both call its main(WorkerSpec.read()).
         """
         words_read, inherited_words = os.pipe()
         lifeline = Lifeline.create()
         stdin, spec_end = os.pipe()
         output = Output(log)
         parent = os.getpid()
-        sys.stdout.flush(), sys.stderr.flush()  # else a forked child would print our buffers again
+        sys.stdout.flush(), sys.stderr.flush()  # otherwise a forked child would print these buffers again
         pid = os.fork()
         if pid == 0:
             _become_worker(settings, module, parent, stdin, output.descriptor, (inherited_words, lifeline.descriptor))
@@ -129,10 +129,10 @@ class Child:
         return self._output.since(before).decode(errors="replace")
 
     def reap(self, seconds: float = 0.0) -> Death:
-        """The death of the process, once `pidfd` is readable or after `seconds`. Kills the children of the process and
-        releases its resources.
+        """Waits until `pidfd` is readable, at most `seconds`, and returns the death of the process. Kills the children
+        of the process and releases its resources.
 
-        Leaves a killed process behind if the kernel cannot end it because a file system does not answer.
+        A killed process stays behind if it waits for a file system that does not answer.
         """
         seen = self._died_at or time.monotonic()
         with suppress(ProcessLookupError, PermissionError):
@@ -228,8 +228,8 @@ def _run_forked(module: str, inherited: tuple[int, int]) -> int:
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Requests a signal to this process for the end of the thread of `parent` that started it. Exits if `parent` has
-    already ended."""
+    """Makes the kernel signal this process when the thread that forked it ends. Exits if `parent` has already
+    ended."""
     if _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:

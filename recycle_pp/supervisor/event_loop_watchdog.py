@@ -1,7 +1,7 @@
-"""Ends this supervisor, with the coordinator that it may host, when the supervisor's event loop is blocked.
+"""Ends this supervisor, and the coordinator if it runs here, when the supervisor's event loop is blocked.
 
-    watchdog = EventLoopWatchdog(seconds=10.0, what="rank 3")      # starts a thread; to be called in the main thread
-    watchdog.beat()                                       # to be called often, in the loop
+    watchdog = EventLoopWatchdog(seconds=10.0, what="rank 3")      # in the main thread; starts a thread
+    watchdog.beat()                                       # call it often, in the loop
     watchdog.close()                                      # before the loop ends
 
 The exit closes the connections at once, so the other supervisors notice and elect another coordinator if necessary. The

@@ -1,7 +1,7 @@
 """Prevents torchrun's agents from waiting minutes for lost nodes in torch's exit barrier.
 
-    limit_wait(launch)                  # before exit, on the first rank of each node: limits the wait for the store
-    await release(launch, lost=1)       # before exit, on the coordinator's rank, if agents are lost; takes seconds
+    limit_wait(launch)                  # on the first rank of each node, before it exits
+    await release(launch, lost=1)       # on the coordinator's rank, before it exits, if agents are lost; takes seconds
 
 Before it exits, each agent registers in a store hosted by the agent of node 0 (static rendezvous) and waits until all
 agents have registered. Two cases would delay the exit:
@@ -62,8 +62,8 @@ def limit_wait(launch: Launch) -> None:
 
 
 async def release(launch: Launch, lost: int) -> None:
-    """Registers `lost` agents, unless the store's machine does not answer. If a registered agent is alive
-    after all, for instance because only one of its ranks was suspended, it finds the barrier open when it arrives."""
+    """Registers `lost` agents, unless the store's machine does not answer. A registered agent may still be alive, for
+    instance if only one of its ranks was suspended. It then passes the barrier without waiting."""
     if launch.agents == 1 or not lost or not await _answers(launch):
         return
     command = [sys.executable, "-m", "recycle_pp.supervisor.exit_barrier", str(launch.agents), str(lost)]

@@ -20,8 +20,8 @@ _PIDFD_GETFD = 438  # pidfd_getfd(2): the same number on all architectures that 
 
 
 def connections_to(pid: int, port: int) -> Iterator[socket.socket]:
-    """Duplicates of the process's TCP connections to `port` of any machine. Raises PermissionError if the kernel does
-    not permit it."""
+    """Duplicates of the process's TCP connections to `port` on any machine. Raises PermissionError if the kernel
+    refuses."""
     pidfd = os.pidfd_open(pid)
     try:
         for entry in Path(f"/proc/{pid}/fd").iterdir():
@@ -39,12 +39,12 @@ def connections_to(pid: int, port: int) -> Iterator[socket.socket]:
 def _is_socket(entry: Path) -> bool:
     try:
         return os.readlink(entry).startswith("socket:")
-    except FileNotFoundError:  # closed meanwhile
+    except FileNotFoundError:  # just closed
         return False
 
 
 def _duplicate(pidfd: int, descriptor: int) -> socket.socket | None:
-    """A duplicate of the socket; None if the process has closed the socket meanwhile."""
+    """A duplicate of the socket; None if the process has just closed the socket."""
     found = ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, pidfd, descriptor, 0)
     if found >= 0:
         return socket.socket(fileno=found)

@@ -3,7 +3,7 @@
 heartbeats = Heartbeats(launch, monitor)
 heartbeats.begin(settings)                            # once the job's settings are known
 sending = asyncio.create_task(heartbeats.send(peer))  # to one coordinator, until the task is cancelled
-heartbeats.answered()                                 # to be called at every message of the coordinator
+heartbeats.answered()                                 # call it at every message from the coordinator
 heartbeats.close()
 """
 
@@ -35,14 +35,14 @@ class Heartbeats:
         self._unanswered = 0  # heartbeats since the coordinator's last message
 
     def begin(self, settings: Settings) -> None:
-        """Uses the interval in the settings from now on, and starts standby processes and the watchdog. settings: the
-        settings of this node's workers."""
+        """Switches to the interval in the settings, and starts the watchdog and standby processes. settings: those of
+        this node's workers."""
         self._settings = settings
         self._standby = Standby(self._launch, settings)
         self._watched = asyncio.create_task(self._beat_watchdog(settings.control))
 
     async def send(self, peer: Peer) -> None:
-        """Sends heartbeats until it is cancelled. Aborts the connection if the coordinator does not answer.
+        """Sends heartbeats until cancelled. Aborts the connection if the coordinator does not answer.
 
         Counts unanswered heartbeats instead of seconds, so that a pause of this process does not count as silence of
         the coordinator."""

@@ -1,6 +1,6 @@
 """Connects a supervisor to the coordinator for the first time. The coordinator may not be listening yet.
 
-    peer, address = await find_coordinator(launch, hello, address=None)      # on this node, by its private file
+    peer, address = await find_coordinator(launch, hello, address=None)      # on this node, through its private file
     peer, address = await find_coordinator(launch, hello, Address(...))      # on another node
     explain(error)                                                           # why that failed (an OSError), for users
 
@@ -31,7 +31,7 @@ LOOK_SECONDS = 0.5  # between two checks of rank 0's launcher
 
 
 async def find_coordinator(launch: Launch, hello: SupervisorHello, address: Address | None) -> tuple[Peer, Address]:
-    """A connection to the coordinator, which has accepted `hello`, and its address. Retries for `JOIN_SECONDS`.
+    """A connection on which the coordinator has accepted `hello`, and its address. Retries for `JOIN_SECONDS`.
 
     address: None if all ranks are on one node, where the coordinator publishes its address in a private file.
 
@@ -73,7 +73,7 @@ class FirstLauncher:
         self._due = 0.0
 
     async def has_ended(self) -> bool:
-        """True after two seconds of refused connections. Connects at most once in `LOOK_SECONDS`."""
+        """True after two seconds of refused connections. Tries to connect at most once in `LOOK_SECONDS`."""
         now = asyncio.get_running_loop().time()
         if self._at is None or now < self._due:
             return False

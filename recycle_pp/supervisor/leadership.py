@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 10.0
 RECONNECT_SECONDS = 1.0  # time limit for reconnecting to a coordinator that may be lost
-GRACE_SECONDS = 1.0  # a peer may learn of a new leader this much earlier than this supervisor
+GRACE_SECONDS = 1.0  # time by which a peer may learn of a new leader earlier than this supervisor
 BEAT_SECONDS = 0.5  # between two heartbeats to a waiting supervisor
 RETRY_SECONDS = 0.05  # between two attempts to connect
 
@@ -111,7 +111,7 @@ class Leadership:
     async def admit(self, peer: Peer) -> None:
         """Serves a supervisor or a worker until its connection ends. Redirects a supervisor if this one does not lead.
 
-        Waits `GRACE_SECONDS` before it redirects, because the peer may learn of this supervisor's election first.
+        Waits `GRACE_SECONDS` before it redirects, because a peer may learn first that this supervisor was elected.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + GRACE_SECONDS

@@ -51,7 +51,7 @@ class Lifeline:
         return line
 
     def hold(self) -> None:
-        """Locks the mutex for good. To be called in the main thread, because this thread ends only with the process."""
+        """Locks the mutex for good. Call it in the main thread, because this thread ends only with the process."""
         _held.append(self)
         _libc.pthread_mutex_lock(self._mutex)
 
@@ -70,6 +70,6 @@ class Lifeline:
         return code == errno.EOWNERDEAD
 
     def close(self) -> None:
-        """Gives up the memory and closes the descriptor. Any thread may call this."""
+        """Releases the memory and closes the descriptor. Any thread may call this."""
         self._memory = None
         os.close(self.descriptor)

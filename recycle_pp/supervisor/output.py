@@ -6,7 +6,7 @@
     output.since(received)                 # the output after the first `received` bytes, from memory
     output.close()                         # after the worker's death
 
-If a worker wrote to the log itself, a `print` or a library's warning would block while the log's disk does not answer.
+If a worker wrote to the log itself, a slow disk would block every `print` and every library's warning.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks, before a worker is restarted on this machine, whether it can reach the other nodes of the job.
+"""Checks whether this machine can reach the other nodes of the job, before a worker is restarted here.
 
 prober = Prober(send, prints=launch.local_rank == 0)
 prober.answer(probe, token)                             # probes in the background, then calls send(Probed([...]))

@@ -6,7 +6,7 @@ monitor.kill(incarnation)                   # with SIGKILL
 monitor.kill(incarnation, stacks=True)      # the same, after the worker has written its stack traces
 monitor.evict()                             # with SIGTERM, so that the worker can hand over
 monitor.signs(max_interval)                         # vital signs of the worker, for a heartbeat
-monitor.start_standby(settings)             # starts a process that imports and waits until it becomes the next worker
+monitor.start_standby(settings)             # starts a process that imports in advance and becomes the next worker
 await monitor.end(gently=True)              # starts no more workers; the last one has time to exit by itself
 monitor.close()                             # kills every process that is left
 """
@@ -72,7 +72,7 @@ class ProcessMonitor:
             self._child.send_signal(signal.SIGKILL)
 
     def start_standby(self, settings: Mapping[str, Any]) -> bool:
-        """Starts a process for the next worker, which then need not import or read anything. Returns whether the
+        """Starts a process in advance, so that the next worker need not import or read anything. Returns whether the
         process was started."""
         if self._child is None or self._standby is not None or self._ending or self._log is None:
             return False
@@ -100,7 +100,7 @@ class ProcessMonitor:
             child.send_signal(signal.SIGKILL)
 
     async def _kill_with_stacks(self, child: Child) -> None:
-        """Kills the worker after SIGUSR1 has made it write its stack traces, if any of its threads can still run."""
+        """Lets the worker write its stack traces (SIGUSR1), if any of its threads can still run, and then kills it."""
         said = await child.stacks(STACKS_SECONDS)
         child.send_signal(signal.SIGKILL)
         self._send(Stacks(child.incarnation, said))
@@ -176,8 +176,8 @@ class ProcessMonitor:
         return self._log
 
     def _kill_standby(self) -> None:
-        """Kills the standby process. It is reaped later, as a process that waits for a disk exits only when the disk
-        answers."""
+        """Kills the standby process. It is reaped later, because a process that waits for a disk cannot exit before the
+        disk answers."""
         child = self._standby
         self._standby = None
         if child is not None:

@@ -43,7 +43,7 @@ class Shutdown:
             asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
 
     def answer(self, message: EndsSoon | Evict) -> None:
-        """Takes the coordinator's answer to a signal at this rank or at another one."""
+        """Accepts the coordinator's answer to a signal at this rank or at another one."""
         if not self._answer.done():
             self._answer.set_result(message)
 
@@ -53,8 +53,8 @@ class Shutdown:
         return self._answer.done() and not serving.done()
 
     async def wait_for_save(self, serving: asyncio.Task[int]) -> None:
-        """Waits until the job has ended. After a second signal, or after `SAVE_SECONDS`, waits at most `ASK_SECONDS`
-        more."""
+        """Waits until the job has ended. After `SAVE_SECONDS` or a second signal, waits for at most another
+        `ASK_SECONDS`."""
         await _first(serving, self._second, seconds=SAVE_SECONDS)
         if not serving.done():
             await _first(serving, seconds=ASK_SECONDS)

@@ -187,7 +187,7 @@ class Supervisor:
         if self._launch.local_rank != 0 and (self._finished or self._peer is None):
             code = 0
         if self._peer is not None:
-            self._peer.close()  # shows the coordinator that nothing of this rank is left
+            self._peer.close()  # the coordinator now counts this rank as ended
         host = self._leadership.host
         if host is not None and (self._finished or not self._evicted):
             with suppress(TimeoutError):
@@ -210,7 +210,7 @@ class Supervisor:
             self._server.close()
         self._monitor.close()
 
-    # ------------------------------------------------------------------------------------------- conversation
+    # -------------------------------------------------------------------------------------- following orders
 
     async def _serve(self, address: Address | None, entered: Entered | None) -> int:
         """Follows the orders of one coordinator after another until `Finish`. Returns the exit code."""
@@ -262,7 +262,7 @@ class Supervisor:
                     if message.code not in (0, 130, 143):  # torchrun's summary shows no signals
                         self._report_failure(message.reason)
                     return message.code
-                if isinstance(message, NoPlace):  # this rank was given up and replaced meanwhile
+                if isinstance(message, NoPlace):  # the coordinator has replaced this rank
                     if self._launch.local_rank == 0:
                         fail(message.reason)
                     return 1
@@ -298,7 +298,7 @@ class Supervisor:
         self._shutdown.repeat_report()
 
     async def _connect(self, leader: Leader, seconds: float) -> Peer:
-        """Connects to the leader. If the leader's address is new, sends this address to the worker."""
+        """Connects to the leader, and sends its address to the worker if it has changed."""
         peer = await connect(leader.host, leader.port, self._token, self.hello(), seconds)
         if (leader.host, leader.port) != self._sent_address:
             self._sent_address = leader.host, leader.port
@@ -314,11 +314,11 @@ class Supervisor:
         self._leadership.redirected = True
 
     def _spawn(self, message: Spawn) -> None:
-        if self._monitor.order is None:  # only at the start: later the file's disk may not answer
+        if self._monitor.order is None:  # only at the start, because the file's disk may not answer later
             withdraw(self._launch)
         if (
             not self._launch.one_node and self._launch.local_rank == 0
-        ):  # probably the next leader is the first rank of a node
+        ):  # the next leader is probably the first rank of a node
             loop = asyncio.get_running_loop()
             loop.call_later(PREPARE_SECONDS, loop.run_in_executor, None, _import_coordinator)
         self._monitor.spawn(message, self._spec, self._run.log("{}.{}".format(*message.worker)))
@@ -403,4 +403,4 @@ class Supervisor:
 
 
 def _ignore(message: Message) -> None:
-    """A heartbeat needs no answer: any message resets the count of unanswered heartbeats."""
+    """A heartbeat needs no answer, because any message resets the count of unanswered heartbeats."""

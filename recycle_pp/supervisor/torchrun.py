@@ -2,8 +2,8 @@
 
     sys.exit(run_torchrun(["--nproc-per-node=4", "-m", "recycle_pp.train", "run.steps=60"]))
 
-If a rank fails, the `torchrun` command prints a traceback of thirty lines after the sentence with the reason. With this
-function the sentence is the last line, and the exit code is that of the rank.
+If a rank fails, the `torchrun` command prints the reason and then a traceback of thirty lines. This function prints the
+reason last, and returns the exit code of the rank.
 """
 
 from __future__ import annotations

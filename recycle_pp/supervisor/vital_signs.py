@@ -1,4 +1,4 @@
-"""Vital signs of a worker's main thread: its activity, the activity's age, and whether the thread runs.
+"""Vital signs of a worker's main thread: its current activity, how long that has lasted, and whether the thread runs.
 
     board = Board(lifeline.memory)                   # in both processes
     board.write(7, Activity("works", "F", 20, (1, 3)))       # in the worker's main thread, before each activity: 2 us
