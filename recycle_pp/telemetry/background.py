@@ -2,14 +2,13 @@
 
     records = Background("records")
     records(write, line)                   # queues the call; drops and counts it if the queue is full
-    records.flush(5.0)                     # blocks for up to 5 s until all calls are done; False if some are not
+    records.flush(5.0)                     # blocks until all calls are done (True), for at most 5 s (False)
     await records.flushed(5.0)             # the same in an event loop
     screen = BackgroundStream(sys.stdout)  # a stream whose `write` never blocks
     whole = await in_thread(newest_whole, folder)          # returns the function's value
     profile = await in_time(read_profile, path)            # None if that takes more than 2 s
 
-The threads are daemons. A process that leaves by os._exit ends even if a file system never answers or a pager is
-paused.
+The threads are daemons, so os._exit ends the process even if a file system never answers or a pager is paused.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ READ_SECONDS = 2.0  # time limit for files that a new coordinator can do without
 
 
 def now(function: Callable[..., object], *arguments: Any) -> bool:
-    """Calls the function at once; a `Later` for callers that may wait."""
+    """A `Later` that calls the function at once, for callers that may block."""
     function(*arguments)
     return True
 
@@ -121,7 +120,7 @@ class BackgroundStream:
         return await self._background.flushed(seconds)
 
     def _write(self, text: str) -> None:
-        """Bypasses Python's buffer: a blocked write would hold its lock, and the process could not exit."""
+        """Bypasses Python's buffer, because a blocked write would hold the buffer's lock and prevent the exit."""
         try:
             descriptor = self._stream.fileno()
         except (OSError, ValueError):  # not a file, as in tests
@@ -136,7 +135,7 @@ class BackgroundStream:
 
 
 async def in_thread(function: Callable[..., R], *arguments: Any) -> R:
-    """Runs the function in a thread of its own and returns its value, or raises its exception."""
+    """Runs the function in a new thread and returns its value, or raises its exception."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[R] = loop.create_future()
 

@@ -29,7 +29,7 @@ class Usage:
         self.supervisors: list[ProcessSize] = []
 
     def measure(self, pids: Iterable[int]) -> None:
-        """pids: of workers on this machine; the parent of each is its supervisor."""
+        """pids: process ids of workers on this machine. The parent of each is its supervisor."""
         workers, supervisors = [], []
         for pid in pids:
             with suppress(OSError, KeyError):  # it has just died
@@ -41,7 +41,7 @@ class Usage:
             self.supervisors.append(ProcessSize(*map(max, zip(*supervisors, strict=True))))
 
     def rows(self) -> list[tuple[str, object]]:
-        """Medians of the first and of the last quarter of the measurements: leaks show as growth."""
+        """Medians of the first and of the last quarter of the measurements. A leak shows as growth."""
         return [
             (f"{name}: memory, threads, files", f"{_early(sizes)} -> {_early(sizes[::-1])}")
             for name, sizes in (("largest worker", self.workers), ("largest supervisor", self.supervisors))
@@ -57,7 +57,7 @@ def _early(sizes: Sequence[ProcessSize]) -> str:
 
 
 def table(run: RunFolder, since: float = 0.0, usage: Usage | None = None) -> str:
-    """The table. since: earlier events are left out; seconds since 1970."""
+    """The table, without events before `since` (Unix time)."""
     reader = RunReader(run)
     events = [event for event in reader.events() if event.time >= since]
     steps = reader.steps()
@@ -82,9 +82,9 @@ def table(run: RunFolder, since: float = 0.0, usage: Usage | None = None) -> str
 
 
 def _goodput(steps: Sequence[Step], per_worker: bool = False) -> float:
-    """The time of the steps at the median speed with all workers, as a share of the time that they took.
+    """The time that the steps take at the median speed with all workers, divided by the time that they took.
 
-    per_worker: counts the time of a step only for the share of workers that were live
+    per_worker: scale the time of each step by the share of workers that were live
     """
     # the first step includes the start
     taken = [(line.step_seconds, line.live_workers) for line in steps[1:] if line.step_seconds and line.live_workers]

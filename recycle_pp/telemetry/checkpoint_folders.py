@@ -4,7 +4,7 @@
     finished(folder)        # {20: folder / "step-000020"}, by steps done, oldest first
     unfinished(folder)      # {folder / "step-000030.tmp": 30}: incomplete saves
 
-Every other name in the folder belongs to the user (a link, or a copy `step-000010.bak`). It is never read, moved or
+Anything else in the folder belongs to the user (a link, or a copy `step-000010.bak`) and is never read, moved or
 deleted.
 """
 
@@ -28,7 +28,7 @@ def finished(folder: Path) -> dict[int, Path]:
 
 
 def unfinished(folder: Path) -> dict[Path, int]:
-    """Partial files of current or killed saves, and a checkpoint that a newer one has replaced."""
+    """Folders of current or killed saves, and a checkpoint that a newer one has replaced."""
     return {path: int(match[1]) for path, match in _matching(folder, _UNFINISHED)}
 
 

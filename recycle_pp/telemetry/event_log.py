@@ -3,7 +3,7 @@
 log = EventLog(run.events, steps=60, say=progress.say)
 log.record(Spawned(step=20, generation=1, worker="1.2", rank=5, pid=4711, host="node-1"))
 death = log.expect(DeathDetected(step=20, generation=1, worker="1.2"))
-log.record(Resumed(...))                         # waits: a reader sees each cause before its effects
+log.record(Resumed(...))                         # waits for `complete`, so a reader sees each cause before its effects
 log.complete(death, cause="signal", detail="SIGKILL", injected=False)         # writes both
 """
 
@@ -32,7 +32,7 @@ class Expected:
 
     @property
     def complete(self) -> bool:
-        """Whether the event is written, or waits only for earlier events."""
+        """Whether all fields are known. The event is then written, or waits only for earlier events."""
         return not self.place.open
 
 
@@ -63,13 +63,13 @@ class EventLog:
         self._order(self._write, event)
 
     def expect(self, event: Event) -> Expected:
-        """Keeps the event's place in the order until `complete`. `release` writes an incomplete event as it is."""
+        """Reserves the event's place in the order until `complete`. `release` writes an incomplete event as it is."""
         place = self._order.reserve(lambda: self._write(expected.event))
         expected = Expected(event, place)
         return expected
 
     def complete(self, expected: Expected, **fields: Any) -> None:
-        """Replaces fields of an expected event, and writes it and the events that waited for it."""
+        """Sets fields of an expected event, and writes it and the events that waited for it."""
         expected.event = msgspec.structs.replace(expected.event, **fields)
         self._order.settle(expected.place)
 

@@ -3,8 +3,8 @@
     return refuse("run.stepz is not a key of the configuration; did you mean run.steps?", launch.local_rank)   # 2
     record_failure("stage 2 has lost its last worker")           # after the sentence was printed elsewhere
 
-The summary of torchrun shows the content of the file named by TORCHELASTIC_ERROR_FILE. Its format is that of
-`torch.distributed.elastic.multiprocessing.errors.record`, which supervisors cannot use: they do not import torch.
+torchrun's summary shows the content of the file named by TORCHELASTIC_ERROR_FILE. This module writes the format of
+`torch.distributed.elastic.multiprocessing.errors.record`, because supervisors cannot import torch.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import sys
 import time
 from contextlib import suppress
 
-SILENT_SECONDS = 20.0  # in which the launcher ends the other ranks of a node after one has failed
+SILENT_SECONDS = 20.0  # time for the launcher to end the other ranks of a node after one has failed
 
 
 def refuse(sentence: str, local_rank: int = 0) -> int:
-    """Returns exit code 2, for a mistake of the user that stops all ranks of a node. The first rank reports it.
+    """Reports a user's mistake that stops all ranks of a node, and returns exit code 2.
 
-    The other ranks block until the launcher ends them, so that its summary shows one failure. If they still
-    run after `SILENT_SECONDS`, they report the mistake too.
+    Only the first rank reports it. The others block until the launcher ends them, so that its summary shows one
+    failure. If they still run after `SILENT_SECONDS`, they report the mistake too.
     """
     if local_rank > 0:
         time.sleep(SILENT_SECONDS)

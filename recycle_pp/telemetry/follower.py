@@ -4,9 +4,9 @@
     follower.new()                      # the records since the last call
     Follower(run.events).whole()        # all records; UnreadableFile if the file is damaged
 
-Each byte is read once: a run of days has 100,000 events, and readers poll often. After undone steps were cut from the
-file (`undone.cut`), the next call returns only the records behind the kept ones. Lines that an older coordinator wrote
-after those of a newer one are skipped (`wire.terms`).
+Each byte is read once, because a run of days has 100,000 events and readers poll often. After `undone.cut` has removed
+undone steps from the file, the next call returns only the records after the kept ones. Lines that an older coordinator
+wrote after those of a newer one are skipped (`wire.terms`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CHECKS: dict[str, Callable[[Any], object]] = {
 
 
 class Follower(Generic[T]):
-    """damage: the first damaged line, or another defect of the file, or None. Damaged lines are skipped."""
+    """damage: the first damaged line or other defect of the file; None without one. Damaged lines are skipped."""
 
     @overload
     def __init__(self: Follower[Record], path: Path, skip: int = 0) -> None: ...
@@ -48,7 +48,7 @@ class Follower(Generic[T]):
 
     def __init__(self, path: Path, skip: int = 0, parse: Any = None) -> None:
         """
-        skip:  number of bytes at the beginning of the file whose records are not returned
+        skip:  number of bytes at the beginning of the file to skip
         parse: line -> (record, term), or msgspec.MsgspecError; default: all keys of the line, checked
         """
         self.damage: UnreadableFile | None = None
@@ -61,11 +61,11 @@ class Follower(Generic[T]):
         self._terms = Terms()
 
     def new(self) -> list[T]:
-        """The records since the last call; [] without a file. Lines cut short by a full disk or a crash are skipped."""
+        """The records since the last call; [] without a file. Skips lines cut short by a full disk or a crash."""
         return list(self.each())
 
     def whole(self) -> list[T]:
-        """The records of `new`, if no line is damaged.
+        """The same records as `new`, if no line is damaged.
 
         Raises:
             UnreadableFile: the first damage.
@@ -76,7 +76,7 @@ class Follower(Generic[T]):
         return records
 
     def each(self) -> Iterator[T]:
-        """The records of `new`, one at a time: a file may have more lines than fit into memory as records."""
+        """The same records as `new`, one at a time, because all records of a large file may not fit into memory."""
         with suppress(FileNotFoundError):
             try:
                 with open_regular(self._path) as file:
@@ -107,7 +107,7 @@ class Follower(Generic[T]):
         self._checks.append(zlib.crc32(line))
 
     def _seek(self, file: BinaryIO) -> None:
-        """Seeks to the end of the last line read or, if the file was cut before it, of the last one that is left."""
+        """Seeks to the end of the last line read. If that line was cut, seeks to the end of the last line left."""
         file.seek(self._read - len(self._last))
         if file.read(len(self._last)) == self._last:
             return
@@ -125,7 +125,7 @@ class Follower(Generic[T]):
 
 
 def term_of(data: Any) -> int:
-    """The term in the JSON of a line; EARLIER without one. msgspec.ValidationError if it is not a term."""
+    """The term in the JSON of a line; EARLIER without one. msgspec.ValidationError if the value is not a term."""
     term: int = msgspec.convert(data.get("term", EARLIER) if isinstance(data, dict) else EARLIER, Term)
     return term
 
@@ -138,7 +138,7 @@ def _record(line: bytes, check: Callable[[Any], object] | None) -> tuple[Record,
 
 
 def _torn(line: bytes) -> bool:
-    """Whether a line is incomplete, or zeros that a crashed machine left."""
+    """Whether a line is incomplete, or zero bytes left by a crashed machine."""
     if not line.strip(b"\0\n"):
         return True
     try:

@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 
 def guarded(function: Callable[P, None]) -> Callable[P, None]:
-    """The function, with its exceptions replaced by warnings: one for each type of exception and source line."""
+    """The function, with a warning instead of an exception: one for each type of exception and source line."""
     return guarded_returning(lambda: None)(function)
 
 
@@ -44,6 +44,6 @@ def guarded_returning(default: Callable[[], R]) -> Callable[[Callable[P, R]], Ca
 
 
 def _warn(name: str, error: Exception) -> None:
-    """Leaves the exception's message out: it may contain a step, and then each step would get a new warning."""
+    """Omits the exception's message. It may contain a step, and each step would then get a new warning."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     warn_once(f"telemetry failed in {name}: {type(error).__name__} at {Path(place.filename).name}:{place.lineno}")

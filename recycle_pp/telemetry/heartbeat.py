@@ -6,7 +6,7 @@
     pulse = Pulse(run)
     pulse.look()                            # Life("alive" | "gone" | "silent" | "over", proof in words, sign)
 
-A reader on the coordinator's machine looks for the coordinator's process, identified by number, start time and boot. A
+A reader on the coordinator's machine looks for the coordinator's process, identified by its id, start time and boot. A
 reader on another machine or in another container watches whether the file changes. It does not compare the time in the
 file with a clock, because the clocks of two machines can differ by hours.
 """
@@ -46,10 +46,10 @@ class Sign(msgspec.Struct, frozen=True):
     pid: Annotated[int, msgspec.Meta(ge=1, le=2**31)]
     started: Count  # clock ticks from the boot of the host to the start of the process
     boot: str  # the kernel's boot id
-    namespace: str  # namespace of process numbers; each container has its own
+    namespace: str  # namespace of process ids; each container has its own
     term: Term  # term of the coordinator; higher than the terms of earlier coordinators
     address: str  # HOST:PORT where the coordinator listens
-    live: list[WorkerName]  # workers that take part
+    live: list[WorkerName]  # workers that take part in the step
     over: bool  # the job has ended
     code: int | None  # exit code of a job that has ended
 
@@ -63,12 +63,12 @@ class Sign(msgspec.Struct, frozen=True):
 
     @property
     def here(self) -> bool:
-        """Whether this process could see the coordinator's process."""
+        """Whether this process shares a machine and a process namespace with the coordinator."""
         return self.boot == boot_id() and self.namespace == _namespace()
 
 
 class Life(NamedTuple):
-    """verdict: alive, gone (the process has ended), silent (no sign for long, seen from another machine) or over."""
+    """verdict: alive, gone (the process has ended), silent (another machine sees no new sign) or over."""
 
     verdict: str
     proof: str
@@ -77,8 +77,8 @@ class Life(NamedTuple):
 
 
 class Pulse:
-    """Finds out whether the job of a run folder is running. Remembers the sign of the last look, so a look waits only
-    if it is the first one, or if the last look was more than `SILENT_SECONDS` ago."""
+    """Finds out whether the job of a run folder is running. Remembers the last sign. So `look` waits only on the first
+    call, or if the last call was more than `SILENT_SECONDS` ago."""
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run
@@ -87,7 +87,7 @@ class Pulse:
         self._looked = -math.inf
 
     def look(self) -> Life:
-        """Whether the job is running now. If the coordinator is on another machine, the first look waits for the next
+        """Whether the job is running now. If the coordinator is on another machine, the first call waits for the next
         sign: 1 s if the job is running, else `SILENT_SECONDS`. Raises UnreadableFile if the file is damaged."""
         if time.monotonic() > self._looked + SILENT_SECONDS:
             self._sign = None  # a change since the last look does not prove that the job still runs
@@ -152,7 +152,7 @@ class Heartbeat:
 
 
 def address_of(run: RunFolder) -> str:
-    """HOST:PORT of the coordinator of the job in this folder; ValueError if no job runs. Waits like `Pulse.look`."""
+    """HOST:PORT of this run's coordinator; ValueError if no job runs. Waits like `Pulse.look`."""
     life = Pulse(run).look()
     if life.sign is None or life.verdict != "alive":
         raise ValueError(f"no job runs in {run.path}: {life.proof}")

@@ -45,10 +45,10 @@ class History:
 
     @classmethod
     def read(cls, folder: RunFolder) -> History:
-        """Also from the copies that the process keeps. Skips damaged lines."""
+        """The history in the folder and in the copies that this process keeps. Skips damaged lines."""
         lines = RunReader(folder).follow()
         events = lines.events.new()
-        # One step at a time: a call for all of them would hold the lock of Python, and the event loop would wait.
+        # One step at a time, because one call for all steps would hold the interpreter's lock and block the event loop.
         each = ((line.step, line.loss, line.cpu_seconds) for line in lines.steps.each())
         return cls.of(events, without_undone(each, lambda line: line[0]), folder.kept)
 

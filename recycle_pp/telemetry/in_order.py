@@ -1,4 +1,4 @@
-"""Runs calls in a fixed order, although one of them may become ready after later ones.
+"""Runs calls in a fixed order, even if one of them becomes ready after later ones.
 
 order = InOrder()
 order(write, record)                    # runs now, or after earlier open calls
@@ -25,7 +25,7 @@ class Place:
 
 
 class InOrder:
-    """For use in one thread. If a call fails, the method that ran it raises the exception; later calls stay queued."""
+    """Not thread-safe. If a call fails, the method that ran it raises the exception, and later calls stay queued."""
 
     def __init__(self) -> None:
         self._places: deque[Place] = deque()

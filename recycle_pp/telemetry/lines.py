@@ -7,7 +7,7 @@
     metrics.close()
 
 Each line is written by one system call, so a killed process leaves no partial line. With `later`, a thread of the
-coordinator writes. `unwritten` shares lines that wait for long with the other supervisors.
+coordinator writes. If lines wait for long, `unwritten` shares them with the other supervisors.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Lines:
 
     Each line ends with `term`: the writer's term when the line goes to the disk (`wire.terms`).
 
-    While the disk rejects lines (it is full, or read-only), they wait in `unwritten` for the next `write` or `retry`.
-    One warning reports the error, a later one the number of lines that `unwritten` has dropped.
+    Lines that a full or read-only disk rejects wait in `unwritten` for the next `write` or `retry`. One warning reports
+    the error, and a later one reports how many lines `unwritten` has dropped.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class Lines:
         unwritten: Unwritten | None = None,
     ):
         """
-        later: calls each function that touches the file, in order; in another thread if the caller must not wait
-        term:  the writer's current term
-        unwritten: shared by the files of a folder; None: its own
+        later: calls each function that touches the file, in order; in another thread if the caller must not block
+        term:  returns the writer's current term
+        unwritten: shared by the files of a folder; None: only for this file
         """
         self._path = path
         self._file = -1
@@ -67,7 +67,7 @@ class Lines:
         self._add(record["step"], json.dumps(_finite(record), separators=(",", ":")).encode())
 
     def restore(self, kept: Unwritten) -> None:
-        """Appends the lines that this process keeps for a lost coordinator, as far as it has not written them. Call it
+        """Appends the lines that this process keeps for a lost coordinator, without those already in the file. Call it
         before the first `write`."""
         self._continues = True
         self._unwritten.adopt(kept, self._path.name)
@@ -99,7 +99,7 @@ class Lines:
             warn_once(f"{self._path} cannot be written: {error.strerror}")
 
     def _write(self, newest: float = math.inf) -> None:
-        """Writes the lines up to number `newest` that wait."""
+        """Writes the waiting lines up to number `newest`."""
         try:
             if self._continues:
                 self._find_written()
@@ -130,8 +130,8 @@ class Lines:
     def _find_written(self) -> None:
         """Finds the lines that the lost coordinator has written.
 
-        Events are compared, since a step has many. First a copy replaces the file, because the lost coordinator may
-        live, and its last write may end now: it does not change the copy."""
+        Compares events by content, because a step has many. First replaces the file by a copy, because the lost
+        coordinator may still be alive. If its last write ends only now, it does not change the copy."""
         self._release()
         if self._one_a_step:
             self._newest = cut(self._path, sys.maxsize)
@@ -163,7 +163,7 @@ class Lines:
 
 
 def _ends_torn(file: int) -> bool:
-    """Whether the last line is incomplete: the disk of an earlier coordinator was full."""
+    """Whether the last line is incomplete, because an earlier coordinator's disk was full."""
     size = os.fstat(file).st_size
     return size > 0 and os.pread(file, 1, size - 1) != b"\n"
 

@@ -4,8 +4,8 @@
     log.write(b"ready after 2.1 s\\n")     # any thread; never blocks
     log.flush(2.0)                        # blocks for up to 2 s until all lines are written
 
-The queue holds CAPACITY bytes. While it is full, lines are dropped, and the file later reports their number. The same
-holds for lines that the disk rejects because it is full or read-only.
+The queue holds CAPACITY bytes. Lines are dropped while the queue is full, or while the disk is full or read-only. The
+file later reports how many lines were dropped.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LogFile:
         return self._later.flush(seconds)
 
     def close(self) -> None:
-        """Closes the file after the queued lines; a later line opens it again."""
+        """Closes the file after the queued lines. A later line reopens it."""
         self._later(self._close)
 
     def _append(self, data: bytes, missing: int) -> None:

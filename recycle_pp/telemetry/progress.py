@@ -5,7 +5,7 @@
     progress.say("step 20: worker 1.2 died (killed by SIGKILL)")
 
 Steps count from 0, and each line has the number of steps left: the last of 60 steps is "step 59", with "0 steps left".
-A terminal shows colours and a bar. A reader that closes the pipe (`| head`) does not stop the run.
+On a terminal, lines have colours and a bar. A reader that closes the pipe (`| head`) does not stop the run.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Progress:
         """Prints the line of a committed step.
 
         record: a line of metrics.jsonl; missing keys are left out
-        The first step has no speed, because it includes compilation and first memory accesses.
+        Omits the speed of the first step, which includes compilation and first memory accesses.
         """
         now = time.monotonic()
         first = self._last is None

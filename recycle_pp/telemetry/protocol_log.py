@@ -28,13 +28,13 @@ from .guard import guarded
 from .warn import warn_once
 
 MOST_BYTES = 64 * 2**20
-DELAY_SECONDS = 0.1  # longer than most recoveries, which the encoding of their events would slow down
+DELAY_SECONDS = 0.1  # longer than most recoveries, so that encoding events does not slow them down
 AGAIN_SECONDS = 10.0  # between two snapshots, if lines were left out
 
 
 class ProtocolLog:
     """
-    term       the writer's current term
+    term       returns the writer's current term
     permitted  see `Background`
     """
 
@@ -72,7 +72,7 @@ class ProtocolLog:
     def _snapshot(self, data: bytes, replace: bool) -> None:
         """replace: the snapshot replaces the content of the file."""
         self._start = None
-        self._bytes = 0 if replace else self._bytes  # before the thread runs, or each event until then would snapshot
+        self._bytes = 0 if replace else self._bytes  # set here, or each event before the thread runs makes a snapshot
         self._tried = time.monotonic()
         self._left_out = False
         if not self._later(self._write_snapshot, time.time(), data, replace):

@@ -107,7 +107,7 @@ class Recorder:
 
     @guarded
     def event(self, event: Event) -> None:
-        """Records an event with the current generation and the number of the first step that is not committed."""
+        """Records an event with the current generation and the first step that is not committed."""
         self._events.record(self._dated(event))
 
     def _dated(self, event: Event) -> Event:
@@ -125,7 +125,7 @@ class Recorder:
         Call it before the job plans around the death.
 
         now:   monotonic seconds
-        stood: seconds since the last progress of a hung worker, from which the stall counts; None: it did not hang
+        stood: for a hung worker, seconds since its last progress, when the stall began; None: the worker did not hang
         """
         known = {of: event for of, event in self._dead.items() if of[0] != process[0] or not event.complete}
         event = self._events.expect(self._dated(DeathDetected(worker=str(worker), **_cause(UNKNOWN))))
@@ -138,7 +138,7 @@ class Recorder:
 
     @guarded
     def found_dead(self, worker: Worker, process: Process, now: float) -> None:
-        """Records a death before the take-over, unless an earlier coordinator has recorded it."""
+        """Records a death from before the take-over, unless an earlier coordinator has recorded it."""
         if str(worker) not in self._history.dead:
             self.death(worker, process, now)
 
@@ -153,7 +153,7 @@ class Recorder:
     def explain_death(self, process: Process, death: Death) -> None:
         """Completes the event of a death with its cause. If it was written with another cause, adds `DeathExplained`.
 
-        Does nothing if an earlier coordinator has recorded the death; `suppose_death` and `given_up` likewise.
+        Does nothing if an earlier coordinator recorded the death. The same holds for `suppose_death` and `given_up`.
         """
         event = self._dead.get(process)
         if event is None:
@@ -170,7 +170,7 @@ class Recorder:
 
     @guarded
     def suppose_death(self, process: Process, death: Death) -> None:
-        """Completes the event of a death with a provisional cause, so that later events wait no longer."""
+        """Completes the event of a death with a provisional cause, so that later events need not wait any more."""
         event = self._dead.get(process)
         if event is not None and not event.complete:
             self._events.complete(event, **_cause(death))
@@ -236,7 +236,7 @@ class Recorder:
             self.event((Rejoined if kind == "rejoined" else Left)(worker=str(note["worker"])))
 
     def _completed_by_dead(self, note: Json) -> set[Part]:
-        """Ops that dead workers had completed: they reported them, or a survivor has used their outputs."""
+        """Ops that dead workers had completed, as shown by their reports or by survivors that used the outputs."""
         step = note["step"]
         used = {(step, _MAKERS[kind], mb, stage) for kind, mb, stage in note["lost"]}
         return used | self._traces.completed_by_dead(step) | self._traces.completed_by_dead(step + 1)
@@ -245,7 +245,7 @@ class Recorder:
     def speed_changed(self, worker: Worker, factor: float) -> None:
         """Records that plans after this step assume another speed of the worker.
 
-        factor: duration of its ops relative to its peers
+        factor: duration of the worker's ops relative to its peers
         """
         self._traces.mark(self._job.committed + 1)
         event = Slow if factor > 1.0 else SlowNoMore
@@ -265,14 +265,14 @@ class Recorder:
         self.event(Restored(checkpoint=first, undone_from=undone[0], undone_to=undone[1]))
 
     async def read_history(self) -> None:
-        """Reads the records of earlier coordinators. If the disk is slow, only those that this process keeps."""
+        """Reads the records of earlier coordinators. If the disk is slow, reads only the copies in this process."""
         kept = partial(History.of, [], [], self._run.kept)
         self._history = await in_time(guarded_returning(kept)(History.read), self._run) or kept()
 
     @guarded
     def took_over(self, takeover: Takeover, found: Found) -> None:
-        """Continues the files of the lost coordinator, as far as they are on this machine, with the lines that it could
-        not write. Removes the lines of steps that it recorded and no live worker knows as committed."""
+        """Continues the lost coordinator's files with the lines that it could not write, if this machine has copies.
+        Removes the lines of steps that no live worker knows as committed."""
         history = self._history
         self._history = replace(history, cpu_steps=[])
         self._started = True
@@ -314,18 +314,18 @@ class Recorder:
 
     @guarded
     def retry(self) -> None:
-        """Retries the lines that the disk has rejected, and shares those that wait for long."""
+        """Retries the lines that the disk has rejected, and shares lines that have waited for long."""
         self._events.retry()
         self._steps.retry()
         self._events.unwritten.look()
 
     def share(self, send: Callable[[KeepLines], None]) -> None:
-        """send: sends a message to all supervisors, which then keep lines that the disk does not take."""
+        """send: sends a message to all supervisors, which then keep copies of lines that the disk rejects."""
         self._events.unwritten.share(send)
 
     @guarded
     def share_with(self, send: Callable[[KeepLines], None]) -> None:
-        """The same for a supervisor that has just connected: sends the lines that the others keep."""
+        """Sends the lines that the other supervisors keep to a supervisor that has just connected."""
         self._events.unwritten.share_with(send)
 
     def close(self) -> None:
@@ -334,11 +334,11 @@ class Recorder:
 
     @guarded
     def abandon(self) -> None:
-        """Closes the files for another coordinator. A line that still waits for its val_loss is dropped."""
+        """Closes the files so that another coordinator can write them. Drops a line that still lacks its val_loss."""
         self._steps.close()
 
     async def flushed(self, seconds: float) -> None:
-        """Waits until all records are on the disk, or for this time."""
+        """Waits until all records are on the disk, or for `seconds`."""
         await self._later.flushed(seconds)
         await self._log.flushed(seconds)
         await self._run.later.flushed(seconds)
@@ -386,8 +386,8 @@ def _spans_here(spans: list[Span], here: Callable[[float], float]) -> list[Any]:
 
 
 def weights_sha256(digests: Mapping[Worker, Mapping[str, str]]) -> str | None:
-    """SHA-256 over the digests of the parameters, sorted by name; None if the weights of peers differ. The order of
-    layers in a stage does not matter, nor where a tied tensor is held."""
+    """SHA-256 over the digests of the parameters, sorted by name; None if the weights of peers differ. Does not depend
+    on the order of layers in a stage or on the place of a tied tensor."""
     by_name: dict[str, str] = {}
     for of in digests.values():
         for name, digest in of.items():

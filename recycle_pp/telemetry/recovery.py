@@ -1,9 +1,9 @@
 """The phases of one recovery, on one clock: from the death to the next op of the last worker that waited.
 
-died        the worker died or, if it hung, made its last progress; the time of detection if that is unknown
-detected    the coordinator learned about it
-elected     this coordinator was elected; only if the coordinator was lost
-announced   it announced the new generation
+died        the worker died or, if it hung, made its last progress; if unknown, the time of detection
+detected    the coordinator detected the death
+elected     this coordinator was elected; only if the previous one was lost
+announced   the coordinator announced the new generation
 unblocked   the last survivor had left its blocking call
 regrouped   the last survivor had its new links
 planned     the plan of the remainder was made
@@ -35,7 +35,7 @@ class Recovery:
         self.lost: set[Part] = set()
         self.redone = 0  # lost ops that the newest plans run again
         self.phases: dict[str, float] = {}
-        self.left = (0.0, 0.0)  # seconds of the rest of the step: as planned, and a lower bound of any plan
+        self.left = (0.0, 0.0)  # seconds of the rest of the step: as planned, and a lower bound for every plan
         self._resumed: dict[Worker, dict[str, float]] = {}
         self._prompt: set[Worker] = set()
 
@@ -63,7 +63,7 @@ class Recovery:
         self._resumed.clear()
 
     def planned(self, now: float, job: Job, gone: set[Part]) -> None:
-        """gone: ops that dead workers had completed. Those that the plan repeats are lost; the others are in a sum."""
+        """gone: ops that dead workers had completed. Ops that the plan repeats were lost; the others are in a sum."""
         self.phases["planned"] = now
         plans = job.remainder_plans
         again = {
@@ -90,7 +90,7 @@ class Recovery:
         times = self._resumed
         self.phases["unblocked"] = max(t["unblocked"] for t in times.values())
         self.phases["regrouped"] = max(t["grouped"] for t in times.values())
-        # A worker whose first op is planned for a later time counts as resumed once it follows its new orders.
+        # If a worker's first op is planned for a later time, the worker counts as resumed when it has its new orders.
         self.phases["resumed"] = max(t["resumed" if w in self._prompt else "followed"] for w, t in times.items())
         return True
 

@@ -3,11 +3,11 @@
     for decision in replay(run.protocol):
         decision.event, decision.outcome, decision.same
 
-Each event is given to a job that is restored from the snapshot before it, and the outcome is compared with the recorded
-one. So the file proves what was decided and why, and a fault of the protocol can be repeated in a debugger.
+Restores a job from the snapshot before an event, passes the event to this job, and compares the outcome with the
+recorded one. So the file proves each decision and its reason, and a debugger can repeat a fault of the protocol.
 
-An outcome with a plan differs if the coordinator made the plan before its planner was compiled: in the first half
-minute on a new machine, or in the first seconds on a busy one.
+An outcome with a plan differs if the coordinator made the plan before its planner was compiled. This happens in the
+first half minute on a new machine, or in the first seconds on a busy one.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Decision:
     time     when the event was handled, seconds since 1970
     step     the step that ran, or the next one
     workers  member -> the worker that it plays
-    missing  number of lines since the previous decision that were damaged, or that no snapshot precedes
+    missing  number of lines since the previous decision that were damaged or come before any snapshot
     same     whether the outcome has the recorded fingerprint
     """
 
@@ -59,7 +59,7 @@ def replay(path: Path) -> Iterator[Decision]:
         FileNotFoundError, UnreadableFile: there is no such file, or it cannot be read.
         NotASnapshot: another version of recycle_pp wrote it.
     """
-    load()  # until the planner is compiled it makes other plans
+    load()  # before the planner is compiled, it makes other plans
     job: Job | None = None
     missing, terms = 0, Terms()
     with open_regular(path) as file:

@@ -20,7 +20,7 @@ from .words import plural
 
 
 def report(run: RunFolder) -> str:
-    """The report as text of several lines; ValueError if the folder holds no run, or if a file is damaged."""
+    """The report as several lines of text; ValueError if the folder holds no run, or if a file is damaged."""
     run.require()
     reader = RunReader(run)
     steps, events = reader.steps(), reader.events()
@@ -55,7 +55,7 @@ def _validation(line: Step) -> str:
 
 def _cost(death: DeathDetected, events: Sequence[Event], steps: Sequence[Step]) -> str:
     """The stall after a death, and the work that its peers repeated."""
-    # A cause may be known only after the job has continued, so the recovery nearest in time is the one of this death.
+    # A cause may become known after the job has continued. So the recovery nearest in time belongs to this death.
     recoveries = [event for event in events if isinstance(event, Resumed) and death.worker in event.dead]
     if not recoveries:
         continued = any(line.step > death.step for line in steps)

@@ -1,4 +1,4 @@
-"""The folder of a run, which has all its files.
+"""The folder with all files of a run.
 
 run = RunFolder.create(settings)     # ValueError if the folder holds another run and run.resume is false
 run = RunFolder("runs/mine")         # to read
@@ -71,7 +71,7 @@ class Summary:
 
 
 class RunFolder:
-    """Paths and small files of a run's folder. The only open file is the lock of the process that called `create`."""
+    """Paths and small files of a run's folder. The only open file is the lock, in the process that called `create`."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -87,7 +87,7 @@ class RunFolder:
         self.traces = self.path / "traces"
         self.hangs = self.path / "hangs"
         self.checkpoints = self.path / "checkpoints"
-        self.later = Background("run folder")  # for writes that the caller must not wait for
+        self.later = Background("run folder")  # for writes that must not block the caller
         self.kept = Unwritten()  # copies of lines that the coordinator cannot write
         self.made: list[Path] = []  # folders made by `create`
         self.first_term = 0  # first term of the job that called `create`: newer than each term in the folder
@@ -97,7 +97,7 @@ class RunFolder:
     def create(cls, settings: Settings, done: int = 0, may_restart: bool = False) -> RunFolder:
         """Creates the folder, or continues the run in it. Holds its lock until `unlock` or the end of the process.
 
-        done:        steps in the checkpoint that the run continues with; later lines of metrics are removed
+        done:        steps in the checkpoint from which the run continues; later lines of metrics are removed
         may_restart: whether a run that ended before its first checkpoint may start again
 
         Raises:
@@ -133,7 +133,7 @@ class RunFolder:
 
     @property
     def begun(self) -> bool:
-        """Whether the folder has a committed step or a checkpoint. A run that failed at its start has neither."""
+        """Whether the folder has a committed step or a checkpoint. A run that failed to start has neither."""
         steps = self.metrics.exists() and self.metrics.stat().st_size > 0
         return steps or bool(finished(self.checkpoints))
 
@@ -188,8 +188,8 @@ class RunFolder:
         return read_yaml(self.config)
 
     def read_settings(self) -> Settings:
-        """The settings in config.yaml, without keys of earlier versions. UnreadableFile as from `read_config`, and if a
-        value has the wrong type or range."""
+        """The settings in config.yaml, without keys of earlier versions. Raises UnreadableFile like `read_config`, and
+        if a value has the wrong type or range."""
         from recycle_pp.config.checks import check_ranges  # imported here, because supervisors do not import numpy
 
         try:
@@ -202,13 +202,13 @@ class RunFolder:
         return settings
 
     def steps(self) -> int:
-        """The length of the run in config.yaml. UnreadableFile as from `read_settings`."""
+        """The length of the run in config.yaml. Raises UnreadableFile like `read_settings`."""
         return self.read_settings().run.steps
 
     def write_json(self, path: Path, data: Any, indent: int | None = 1) -> None:
         """Writes a JSON file. If the disk rejects it, prints a warning instead."""
         try:
-            # A trace of many workers has megabytes. `json` holds Python's lock ten times as long as msgspec.
+            # The trace of many workers has megabytes, and `json` holds the interpreter's lock ten times longer.
             text = json.dumps(data, indent=indent) if indent else msgspec.json.encode(data).decode()
             self.write_text(path, text + "\n")
         except OSError as error:
@@ -216,7 +216,7 @@ class RunFolder:
 
     @staticmethod
     def write_text(path: Path, text: str) -> None:
-        """Writes the file atomically: a reader never sees a part of it."""
+        """Writes the file atomically, so a reader never sees a part of it."""
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         temporary.write_text(text)
         temporary.replace(path)
@@ -229,7 +229,7 @@ class RunFolder:
 
 
 def newest_run(path: str | None) -> RunFolder:
-    """The run in that folder, or for None the newest one under runs/; ValueError if there is none."""
+    """The run in the folder `path`; None: the newest run under runs/. ValueError if there is none."""
     if path is not None:
         return RunFolder(path)
     runs = sorted(Path("runs").glob("*/config.yaml"), key=lambda path: path.stat().st_mtime)

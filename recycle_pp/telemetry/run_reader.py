@@ -1,4 +1,4 @@
-"""Reads the folder of a run: afterwards, or while the job writes it, on any machine that has the folder.
+"""Reads the folder of a run during or after the job, on any machine that has the folder.
 
     run = RunReader("runs/mine")
     run.steps(), run.events()           # everything until now; UnreadableFile if a file is damaged
@@ -6,8 +6,8 @@
     lines.steps.new(), lines.events.new()       # since the last call
     run.summary(), run.profile(), run.trace(20)
 
-All commands and `History` read a run by this class. It accepts folders of earlier versions, skips lines that a
-crash has cut short, and lines of a coordinator that had been replaced (`wire.terms`).
+All commands and `History` read runs with this class. It accepts folders of earlier versions. It skips lines that a
+crash has cut short, and lines that a replaced coordinator wrote (`wire.terms`).
 """
 
 from __future__ import annotations
@@ -56,11 +56,11 @@ class RunReader:
         return Following(Follower(self.folder.metrics, 0, _step), Follower(self.folder.events, 0, _event))
 
     def steps(self) -> list[Step]:
-        """The committed steps, each one once. UnreadableFile if metrics.jsonl is damaged."""
+        """The committed steps, each once. UnreadableFile if metrics.jsonl is damaged."""
         return without_undone(self.follow().steps.whole(), lambda line: line.step)
 
     def events(self) -> list[Event]:
-        """The events; deaths have the cause that was found later. UnreadableFile if events.jsonl is damaged."""
+        """The events, with the final cause of each death. UnreadableFile if events.jsonl is damaged."""
         return explained(self.follow().events.whole())
 
     def summary(self) -> Summary | None:
@@ -77,7 +77,7 @@ class RunReader:
         return sorted(int(step) for step in found if step.isdecimal())
 
     def trace(self, step: int) -> Plan:
-        """The trace of a step. ValueError if it has none; UnreadableFile if the file is damaged."""
+        """The trace of a step. ValueError if the step has no trace; UnreadableFile if the file is damaged."""
         traced = self.traced()
         if step not in traced:
             known = f"there are {', '.join(map(str, traced))}" if traced else "there are none yet"
@@ -93,7 +93,7 @@ class RunReader:
             raise UnreadableFile(path, f"it is not a trace ({str(e).removeprefix(f'{path}: ')})") from None
 
     def last_recovery(self) -> int:
-        """The last step with a death, otherwise the last one with a trace. ValueError without traces."""
+        """The last traced step with a death or, without deaths, the last traced step. ValueError without traces."""
         traced = self.traced()
         if not traced:
             raise ValueError(f"{self.folder.path} has no traces; steps around a death or a rejoin leave one")

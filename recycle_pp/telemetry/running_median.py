@@ -15,7 +15,7 @@ CAPACITY = 1024  # values that are kept
 
 
 class RunningMedian:
-    """Keeps every value, then every second, every fourth, ...: always evenly spaced values of the whole sequence."""
+    """Keeps evenly spaced values of the whole sequence: first every value, then every second, every fourth, ..."""
 
     def __init__(self, values: Iterable[float] = ()) -> None:
         self._kept = array("d")

@@ -1,11 +1,11 @@
-"""Prints every few seconds what this process is doing while it starts, until the job prints lines of its own.
+"""Prints the current activity of a starting process every few seconds, until the job prints its own lines.
 
     startup.begin("reads the configuration")     # prints a line every `SECONDS` seconds from now on
     startup.update("measures the layers")        # the next activity
     startup.end()
 
 A separate thread prints, because the main thread is blocked in an import, a file system or a wait for a child process.
-This module imports nothing of the project, because a slow import may be the reason for the delay.
+This module imports no other module of the project, because a slow import may cause the delay.
 """
 
 from __future__ import annotations

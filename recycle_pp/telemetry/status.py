@@ -64,9 +64,9 @@ class Status:
     stalls: int
     last_stall_seconds: float | None
     stall_seconds: float  # sum
-    recovering: bool  # a death has interrupted a step that does not run again yet
-    waits: str | None  # a sentence, while the disk of the training data does not answer: its file, since when
-    unsaved: str | None  # a sentence, if the last due checkpoint was not saved: why, the age of the newest one
+    recovering: bool  # a death has interrupted a step that has not resumed yet
+    waits: str | None  # while the disk of the training data does not answer, a sentence with the file and the duration
+    unsaved: str | None  # if the last due checkpoint was not saved, a sentence with the reason and the newest one's age
     damaged: list[str]  # a sentence for each file with damaged lines
 
     def to_json(self) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class StatusReader:
         """The current status. The first call waits like `Pulse.look`.
 
         Raises:
-            UnreadableFile: a file is damaged and no job runs. While a job runs, `Status.damaged` has the damage.
+            UnreadableFile: a file is damaged and no job runs. While a job runs, `Status.damaged` lists the damage.
         """
         verdict, proof, sign, age = self._life()
         self._steps.extend(self._lines.steps.new())
@@ -179,7 +179,7 @@ class StatusReader:
                 self._broken = None
             case CoordinatorLost() | StageLost():
                 self._broken = event.step
-            case Restored():  # all workers restart from a checkpoint, in other roles
+            case Restored():  # all workers restart from a checkpoint, with new roles
                 self._away.clear()
                 self._broken = event.checkpoint
                 self._restoring = True
@@ -192,8 +192,8 @@ class StatusReader:
                 self._broken = None
 
     def _recovering(self, committed: int) -> bool:
-        """Whether a death or a restore has interrupted a step that is not committed. The commit decides, because a new
-        coordinator may record a death after its recovery."""
+        """Whether a death or a restore has interrupted a step that is not committed. Checks the commit, not events,
+        because a new coordinator may record a death after its recovery."""
         return self._broken is not None and committed < self._broken < self._settings.run.steps
 
     def _waiting(self, committed: int, now: float) -> str | None:
@@ -218,7 +218,7 @@ class StatusReader:
 
 
 def text(status: Status) -> str:
-    """The status as text of several lines."""
+    """The status as several lines of text."""
     lines = [f"{status.run}: {status.state} ({status.proof})"]
     if status.step is not None:
         parts = [f"step {status.step}, {plural(status.steps - 1 - status.step, 'step')} left"]
@@ -254,8 +254,8 @@ def _late(status: Status) -> bool:
 
 
 def worker_map(live: Sequence[str], pipelines: int, stages: int) -> list[str]:
-    """The live workers: a row per pipeline, a mark per stage. With many pipelines, one row counts those
-    with all workers live."""
+    """A map of the live workers, with a row per pipeline and a mark per stage. With many pipelines, one row counts the
+    pipelines with all workers live."""
     alive = {Worker.parse(name) for name in live}
     rows = {d: [Worker(d, s) in alive for s in range(stages)] for d in range(pipelines)}
     whole = [d for d in rows if all(rows[d])] if pipelines > MOST_ROWS else []

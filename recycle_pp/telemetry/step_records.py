@@ -2,7 +2,7 @@
 
 steps = StepRecords(settings, run, term, show, unwritten)
 steps.measured(worker, message)       # before the commit of its step
-steps.committed(commit, workers)      # writes the line; if the step is validated, `validated` or the next step does
+steps.committed(commit, workers)      # writes the line, or keeps it for `validated` if the step is validated
 steps.validated(val_loss, samples)
 steps.cut(20)                         # steps 20 and later are undone
 steps.final_loss, steps.cpu_seconds   # for the summary
@@ -38,7 +38,7 @@ class StepRecords:
         unwritten: Unwritten,
     ) -> None:
         """
-        term: the writer's current term
+        term: returns the writer's current term
         show: called with each line of metrics
         unwritten: see `Lines`
         """
@@ -48,7 +48,7 @@ class StepRecords:
         self._sample_log = Lines(run.samples, run.later, term, unwritten) if settings.run.sample_log else None
         self._files = [self._metrics] + ([] if self._sample_log is None else [self._sample_log])
         self._samples: dict[int, list[int]] = {}  # step -> ids of the samples in its gradient
-        self._line: Json | None = None  # metrics of a step that wait for its val_loss
+        self._line: Json | None = None  # metrics of a step, while they wait for its val_loss
         self._step_ended = time.monotonic()
         self._cpu: dict[Worker, float] = {}
         self._cpu_now = 0.0  # CPU seconds of the workers in the current step
@@ -62,7 +62,7 @@ class StepRecords:
 
     @property
     def cpu_seconds(self) -> float:
-        """CPU seconds of all workers and the coordinator in a step: the median over the steps."""
+        """Median over the steps: CPU seconds of all workers and the coordinator in a step."""
         return self._cpu_steps.median or self._cpu_last
 
     def started(self) -> None:
@@ -123,7 +123,7 @@ class StepRecords:
         self.complete(val_loss=val_loss, val_samples=samples)
 
     def complete(self, **more: Any) -> None:
-        """Writes the line that still waits for its val_loss, if any."""
+        """Writes the line if it still waits for its val_loss."""
         if self._line is not None:
             line = self._line | more
             self._line = None
@@ -131,7 +131,7 @@ class StepRecords:
             self._show(line)
 
     def died(self, worker: Worker) -> None:
-        """Forgets the worker's CPU time, since that of its next process starts at 0."""
+        """Resets the worker's CPU time, because its next process starts at 0."""
         self._cpu.pop(worker, None)
 
     def restored(self, steps: int) -> None:
@@ -141,7 +141,7 @@ class StepRecords:
         self._cpu.clear()
 
     def cut(self, steps: int) -> None:
-        """Removes the lines of undone steps: all after the first `steps` ones."""
+        """Keeps the lines of the first `steps` steps and removes all later ones."""
         self._samples = {step: samples for step, samples in self._samples.items() if step < steps}
         for file in self._files:
             file.cut(steps)

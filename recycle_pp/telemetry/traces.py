@@ -1,14 +1,14 @@
 """Traces of the steps around an event: the ops of every worker, with their times.
 
     traces.progress(worker, step, spans, running)   # recent ops and the current one, in case the worker dies
-    traces.died(worker, at)              # adds its last progress to the step: completed ops and an interrupted one
+    traces.died(worker, at)              # adds the worker's completed ops and its interrupted op to the step
     traces.mark(step, recovery)          # keeps the traces of this step, the one before and the one after
     traces.committed(step, job)          # writes the traces that are complete
-    traces.completed_by_dead(step)       # ops that were completed by workers that died in the step
+    traces.completed_by_dead(step)       # ops completed by workers that died in the step
     traces.bubbles, traces.redone        # figures of all steps so far (docs/figures.md)
 
-`SpanTables` has the spans of live workers. The optimizer's spans of a step arrive with those of the next step, so a
-trace is written one step late. `later` writes in a thread, because a trace of a thousand workers takes seconds.
+`SpanTables` has the spans of live workers. A step's optimizer spans arrive with the spans of the next step, so a trace
+is written one step late. `later` writes in a thread, because a trace of a thousand workers takes seconds.
 """
 
 from __future__ import annotations
@@ -82,11 +82,11 @@ class Traces:
         self._marked = {k: recovery for k, recovery in self._marked.items() if k > step - 3}
 
     def finish(self, job: Job) -> None:
-        """Writes the trace of the last step, which no other step follows."""
+        """Writes the trace of the last step, because no later step triggers it."""
         self._write(job.committed, job)
 
     def _again(self, step: int) -> frozenset[Part]:
-        """Ops of this step that were lost, according to the recoveries in this step and in the one before."""
+        """Lost ops of this step, as counted by the recoveries in this step and in the previous one."""
         recoveries = (self._marked.get(step), self._marked.get(step - 1))
         return frozenset(part for r in recoveries if r for part in r.lost if part[0] == step)
 
@@ -108,7 +108,7 @@ class Traces:
         self._add_figures(step)
         if not {step - 1, step, step + 1} & self._marked.keys():
             return
-        # The thread gets copies, because this thread may change the originals.
+        # The writing thread gets copies, because this thread may change the originals.
         recovery = self._marked.get(step)
         problem = self._problems[step]
         generation = job.generation

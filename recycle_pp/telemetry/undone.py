@@ -1,7 +1,7 @@
 """Removes undone steps from metrics.jsonl and samples.jsonl, which have one line per step.
 
-cut(run.metrics, 20)       # keeps the lines before the first one of step 20 or later
-renew(run.events)          # a copy: a process that has opened the file cannot add to the copy
+cut(run.metrics, 20)       # removes all lines from the first one with step 20 or later
+renew(run.events)          # replaces the file by a copy, to which earlier openers cannot append
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _decoder = msgspec.json.Decoder(_Line)
 
 
 def cut(path: Path, steps: int) -> int:
-    """Keeps the lines of the first `steps` steps, and returns the newest step that has a line, -1 if none has.
+    """Keeps the lines of the first `steps` steps. Returns the newest step that has a line; -1 without lines.
 
-    A new file of the same name has the kept lines at the same offsets. An open reader reads the old file to its end,
-    and `Follower` finds its place in the new one. Blocks. OSError if the new file cannot be written.
+    Replaces the file by one with the kept lines at the same offsets. A reader with the old file open reads it to the
+    end, and `Follower` finds its place in the new file. Blocks. OSError if the new file cannot be written.
     """
     newest = -1
     with suppress(FileNotFoundError), path.open("rb") as file:
@@ -58,8 +58,8 @@ def _replace(path: Path, file: BinaryIO, end: int) -> None:
 
 
 def _end(file: BinaryIO, steps: int) -> tuple[int, int]:
-    """The offset of the first undone line, of an incomplete last line, or of the end of the file; and the newest step
-    before it."""
+    """The offset at which to cut the file, and the newest step before it. That is the offset of the first undone or
+    incomplete line, else the end of the file."""
     end, newest = 0, -1
     for line in file:
         step = _step(line)

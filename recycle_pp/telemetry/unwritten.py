@@ -1,4 +1,4 @@
-"""Lines of a run folder that its disk has not taken yet: the coordinator's own, and copies of them in all supervisors.
+"""Lines of a run folder that are not on its disk yet: in the coordinator, with copies in all supervisors.
 
     unwritten = Unwritten()                 # on the coordinator; `Lines` adds, writes and removes
     unwritten.share(send)                   # sends copies to all supervisors, see `look`
@@ -7,7 +7,7 @@
     kept.receive(message)                   # keeps the copies
     unwritten.adopt(kept, "metrics.jsonl")  # on the next coordinator, which runs in one of these supervisors
 
-Copies exist only while a line waits for longer than LATE_SECONDS. So a disk that answers costs no message.
+Copies exist only while a line has waited for longer than LATE_SECONDS. So a fast disk causes no messages.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _Queue = OrderedDict[int, _Entry]
 
 
 class Unwritten:
-    """Beyond MOST_BYTES the oldest lines are dropped and counted. A second thread may call the methods of the writer
-    except `add` and `adopt`."""
+    """Beyond MOST_BYTES the oldest lines are dropped and counted. A second thread may call the writer's methods other
+    than `add` and `adopt`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards the next four
@@ -53,9 +53,9 @@ class Unwritten:
     # -- the writer ----------------------------------------------------------------------------------------------
 
     def add(self, file: str, step: int, record: bytes, since: float | None = None) -> int:
-        """Adds a line, and returns its number. since: monotonic seconds since when it waits; None: from now on.
+        """Adds a line, and returns its number. since: time.monotonic() from which it waits; None: now.
 
-        An empty record is a cut: it removes the lines of `step` and later steps, here and in the file.
+        An empty record is a cut. It removes the lines of `step` and later steps, here and in the file.
         """
         with self._lock:
             line = Line(self._next, file, step, record)
@@ -79,7 +79,7 @@ class Unwritten:
             return next((entry.line for entry in self._queues[file].values()), None)
 
     def remove(self, line: Line) -> None:
-        """Removes a line that is on the disk, or not needed there."""
+        """Removes a line that is on the disk or not needed any more."""
         with self._lock:
             self._remove(line)
 
@@ -95,7 +95,7 @@ class Unwritten:
         self._send = send
 
     def look(self) -> None:
-        """Sends copies of new lines if a line is late. Otherwise lets the supervisors forget their copies."""
+        """Sends copies of new lines if a line is late. Otherwise makes the supervisors drop their copies."""
         if self._send is None:
             return
         if self._is_late():
@@ -114,7 +114,7 @@ class Unwritten:
             send(message)
 
     def receive(self, message: KeepLines) -> None:
-        """Keeps the copies of a message, and forgets those that are not needed any more."""
+        """Keeps the copies in a message, and drops copies that are not needed any more."""
         with self._lock:
             self._dropped = Counter(message.dropped)
             for queue in self._queues.values():
@@ -167,5 +167,5 @@ class Unwritten:
 
 
 def _records(queue: _Queue) -> Iterator[Line]:
-    """The lines without the cuts, which must not be dropped."""
+    """All lines except cuts, which must not be dropped."""
     return (entry.line for entry in queue.values() if entry.line.record)

@@ -1,4 +1,4 @@
-"""Warnings on standard error that never hold up the job.
+"""Warnings on standard error that never block the job.
 
 warn_once("runs/mine/metrics.jsonl cannot be written: No space left on device")
 warn("metrics.jsonl lacks 15 lines: the disk rejected them")
@@ -29,7 +29,7 @@ def warn(sentence: str) -> None:
 
 
 def flush(seconds: float) -> bool:
-    """Whether all warnings are printed; blocks until then, or for this time."""
+    """Blocks until all warnings are printed (True), or for `seconds` (False)."""
     return _warnings.flush(seconds)
 
 

@@ -1,4 +1,4 @@
-"""Phrases that several texts for users share.
+"""Phrases that several messages for users share.
 
 plural(3, "step")        # "3 steps"
 when(20, steps=60)       # "step 20"
@@ -13,7 +13,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def when(step: int, steps: int) -> str:
-    """The number of a step in words: "step 20", or "after step 59" when all 60 steps are done.
+    """The position of the run in words: "step 20", or "after step 59" when all 60 steps are done.
 
     step: the step that runs or comes next; counted from 0, as in files and flags
     steps: length of the whole run

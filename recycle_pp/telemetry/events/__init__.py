@@ -6,5 +6,5 @@
         if isinstance(event, DeathDetected): ...
 
 To add an event, add a class to the file of its subject, and repeat its docstring as a row of the table in the document
-(a test prints the missing row). Nothing else is needed: no list names the classes.
+(a test prints the missing row). `catalog` finds the classes.
 """

@@ -26,14 +26,14 @@ EVENTS: dict[str, type[Event]] = {
 
 
 class _Line(msgspec.Struct):
-    """The keys that each line has."""
+    """The keys of every line."""
 
     event: str
     step: Count
 
 
 def parse(record: Any) -> Event:
-    """The event of a line. A plain `Event` if another version wrote it: the name is unknown, or fields are missing.
+    """The event of a line. A plain `Event` if another version wrote it, so the name is unknown or fields are missing.
 
     Raises:
         msgspec.ValidationError: the record is not an event, or a field has the wrong type.

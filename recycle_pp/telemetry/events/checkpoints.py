@@ -59,7 +59,7 @@ class CheckpointSkipped(Event):
 
 
 def folder(checkpoint: int) -> str:
-    """A checkpoint in words, like "checkpoint step-000020". checkpoint: number of steps in it."""
+    """A checkpoint in words, such as "checkpoint step-000020". checkpoint: number of steps in it."""
     return f"checkpoint step-{checkpoint:06d}"
 
 

@@ -1,4 +1,4 @@
-"""The coordinator's replacement, and nodes that join or return."""
+"""Events of a lost coordinator, and of nodes that join or return."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     generation: generation of the membership
     worker:     "1.2" for W(1, 2); None for the whole job
 
-    Fields with a default are those that runs of earlier versions may lack.
+    A field has a default if runs of earlier versions may lack it.
     """
 
     printed: ClassVar[bool] = True

@@ -3,8 +3,8 @@
     python -m recycle_pp.telemetry.exporters [--skip=METRICS,EVENTS] RUN_DIR NAME [ARGUMENT]
 
 --skip: bytes of the two files that were exported before. The process ends when its standard input is closed. The
-coordinator holds the other end, so that the process ends with the job or the coordinator. From a terminal, the process
-ends with the run, or by Ctrl-C.
+coordinator holds the other end, so the process ends with the job or the coordinator. On a terminal, the process ends
+with the run or on Ctrl-C.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"{name}: {error}", file=sys.stderr)
         return 2
     if not sys.stdin.isatty():
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the job; this process ends after it
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the job, and this process ends after the job
     follow(run, exporter, *skip)
     return 0
 
@@ -66,7 +66,7 @@ def follow(run: RunFolder, exporter: Exporter, metrics: int = 0, events: int = 0
 
 
 def _over(run: RunFolder) -> bool:
-    """Whether the job is over: summary.json exists or, if standard input is not a terminal, it is closed.
+    """Whether the job is over: summary.json exists, or standard input is closed (if it is not a terminal).
 
     Waits for up to POLL_SECONDS.
     """

@@ -3,7 +3,7 @@
     run.on_event='jq -r .event >> events.txt'
 
 Commands run one at a time, in the order of the events. A command that takes longer than SECONDS is killed together with
-its child processes. If the commands fall far behind, older events are skipped, and the log reports it.
+its child processes. If the commands fall far behind, older events are skipped and counted in the log.
 """
 
 from __future__ import annotations

@@ -78,10 +78,10 @@ def refuse_missing(settings: Settings) -> None:
 
 
 def _missing_command(command: str) -> str:
-    """The command's first word, if it is a plain name or path that the shell does not find; else ""."""
+    """The command's first word if it is a plain name or path that the shell cannot find, else ""."""
     first = command.split(maxsplit=1)[0] if command.strip() else ""
     if not re.fullmatch(r"[\w./+-]+", first):
-        return ""  # an assignment, a quote or a subshell: only the shell can tell
+        return ""  # an assignment, a quote or a subshell, which only the shell can check
     found = subprocess.run(["/bin/sh", "-c", 'command -v -- "$1"', "sh", first], capture_output=True, check=False)
     return first if found.returncode else ""
 

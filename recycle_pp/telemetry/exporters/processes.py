@@ -1,7 +1,7 @@
 """The exporter processes of a job, which the coordinator starts and ends.
 
 exporters = Exporters(settings, run)
-exporters.look()                # call it now and then: warns once if an exporter has ended too early
+exporters.look()                # call it periodically; warns once if an exporter has ended too early
 await exporters.close()
 """
 
@@ -21,11 +21,11 @@ from recycle_pp.telemetry.warn import warn_once
 
 from .exporter import wanted
 
-CLOSE_SECONDS = 10.0  # within which the last records must arrive
+CLOSE_SECONDS = 10.0  # time limit for the last records
 
 
 class Exporters:
-    """The methods do not block: their work runs in a thread, in order."""
+    """The methods do not block, because a thread does their work, in order."""
 
     def __init__(self, settings: Settings, run: RunFolder) -> None:
         self._run = run
@@ -40,13 +40,13 @@ class Exporters:
             self._later(self._look)
 
     async def close(self) -> None:
-        """Waits for CLOSE_SECONDS at most. Records that have not arrived by then are lost to the tool, and stay in the
-        run folder."""
+        """Waits for CLOSE_SECONDS at most. Records that have not arrived by then stay in the run folder, but the tool
+        lacks them."""
         self._later(self._close)
         await self._later.flushed(CLOSE_SECONDS + 1.0)
 
     def kill(self) -> None:
-        """Kills all exporters, also those that are still to start."""
+        """Kills all exporters, including those that have not started yet."""
         self._ended = True
         for process in list(self._processes.values()):
             process.kill()

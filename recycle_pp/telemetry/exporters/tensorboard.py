@@ -1,8 +1,8 @@
 """Curves and events for TensorBoard, under RUN_DIR/tensorboard: `tensorboard --logdir runs`.
 
-The tab Text has the events under the tag `events`. It shows only the last text of a step, so each text repeats the
+The Text tab has the events under the tag `events`. It shows only the last text of a step, so each text repeats the
 earlier events of its step. The curve `events/deaths` counts deaths. `events/stall_ms` and `events/lost_ops` have a
-point for every recovery. TensorBoard's own package writes the files; it does not need torch.
+point for every recovery. TensorBoard's own package, which does not need torch, writes the files.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Curves and events for Weights & Biases, under RUN_DIR/wandb.
 
 Online with an API key (`wandb login`, WANDB_API_KEY), else offline: `wandb sync RUN_DIR/wandb/offline-run-*` uploads
-the run later. WANDB_PROJECT, WANDB_MODE and other variables of wandb apply. Events are texts of the history
-(`events/NAME`), with counters and stalls beside them.
+the run later. WANDB_PROJECT, WANDB_MODE and other variables of wandb apply. Events are texts in the history
+(`events/NAME`), next to counters and stalls.
 """
 
 from __future__ import annotations
