@@ -1,19 +1,19 @@
-"""Does the job find slow workers, and only slow workers?
+"""Tests whether the job detects all slow workers and reports no other workers as slow.
 
     python bench/alarms.py quiet [--runs 10] [--load 2]     # `make train`'s command beside a load: false alarms
     python bench/alarms.py slow [CASE...]                   # five ways to be slow: steps until it is noticed
 
-`quiet`: twelve workers on all cores, one of them killed and brought back. `load` processes burn CPU time beside them.
-Every sentence that calls a worker slow is an alarm, and there must be none.
+`quiet`: twelve workers run on all cores, and one of them is killed and restarted. --load processes use CPU time at the
+same time. Every report of a slow worker counts as an alarm, and there must be none.
 
-`slow`: a worker becomes slow, and later normal again. The figures are the steps until the job reports each of the two.
+`slow`: a worker becomes slow and later recovers. The figures are the steps until the job reports each change.
 The worker is slow for one of these reasons:
 
-- `+slow_at`. It lasts as long as the process: the worker is killed, and comes back normal.
+- `+slow_at`. It lasts as long as the process. The worker is killed, and its next process has normal speed.
 - The worker is stopped three quarters of the time, as by cpulimit.
-- A control group allows the worker a quarter of its processor time so far, like a container's limit (needs root).
-- A process spins on the core to which the worker is pinned. This case needs one core for each worker, and one more. On
-  two cores no worker is called slow: the spinning process displaces others, and the peer waits nearly as long.
+- A control group limits the worker to a quarter of its usual CPU time, like a container's limit (needs root).
+- A process spins on the worker's core. This case needs one core more than there are workers. On two cores the job
+  reports no slow worker, because the spinning process displaces others and the peer waits nearly as long.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SPIN = [sys.executable, "-c", "while True: pass"]
 TRAIN = ["+fail_at=20:1.2", "+rejoin_at=40:1.2"]  # `make train`
 FOUR = ["parallel=2x2", "model=small", "run.steps=100000", "run.validate_every=0", "checkpoint.minutes=0"]
 TWO = ["parallel.pipelines=2", "parallel.stages=1", *FOUR[1:]]
-SLOW, BEGIN, KILLED = "1.0", 25, 45  # the slow worker; the step in which it becomes slow; the step of its kill, if any
+SLOW, BEGIN, KILLED = "1.0", 25, 45  # the slow worker; step in which it becomes slow; step in which it is killed, if so
 
 
 def main() -> int:
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def quiet(runs: int, load: int) -> int:
-    """The number of alarms."""
+    """Returns the number of alarms."""
     print(f"{os.cpu_count()} cores, {load} processes beside the job\n{'run':>4}{'seconds':>9}{'load':>7}{'alarms':>8}")
     alarms = 0
     for number in range(runs):
@@ -68,7 +68,7 @@ def quiet(runs: int, load: int) -> int:
 
 
 def slow(cases: list[str]) -> int:
-    """The number of mistakes: slow workers that were found too late, and other workers that were called slow."""
+    """Returns the number of mistakes: slow workers reported too late, and other workers reported as slow."""
     bad = 0
     print(f"{'reason':<28}{'found after':>12}{'end after':>11}   steps; others called slow")
     for number, (name, workers, arguments, throttle) in enumerate(CASES):
@@ -127,7 +127,7 @@ def has_done(run: RunFolder, count: int) -> bool:
 
 
 def wait(run: RunFolder, event: str, after: int) -> int:
-    """Wait until the slow worker has this event in step `after` or later. Return the step of the event."""
+    """Waits until the slow worker has this event in step `after` or later. Returns the step of the event."""
     found: list[int] = []
 
     def look() -> bool:
@@ -184,7 +184,7 @@ def limited(pid: int) -> Iterator[None]:
 
 @contextmanager
 def granted(pid: int) -> Iterator[None]:
-    """The worker gets a quarter of the share of processor time that it has used so far."""
+    """A control group limits the worker to a quarter of the CPU share that it used before."""
     before, begun = cpu_seconds(pid), time.monotonic()
     time.sleep(3.0)
     share = (cpu_seconds(pid) - before) / (time.monotonic() - begun) / 4
@@ -211,7 +211,7 @@ def nothing(_pid: int) -> Iterator[None]:
 
 @contextmanager
 def crowded(pid: int) -> Iterator[None]:
-    """The worker shares its core with a process that spins."""
+    """The worker shares its core with a spinning process."""
     core = max(os.sched_getaffinity(0))
     everywhere = os.sched_getaffinity(pid)
     for thread in os.listdir(f"/proc/{pid}/task"):

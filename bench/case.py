@@ -1,9 +1,9 @@
-"""A case of a benchmark: one task and several ways to do it. Measures each way, and compares their results.
+"""A benchmark case: one task with several implementations, which are timed and whose results are compared.
 
     row = measure(Case("product", 2.0 * n**3, "flops", {"ours": f, "eager": g, "liger": h}), machine())
 
-On a GPU, the time of each way is the median of many runs, with the L2 cache flushed between them. Without a GPU each
-way runs once, to compare the results.
+On a GPU, the time of an implementation is the median of many runs, with the L2 cache flushed between them. Without a
+GPU each implementation runs once, to compare the results.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ DEVICE = "cuda" if GPU else "cpu"
 
 @dataclass
 class Case:
-    """One task and several ways to do it, always including `ours` and `eager`. A call returns the results to
-    compare."""
+    """One task and its implementations, always including `ours` and `eager`. A call returns the results to compare."""
 
     name: str
     amount: float  # bytes that must move, or flops
@@ -33,14 +32,14 @@ class Case:
 
 
 def measure(case: Case, rates: dict[str, float]) -> dict[str, Any]:
-    """One row: median milliseconds of every way, our share of the machine's rate, speed, difference, memory."""
+    """One row: each implementation's median milliseconds, our share of the machine's rate, speed, difference, memory"""
     row: dict[str, Any] = {"kernel": case.name}
-    difference = apart(case.calls["ours"](), case.calls["eager"]())  # first calls only: some ways add to their result
+    difference = apart(case.calls["ours"](), case.calls["eager"]())  # before other calls, as some add to their result
     peaks: dict[str, int] = {}
     for who, call in case.calls.items():
         try:
             peaks[who], row[who] = timed(call)
-        except Exception as reason:  # another package's function may not take this shape or version
+        except Exception as reason:  # another package may not support this shape or version
             if who.startswith("ours"):
                 raise
             row[who] = f"({type(reason).__name__}: {str(reason)[:60]})"

@@ -1,12 +1,12 @@
-"""Is bf16 behind fp32 by chance? Several seeds, and for each a run of fp32 from initial weights within bf16's rounding.
+"""Tests whether bf16 ends behind fp32 by chance, with several seeds and slightly changed initial weights for each.
 
     python bench/chance.py [--seeds 5] [--steps 300] [model.layers=4 ...]
 
-Training is chaotic: initial weights that differ by bf16's rounding (2^-9 of each) lead to another loss a few hundred
+Training is chaotic. Initial weights that differ by bf16's rounding (2^-9 of each) give a different loss a few hundred
 steps later. The distance between such runs of fp32 (`nudged`) is the scale for judging a precision.
 
-All runs are in one process, with the trainer to which tests compare jobs (`testing/reference_trainer.py`): it runs the
-operations of a job and gets the same bits. val_loss is the loss on held-out text at the end. For every seed the bench
+All runs are in one process, with the reference trainer of the tests (`testing/reference_trainer.py`). It runs the same
+operations as a job and gets the same bits. val_loss is the loss on held-out text at the end. For every seed the bench
 prints fp32's val_loss and how far the other runs end above it, then the mean and the standard error of these distances.
 """
 

@@ -1,18 +1,18 @@
-"""CPU cost of a step and of a death on the coordinator, by the size of the job: no network, no workers, one process.
+"""Coordinator's CPU cost of a step and of a death, by job size, in one process without network and workers.
 
     python bench/coordinator.py                      # 3x4x6 to 64x16x128 (1024 workers)
     python bench/coordinator.py --sizes 128x32x128
 
-A step waits for the commit, and all votes arrive at once. Then a worker dies in the middle of a step of the planner's
-own schedule. The bench prints milliseconds, the least of three runs:
+First all votes of a step arrive at once. Then a worker dies in the middle of a step with the planner's own schedule.
+The bench prints milliseconds, as the minimum of three runs:
 
-    vote        decodes the votes and the records before them, and decides
-    log         records the step afterwards
-    announce    sends the new generation to every worker
-    hear        decodes all reports
-    adopt       finds and plans the rest of the step, and writes every worker's list
-    follow      does the same for later steps, in a thread, while training continues
-    MB          sent by adopt and follow together
+    vote        decode the votes and the records before them, and decide
+    log         record the step afterwards
+    announce    send the new generation to every worker
+    hear        decode all reports
+    adopt       find and plan the rest of the step, and write every worker's list of actions
+    follow      do the same for later steps, in a thread, while training continues
+    MB          total size of the messages of adopt and follow
 
 The results are also in bench/out/coordinator.json. `bench/loop.py` measures the coordinator in its event loop, with a
 large run folder.
@@ -55,7 +55,7 @@ from recycle_pp.wire.messages.workers import FROM_WORKER
 
 OUT = Path(__file__).resolve().parent / "out" / "coordinator.json"
 SIZES = ["3x4x6", "6x8x32", "16x8x64", "64x16x128"]
-LAYERS, UNITS = 10, 40  # layers of every stage, units of each layer; a million elements in each unit
+LAYERS, UNITS = 10, 40  # layers per stage, units per layer; a unit has a million elements
 PHASES = ("vote", "log", "announce", "hear", "adopt", "follow")
 
 
@@ -80,8 +80,8 @@ def main() -> int:
 
 
 def one_step(pipelines: int, stages: int, microbatches: int) -> dict[str, float]:
-    """Seconds from the arrival of all votes to the commit of an ordinary step, and seconds to record the step after
-    the commit."""
+    """Seconds from the arrival of all votes to the commit of a normal step, and seconds to record the step
+    afterwards."""
     job, _ = under_way(pipelines, stages, microbatches)
     settings = Settings(parallel=Parallel(pipelines=pipelines, stages=stages, microbatches=microbatches))
     with tempfile.TemporaryDirectory() as folder:
@@ -151,7 +151,7 @@ def units(stage: int) -> list[UnitId]:
 
 
 def one_death(pipelines: int, stages: int, microbatches: int, at: float) -> dict[str, float]:
-    """Seconds of each phase, if a worker dies when the share `at` of a step is over."""
+    """Seconds of each phase after the death of a worker. at: time of the death as a share of the step."""
     job, members = under_way(pipelines, stages, microbatches)
     steady = plan(job.problem)
     busy = work(steady, members, at * steady.makespan)
@@ -195,7 +195,7 @@ def deliver(member: Participant, message: Message) -> None:
 
 
 def work(steady: Plan, members: dict[int, Participant], now: float) -> dict[int, float]:
-    """Mark the ops that the plan starts before `now` as done. Return the remaining time of each member's last op."""
+    """Marks ops that the plan starts before `now` as done. Returns the remaining time of each member's last such op."""
     busy, players = dict.fromkeys(members, 0.0), {of.worker: member for member, of in members.items()}
     order = steady.running_order()
     a = steady.arrays.take(order)

@@ -1,9 +1,9 @@
-"""Time to find a sample by its number: its window, and its tokens.
+"""Time to find a sample's window and tokens by its number.
 
     python bench/data.py train.bin --samples 10000000
 
-Prints microseconds of CPU time per sample, for one source and for three with weights, in order and at random positions
-of a run. It checks that each epoch has every window once.
+Prints microseconds of CPU time per sample, for one source and for three weighted sources, in order and at random
+positions of a run. Also checks that each epoch has every window once.
 """
 
 from __future__ import annotations

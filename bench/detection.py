@@ -1,4 +1,4 @@
-"""Time until the death of a worker is detected: by its lifeline, and by its pidfd, as other programs do it.
+"""Time until a worker's death is detected, by its lifeline and by its pidfd (the usual way).
 
     python bench/detection.py [--deaths 20] [--megabytes 300]
 

@@ -1,9 +1,9 @@
-"""Cost of the start of a large model on a worker: the dry run of a 70B Llama of transformers, without its weights.
+"""Cost of starting a large model on a worker: the dry run of a transformers 70B Llama, without its weights.
 
     python bench/dry_run.py [--sequence 4096]
 
-Prints CPU seconds of the run on fake tensors, which every worker does once at its start, and the peak memory of the
-process, with torch and transformers in it.
+Every worker does this run on fake tensors once at its start. Prints its CPU seconds, and the peak memory of the process
+including torch and transformers.
 """
 
 from __future__ import annotations

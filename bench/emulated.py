@@ -1,14 +1,14 @@
-"""Does a step take as long as its plan says? Emulated compute, real processes, real messages, one worker dead or none.
+"""Compares measured step times with the plan, with all workers and with one dead. Only the compute is emulated.
 
     python bench/emulated.py [--steps 12] [--slot 0.02] [schedule.memory_extra=0 ...]
-    chrt --rr 1 python bench/emulated.py          # on a machine with other work, too (needs the right to)
+    chrt --rr 1 python bench/emulated.py          # also on a busy machine (needs the privilege)
 
 Twelve workers (3 x 4, 6 micro-batches a pipeline) sleep for every op: F = I = W = one slot, O = three. Each job runs
 `--steps` steps with all workers, then loses W(1,2), then runs as many steps without it. The measured step is the median
-from commit to commit. The plan is the planner's for these durations, with free messages and sums.
+from commit to commit. The planner assumes these durations, and messages and sums that take no time.
 
-The last line tests the promise of ReCycle: with enough memory and a staggered optimizer, a step without W(1,2) takes as
-long as a step of 1F1B with all workers.
+The last line tests the claim of ReCycle that, with enough memory and a staggered optimizer, a step without W(1,2) takes
+as long as a 1F1B step with all workers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from recycle_pp.fitting.problem import initial_problem
 from recycle_pp.testing.local_cluster import Zygote
 
 DEAD = Worker(1, 2)
-SETTLE = 2  # steps after the start, and after the death, that do not count
+SETTLE = 2  # steps not counted after the start and after the death
 JOBS = {
     ("coupled 1F1B", "at the commit"): ["schedule=coupled"],
     ("coupled 1F1B", "staggered"): ["schedule=coupled", "optimizer=staggered"],
@@ -80,7 +80,7 @@ def measure(zygote: Zygote, overrides: list[str], steps: int, slot: float) -> li
 
 
 def expected(settings: Settings, failed: list[Worker]) -> Plan:
-    """The plan that the job follows (a pure function of the problem); after a death it may split backwards."""
+    """The plan that the job follows, which is a pure function of the problem. After a death it may split backwards."""
     problem = initial_problem(settings)
     return plan(problem.replace(failed=failed, backward="mixed") if failed else problem)
 

@@ -2,10 +2,10 @@
 
     python bench/faultfree.py [--steps 8] [--rounds 2] [model=bench17m ...]
 
-Four stages, two pipelines (8 processes of one thread) against one process, with the same model, samples, optimizer and
-clipping. With fewer cores than workers, wall time says nothing about bubbles. So the figure is CPU time: user + system
-of all processes, median over the steps. The contenders alternate, so all see the same machine. Their losses must agree,
-so all do the same work.
+Compares two pipelines of four stages (8 single-threaded processes) with one process, on the same model, samples,
+optimizer and clipping. With fewer cores than workers, wall time does not show bubbles. So the figure is CPU time, user
++ system of all processes, as the median over the steps. The contenders alternate, so that other load affects all alike.
+Their losses must agree, which shows that they do the same work.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from recycle_pp.testing import reference_trainer as plain
 from recycle_pp.testing.local_cluster import Zygote
 
 SHAPE = ["parallel=2x4", "run.validate_every=0", "optimizer.clip=1.0", "parallel.microbatch_size=2"]
-WARM_UP = 4  # steps that do not count: recycle_pp measures its ops in the first three
+WARM_UP = 4  # steps that do not count, because recycle_pp measures its ops in the first three
 TOLERANCE = 1e-4  # relative, between the losses of the contenders
 PATIENCE = 600  # seconds for one run
 
 
 class Step(NamedTuple):
-    """CPU seconds, and a share of the mean loss. Both are of one process, or sums over processes."""
+    """CPU seconds and a share of the mean loss, either of one process or summed over processes."""
 
     seconds: float
     loss: float
@@ -103,7 +103,7 @@ def report(settings: Settings, samples: dict[str, list[float]], losses: dict[str
 
 
 def ours(overrides: list[str]) -> list[Step]:
-    """The steps of a job. Their CPU seconds are those of the coordinator and of the workers, whose votes carry them."""
+    """The steps of a job. Their CPU seconds include the coordinator and the workers, which report theirs in votes."""
     with Zygote() as zygote, zygote.run(overrides) as job:
         if job.wait(PATIENCE):
             raise SystemExit(job.output)
@@ -111,8 +111,8 @@ def ours(overrides: list[str]) -> list[Step]:
 
 
 def forked(target: Callable[[int, Settings, int], list[Step]], count: int, settings: Settings) -> list[Step]:
-    """The steps as sums over `count` processes, which each run `target(rank, settings, port)`. No process outlives this
-    call."""
+    """Runs `target(rank, settings, port)` in `count` processes, and returns the steps as sums over them. No process
+    outlives this call."""
     context = multiprocessing.get_context("fork")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -171,7 +171,7 @@ def _torch(rank: int, settings: Settings, port: int) -> list[Step]:
     first, last = index == 0, index == P - 1
     part = Part(settings, index)
     tokens = torch.zeros(parallel.microbatch_size, settings.model.sequence, dtype=torch.int64)
-    hidden = torch.empty(*tokens.shape, settings.model.width, requires_grad=True)  # else torch sends no gradient back
+    hidden = torch.empty(*tokens.shape, settings.model.width, requires_grad=True)  # without it torch sends no gradient
     logits = torch.empty(*tokens.shape, settings.model.vocabulary, requires_grad=True)
     stage = PipelineStage(
         part,
@@ -221,7 +221,7 @@ def _torch(rank: int, settings: Settings, port: int) -> list[Step]:
 
 
 class Part(torch.nn.Module):
-    """The layers of one stage with ordinary autograd; the last stage gives logits (b, T, V)."""
+    """The layers of one stage with ordinary autograd. The last stage returns logits (b, T, V)."""
 
     def __init__(self, settings: Settings, stage: int):
         super().__init__()

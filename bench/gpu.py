@@ -1,15 +1,15 @@
-"""The first minutes on a GPU: every requirement, the most fragile first.
+"""Checks all requirements on a GPU within minutes, the most fragile ones first.
 
-    python bench/gpu.py --list                            # the items, their limits, what must be brought along
-    python bench/gpu.py --minutes 8 --nccl NCCL_SOURCE    # runs all that fits into the time; the next call continues
-    python bench/gpu.py --minutes 5 --cpu                 # no GPU: every item at a tiny size, to see that it runs
+    python bench/gpu.py --list                            # the items, their limits and their requirements
+    python bench/gpu.py --minutes 8 --nccl NCCL_SOURCE    # runs items until the time is up; the next call continues
+    python bench/gpu.py --minutes 5 --cpu                 # without a GPU: every item at a tiny size, as a smoke test
 
-Each item is a command with its own time limit (`gpu_items.py`). After each one the results go to --out as JSON, and the
-table is printed. A call starts no item that cannot finish within --minutes. A later call with the same --out continues
-after the last finished item. --again NAME repeats an item.
+Each item is a command with its own time limit (`gpu_items.py`). After each item the results are written to --out as
+JSON, and the table is printed. A call starts no item that cannot finish within --minutes. A later call with the same
+--out continues after the last finished item. --again NAME repeats an item.
 
-Nothing is downloaded. The first item checks the required packages. NCCL 2.30 or newer, with which two workers may share
-the card, is built from its source tree, --nccl.
+Nothing is downloaded. The first item checks the required packages. NCCL 2.30 or newer, which lets two workers share the
+card, is built from the source tree given as --nccl.
 
 Exit code 0: all items so far have passed; 1: one has failed; 2: bad arguments.
 """
@@ -31,7 +31,7 @@ from gpu_items import Item, items
 
 ROOT = Path(__file__).parent.parent
 PASSED, FAILED = "passed", "failed"
-SHORTEST = 5.0  # seconds: with less time left, no item is started
+SHORTEST = 5.0  # seconds that must be left to start an item
 Row = dict[str, Any]  # status, seconds, result, log
 
 
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run_all(todo: Sequence[Item], state: dict[str, Row], out: Path, deadline: float) -> None:
-    """Run the items without a row in `state`, until `deadline` (time.monotonic()), and add their rows."""
+    """Runs the items without a row in `state` until `deadline` (time.monotonic()), and adds their rows."""
     for item in todo:
         if item.name in state:
             continue
@@ -75,14 +75,14 @@ def run_all(todo: Sequence[Item], state: dict[str, Row], out: Path, deadline: fl
         print(f"{item.name}: {item.claim} ({min(item.seconds, left):.0f} s at most)", flush=True)
         row = run(item, min(item.seconds, left), {name: state[name]["result"] for name in item.needs})
         if row["status"] != PASSED and left < item.seconds and row["seconds"] >= left - 1:
-            continue  # cut by the end of this call, not by its own limit: the next call repeats it
+            continue  # cut off by the end of this call, not by its own limit, so the next call repeats it
         state[item.name] = row
         out.write_text(json.dumps(state, indent=1) + "\n")
         print(table(todo, state), flush=True)
 
 
 def run(item: Item, seconds: float, results: Mapping[str, Mapping[str, Any]]) -> Row:
-    """Run the item's command in its own process group, which has ended when this function returns. The command's last
+    """Runs the item's command in its own process group, which has ended when this function returns. The command's last
     line on stdout is the result as JSON."""
     began = time.monotonic()
     command, environment = item.command(results)

@@ -1,10 +1,10 @@
-"""The items of `gpu.py`, in order: the most fragile first, and each after the items that it needs.
+"""The items of `gpu.py`, with the most fragile first and each item after its requirements.
 
     for item in items(cpu=False, nccl=Path("nccl-2.30.7"), out=Path("out")):
         command, environment = item.command(results)       # results: by name, of the items in `item.needs`
         wrong = item.judge(result, results)                # a sentence, or ""
 
-Judgements are here, beside the commands; a command only measures.
+Commands only measure. The functions here judge the results.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ MOMENTS = ("forward", "backward", "weight", "send", "receive", "allreduce", "vot
 
 @dataclass(frozen=True)
 class Item:
-    """claim: what is proven if the item passes. seconds: time limit. least: seconds that must be left to start the
-    item. needs: items that must have passed before."""
+    """claim: the statement that a passed item proves. seconds: time limit. least: seconds that must be left to start
+    the item. needs: items that must have passed before."""
 
     name: str
     claim: str
@@ -204,7 +204,7 @@ def _same_bits(other: str, deaths: int) -> Callable[[Result, Results], str]:
 
 
 def _near_plain(result: Result, results: Results) -> str:
-    """The difference of two runs by chance alone is about 0.03 at this size (bench/chance.py)."""
+    """Two runs of this size differ by about 0.03 by chance alone (bench/chance.py)."""
     plain = results["plain loop"]["loss"]
     if abs(result["loss"] - plain) < 0.1:
         return ""
@@ -212,7 +212,7 @@ def _near_plain(result: Result, results: Results) -> str:
 
 
 def _level(result: Result, results: Results) -> str:
-    """The resources that rebuilds have not released; a few may be released late."""
+    """Checks for resources that rebuilds have not released. A few may be released late."""
     grown = {name: result[f"{name}_after"] - result[f"{name}_before"] for name in ("descriptors", "threads", "gpu_mib")}
     allowed = {"descriptors": 8, "threads": 4, "gpu_mib": 64}
     return "; ".join(f"{name} grew by {grown[name]}" for name in grown if grown[name] > allowed[name])

@@ -1,11 +1,11 @@
-"""A whole job on one card, started by torchrun, with kills; or the plain loop to compare it with. For `gpu.py`.
+"""A whole job on one card, started by torchrun, with kills, or a plain training loop for comparison. For `gpu.py`.
 
     python bench/gpu_job.py --steps 300 --kills 20              # 2x2 workers share the GPU over TCP
     python bench/gpu_job.py --backend nccl --shape 2x1 --steps 20 --fail-at 5:1.0@vote
     python bench/gpu_job.py --plain --steps 300                 # an ordinary training loop in one process
 
-gpt124m in bf16 on Python's own sources, G = 8 micro-batches of one sample in any shape. The last line is JSON: sha256
-of the final weights, mean loss of the last tenth of the steps, deaths, seconds a step.
+Trains gpt124m in bf16 on Python's own sources, with G = 8 micro-batches of one sample in every shape. The last line is
+JSON: sha256 of the final weights, mean loss of the last tenth of the steps, deaths, seconds per step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 from recycle_pp.chaos import Live
 from recycle_pp.telemetry.run_folder import RunFolder
 
-MICROBATCHES = 8  # of a step
+MICROBATCHES = 8  # per step
 RESTS = 1.0  # minimum time between a return and the next kill, seconds
 
 
@@ -95,7 +95,7 @@ def job(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def kill_at_random(run: RunFolder, kills: int, steps: int, process: subprocess.Popen[Any]) -> None:
-    """Send SIGKILL at random instants to workers whose peers are all back, until the last tenth of the steps."""
+    """Sends SIGKILL at random instants to workers whose peers are all back, until the last tenth of the steps."""
     chance, live, everybody, back = random.Random(7), Live(run), 0, time.monotonic()
     while kills and process.poll() is None:
         time.sleep(0.02)

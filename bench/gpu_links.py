@@ -1,8 +1,8 @@
-"""The trainer's links over NCCL, without a trainer: `gpu.py` tries them before whole jobs.
+"""Tests the trainer's links over NCCL without a trainer. `gpu.py` does this before it runs whole jobs.
 
     python bench/gpu_links.py alone                   # one rank
     python bench/gpu_links.py pair                    # two ranks, which may share a GPU
-    python bench/gpu_links.py kept                    # two of three workers use their pair again after a death
+    python bench/gpu_links.py kept                    # two of three workers reuse their pair's group after a death
     python bench/gpu_links.py rebuilds --times 200    # memory and handles left after rebuilds
     python bench/gpu_links.py pair --cpu              # over Gloo
 
@@ -66,13 +66,13 @@ def main() -> None:
 
 
 def play(members: Assignment, scenario: Any) -> dict[str, Any]:
-    """Run the scenario in a process for each member; return the report of the first one."""
+    """Runs the scenario in a process for each member, and returns the report of the first one."""
     with Rehearsal(members, scenario) as rehearsal:
         return dict(sorted(rehearsal.reports(len(members), timeout=200.0))[0][1])
 
 
 def alone(node: Node) -> None:
-    """Try the communicator itself, because the links of a worker without peers have none."""
+    """Tests a communicator directly, because the links of a worker without peers have none."""
     device = connect(node)
     kind: Any = GlooGroup if device.type == "cpu" else NcclGroup
     generation, group = Generation(0), kind(node.store, "0/alone", 0, 1, device, 60.0, "127.0.0.1")
@@ -117,7 +117,7 @@ def sums(node: Node) -> None:
 
 
 def abort_in_a_sum(node: Node) -> None:
-    """One peer never joins the sum: an abort unblocks the other, and both build the next generation."""
+    """One peer never joins the sum. An abort unblocks the other peer, and both build the next generation."""
     device = connect(node)
     node.links.rebuild(0, node.members, node.me)
     node.links.follow(0)
@@ -141,7 +141,7 @@ def abort_in_a_sum(node: Node) -> None:
 
 
 def kept(node: Node) -> None:
-    """After the death of a peer, two neighbours exchange messages in the pair that they had before."""
+    """After the death of a peer, two neighbours exchange messages through their existing group."""
     device = connect(node)
     kind: Any = GlooGroup if device.type == "cpu" else NcclGroup
     built: list[str] = []
@@ -201,7 +201,7 @@ def rebuilds(node: Node) -> None:
 
 
 def connect(node: Node) -> torch.device:
-    """Replace the node's links by those of a job with parallel.backend=nccl."""
+    """Replaces the node's links with those of a job with parallel.backend=nccl."""
     cpu = bool(os.environ["GPU_LINKS_CPU"])
     device = torch.device("cpu") if cpu else torch.device("cuda", 0)
     if not cpu:

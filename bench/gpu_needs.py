@@ -1,6 +1,6 @@
-"""Requirements of `gpu.py` on the machine, and the build of NCCL.
+"""Checks the machine for the requirements of `gpu.py`, and builds NCCL.
 
-python bench/gpu_needs.py                          # versions as JSON; exit code 1 names the missing ones
+python bench/gpu_needs.py                          # versions as JSON; exit code 1 if packages are missing
 python bench/gpu_needs.py --build SOURCE LIBRARY   # a source tree of NCCL, or a built library, to LIBRARY
 """
 

@@ -1,9 +1,9 @@
-"""Supervisors and workers that send the messages of real ones and compute nothing, for benches of the coordinator.
+"""Simulated supervisors and workers, which send real messages but compute nothing, to benchmark the coordinator.
 
     process = multiprocessing.get_context("spawn").Process(target=impersonate, args=(settings, port, theirs))
     ours.send([5])                      # the worker of rank 5 dies, and restarts on request
 
-All ranks of a job are in one process and one event loop. They use real connections to `HOST`:port.
+All ranks of a job share one process and one event loop. They use real connections to `HOST`:port.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from recycle_pp.wire.messages.workers import TO_WORKER, State
 
 TOKEN, HOST = "of the bench", "127.0.0.1"
 STEP_SECONDS = 0.05
-UNITS = 100  # units of every stage, in one layer; a million elements in each unit
+UNITS = 100  # units per stage, in one layer; a unit has a million elements
 
 
 def impersonate(settings: Settings, port: int, orders: Any) -> None:
@@ -97,7 +97,7 @@ class FakeSupervisor:
         assert self._peer is not None
         match message:
             case SupervisorWelcome():
-                place = Place(HOST, self._all.port)  # a server must answer at this place, else the supervisor is dead
+                place = Place(HOST, self._all.port)  # needs a listening server, or the supervisor counts as dead
                 self._peer.send(Registration(place, self._order, self._worker is not None, self._deaths))
             case Spawn():
                 self._order = message

@@ -3,19 +3,19 @@
     pip install liger-kernel                              # or leave that column out
     python bench/kernels.py                               # every kernel, bfloat16, shapes of a 4096-wide model
     python bench/kernels.py --only weight_grad head_loss
-    TRITON_INTERPRET=1 python bench/kernels.py            # no GPU: every candidate once, tiny, values only
+    TRITON_INTERPRET=1 python bench/kernels.py            # without a GPU: compares values once, on tiny shapes
 
-One run measures the machine first: the rate of a large copy and of a large bfloat16 product. Then it prints for each
+The bench first measures the machine's rates in a large copy and in a large bfloat16 product. Then it prints for each
 kernel:
 
 - the median milliseconds of each candidate, with the L2 cache flushed between runs;
-- our rate as a share of the machine's: bytes that must move, or flops that must be done, divided by our time;
-- our speed over the best other candidate;
-- the relative difference of our values from eager's.
+- our rate as a share of the machine's rate, computed from the necessary bytes or flops and our time;
+- our speed relative to the best other candidate;
+- the relative difference between our values and eager's.
 
 `weight_grad` also tries every tile and names the fastest, for the table of the kernel.
 
-(Longer than other files: a function for each kernel, with its rivals.)
+(This file is long because it has a function for each kernel and its competitors.)
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ TILES = [
 
 @dataclass
 class Shape:
-    """Llama-3-8B's layer at 16384 tokens; `tiny` for a run without a GPU."""
+    """A layer of Llama-3-8B at 16384 tokens. `tiny` is for runs without a GPU."""
 
     batch: int = 4
     sequence: int = 4096
@@ -92,7 +92,7 @@ def size(*tensors: Tensor) -> int:
 def both_ways(name: str, functions: dict[str, Callable], inputs: list[Tensor], kept: int) -> Iterator[Case]:
     """Forward and backward of differentiable functions. kept: bytes that the backward must read besides the gradients.
 
-    Every candidate has its own inputs and upstream gradients: Liger-Kernel's backward writes into them.
+    Every candidate has its own inputs and upstream gradients, because Liger-Kernel's backward overwrites them.
     """
     if GPU:
         functions["compiled"] = compiled(functions["eager"])
@@ -118,13 +118,13 @@ def both_ways(name: str, functions: dict[str, Callable], inputs: list[Tensor], k
 
 
 def compiled(function: Callable) -> Callable:
-    """A function compiled for the shapes of one case. Dynamo tells functions apart by their code, which ours share."""
+    """The function compiled for one case. Resets Dynamo, which identifies functions by code, as ours share theirs."""
     torch.compiler.reset()
     return torch.compile(function, dynamic=False)
 
 
 def writes(result: Any, function: Callable, *arguments: Any, **named: Any) -> Callable[[], Any]:
-    """A call of a function that writes its result, or adds to it, in place."""
+    """A call of a function that writes or accumulates its result in place."""
 
     def call() -> Any:
         function(*arguments, **named)
@@ -202,7 +202,7 @@ def head_loss(s: Shape) -> Iterator[Case]:
     def step(f: Callable) -> Callable:
         return lambda: torch.autograd.grad(f(x, weight, targets), [x, weight])
 
-    buffer = torch.empty(weight.shape, device=DEVICE)  # where a stage keeps the gradient
+    buffer = torch.empty(weight.shape, device=DEVICE)  # a stage keeps the gradient here
 
     def deferred() -> tuple[Tensor, Tensor]:
         waiting: list[Callable[[Callable], None]] = []
@@ -273,7 +273,7 @@ def optimizer(s: Shape) -> Iterator[Case]:
     ours = writes(state, rk.adamw, state, grad, chunks, hyper, 1)
     yield Case("adamw", 28.0 * n, "bytes", {"ours": ours, "eager": fused})  # eager: torch's fused kernel
     for t in (*state, *theirs):
-        t.zero_()  # the candidates have diverged during the timing
+        t.zero_()  # the candidates' values have diverged during the timing
     ours = writes(state, rk.adamw, state, grad, chunks, hyper, 1, undo=undo)
     yield Case("adamw with undo", 40.0 * n, "bytes", {"ours": ours, "eager": copy_first})
     norms = {
@@ -307,7 +307,7 @@ def main() -> None:
     out = Path(__file__).parent / "out"
     out.mkdir(exist_ok=True)
     if GPU:
-        torch._functorch.config.donated_buffer = False  # backward runs many times on one graph
+        torch._functorch.config.donated_buffer = False  # because backward runs many times on one graph
     rates, shape = machine(), Shape() if GPU else Shape.tiny()
     if GPU:
         print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")

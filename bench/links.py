@@ -1,11 +1,11 @@
-"""Cost of a message, a sum and a new generation: the trainer's links over TCP, Gloo's groups, the group "recycle".
+"""Cost of a message, a sum and a new generation, over TCP links, Gloo's groups and the process group "recycle".
 
     OMP_NUM_THREADS=1 python bench/links.py [--rounds 15]
 
-The processes communicate over loopback. Every round measures all three, one after the other, so other load affects them
-alike. The bench prints medians over the rounds: wall milliseconds of the slowest process, CPU milliseconds of all
-processes together, and the ratios to TCP in the same round. In "new generation" the same members abort, rebuild and sum
-one number, as after a death.
+The processes communicate over loopback. Every round measures all three in turn, so that other load affects them alike.
+The bench prints medians over the rounds: wall milliseconds of the slowest process, total CPU milliseconds of all
+processes, and the ratios to TCP in the same round. In "new generation" the same members abort, rebuild and sum one
+number, as after a death.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def summary(samples: dict[tuple[str, str], list[tuple[float, float]]], case: str
 
 
 def worker(node: Node) -> None:
-    """Run the requested case over the requested links; report (wall, CPU) seconds for one operation."""
+    """Runs the requested case over the requested links, and reports (wall, CPU) seconds of one operation."""
     faces = {"tcp": ByLinks(node, "tcp"), "gloo": ByLinks(node, "gloo"), "group": ByGroup(node)}
     while True:
         face, case = node.receive()
@@ -108,7 +108,7 @@ def timed(operation: Callable[[], None], count: int) -> tuple[float, float]:
 
 
 def there_and_back(face: Any, rank: int, tensors: list[Any]) -> None:
-    """A message to rank 1 and one back. The receive is posted ahead, as the trainer's mailbox does."""
+    """A message to rank 1 and one back. Posts the receive first, as the trainer's mailbox does."""
     receiving = face.receive(tensors[0], 1 - rank, 1)
     if rank == 1:
         receiving.wait()
@@ -118,7 +118,7 @@ def there_and_back(face: Any, rank: int, tensors: list[Any]) -> None:
 
 
 def one_way(face: Any, rank: int, tensors: list[Any]) -> None:
-    """All tensors to rank 1, and one byte back when the last is there."""
+    """All tensors to rank 1, and one byte back after the last one has arrived."""
     import torch
 
     byte = torch.zeros(1)
@@ -144,7 +144,7 @@ class ByLinks:
         self.rebuild()
 
     def rebuild(self) -> None:
-        """A new generation with the same members, and its first sum: the cost of a death."""
+        """A new generation with the same members, and its first sum, as after a death."""
         import torch
 
         self.generation += 1

@@ -1,19 +1,19 @@
-"""Longest block of the coordinator's event loop, with a large checkpoint and a long history in its folder.
+"""Longest time that the coordinator's event loop is blocked, with a large checkpoint and a long history on disk.
 
     python bench/loop.py                          # 16x8x64: 128 workers; 10 GB, 100,000 steps
     python bench/loop.py --size 3x4x6 --gigabytes 1 --history 1000
 
-The coordinator is the real one, on a real server. Its supervisors and workers are impostors in another process, which
-send the messages of real ones and compute nothing.
+The coordinator is real and runs in a real server. Its supervisors and workers are simulated in another process, which
+sends real messages but computes nothing.
 
-1. The workers start and do some steps. One worker dies and returns.
-2. All workers of a stage die. The newest checkpoint is read, byte for byte, while the coordinator serves the others.
+1. The workers start and run some steps. One worker dies and returns.
+2. All workers of a stage die. The newest checkpoint is read completely while the coordinator serves the others.
 3. The coordinator is lost, and another one takes over with the whole folder.
 
 `still` is the time of the loop's longest callback, without the time in which the loop's thread was ready to run but
-other threads had the processors (schedstat). `wall` includes this time. `cpu` is the part spent computing. The rest is
-waiting: a bug, or a wait for the interpreter's lock. The five longest callbacks are named. The results are also in
-bench/out/loop.json.
+other threads had the processors (schedstat). `wall` includes this time. `cpu` is the part spent computing. The rest of
+`still` is either a bug or a wait for the interpreter's lock. The five longest callbacks are listed. The results are
+also in bench/out/loop.json.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def main() -> int:
 
 
 def prepare(run: RunFolder, steps: int, gigabytes: float) -> None:
-    """Make a run folder with this many steps and a checkpoint after the last one."""
+    """Fills the run folder with `steps` steps and a checkpoint after the last one."""
     line = {"time": time.time(), "generation": 0, "loss": 2.0, "grad_norm": 1.0, "cpu_seconds": 0.5, "live_workers": 1}
     with run.metrics.open("w") as file:
         file.writelines(json.dumps({"step": step, **line}) + "\n" for step in range(steps))
@@ -126,7 +126,7 @@ Still = tuple[float, float, float, str]  # seconds: `still`, `cpu` and `wall` of
 
 
 class Stopwatch:
-    """Time of every callback of the loop."""
+    """Measures every callback of the loop."""
 
     def __init__(self) -> None:
         self.longest: dict[str, list[Still]] = {phase: [] for phase in PHASES}

@@ -1,15 +1,15 @@
-"""Memory, messages and CPU time of workers, planned against measured: real jobs of two stages.
+"""Compares planned and measured memory, messages and CPU time of workers, in real jobs of two stages.
 
     python bench/memory.py [--pipelines 2 4] [--copies 0 2 3] [--steps 3] [--rounds 3] [numerics=bf16 ...]
-    python bench/memory.py --shapes 80GB                # no job: the tables of docs/measured.md, by `plan --memory`
+    python bench/memory.py --shapes 80GB                # no job: the tables of docs/measured.md, from `plan --memory`
 
-Memory is that of the fullest worker. A job with 0 copies is unsharded.
+All memory figures are for the worker with the most memory. A job with 0 copies is unsharded.
 
-    planned      `model.memory` at the fullest moment, for the worker of the stage that saves the checkpoint
-    allocated    peak bytes of tensors, each on pages of its own
-    rss          the kernel's peak, with `parallel.memory`, against planned plus the process itself (`PROCESS`)
-    sent         bytes of a step, against `sent_bytes`
-    less         how many times fewer bytes are sent than unsharded
+    planned      peak of `model.memory`, for the stage's worker that saves the checkpoint
+    allocated    peak bytes of tensors, each on its own pages
+    rss          the kernel's peak, with `parallel.memory`; compared with planned plus the bare process (`PROCESS`)
+    sent         bytes of a step, compared with `sent_bytes`
+    less         bytes sent by the unsharded job, divided by the bytes sent by this one
     cpu          CPU seconds of a step: median over workers, steps (without the first) and rounds; then the ratio to
                  the unsharded jobs, which alternate with this one
 """
@@ -47,7 +47,7 @@ JOB = [
 LARGE = ["parallel.microbatches=32", "parallel.microbatch_size=1", "numerics=bf16", "numerics.reproducible=true"]
 SHAPES = {"llama8b": [(4, 4), (8, 4), (8, 8)], "llama70b": [(4, 8), (8, 8), (8, 16), (16, 16)]}
 HEAD = "{:>3}{:>8}{:>7}  {:>9}{:>11}{:>7}  {:>9}{:>9}{:>7}  {:>9}{:>9}{:>7}{:>7}{:>8}{:>7}"
-Records = dict[str, list[dict[str, float]]]  # by worker, its report after each step
+Records = dict[str, list[dict[str, float]]]  # worker -> its reports, one after each step
 
 
 def main() -> None:
@@ -81,8 +81,8 @@ def main() -> None:
 
 
 def shapes(capacity: float, overrides: list[str]) -> None:
-    """Print a Markdown table: for each shape, the fullest stage with all workers alive, and the bytes of its
-    workers."""
+    """Prints a Markdown table. For each shape it shows the stage that needs the most memory with all workers alive, and
+    the bytes of its workers."""
     parts = ("weights", "optimizer state", "sums", "replay log")
     print(f"| model | D x P | copies | {' | '.join(parts)} | one micro-batch | in flight | all alive | one | two |")
     print("|" + "---|" * (len(parts) + 8))
@@ -109,7 +109,7 @@ def slower(outcome: Outcome, whole: Outcome) -> str:
 def measure(zygote: Zygote, jobs: list[list[str]], rounds: int) -> list[dict[str, Any]]:
     """A row for each job and stage. Each row has ratios to the first job."""
     alone = [run(zygote, words, "allocator") for words in jobs]
-    usual = [[run(zygote, words, "rss") for words in jobs] for _ in range(rounds)]  # alternating, as other load varies
+    usual = [[run(zygote, words, "rss") for words in jobs] for _ in range(rounds)]  # alternates, because load varies
     rows: list[dict[str, Any]] = []
     for number, words in enumerate(jobs):
         settings, found = compose(words), [jobs_of_round[number] for jobs_of_round in usual]
@@ -140,7 +140,7 @@ def peak(found: list[Records], stage: int, key: str) -> float:
 
 
 def a_step(found: list[Records], stage: int, key: str) -> float:
-    """The median growth of a figure in a step, over the stage's workers and all steps but the first."""
+    """The median growth of a figure per step, over the stage's workers and all steps but the first."""
     return median(after[key] - before[key] for of in records(found, stage) for before, after in pairwise(of))
 
 

@@ -1,9 +1,8 @@
 """Writes memory, bytes sent and CPU time to a file after each step, in every process of a job of `bench/memory.py`.
 
-`rss` is the kernel's peak (VmHWM). With RECYCLE_PROBE=allocator every tensor of 64 KiB or more has pages of its own,
-which are released when the tensor is freed (mallopt, M_MMAP_THRESHOLD). Then `allocated` counts allocations alone,
-without blocks that glibc keeps. `allocated` is the peak minus the pages of files and the level before the stage was
-built.
+`rss` is the kernel's peak (VmHWM). With RECYCLE_PROBE=allocator every tensor of 64 KiB or more has its own pages, which
+are released when the tensor is freed (mallopt, M_MMAP_THRESHOLD). So `allocated` excludes free blocks that glibc keeps.
+`allocated` is the peak minus the pages of files and the level before the stage was built.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cost of generality: a Llama of transformers through the general path, on the project's own Transformer, in torch.
+"""Cost of the general path: a Llama from transformers, the project's own Transformer, and torch's pipelining.
 
     python bench/models.py [--layers 4] [--width 256] [--sequence 128] [--steps 5]
 
@@ -6,8 +6,8 @@ Two stages, four micro-batches a step, one thread, random weights of the same sh
 
     general    `model=hf`
     own        the project's Transformer
-    torch      the stages of the same transformers module under `torch.distributed.pipelining.Schedule1F1B`: two
-               processes, without separate F, I and W. In bf16 its AdamW steps the rounded weights, without masters
+    torch      the stages of the same transformers module under `torch.distributed.pipelining.Schedule1F1B`, in two
+               processes, without separate F, I and W. In bf16 its AdamW updates the rounded weights, without masters
 
 The bench prints medians in milliseconds of CPU time: F, I and W of a micro-batch on the last stage, and a step of both
 stages with the optimizer. Memory is MiB at the peak of a step, above the level before the model was built.
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def settings_of(path: str, precision: str, folder: Path, a: argparse.Namespace) -> Settings:
-    """Settings of one shape for any path. Writes a config.json for transformers into `folder`."""
+    """Settings with the same shape for each path. Writes a config.json for transformers into `folder`."""
     import transformers
 
     model = Model(
@@ -187,7 +187,7 @@ def timed(times: list[float], call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class Memory:
-    """Peak memory of this process, above its memory when this object was made."""
+    """Peak memory of this process, minus its memory at the construction of this object."""
 
     def __init__(self) -> None:
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the current size (proc(5))

@@ -3,8 +3,8 @@
     python bench/planner.py                      # golden problems: value, best known, bound, gap, time
     python bench/planner.py --scale              # time to plan and gap from 3x4x6 to 4096 workers
     python bench/planner.py --links              # hosts and links: time to plan, and the cost of ignoring them
-    python bench/planner.py --layers             # layers that move: against re-routing, and own layouts of pipelines
-    python bench/planner.py --ahead              # the plans for every next death, made ahead and looked up
+    python bench/planner.py --layers             # moved layers, compared with re-routing and with layouts per pipeline
+    python bench/planner.py --ahead              # plans for every next death: time to make them and to look them up
     python bench/planner.py --golden DIR --seconds 0.8
 
 Prints one table and writes bench/out/planner.json (or planner-scale.json, planner-links.json, ...). The validator
@@ -103,7 +103,7 @@ SIZES: list[tuple[int, int, int, list[Dead], Dead]] = [
 
 
 def scale() -> list[dict[str, Any]]:
-    """Time to plan: with the deaths, and with one further death after that."""
+    """Time to plan with the given deaths, and then with one further death."""
     heads = (("job", 14), ("dead", 4), ("memory", 7), ("ops", 8), ("plan", 8), ("cpu", 8), ("all ops", 8))
     print(*(f"{name:>{width}}" for name, width in (*heads, ("value", 7), ("gap", 6))))
     rows = []
@@ -129,8 +129,8 @@ def scale() -> list[dict[str, Any]]:
 
 
 def ahead() -> list[dict[str, Any]]:
-    """The plans for every next death of a uniform job, with their action lists: number, size, and median CPU time to
-    make one and to look one up."""
+    """Plans for every next death of a uniform job, with their action lists: number, size, and median CPU time to make a
+    plan and to look one up."""
     print(f"{'job':>14} {'plans':>6} {'MB':>8} {'made':>10} {'looked up':>10}")
     rows = []
     for D, P, M, _, _ in SIZES[:3]:
@@ -248,7 +248,7 @@ def layered_problem(
 
 
 def own_layouts(problem: Problem) -> float | None:
-    """Best-case period if each pipeline divides all layers over its own live workers and re-routes nothing.
+    """Best-case period if each pipeline divides all layers among its own live workers and re-routes nothing.
 
     Assumes optimal shares of the micro-batches and no wait for other pipelines' gradients. None if a pipeline has lost
     two workers, workers differ in speed, memory is in bytes, or the job is large.

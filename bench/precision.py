@@ -1,14 +1,14 @@
-"""Does bf16 train as fp32 does, and what does it save? A small GPT on Python's own sources, real jobs of two stages.
+"""Compares bf16 with fp32 in loss and cost: real jobs of two stages train a small GPT on Python's own sources.
 
     python bench/precision.py [--steps 300] [--picture docs/pictures/bf16.svg] [model.layers=4 ...]
 
-Four jobs that differ in `numerics` alone: the same initial values, the same samples in the same order.
+The four jobs differ only in `numerics`. They have the same initial values and the same samples in the same order.
 
     loss        mean of the last 50 steps
     val_loss    loss on held-out text at the end
-    message     bytes from a stage to the next one for a micro-batch
+    message     bytes from a stage to the next one, per micro-batch
     log         peak bytes that a worker kept for replay until a commit (metrics.jsonl)
-    sums        bytes from a worker into the all-reduce of a step
+    sums        bytes that a worker adds to the all-reduce of a step
 """
 
 from __future__ import annotations

@@ -3,18 +3,18 @@
     python bench/recovery.py [--deaths 20] [--launcher torchrun|fork] [--compute sleep|real] [--seed 1]
     python bench/recovery.py --mtbf 5 [--seconds 120]
 
-Twelve workers (3 pipelines, 4 stages, 6 micro-batches) train. Again and again a random one gets SIGKILL from outside at
-a random instant of a step. Its supervisor restarts it, and it rejoins. `sleep` emulates compute (20 ms an op), so
-twelve processes on few cores can react like the hosts of twelve GPUs. `real` trains a small model.
+Twelve workers (3 pipelines, 4 stages, 6 micro-batches) train. The bench repeatedly sends SIGKILL to a random worker at
+a random instant of a step. The supervisor restarts the worker, and it rejoins. `sleep` emulates compute (20 ms per op),
+so twelve processes on few cores can react like the hosts of twelve GPUs. `real` trains a small model.
 
-Milliseconds from the kill. `stall` ends when the last survivor that had to wait has started its next op. `excess` is
-the time of the broken step over the median step without a death, in steps. It cannot be 0, because a worker is missing
-for a part of that step.
+The table has milliseconds from the kill. `stall` ends when the last survivor that had to wait has started its next op.
+`excess` is the time of the broken step beyond the median step without a death, in steps. It cannot be 0, because a
+worker is missing for a part of that step.
 
-With --mtbf workers are killed at random, on average one in that many seconds, whether or not the last one is back. The
-table has the time until a killed worker takes part again, part by part. `live work` is the number of committed steps,
-divided by the number that all workers would commit in the same time, and divided by the share of live workers. 1 means
-that a death costs only the dead worker's own work.
+With --mtbf, workers are killed at random, one in that many seconds on average, even if the last one is not back yet.
+The table has the phases until a killed worker takes part again. `live work` is the number of committed steps, divided
+by the number that all workers would commit in the same time, and divided by the share of live workers. 1 means that a
+death costs only the dead worker's own work.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ def main() -> None:
 
 
 def kill_one_by_one(run: RunFolder, deaths: int, rng: random.Random) -> list[float]:
-    """Kill a worker at a random instant of a step; wait until it is back and two more steps are done. Repeat this.
+    """Repeatedly kills a worker at a random instant of a step, and waits until it is back and two more steps are done.
 
-    Returns the times of the kills: time.monotonic()."""
+    Returns the times of the kills (time.monotonic())."""
     kills = []
     for number in range(deaths):
         back = _count(run, "rejoined")
@@ -95,9 +95,9 @@ def kill_one_by_one(run: RunFolder, deaths: int, rng: random.Random) -> list[flo
 
 
 def kill_at_random(run: RunFolder, arguments: argparse.Namespace, rng: random.Random) -> tuple[Kills, float, float]:
-    """Kill members at random instants, never the last one of a stage.
+    """Kills members at random instants, but never the last one of a stage.
 
-    Returns the kills, the begin and the end of this phase. All times are time.time()."""
+    Returns the kills, and the start and the end of this phase. All times are time.time()."""
     live, kills = Live(run), []
     _until(lambda: _steps(run) > STEADY, 600)
     time.sleep(WARM_SECONDS)  # until all standby processes have finished their imports

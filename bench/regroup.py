@@ -1,12 +1,12 @@
-"""Time to abort and rebuild the groups of a generation, by number of workers.
+"""Time to abort and rebuild the groups of a generation, for several numbers of workers.
 
     python bench/regroup.py [--workers 8 12 16] [--times 20]
 
-In each round one worker counts as dead. It is not killed, so the number of processes stays. All others abort, rebuild
-without this worker, and do a first all-reduce and a first message each way round the ring.
+In each round one worker counts as dead. It is not killed, so the number of processes stays the same. All others abort,
+rebuild without this worker, and do a first all-reduce and a first message in each direction round the ring.
 
     death    connections are kept, as after a death
-    join     all connections are made again, as when a worker joins; this process distributes the addresses
+    join     all connections are made anew, as when a worker joins; this process distributes the addresses
     all      from the announcement to the last message
 
 The bench prints milliseconds of the slowest worker, medians over the rounds.

@@ -1,4 +1,4 @@
-"""Cost of a large state for its donor, and time until a joiner has it.
+"""Cost of donating a large state, and time until a joiner has received it.
 
     python bench/rejoin.py [--gigabytes 4] [--op 0.02] [--ops 24]
 
@@ -6,11 +6,11 @@ The bench has two processes on this machine. The donor "trains": its ops sleep, 
 of its whole state. Meanwhile `recycle_pp.state.follow` feeds a joiner. The bench prints:
 
 - the time from the commit at which a joiner was requested until it is a peer;
-- the longest wait of the donor's optimizer for its own donation;
-- the memory of the donation beside the state and the gradients;
+- the longest time that the donor's optimizer waited for the donation;
+- the memory of the donation in addition to the state and the gradients;
 - whether the joiner ended with the donor's bits.
 
-The state goes through one loopback connection, whose rate is printed too and bounds the time.
+The state goes through one loopback connection. Its rate bounds the time and is printed too.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Vectors:
         self.ops: Any = torch_operations
 
     def changed(self) -> None:
-        """Do nothing: this stage has no autograd."""
+        """Does nothing, because this stage has no autograd."""
 
 
 def main() -> None:

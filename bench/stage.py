@@ -1,11 +1,11 @@
 """A whole pipeline stage on one GPU: F, I, W and O with the kernels and with the torch references.
 
     python bench/stage.py [--layers 4] [--peak 989]
-    TRITON_INTERPRET=1 python bench/stage.py              # no GPU: everything once, tiny, to see that it runs
+    TRITON_INTERPRET=1 python bench/stage.py              # without a GPU: everything once, tiny, as a smoke test
 
 The bench runs a middle and a last stage of a 4096-wide Llama (vocabulary 128256) in bfloat16, on micro-batches of one
-sample of 4096 tokens. All rows run the same Stage as the trainer, warmed up in the same way. They have medians in
-milliseconds, tokens/s through F + I + W, and peak memory of F, I and W.
+sample of 4096 tokens. All rows run the trainer's Stage, warmed up as in the trainer. They have medians in milliseconds,
+tokens/s through F + I + W, and peak memory of F, I and W.
 
     MFU       6 flops for each weight and token, and half of 12 L H T for causal attention, as a share of --peak; the
               second projection in W does not count
@@ -93,7 +93,7 @@ def measure(place: str, kernels: str, layers: int, peak: float) -> dict[str, Any
     memory = torch.cuda.max_memory_allocated() / 2**30 if GPU else 0.0
 
     def run(parts: str, wait: bool) -> None:
-        """Run the ops `parts` of ROW micro-batches in a row. wait: whether to wait for the GPU after each op."""
+        """Runs the ops `parts` of ROW micro-batches in a row. wait: whether to wait for the GPU after each op."""
         calls = {
             "F": lambda: stage.forward(0, 0, batch, taken),
             "B": lambda: stage.backward(0, grads),
@@ -106,7 +106,7 @@ def measure(place: str, kernels: str, layers: int, peak: float) -> dict[str, Any
                 torch.cuda.synchronize()
 
     def several(parts: str, wait: bool) -> float:
-        """Median milliseconds of a micro-batch, if ROW of them run in a row."""
+        """Median milliseconds of a micro-batch when ROW of them run in a row."""
         return statistics.median(milliseconds(run, parts, wait) for _ in range(TIMES)) / ROW
 
     free = several("FIW", False)

@@ -1,9 +1,9 @@
-"""How exact are the sums of a step's gradients? Relative L2 errors against float64, median and worst tensor.
+"""Errors of a step's summed gradients, as relative L2 errors against float64, for the median and the worst tensor.
 
     python bench/sums.py [--addends 4 16 64] [--steps 20] [model=small ...]
 
-The addends are the real gradients of one step of a small Transformer, after some training. The gradients of the step
-before give the exponents. `rounded to bf16` rounds each addend to bf16 before the sum.
+The addends are the real gradients of one step of a small Transformer, after some training. The gradients of the
+previous step give the exponents. `rounded to bf16` rounds each addend to bf16 before the sum.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from recycle_pp.numerics.optimizer import StageOptimizer
 
 CPU = torch.device("cpu")
 Addends = list[list[Tensor]]  # the gradients by micro-batch, then by tensor
-Sum = Callable[[Stage, Addends, Addends], list[Tensor]]  # (stage, addends of the step before, addends of this step)
+Sum = Callable[[Stage, Addends, Addends], list[Tensor]]  # (stage, addends of the previous step, addends of this step)
 
 
 def main() -> None:
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def trained(settings: Settings, steps: int) -> tuple[Stage, Addends, Addends]:
-    """A stage after this many steps, and the addends of its last two steps."""
+    """A stage after `steps` training steps, and the addends of its last two steps."""
     stage, batches = Stage(settings, 0, CPU), Batches(settings)
     optimizer = StageOptimizer(settings, stage)
     before: Addends = []

@@ -1,12 +1,12 @@
-"""Tokenises a large text without and with interruptions: are the bytes the same, and how fast is it?
+"""Tokenises a large text with and without interruptions, compares the bytes, and measures the speed.
 
     python bench/tokenise.py [--gigabytes 1] [--bpe 16000] [--keep train.bin]
 
-The text is one .jsonl file of this machine's Python sources, repeated. It is tokenised as bytes, or with --bpe by a
+The text is one .jsonl file of this machine's Python sources, repeated. It is tokenised as bytes or, with --bpe, by a
 byte-level BPE of that size, which the bench trains. The second run gets SIGINT, SIGKILL, SIGINT and SIGKILL, each after
-another fifth of the work. Each time the same command continues. Both files must be equal.
+another fifth of the work, and the same command continues each time. Both files must be equal.
 
-Prints wall and CPU seconds. `bench/data.py` then finds samples in the file of --keep.
+Prints wall and CPU seconds. `bench/data.py` can then measure the file of --keep.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def interrupted(corpus: Path, tokenizer: str, out: Path, size: int) -> list[floa
 
 
 def write(path: Path, size: int) -> tuple[Path, int]:
-    """Write the corpus. Return its path and its number of documents."""
+    """Writes the corpus. Returns its path and its number of documents."""
     texts = [path.read_text(errors="replace") for path in sources()]
     with path.open("w") as file:
         for count in itertools.count(1):

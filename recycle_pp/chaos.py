@@ -1,18 +1,18 @@
-"""Kills, hangs, slows and evicts workers of a live job, to test whether it can be trusted.
+"""Kills, hangs, slows and evicts workers of a live job, to test how the job copes with faults.
 
     torchrun --nproc-per-node=12 -m recycle_pp.train run.dir=runs/mine run.steps=2000 run.respawns=100000
     python -m recycle_pp.chaos --run-dir runs/mine --mtbf 5s --until-step 1500 --seed 7      # in another terminal
 
-It reads the live workers from the run's events and signals their processes on this machine: at random times, on average
---mtbf apart, or at the times of --trace. It ends with the job, at --until-step or at Ctrl-C, and prints a table:
-deaths, stalls, steps, resources of the processes, and the goodput (progress relative to a run without deaths).
+Reads the live workers from the run's events and sends signals to their processes on this machine, at random times
+(--mtbf apart on average) or at the times of --trace. Ends with the job, at --until-step or on Ctrl-C. Then it prints
+deaths, stalls, steps, resources of the processes, and goodput (progress relative to a run without deaths).
 
-Without --cruel, at least one member of every stage survives. Killed workers return as run.respawns allows; evicted ones
-do not. The same seed gives the same times. The live workers, and their position in a step, remain random.
+Without --cruel, at least one member of every stage survives. Killed workers return as run.respawns allows. Evicted ones
+do not. The same seed gives the same times, but the live workers and their position in a step vary.
 
---trace: a CSV file of `python -m recycle_pp.simulate` (docs/simulate.md): the number of workers, or the state of each
-machine, over time. If the number falls by n, n workers are killed and their new processes are held back. If it rises by
-n, n of these processes continue. --speed 60 turns a minute into a second.
+--trace: a CSV file as for `python -m recycle_pp.simulate` (docs/simulate.md), with the number of workers or the state
+of each machine over time. If the number falls by n, n workers are killed and their new processes are stopped. If it
+rises by n, n of these processes continue. --speed 60 turns a minute into a second.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Live:
 
     run: RunFolder
     pids: dict[str, int] = field(default_factory=dict)  # worker -> its process
-    # workers that take part, in contrast to those that are still joining
+    # workers that take part in steps, without those that are still joining
     members: set[str] = field(default_factory=set)
-    # worker that the trace keeps down -> pid of its new process, None until the process has started
+    # worker that the trace keeps down -> pid of its new process; None until the process has started
     held: dict[str, int | None] = field(default_factory=dict)
     over: bool = False
     _begun: bool = False
@@ -78,7 +78,7 @@ class Live:
                     if not self._begun:
                         self.members.add(event.worker)
                     self.over = False  # a resume continues in the same folder
-                case Rejoined() if event.worker in self.pids:  # not if a fault has hit it since
+                case Rejoined() if event.worker in self.pids:  # no fault has hit the worker since
                     self.members.add(event.worker)
                 case DeathDetected() | Left():
                     self.remove(event.worker)
@@ -94,7 +94,7 @@ class Live:
     def _spawned(self, worker: str, pid: int) -> None:
         if worker in self.held:
             self.held[worker] = pid
-            _signal(pid, signal.SIGSTOP)  # the new process does not take part yet, so no worker waits for it
+            _signal(pid, signal.SIGSTOP)  # the new process has not joined yet, so no worker waits for it
         else:
             self.pids[worker] = pid
 
@@ -114,7 +114,7 @@ class Live:
         return self._steps
 
     def victims(self, cruel: bool) -> list[str]:
-        """Workers that may be hit: never the last member of a stage, unless `cruel`."""
+        """Workers that faults may hit. Includes the last member of a stage only if `cruel`."""
         stages = [_stage(worker) for worker in self.members]
         return sorted(w for w in self.pids if cruel or w not in self.members or stages.count(_stage(w)) > 1)
 
@@ -178,7 +178,7 @@ def inject_faults(
 
 
 class Hitter:
-    """Sends signals to processes. If a process is hung during a pause, the end of the pause does not wake it."""
+    """Sends signals to processes. If a process is hung during a pause, it stays hung after the pause."""
 
     def __init__(self) -> None:
         self._hang: set[int] = set()
@@ -186,7 +186,7 @@ class Hitter:
 
     def hit(self, kind: str, pid: int, rng: random.Random) -> None:
         with self._lock:
-            self._hang.discard(pid)  # the system reuses ids: an earlier process with this id may have hung
+            self._hang.discard(pid)  # an earlier process with the same id may have hung
         if kind in ("pause", "slow"):
             pauses = [rng.uniform(0.05, 0.5)] if kind == "pause" else [0.02] * rng.randrange(25, 100)
             threading.Thread(target=self._pause, args=(pid, pauses), daemon=True).start()
@@ -197,7 +197,7 @@ class Hitter:
             _signal(pid, {"kill": signal.SIGKILL, "evict": signal.SIGTERM, "hang": signal.SIGSTOP}[kind])
 
     def _pause(self, pid: int, pauses: Sequence[float]) -> None:
-        """Stops the process for each of the pauses (seconds), and lets it run equally long after each."""
+        """Stops the process for each of the pauses (seconds), and lets it run for the same time after each."""
         with suppress(ProcessLookupError):
             process = os.pidfd_open(pid)
             try:

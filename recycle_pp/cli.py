@@ -4,9 +4,8 @@
     recycle train parallel=2x2 model=tiny        # starts torchrun for the four workers of this machine
     recycle status runs/mine                     # the same as python -m recycle_pp.status runs/mine
 
-`recycle train` reads and checks the settings before it imports torch. If they contain a mistake, it
-prints one sentence and exits with code 2. Under a launcher (RANK is set), and for a single worker, it becomes
-`python -m recycle_pp.train`.
+`recycle train` validates the settings before it imports torch. If they contain a mistake, it prints one sentence and
+exits with code 2. Under a launcher (RANK is set), or for a single worker, it becomes `python -m recycle_pp.train`.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code of the command, or 2 after it has printed one sentence about the user's mistake.
+    """Returns the exit code of the command, or 2 after printing one sentence about the user's mistake.
 
     arguments: the command line without the program's name; None: the command line of this process.
     """
@@ -59,14 +58,14 @@ def _help() -> str:
 
 
 def _become(name: str, arguments: Sequence[str]) -> int:
-    """Replaces this process by `python -m recycle_pp.NAME`, which keeps its process id, parent and signals."""
+    """Replaces this process with `python -m recycle_pp.NAME`, under the same process id and parent."""
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", f"recycle_pp.{name}", *arguments])
 
 
 def _train(arguments: list[str]) -> int:
     """The exit code of a job on this single machine. Blocks until the job has ended."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # end without a traceback, until torchrun sets handlers
+    for number in (signal.SIGINT, signal.SIGTERM):  # prevents a traceback until torchrun sets its handlers
         signal.signal(number, lambda number, frame: os._exit(128 + number))
     from recycle_pp.telemetry import startup
     from recycle_pp.telemetry.failure import refuse

@@ -4,9 +4,9 @@
     python -m recycle_pp.export runs/mine out --step 2000 --dtype bfloat16
 
 Writes safetensors (with an index if there are several files), config.json and the tokenizer. The project's own model
-becomes a Llama. A model that came from a folder (model.path) keeps that folder's config.json, tokenizer and names. A
-model from your own code is written without a config.json. `out` appears by a rename, so it is never incomplete. See
-docs/data.md.
+becomes a Llama. A model from a folder (model.path) keeps that folder's config.json, tokenizer and names. A model from
+your own code is written without a config.json. The last step renames a temporary folder to `out`, so `out` is never
+incomplete. See docs/data.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0; 2 after it has printed one sentence about an error; 130 or 143 after a signal."""
+    """Returns the exit code: 0; 2 after printing one sentence about an error; 130 or 143 after a signal."""
     arguments = _parser().parse_args(argv)
     signal.signal(signal.SIGTERM, _stop)
     try:

@@ -26,7 +26,7 @@ from recycle_pp.state.hf_folder import Exported, of_run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0; 2 after it has printed one sentence about an error; 130 or 143 after a signal."""
+    """Returns the exit code: 0; 2 after printing one sentence about an error; 130 or 143 after a signal."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, _stop)
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def load(weights: Exported) -> tuple[Any, Any]:
-    """Returns the model and the tokenizer as objects of the package transformers, ready to generate.
+    """Returns the transformers model and tokenizer, ready to generate.
 
     Raises ValueError if the run has no config.json or no tokenizer.
     """

@@ -8,12 +8,12 @@
     python -m recycle_pp.plan --memory 80GB --model llama8b parallel=2x4     # does it fit, and after deaths?
     python -m recycle_pp.plan --pipelines 1 --stages 4 --microbatches 8 --csv plan.csv      # torch's notation
 
-A problem is planned. A plan, a trace or a run folder is shown as it is. It is planned again if flags change its problem
-or --seconds requests a search. Ctrl-C ends a long search with the best plan so far. docs/planner.md explains every key,
-docs/figures.md every figure.
+For a problem, the command makes a plan. It shows a plan, a trace or a run folder as it is, and plans again only if
+flags change the problem or --seconds requests a search. Ctrl-C ends a long search with the best plan so far.
+docs/planner.md explains every key, docs/figures.md every figure.
 
-If a problem file gives `layers` instead of durations, the boundaries between stages are part of the plan. Its `layout`
-is the number of layers of each stage:
+If a problem file gives `layers` instead of durations, the planner also chooses the boundaries between stages. The
+plan's `layout` is the number of layers in each stage:
 
     "layers": {"F": [1, 1, 1, 1, 2], "I": [1, 1, 1, 1, 2], "W": [1, 1, 1, 1, 2]}
 
@@ -55,7 +55,7 @@ SECONDS = 0.5  # seconds of search
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0; 2 after it has printed one sentence about an error; 130 if interrupted before the first
+    """Returns the exit code: 0; 2 after printing one sentence about an error; 130 if interrupted before the first
     plan."""
     return exit_code(lambda: _run(_parser().parse_intermixed_args(argv)))
 
@@ -71,13 +71,13 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.model is not None:
         raise ValueError("--model: --memory is needed as well, with the memory of a worker (80GB)")
     source = read_source(arguments, prefer_shown=arguments.seconds is None)
-    # lines in a file are not limited to the width of a terminal
+    # a file does not limit the width of lines
     console = Console(width=None if sys.stdout.isatty() else 160)
     if arguments.what_if:
         compile_planner()
         _show_deaths(console, source, arguments, size, capacity)
         return 0
-    best = source.shown  # compared with None below, because a plan without ops is falsy
+    best = source.shown  # compared with None, because a plan without ops is falsy
     if best is None:
         best = _planned(source, SECONDS if arguments.seconds is None else arguments.seconds)
     if arguments.out:
@@ -140,7 +140,7 @@ def _search(problem: Problem, seconds: float) -> Plan:
     pressed = False
 
     def press(number: int, frame: Any) -> None:
-        # Once there is a plan, the first Ctrl-C only sets a flag: compiled code may swallow an exception.
+        # Once there is a plan, the first Ctrl-C only sets a flag, because compiled code may swallow an exception.
         nonlocal pressed
         if pressed or best is None:
             raise KeyboardInterrupt

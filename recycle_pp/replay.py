@@ -1,4 +1,4 @@
-"""Repeats the decisions of a run's coordinator, and prints each event with what followed from it.
+"""Repeats the decisions of a run's coordinator, and prints each event with its consequences.
 
 python -m recycle_pp.replay runs/mine               # without an argument: the newest run under runs/
 python -m recycle_pp.replay --step 20 runs/mine     # only the events of one step
@@ -31,8 +31,8 @@ first seconds of a job, when the planner was not compiled yet."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit code: 0; 1 if a decision differs from the recorded one; 2 after it has printed a sentence about
-    an error."""
+    """Returns the exit code: 0; 1 if a decision differs from the recorded one; 2 after printing a sentence about an
+    error."""
     return exit_code(lambda: _run(arguments), "recycle_pp")
 
 
@@ -81,7 +81,7 @@ def _in_words(event: Event, workers: Assignment) -> str:
 
 def _consequences(outcome: Outcome, workers: Assignment) -> list[str]:
     """A line for each note, then one for each group of consecutive messages of the same kind, with their receivers."""
-    notes = [note for note in outcome.notes if note["event"] != "committed"]  # a Commit message shows it
+    notes = [note for note in outcome.notes if note["event"] != "committed"]  # a Commit message shows the commit
     found = [
         ", ".join([note["event"], *(f"{k} {_short(v)}" for k, v in note.items() if k != "event")]) for note in notes
     ]

@@ -14,7 +14,7 @@ from recycle_pp.telemetry.run_folder import newest_run
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns the exit code: 0, or 2 after it has printed one sentence about an error."""
+    """Returns the exit code: 0, or 2 after printing one sentence about an error."""
     return exit_code(lambda: _run(arguments), "recycle_pp")
 
 

@@ -1,16 +1,16 @@
-"""Simulates weeks on unreliable machines before you rent them: the throughput of each way to handle losses.
+"""Simulates weeks on unreliable machines before you rent them, and compares the throughput of recovery policies.
 
     python -m recycle_pp.simulate --trace spot.csv --pipelines 6 --stages 4 --microbatches 32
     python -m recycle_pp.simulate --mtbf 2h --repair 20m --days 30 --pipelines 6 --stages 4 --microbatches 32 --seed 1
     python -m recycle_pp.simulate --trace spot.csv --pipelines 6 --stages 4 --microbatches 12 32 64
     python -m recycle_pp.simulate --trace spot.csv --profile runs/mine --out report.html
 
-The trace is a CSV of a time and the number of machines from then on, or of a time, a machine's name and 1 or 0 (up or
-down). Without a trace machines fail at random (--mtbf, per machine). --seed decides which machines die. The planner
-plans every membership, and the recovery protocol's rules give the length of a broken step. Recovery times are
-measured. The policies, the assumptions and the accuracy: docs/simulate.md.
+Each line of the CSV trace has a time and the number of machines from then on, or a time, a machine's name and 1 or 0
+(up or down). Without a trace, machines fail at random (--mtbf, per machine). --seed selects the machines that die. The
+planner plans for every membership, and the recovery protocol's rules give the length of a broken step. Recovery times
+are measured. docs/simulate.md explains the policies, the assumptions and the accuracy.
 
-Results are relative to a job without losses that runs 1F1B. Layers are alike, with F = I = W = 100 ms per stage, unless
+Results are relative to a 1F1B job without losses. All layers are equal, with F = I = W = 100 ms per stage, unless
 --durations, --profile, or --model and --gpu set other values.
 """
 
@@ -45,8 +45,8 @@ from recycle_pp.simulation.shapes import best_shapes
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0; 1 if a replayed job does not start; 2 after it has printed one sentence about an error;
-    130 if interrupted."""
+    """Returns the exit code: 0; 1 if a replayed job does not start; 2 after printing one sentence about an error; 130
+    if interrupted."""
     return exit_code(lambda: _run(flags.parser(__doc__).parse_args(argv)))
 
 
@@ -138,7 +138,7 @@ def _fleet(given: argparse.Namespace, job: Job, costs: Costs, kinds: Sequence[Ki
 
 
 def _console() -> Console:
-    # lines in a file are not limited to the width of a terminal
+    # a file does not limit the width of lines
     return Console(width=None if sys.stdout.isatty() else 160)
 
 

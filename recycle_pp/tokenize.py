@@ -4,9 +4,9 @@
     python -m recycle_pp.tokenize notes/ more.jsonl --tokenizer tokenizer.json --column body --out train.bin
     python -m recycle_pp.tokenize --verify train.bin
 
-Accepts text files, folders, .jsonl and .parquet, and writes a separator token after every document. The file holds bare
-uint16 (uint32 for more than 65536 tokens), like nanoGPT's. train.bin.json beside it holds the type and a checksum.
-Ctrl-C, SIGTERM and even SIGKILL cost a few seconds: the same command continues where it stopped. See docs/data.md.
+Accepts text files, folders, .jsonl and .parquet, and writes a separator token after every document. The file holds raw
+uint16 (uint32 if there are more than 65536 tokens), as nanoGPT's does. train.bin.json next to it has the type and a
+checksum. After Ctrl-C, SIGTERM or SIGKILL, the same command continues, at a loss of a few seconds. See docs/data.md.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from recycle_pp.supervisor.child import die_with_parent
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0; 2 after it has printed one sentence about an error; 130 or 143 after a signal."""
+    """Returns the exit code: 0; 2 after printing one sentence about an error; 130 or 143 after a signal."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     signal.signal(signal.SIGTERM, _stop)
@@ -69,10 +69,10 @@ def _tokenise(arguments: argparse.Namespace) -> int:
 
 
 def _for_run() -> int:
-    """Tokenises and checks the training data of the settings that are read from stdin. Returns the exit code.
+    """Reads settings from stdin, tokenises and checks their training data, and returns the exit code.
 
-    Prints to stdout the number of held-out samples, or one sentence about an error. Rank 0 of a training job starts
-    this process.
+    Prints the number of held-out samples or one sentence about an error to stdout. Rank 0 of a training job starts this
+    process.
     """
     die_with_parent(os.getppid(), signal.SIGINT)
     progress = ProgressLine(sys.stderr.isatty())

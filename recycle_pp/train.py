@@ -7,9 +7,9 @@
     torchrun --nproc-per-node=4 -m recycle_pp.train +join=runs/mine         # the same, with a shared run folder
     python -m recycle_pp.train --help                           # every key
 
-Each of these processes becomes a supervisor (`recycle_pp.supervisor`). Rank 0 reads the configuration first. If
-it contains a mistake, the process prints one sentence and exits with code 2 before any worker starts. The summary of
-torchrun repeats the sentence. Other exit codes: 0 done, 1 the job failed, 130 Ctrl-C, 143 SIGTERM (docs/exit-codes.md).
+Each of these processes becomes a supervisor (`recycle_pp.supervisor`). Rank 0 first reads the configuration. If it
+contains a mistake, rank 0 prints one sentence and exits with code 2 before any worker starts. torchrun's summary
+repeats the sentence. Other exit codes: 0 done, 1 the job failed, 130 Ctrl-C, 143 SIGTERM (docs/exit-codes.md).
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ from recycle_pp.wire.launch import Address, Launch
 if TYPE_CHECKING:
     from recycle_pp.config.node_settings import NodeSettings
 
-# Maximum bytes of text to tokenise at the start of a job with several processes. The other processes wait only ten
-# minutes.
+# Maximum bytes of text to tokenise at the start of a job with several processes, which wait only ten minutes for rank 0
 AT_MOST = 256_000_000
 
 
@@ -77,7 +76,7 @@ def _main(arguments: list[str]) -> int:
         return refuse(str(error), launch.local_rank)
     code = 0 if complete else asyncio.run(supervise(launch, address, settings, run, node))
     if code == 0 and settings is not None and run is not None and settings.checkpoint.hf_at_end:
-        return export(run, max(done, settings.run.steps))  # a run that was complete before may have more steps
+        return export(run, max(done, settings.run.steps))  # a run that was already complete may have more steps
     return code
 
 
@@ -108,7 +107,7 @@ class Prepared(NamedTuple):
 
 
 def prepare(launch: Launch, arguments: list[str]) -> Prepared:
-    """The information that this rank needs to join the job. On a single node only rank 0 reads the configuration."""
+    """Collects the information with which this rank joins the job. On one node, only rank 0 reads the configuration."""
     if launch.rank > 0 and launch.one_node:
         return Prepared()
     from recycle_pp.config.compose import compose
@@ -127,7 +126,7 @@ def prepare(launch: Launch, arguments: list[str]) -> Prepared:
     try:
         return _prepare_job(launch, arguments, settings, address, node)
     except ValueError as error:
-        if not launch.one_node:  # ranks on other nodes have not run these checks
+        if not launch.one_node:  # rank 0 alone ran the checks that failed
             startup.update("sends the other nodes the reason of the refusal")
             asyncio.run(dismiss(launch, address, str(error), code=2, seconds=REFUSED_SECONDS))
         raise
@@ -167,7 +166,7 @@ def _prepare_job(
 
 
 def measured(settings: Settings) -> Settings:
-    """The settings with numbers instead of model.split=auto and parallel.memory=auto. May measure some layers."""
+    """The settings, with numbers for model.split=auto and parallel.memory=auto. May measure some layers."""
     values: dict[str, Any] = {}
     if settings.model.split == "auto":
         from recycle_pp.fitting.balance import balanced
@@ -196,8 +195,8 @@ def continued(settings: Settings, arguments: list[str]) -> tuple[Settings, list[
 def prepare_data(settings: Settings, world: int) -> None:
     """Tokenises the text of data.path if necessary, shows the progress, and checks the result. Blocks.
 
-    Tokenising runs in a separate process, so that this process stays small. A signal ends both processes, and the next
-    start of the job continues the tokenising.
+    Tokenises in a separate process, so that this process stays small. A signal ends both processes, and the next start
+    of the job continues from there.
     """
     from recycle_pp.data.sources import needs_preparation, untokenised
 
@@ -225,7 +224,7 @@ def prepare_data(settings: Settings, world: int) -> None:
 
 
 def export(run: RunFolder, step: int) -> int:
-    """Exports the last checkpoint to a Hugging Face folder, in a separate process. Returns 0, or 1 if this failed."""
+    """Exports the last checkpoint to a Hugging Face folder in a separate process. Returns 0, or 1 after a failure."""
     out = run.path / "hf" / f"step-{step:06d}"
     if out.exists():  # an earlier start of this run has exported it
         return 0
@@ -259,5 +258,5 @@ if __name__ == "__main__":
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()
-    # Threads may be blocked by a disk or a pipe, and must not wake up in an interpreter that is shutting down.
+    # os._exit, because threads blocked by a disk or a pipe must not wake up while the interpreter shuts down.
     os._exit(code)

@@ -8,7 +8,7 @@
     python -m recycle_pp.visualize --compare plan.json trace.json
     python -m recycle_pp.visualize runs/demo --follow
 
-A problem with layers and deaths is drawn twice: re-routed, and with the boundaries between stages moved.
+A problem with layers and deaths is drawn twice: with re-routed work, and with moved boundaries between stages.
 The suffix of --out selects the format: .svg .png .pdf (figures), .html (a page), .json (Chrome trace), .csv (torch's
 notation).
 """
@@ -42,14 +42,14 @@ POLL = 0.5  # seconds between checks of a running job
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0; 2 after it has printed one sentence about an error; 130 if interrupted."""
+    """Returns the exit code: 0; 2 after printing one sentence about an error; 130 if interrupted."""
     return exit_code(lambda: _run(_parser().parse_intermixed_args(argv)), "visualize")
 
 
 def _run(arguments: argparse.Namespace) -> int:
     if not arguments.follow:
         return _once(arguments)
-    with suppress(KeyboardInterrupt):  # Ctrl-C is the intended way to end --follow
+    with suppress(KeyboardInterrupt):  # Ctrl-C ends --follow normally
         return _follow(arguments)
     return 0
 
@@ -58,7 +58,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _once(a: argparse.Namespace) -> int:
-    """Draws to the files of --out, or to the terminal."""
+    """Draws to the files in --out, or to the terminal."""
     for out in a.out:
         if Path(out).suffix.lower() not in ENDINGS:
             raise ValueError(f"--out {out}: the ending must be one of {', '.join(ENDINGS)}")

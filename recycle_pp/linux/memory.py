@@ -1,8 +1,8 @@
-"""Memory of this machine, and of the control groups (cgroup v1 and v2) that this process is in.
+"""Memory of this machine, and of this process's control groups (cgroup v1 and v2).
 
 host_memory()    # total bytes for all processes of this machine or container; None if unknown
 free_memory()    # bytes that are available now; None if unknown
-oom_kills()      # number of processes in this control group that the out-of-memory killer has killed
+oom_kills()      # how many processes in this control group the out-of-memory killer has killed
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def free_memory(proc: Path = PROC, groups: Path = GROUPS) -> float | None:
     """Bytes available on this machine, or in the fullest of this process's control groups if that is less. None if
     unknown.
 
-    Considers only groups of v2, because the usage of a v1 group includes all cached files, which can be freed.
+    Considers only v2 groups, because the usage of a v1 group includes all cached files, which can be freed.
     """
     found = [_meminfo(proc).get("MemAvailable", float("inf"))]
     for group in _groups(proc, groups):
@@ -65,7 +65,7 @@ def oom_kills(proc: Path = PROC, groups: Path = GROUPS) -> int:
 
 
 def _meminfo(proc: Path) -> dict[str, float]:
-    """Name -> bytes of the lines of /proc/meminfo; {} if the file is unreadable."""
+    """/proc/meminfo as name -> bytes; {} if the file is unreadable."""
     with suppress(OSError, ValueError, IndexError):
         lines = (line.partition(":") for line in (proc / "meminfo").read_text().splitlines())
         return {name: int(value.split()[0]) * 1024.0 for name, _, value in lines}

@@ -1,6 +1,6 @@
 """Processes of this machine, from /proc (proc(5)).
 
-process_stat(pid).started                # with the pid and `boot_id()`, identifies a process for ever
+process_stat(pid).started                # identifies a process for ever, together with the pid and `boot_id()`
 process_stat(pid, thread=pid).cpu_ticks  # processor time of the main thread alone
 process_size(pid)                        # ProcessSize(mib=310.2, threads=14, descriptors=31)
 """
@@ -28,7 +28,7 @@ class ProcessStat(NamedTuple):
 
     @property
     def ended(self) -> bool:
-        """Whether the process has ended. Its entry exists until the parent has waited for the process."""
+        """Whether the process has ended. Its entry in /proc exists until the parent has waited for it."""
         return self.state in "ZX"
 
 
@@ -84,10 +84,10 @@ def children_of(pid: int) -> list[int]:
 
 
 def boot_id() -> str:
-    """An id that the kernel draws at each boot. It is the same in all containers of a machine."""
+    """A random id of this boot of the kernel. It is the same in all containers of a machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
 def pid_namespace(pid: int | Self = "self") -> str:
-    """The namespace of process ids to which a process belongs. Each container has its own. OSError if unreadable."""
+    """The process-id namespace of a process. Each container has its own. OSError if unreadable."""
     return os.readlink(f"/proc/{pid}/ns/pid")

@@ -1,5 +1,4 @@
-"""Starts whole jobs within a second, for tests and benchmarks. All processes are forked from one that has imported
-torch.
+"""Starts whole jobs within a second, for tests and benchmarks, by forking a process that has imported torch.
 
     with Zygote() as zygote:                                     # imports torch once
         with zygote.run(["parallel=2x2", "+fail_at=3:0.1"]) as job:
@@ -10,8 +9,8 @@ torch.
 
 A job has the same processes and files as under torchrun (supervisors, workers, the coordinator, the private file). Only
 torchrun itself is replaced by a small launcher. The run folder is a new temporary folder unless the overrides set
-run.dir. The end of the `with` block, or the death of the process that made the Zygote, ends all processes and removes
-the temporary folders.
+run.dir. When the `with` block ends, or the process that made the Zygote dies, all processes end and the temporary
+folders are removed.
 """
 
 from __future__ import annotations
@@ -66,8 +65,8 @@ class LocalJob:
         return self._code
 
     def wait_for_event(self, event: str, seconds: float) -> dict[str, Any]:
-        """Waits for the first event with this name in events.jsonl. TimeoutError, with the output, after `seconds` or
-        at the end of the job."""
+        """Waits for the first event with this name in events.jsonl. TimeoutError, with the output, if the job ends or
+        `seconds` pass first."""
         deadline, events = time.monotonic() + seconds, Follower(self.run.events)
         while True:
             over = bool(select.select([self._status], [], [], 0.02)[0]) or time.monotonic() > deadline
@@ -78,11 +77,11 @@ class LocalJob:
                 raise TimeoutError(f"no event {event} in {seconds} s or before the end; it printed:\n{self.output}")
 
     def supervisors(self) -> list[int]:
-        """Process ids of the supervisors, in the order of their ranks as long as no supervisor has ended."""
+        """Process ids of the supervisors, by rank as long as no supervisor has ended."""
         return children_of(self.pid)
 
     def workers(self) -> dict[int, int]:
-        """rank -> process id of the rank's worker, for ranks that have one."""
+        """rank -> process id of the rank's worker, without ranks that have no worker."""
         children = {rank: children_of(pid) for rank, pid in enumerate(self.supervisors())}
         return {rank: pids[0] for rank, pids in children.items() if pids}
 
@@ -122,7 +121,7 @@ class LocalNodes:
     def wait(self, seconds: float) -> int:
         """Waits for the end of the job. Returns the exit code of the first node that failed, or 0.
 
-        Ignores nodes that ended by SIGKILL, because tests kill nodes. If all nodes ended in this way, ignores none.
+        Ignores nodes that ended by SIGKILL, because tests kill nodes, unless all nodes ended in this way.
         TimeoutError after `seconds`."""
         deadline = time.monotonic() + seconds
         try:
@@ -167,7 +166,7 @@ class Zygote:
     def __init__(self, preload: str | Path | None = None) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="recycle-jobs-"))
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # Limits every library to one thread, because fork copies no other threads.
+        # Limits every library to one thread, because fork copies only the calling thread.
         threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
         with theirs:
             arguments = [str(theirs.fileno()), str(self._folder), str(preload or "")]
@@ -182,7 +181,7 @@ class Zygote:
     ) -> LocalJob:
         """Starts a job with parallel.pipelines * parallel.stages workers. ValueError for invalid overrides.
 
-        environment  further variables for its processes
+        environment  further variables for the job's processes
         part         the ranks to start; None: all
         """
         settings = compose(list(overrides))
@@ -196,7 +195,7 @@ class Zygote:
     def start(
         self, arguments: Sequence[str], run: RunFolder, part: Part, environment: Mapping[str, str] | None = None
     ) -> LocalJob:
-        """Starts the ranks of `part` with any command line. run: the run folder that the job will have."""
+        """Starts the ranks of `part` with any command line. run: the job's run folder, which need not exist yet."""
         folder = Path(tempfile.mkdtemp(dir=self._folder))
         request = {"arguments": list(arguments), "part": asdict(part), "environment": dict(environment or {})}
         status, status_end = os.pipe()

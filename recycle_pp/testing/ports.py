@@ -7,7 +7,7 @@ import contextlib
 import random
 import socket
 
-BELOW = 32_768  # from this port on, a free port could be taken: Linux assigns these ports to outgoing connections
+BELOW = 32_768  # Linux assigns ports from here on to outgoing connections, so a free port could be taken
 
 
 def free_ports(count: int = 1) -> int:

@@ -4,8 +4,8 @@
         print(loss, norm)
 
 The loop has no stages, no deferred gradients and no schedule: autograd fills `.grad`, and `torch.optim.AdamW` updates
-the parameters. With `numerics.reproducible`, the micro-batches are summed in fixed point, in the simplest way that
-gives the exact bits.
+the parameters. With `numerics.reproducible`, micro-batches are summed in fixed point, with the simplest code that gives
+a job's bits.
 """
 
 from __future__ import annotations
@@ -88,15 +88,15 @@ def train(
 def whole(settings: Settings, device: torch.device = CPU) -> Transformer:
     """The full model with ordinary autograd layers.
 
-    In bf16 its parameters are float32 tensors with bfloat16 values. So only the matrix products round the gradients
-    that are added up."""
+    In bf16 its parameters are float32 tensors with bfloat16 values. So gradients are rounded only by the matrix
+    products, not when they are summed."""
     build = Build(settings.model, settings.run.seed, device, stream_dtype(settings))
     return Transformer(build, range(depth(settings.model)))
 
 
 def masters_of(settings: Settings, parameters: Sequence[nn.Parameter]) -> list[nn.Parameter]:
-    """The tensors that the optimizer updates: the parameters themselves, or in bf16 a float32 copy of them. In bf16
-    also rounds the parameters to bfloat16 values."""
+    """The tensors that the optimizer updates: the parameters themselves or, in bf16, float32 copies of them. In bf16
+    it also rounds the parameters to bfloat16 values."""
     if settings.numerics.precision != "bf16":
         return list(parameters)
     masters = [nn.Parameter(parameter.detach().clone()) for parameter in parameters]

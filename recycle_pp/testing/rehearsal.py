@@ -7,10 +7,10 @@
     with Rehearsal(members, scenario) as play:
         play.reports(len(members))                    # [(member, "built"), ...]
         play.kill(3)
-        play.send("abort")                            # like a message of the coordinator: aborts the links of all nodes
+        play.send("abort")                            # like a coordinator's message; aborts the links of all nodes
 
-For tests and bench scripts. Workers are forked from a server process that has imported torch and has no threads. A
-worker imports `scenario` by its file and name, so `scenario` has to be a function at the top level of a module.
+For tests and bench scripts. Workers are forked from a server process that has imported torch and has no other threads.
+A worker imports `scenario` by file and name, so `scenario` has to be a function at the top level of a module.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Failure(NamedTuple):
 
 
 class Node:
-    """A member's side: its links, its inbox, and `report`. worker: the worker that it plays"""
+    """A member's links, inbox and `report`. worker: the worker that the member plays"""
 
     def __init__(self, pipe: Connection, members: Assignment, me: Member):
         import torch

@@ -3,8 +3,8 @@
     python -m recycle_pp.testing.zygote DESCRIPTOR FOLDER PRELOAD       # only for `local_cluster.Zygote`
 
 A request on the socket DESCRIPTOR is JSON, with descriptors for the job's output and exit status. For each request the
-process forks a launcher. The launcher forks supervisors like torchrun, and these fork their workers. When the socket
-closes, the process ends all jobs and removes FOLDER. PRELOAD is a Python file that runs first, or "".
+process forks a launcher. The launcher forks supervisors, as torchrun does, and these fork their workers. When the
+socket closes, the process ends all jobs and removes FOLDER. PRELOAD is a Python file that runs first, or "".
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _serve(descriptor: int, folder: str, preload: str) -> None:
     if preload:
         runpy.run_path(preload)
     gc.collect()
-    gc.freeze()  # so that garbage collection in forked processes does not touch, and so copy, all imported objects
+    gc.freeze()  # keeps garbage collection in forked processes from copying all imported objects
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps launchers
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and then closes the socket
     launchers = []
@@ -66,7 +66,7 @@ def _serve(descriptor: int, folder: str, preload: str) -> None:
     for launcher in launchers:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(launcher, signal.SIGKILL)
-    for _ in range(50):  # repeats, because workers that are still ending may write to the folder
+    for _ in range(50):  # retries, because workers that are still ending may write to the folder
         shutil.rmtree(folder, ignore_errors=True)
         if not os.path.exists(folder):
             break
@@ -121,8 +121,8 @@ def _launch(parent: int, request: dict[str, Any], output: int, status: int) -> N
 
 
 def _enter(holder: int) -> None:
-    """Enters the namespaces of process `holder`. Only child processes enter the namespace of process ids. So this
-    process forks a child and ends when the child ends. The call returns in the child."""
+    """Enters the namespaces of process `holder`. Only new children enter its process-id namespace. So this process
+    forks a child and ends when the child ends. The call returns in the child."""
     descriptor = os.pidfd_open(holder)
     kinds = 0x40000000 | 0x20000000 | 0x00020000 | 0x04000000  # CLONE_NEWNET, NEWPID, NEWNS, NEWUTS: linux/sched.h
     libc = ctypes.CDLL(None, use_errno=True)
