@@ -13,8 +13,8 @@ worker is missing for a part of that step.
 
 With --mtbf, workers are killed at random, one in that many seconds on average, even if the last one is not back yet.
 The table has the phases until a killed worker takes part again. `live work` is the number of committed steps, divided
-by the number that all workers would commit in the same time, and divided by the share of live workers. 1 means that a
-death costs only the dead worker's own work.
+by the number that all workers would commit in the same time and by the share of live workers. 1 means that a death
+costs only the dead worker's own work.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     torchrun --nproc-per-node=12 -m recycle_pp.train run.dir=runs/mine run.steps=2000 run.respawns=100000
     python -m recycle_pp.chaos --run-dir runs/mine --mtbf 5s --until-step 1500 --seed 7      # in another terminal
 
-Reads the live workers from the run's events and sends signals to their processes on this machine, at random times
-(--mtbf apart on average) or at the times of --trace. Ends with the job, at --until-step or on Ctrl-C. Then it prints
+Reads the live workers from the run's events and sends signals to their processes on this machine. Faults come at random
+times (--mtbf apart on average) or at the times of --trace. Ends with the job, at --until-step or on Ctrl-C. Then prints
 deaths, stalls, steps, resources of the processes, and goodput (progress relative to a run without deaths).
 
 Without --cruel, at least one member of every stage survives. Killed workers return as run.respawns allows. Evicted ones

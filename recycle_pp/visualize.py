@@ -54,7 +54,7 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-# ---- what to draw
+# ---- charts
 
 
 def _once(a: argparse.Namespace) -> int:
@@ -133,7 +133,7 @@ def _named(name: str, step: int | None) -> Chart:
     return Chart.of(_plan_of(read_file(name)), Path(name).name)
 
 
-# ---- where to
+# ---- output
 
 
 def _write(charts: list[Chart], against: Baselines, out: str, a: argparse.Namespace) -> list[str]:

@@ -18,9 +18,9 @@ direction). So before a proposal, a majority of the new members must confirm the
 to the new members only: a reachable supervisor never acknowledges a membership that it is not a member of.
 
 A candidate raises its term only after a majority has answered that it would vote for the candidate (Raft's pre-vote). A
-voter answers no if it has a live leader, or if it has just voted for another candidate that may be alive. If voters
-refuse a leader because they know a later term, but that term has no leader, the refused leader runs again in a newer
-term and continues. A late message only delays the election.
+voter answers no if it has a live leader, or if it has just voted for another candidate that may be alive. Voters refuse
+a leader if they know a later term. If that term has no leader, the refused leader runs again in a newer term and
+continues. A late message only delays the election.
 
 Candidates take turns in the order of their ranks, the lost leader last. A candidate first waits `TURN_SECONDS` for
 every live candidate with an earlier turn. A supervisor whose port refuses connections for some time counts as dead
@@ -230,8 +230,8 @@ class Election:
     async def _confirm_leadership(self, among: Collection[int]) -> Leader | None:
         """Returns this supervisor as the leader, once a majority within `among` has confirmed it.
 
-        Returns None if the caller must try again: either most members know a later term, in which this supervisor has
-        now been elected, or `among` has no majority at present (supervisors with broken connections may come back).
+        Returns None if the caller must try again. Then either most members knew a later term and this supervisor has
+        been elected anew, or `among` has no majority at present (supervisors with broken connections may come back).
         """
         leader = self.voter.leader or await self.leader(after=self.voter.lost)
         if leader.rank != self._rank:
@@ -257,7 +257,7 @@ class Election:
         if not await self._ask_all(lambda: question, set(), others=others) or self.voter.leader != leader:
             return False
         self.voter.mark_agreed(position)
-        self._broadcast(Propose(leader, self.voter.memberships))  # shows all members that the membership is agreed
+        self._broadcast(Propose(leader, self.voter.memberships))  # informs all members of the agreement
         return True
 
     async def _ask_all(

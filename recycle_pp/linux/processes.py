@@ -1,6 +1,6 @@
 """Processes of this machine, from /proc (proc(5)).
 
-process_stat(pid).started                # identifies a process for ever, together with the pid and `boot_id()`
+process_stat(pid).started                # identifies a process uniquely, together with the pid and `boot_id()`
 process_stat(pid, thread=pid).cpu_ticks  # processor time of the main thread alone
 process_size(pid)                        # ProcessSize(mib=310.2, threads=14, descriptors=31)
 """

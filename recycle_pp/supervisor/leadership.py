@@ -8,8 +8,8 @@
     leadership.close()
 
 All supervisors learn of a leader before it starts its coordinator. The coordinator's modules are imported in a thread;
-peers that connect meanwhile wait. An old leader steps down when it learns of a newer leader: its coordinator ends
-without sending a message, and its peers and the supervisor itself reconnect to the new coordinator.
+peers that connect meanwhile wait. An old leader steps down when it learns of a newer leader. Its coordinator ends
+without sending a message. Its peers and the supervisor itself then reconnect to the new coordinator.
 """
 
 from __future__ import annotations
