@@ -1,4 +1,4 @@
-"""The current activity of this worker's main thread, for its supervisor and for the coordinator.
+"""Publishes the current activity of this worker's main thread to its supervisor and to the coordinator.
 
     doing = Doing(Board(lifeline.memory))
     doing.works(kind, step, (1, 3))                         # the main thread only
@@ -32,7 +32,7 @@ class Doing:
         self._awaited: tuple[int, Arrived] | None = None  # replaced as a whole, because other threads read it
 
     def starts(self, what: str) -> None:
-        """Records that a phase of the worker's start begins, see `Activity.what`."""
+        """Records the start of a startup phase. `Activity.what` lists the phases."""
         self._set(Activity("starts", what))
 
     def works(self, what: str, step: int, microbatch: MicroBatch | None = None) -> None:
@@ -47,7 +47,7 @@ class Doing:
         peer: Worker | None = None,
         arrived: Arrived = lambda: False,
     ) -> None:
-        """arrived: returns whether the wait could end. Called from another thread."""
+        """arrived: whether the wait could end. Other threads call it."""
         self._awaited = (self._number + 1, arrived)
         self._set(Activity("waits", what, step, microbatch, peer))
 

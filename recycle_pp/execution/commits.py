@@ -1,22 +1,22 @@
-"""The end of a step on one worker: reduce the stage's gradients, vote, apply the commit.
+"""Ends a step on one worker: reduces the stage's gradients, votes, applies the commit.
 
-    commits.begin(orders)                 # at a generation's start: exchanges the copies and weights that workers lack
+    commits.begin(orders)                 # at the start of a generation: sends missing copies and weights
     commits.reduce(orders, step)          # sums the gradients of this worker's units over the stage's live workers
-    commits.reduce_tied(orders, step)     # adds other stages' sums to tied units, which several stages hold
+    commits.reduce_tied(orders, step)     # adds the sums of other stages to tied units
     commits.vote(orders, step, bytes)     # sends this worker's results of the step
-    commits.speculate(orders, step)       # staggered: steps the optimizer before the commit
+    commits.speculate(orders, step)       # staggered: updates before the commit
     commits.settle(undone, forgotten, applied)      # applies, confirms or undoes updates as the commits require
     commits.send_weights(orders, step)    # sends weights, after the update and before their use
 
-`Orders.shares` lists the holders of each unit. If all workers of a stage hold all units, `reduce` is one all-reduce, a
-survivor of a death can `copy` its reduced gradient to the others, and `begin` and `send_weights` send nothing.
-Otherwise a vote states that this worker has the gradients of its units. So after a commit every holder of a unit can
-update its copy.
+`Orders.shares` lists the holders of each unit. If every worker of a stage holds all units, `reduce` is one all-reduce,
+and `begin` and `send_weights` send nothing. Otherwise a worker votes when it has the gradients of its own units. So
+after a commit every holder of a unit can update its copy.
 
-If a worker dies before the commit, its stage repeats the reduction from the accumulators, unless a survivor can `copy`
-its result. After the commit, `send_weights` sends the new weights. If workers lack weights in a new generation, `begin`
-first makes the missing copies of units, then sends all weights again. A staggered optimizer updates its units and sends
-the weights before the commit. If this update is undone, the old weights are sent again.
+If a worker dies before the commit, its stage repeats the reduction from the accumulators. If every worker holds all
+units, a survivor with the reduced gradient can instead `copy` it to its peers. After the commit, `send_weights` sends
+the new weights. If a worker lacks weights at the start of a generation, `begin` copies the missing units and then sends
+all weights again. A staggered optimizer updates its units and sends the weights before the commit. If this update is
+undone, the old weights are sent again.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from .spans import Spans, named
 
 
 class Commits:
-    """Attributes: reduced, the reduced gradients of uncommitted steps. They are kept because a peer may need a copy.
+    """Attribute `reduced`: step -> reduced gradient, kept until the commit because a peer may need a copy.
 
-    batches: source of the sample ids for the log (first stage only); None: no log
+    batches: source of the sample ids for the log (first stage only); None disables the log
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class Commits:
         self.reduced: dict[int, Reduced] = {}
         self._session, self._stage, self._optimizer = session, stage, optimizer
         self._faults, self._spans, self._batches = faults, spans, batches
-        self._waits_for = "sum"  # the operation in which all peers take part: "sum" or "copy"
+        self._waits_for = "sum"  # the collective in progress: "sum" or "copy"
         self._sent_weights = -1, -1  # (generation, step) of the newest `send_weights`
         self._exchange = Exchange(session.links, stage, optimizer, session.participant.member, self._wait)
 
     def begin(self, orders: Orders) -> None:
-        """Exchanges the copies of units that holders lack. Then sends all weights again if a worker lacks some."""
+        """Copies units to holders that lack them. Then sends all weights again if a worker lacks some."""
         session, holdings, shares = self._session, self._session.participant.holdings, orders.shares
         committed = session.participant.committed
         self._waits_for = "copy"
@@ -79,7 +79,7 @@ class Commits:
             self._exchange.exponents(shares.knows)
             self._note(orders, lambda: holdings.informed(committed))
         coming = {unit for unit, _, to in shares.copies if to == holdings.me}
-        # Includes units that this worker only sends: every worker can make the initial state of any unit.
+        # Includes units that this worker only sends, because any worker can make the initial state of any unit.
         given = {unit for unit, source, _ in shares.copies if source == holdings.me}
         wanted = {self._stage.layout.number(unit) for unit in ({*holdings.mine} | given) - coming}
         for unit in wanted - self._optimizer.held.keys():
@@ -93,7 +93,7 @@ class Commits:
             self.send_weights(orders, committed)
 
     def send_weights(self, orders: Orders, step: int) -> None:
-        """Sends the weights after `step` from the holders of each unit to the other workers of the stage.
+        """Sends the weights after `step` to the workers of the stage that do not hold them.
 
         A second call for the same generation and step does nothing.
         """
@@ -111,7 +111,7 @@ class Commits:
         self._note(orders, lambda: holdings.gathered(step))
 
     def digests(self, orders: Orders) -> dict[str, str]:
-        """The SHA-256 of every parameter's float32 master, for the whole stage, by name."""
+        """Parameter name -> SHA-256 of its float32 master, for the whole stage."""
         if self._stage.flat.dtype == torch.float32:
             return self._stage.digests()
         self._waits_for = "copy"
@@ -121,7 +121,7 @@ class Commits:
         return found
 
     def reduce(self, orders: Orders, step: int) -> None:
-        """Sums the accumulators without changing them, because a death before the commit may require a second sum."""
+        """Sums the gradients out of place, because a death before the commit may require a second reduction."""
         doing = self._session.doing
         doing.works(REDUCTION, step)
         self._waits_for = "sum"
@@ -133,7 +133,7 @@ class Commits:
         self._hold(orders, step, reduced)
 
     def copy(self, orders: Orders, step: int, source: Member) -> None:
-        """Broadcasts the reduced gradient from `source`. All peers call this, also those that have the gradient."""
+        """Broadcasts the reduced gradient of `source`. Every peer calls this, even if it has the gradient already."""
         mine = self.reduced.get(step) if self._session.participant.record(step).reduced else None
         tensors = (
             mine.to_tensors() if mine else self._stage.gradients.reduced(self._stage.gradients.payload()).to_tensors()
@@ -182,19 +182,18 @@ class Commits:
         self._session.send(make_vote(orders.generation, step, squares, finite, fits, counts, losses, speaks, *held))
 
     def _samples(self, step: int, counts: list[float]) -> list[int]:
-        """Sample ids in the gradient, with multiplicity. Every peer of the stage sends them, because a single sender
-        could die together with the coordinator before the next coordinator logs the step."""
+        """Sample ids in the gradient, with multiplicity. Every peer of the stage sends them. A single sender could die
+        together with the coordinator, and then the step would be missing from the log."""
         if self._batches is None or not self._stage.first:
             return []
         return [i for g, n in enumerate(counts) for _ in range(int(n)) for i in self._batches.sample_ids(step, g)]
 
     def speculate(self, orders: Orders, step: int) -> bool:
-        """Updates before the commit, unless the gradient is not finite or does not fit the fixed-point sums. Returns
-        False if the worker must wait for the commit. Raises Superseded.
+        """Updates before the commit, if the gradient is finite and fits the fixed-point sums. Returns False if the
+        worker must wait for the commit. Raises Superseded.
 
-        In every generation all peers call `send_weights` for the same step. Some call it here, others after the commit
-        for which they waited. If the early update is undone, the coordinator orders all weights to be sent again
-        (`Shares.knows`)."""
+        In each generation all peers call `send_weights` for the same step, some here and some after the commit. If the
+        early update is undone, the coordinator orders all weights to be sent again (`Shares.knows`)."""
         speculates = self._steps_ahead(orders, step)
         if self._session.participant.applied == step:
             self.send_weights(orders, step)
@@ -223,9 +222,9 @@ class Commits:
     ) -> None:
         """Undoes an early update, restarts a step and applies commits, until nothing is pending. Callbacks:
 
-        undone(step): called after the early update of this step was undone
-        forgotten(step): called when this step restarts
-        applied(commit, reduced): called after each commit was applied"""
+        undone(step): the early update of this step was undone
+        forgotten(step): this step restarts
+        applied(commit, reduced): this commit was applied"""
         while self._session.pending():
             with self._session.lock:
                 participant = self._session.participant
@@ -263,8 +262,8 @@ class Commits:
             self._optimizer.step(self.reduced[commit.step], commit.step, commit.scale)
 
     def _hold(self, orders: Orders, step: int, reduced: Reduced) -> None:
-        """Stores the gradient if the orders are still valid. Otherwise raises Superseded, because this worker has
-        already reported that it does not have the gradient."""
+        """Stores the gradient. Raises Superseded if the orders have become invalid, because this worker has then
+        reported that it does not have the gradient."""
         with self._session.lock:
             self._session.check(orders)
             self.reduced[step] = reduced
@@ -277,8 +276,8 @@ class Commits:
             return self._session.participant.peers
 
     def _note(self, orders: Orders, change: Callable[[], None]) -> None:
-        """Calls `change` if the orders are still valid. Otherwise raises Superseded, because the report for the new
-        generation was sent without the change."""
+        """Calls `change`. Raises Superseded if the orders have become invalid, because the report for the new
+        generation was then sent without the change."""
         with self._session.lock:
             self._session.check(orders)
             change()

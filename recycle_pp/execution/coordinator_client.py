@@ -1,13 +1,13 @@
 """A worker's connection to the current coordinator.
 
     client = CoordinatorClient(spec)       # the spec contains the address of the first coordinator
-    message = client.recv()                # blocks; to be called by one thread only
+    message = client.recv()                # blocks; only one thread may call it
     client.send(vote)                      # from any thread; never fails
-    client.state = participant.state       # a function that returns the first message to a later coordinator
+    client.state = participant.state       # a function; its result is the first message to a later coordinator
 
 When the coordinator is lost, the worker's supervisor sends the address of the next coordinator through the pipe that
-delivered the spec. The worker connects and sends a `State`. This repeats its last message of each lasting type and the
-last two `Measured`. Other unsent messages are dropped because they belong to an old generation. If only the connection
+delivered the spec. The client connects and sends a `State`, which repeats the last message of each lasting type and the
+last two `Measured`. Other unsent messages are dropped, because they belong to an old generation. If only the connection
 broke, or the process at the address is not a coordinator yet, the client retries the same address.
 """
 
@@ -28,7 +28,7 @@ from recycle_pp.wire.messages.table import Message, is_lasting
 from recycle_pp.wire.messages.workers import TO_WORKER, State
 from recycle_pp.wire.worker_spec import WorkerSpec, later_addresses
 
-_CONNECT = 1.0  # timeout in seconds of a connection attempt; a new coordinator waits longer for its workers
+_CONNECT = 1.0  # seconds until a connection attempt times out; a new coordinator waits longer for its workers
 _AGAIN = 0.1  # seconds until the next attempt
 
 
@@ -42,13 +42,13 @@ class CoordinatorClient:
         self._welcomed = False
         self._keepalive: float | None = None
         self._channel: Channel | None = None
-        # Starts before the connection, because the coordinator may have been lost during the imports of this process.
+        # Starts before connecting, because the coordinator may have died during the imports of this process.
         threading.Thread(target=self._follow_supervisor, name="supervisor", daemon=True).start()
         self._channel = self._connect()
 
     @property
     def local_host(self) -> str:
-        """This machine's address, as the coordinator sees it."""
+        """The address of this machine on the connection to the coordinator."""
         assert self._channel is not None
         return self._channel.local_host
 
@@ -108,4 +108,4 @@ class CoordinatorClient:
         for place in later_addresses():
             self._places.put((place.host, place.port))
             if self._channel is not None:
-                self._channel.close()  # ends a `recv` from the last coordinator, which may be alive but silent
+                self._channel.close()  # ends a `recv` from the last coordinator, which may be alive but unresponsive

@@ -1,11 +1,11 @@
-"""The device of a worker, its communication backend, and everything else that the bits of its results depend on.
+"""Selects the device and communication backend of a worker, and describes what determines the bits of its results.
 
 device = choose(settings.run.device, rank)                  # raises ValueError with one sentence for the user
 backend = backend_for(settings.parallel.backend, device)     # tcp | gloo | nccl
 platform(device, backend)                                   # "NVIDIA H200 sm_90, 132 SMs, ..., nccl 2.30.7"
 notes(settings.parallel.backend, backend, device)            # sentences for the user
 settle_memory(device)                                       # waits until the memory of a dead process is free
-is_unfit(error)                                             # whether this device cannot run the kernel
+is_unfit(error)                                             # whether the device cannot run a kernel
 finish = finisher(device); finish()                         # waits for all work that this thread has launched
 large_blocks_apart()                                        # makes malloc unmap large blocks when they are freed
 give_back_free_memory()                                     # returns all free memory to the system
@@ -28,7 +28,7 @@ import torch
 from recycle_pp.comm.nccl import environment as nccl
 from recycle_pp.comm.nccl import limits
 
-SETTLE_SECONDS = 10.0  # longest wait until the driver has freed the memory of a dead process
+SETTLE_SECONDS = 10.0  # maximum wait for the driver to free the memory of a dead process
 SETTLED_SECONDS = 0.5  # the wait ends when the free memory has not grown for this time
 M_MMAP_THRESHOLD = -3  # malloc.h
 
@@ -49,8 +49,8 @@ def choose(wanted: str, rank: int) -> torch.device:
 
 
 def _use_in_all_threads(device: torch.device) -> None:
-    """Makes the GPU the current device of this thread and of all that start later. CUDA starts a thread on GPU 0, where
-    it would create a context of some 100 MB, or launch a kernel for another GPU's memory."""
+    """Makes the GPU the current device of this thread and of all threads that start later. By default a thread uses GPU
+    0. It would create a context of some 100 MB there, or launch a kernel there for another GPU's memory."""
     torch.cuda.set_device(device)
     run = threading.Thread.run
 
@@ -98,8 +98,8 @@ def notes(wanted: str, backend: str, device: torch.device) -> list[str]:
 
 
 def settle_memory(device: torch.device) -> None:
-    """Blocks until the free memory of the GPU stops growing, at most SETTLE_SECONDS. The driver frees the memory of a
-    killed process some time after its death, so a worker that restarts at once could run out of memory."""
+    """Blocks until the free memory of the GPU stops growing, for at most SETTLE_SECONDS. The driver frees the
+    memory of a killed process with a delay, so a worker that restarts at once could run out of memory."""
     if device.type != "cuda":
         return
     begin = grew = time.monotonic()
@@ -119,8 +119,8 @@ def finisher(device: torch.device) -> Callable[[], None]:
 
 
 def large_blocks_apart() -> None:
-    """Gives blocks of 1 MiB or more their own pages (mallopt(3)). By default glibc raises this limit up to 32 MiB.
-    Smaller blocks stay in a thread's heap after they are freed, between used blocks."""
+    """Makes malloc allocate blocks of 1 MiB or more in their own pages (mallopt(3)). By default glibc raises this
+    threshold to as much as 32 MiB. Smaller blocks stay in a thread's heap after they are freed."""
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 20)
 
 
@@ -136,8 +136,8 @@ def is_unfit(error: Exception) -> bool:
 
 
 def platform(device: torch.device, backend: str, precision: str = "fp32") -> str:
-    """The hardware and the versions on which the bits of a result depend. They determine the kernels, their tiles, the
-    matrix libraries and the order of reductions. Workers with different platforms cannot replace each other."""
+    """The hardware and versions that determine the bits of a result: they select the kernels, their tiles, the matrix
+    libraries and the order of reductions. Workers with different platforms cannot replace each other."""
     models = f", transformers {version('transformers')}" if "transformers" in sys.modules else ""
     messages = f"nccl {nccl.dotted(nccl.installed())}" if backend == "nccl" else backend
     chip = _gpu(device) if device.type == "cuda" else _cpu(precision)

@@ -1,9 +1,9 @@
-"""A thread that probes the disks of the training data, so that the coordinator can distinguish one failed disk from a
-failure of all.
+"""Probes the disks of the training data in a thread. So the coordinator can distinguish the failure of one disk from a
+failure of all disks.
 
     probe_disks(read_limit(suspicion))       # once per process; the thread never ends
 
-A worker that waits for another one does not read. Without probes, the state of its disk would be unknown.
+A worker that waits for a peer does not read, so without probes the state of its disk would be unknown.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from recycle_pp.data.file_tokens import probe
 
 
 def probe_disks(seconds: float) -> None:
-    """Starts the thread. seconds: interval between probes. `slowest_read` reports a probe that blocks."""
+    """Starts the thread. `slowest_read` reports a blocked probe. seconds: interval between probes."""
 
     def repeat() -> None:
         while True:

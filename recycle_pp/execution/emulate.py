@@ -1,4 +1,4 @@
-"""Emulated compute: every op sleeps for its configured time. Messages are real, with their real size.
+"""Emulates compute: every op sleeps for its configured time. Messages are real and have their real size.
 
     stage = EmulatedStage(settings, 1, device); optimizer = EmulatedOptimizer(settings, stage)
 
@@ -21,12 +21,12 @@ from recycle_pp.model.stage_module import Batch, Boundary
 from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.numerics.optimizer import StageOptimizer
 
-HOST_AHEAD = 0.001  # seconds that Python and a wake-up take between two ops
+HOST_AHEAD = 0.001  # seconds of host work (Python and a wake-up) between two ops
 
 
 class EmulatedDevice:
-    """A device with a queue. If an op is launched within `HOST_AHEAD` seconds after the previous op has ended, its time
-    counts from that end, as on a GPU whose host launches ahead. So the host's work between two ops costs no time."""
+    """A device with a queue. An op that is launched within `HOST_AHEAD` seconds of the end of the previous op starts at
+    that end, as on a GPU whose host launches ahead. So the host's work between two ops costs no time."""
 
     def __init__(self) -> None:
         self._free = 0.0
@@ -39,7 +39,7 @@ class EmulatedDevice:
 
 
 class EmulatedStage(Stage):
-    """A stage with parameters and gradients of the real size, which computes nothing."""
+    """A stage that computes nothing. Its parameters and gradients have their real size."""
 
     def __init__(self, settings: Settings, stage: int, device: torch.device, run_dir: str | Path | None = None) -> None:
         super().__init__(settings, stage, device, run_dir)

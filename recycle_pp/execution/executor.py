@@ -3,9 +3,9 @@
     executor = Executor(session, stage, commits, mailbox, batches, faults, spans, settings)
     executor.run()                    # until the end of the job
 
-It makes no decisions, but follows the orders of the session. When the orders become invalid, it stops after the current
-op, keeps all completed work, and continues with the next orders. So a recovery costs a survivor only the time that the
-survivor waits.
+The executor makes no decisions. It follows the orders of the session. When the orders become invalid, it stops after
+the current op, keeps all completed work, and continues with the next orders. So in a recovery a survivor loses only the
+time that it waits.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from .validation import validate
 @dataclass
 class Executor:
     """
-    on_commit  called with (commit, reduced) when the parameters are in the state after a committed step
+    on_commit  called with (commit, reduced) after a committed step was applied
     on_finish  called with the orders in every generation, once no steps are left
-    in_stream  whether the device itself sends and receives (NCCL). Otherwise messages go through the host, and an op
-               must be done before the host reads its output or writes the input of the next one
+    in_stream  whether the device itself sends and receives (NCCL). Otherwise messages go through the host, so an op
+               must be done before the host reads its output or writes the next input
     """
 
     session: Session
@@ -84,7 +84,7 @@ class Executor:
                 raise
 
     def _follow(self, orders: Orders) -> None:
-        """Runs from the next step to the last one, unless the orders become invalid."""
+        """Runs all remaining steps. Ends only by an exception, when the orders become invalid."""
         self.session.links.follow(orders.generation)
         self.session.followed()
         self.mailbox.void()
@@ -132,7 +132,7 @@ class Executor:
                 self.spans.observe()
                 self._give_back()
                 self.commits.reduce(orders, step)
-            elif action.peer is not None:  # a message; the remaining kind, the optimizer step, runs at the commit
+            elif action.peer is not None:  # a message; the only other kind, the optimizer step, runs at the commit
                 if action.kind.makes:
                     self.mailbox.post(step, action.tensor, action.peer)
                 else:
@@ -187,7 +187,7 @@ class Executor:
         self.spans.observe(AHEAD)
 
     def _take(self, step: int, takes: Tensor, mb: MicroBatch) -> Sequence[torch.Tensor]:
-        """Blocks until the input has arrived. Meanwhile the device finishes the launched ops, and a hang is theirs."""
+        """Blocks until the input has arrived. Meanwhile observes the launched ops, to attribute a hang to them."""
         awaited = self.mailbox.awaited(step, takes)
         if not self.in_stream:
             self.spans.observe()
@@ -222,7 +222,7 @@ class Executor:
     def _items(self, step: int) -> float | None:
         """Mean number of counted labels per micro-batch of the step; None if no label is ignored.
 
-        If labels are ignored, the mean of the micro-batches' mean losses is not the mean loss over all counted labels.
+        If labels are ignored, the mean of the micro-batches' mean losses differs from the mean over all counted labels.
         """
         if not self.batches.ignores:
             return None
@@ -233,13 +233,13 @@ class Executor:
         return self._counted[1]
 
     def _give_back(self) -> None:
-        """With a memory limit, returns the pages of freed activations to the system before the end of the step
+        """Returns the memory of freed activations to the system if memory is limited, because the end of the step
         allocates memory."""
         if self.settings.parallel.memory is not None:
             give_back_free_memory()
 
     def _await_turn(self, orders: Orders, step: int) -> None:
-        """Waits for the commit of the previous step: until then the accumulators hold that step's gradients."""
+        """Waits for the commit of the previous step, because the accumulators hold its gradients until then."""
         while step > self.session.participant.committed + 1:
             self.spans.observe()
             self.session.wait_commit(orders)
@@ -247,7 +247,7 @@ class Executor:
         self._settle(orders)
 
     def _settle(self, orders: Orders | None = None) -> None:
-        """Applies pending commits. Raises Superseded if the orders are no longer valid."""
+        """Applies pending commits. Raises Superseded if the orders have become invalid."""
         applied, validations = self._apply_commits() if self.session.pending() else (False, [])
         if orders is not None:
             self.session.check(orders)
@@ -288,7 +288,7 @@ class Executor:
         return bool(committed), validations
 
     def _is_barrier(self, step: int) -> bool:
-        """Whether the job validates, saves or ends after this step, so that the worker must wait for the commit."""
+        """Whether the worker must wait for the commit of this step, because the job then validates, saves or ends."""
         s = self.settings
         every = [n for n in (s.run.validate_every, s.checkpoint.every) if n]
         return step == s.run.steps - 1 or any((step + 1) % n == 0 for n in every)

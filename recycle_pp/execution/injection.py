@@ -1,14 +1,14 @@
 """Injects faults into this worker.
 
-    injector = Injector(faults, last_words)      # this worker's faults that have not fired yet
+    injector = Injector(faults, last_words)      # the faults of this worker that have not fired
     injector.arm(step, actions)                  # at the start of a step: selects the op
-    injector.fire(action.kind, step)             # wherever a fault of the step may fire; a kill does not return
-    injector.inject("regroup", step)             # at moments outside of a step's ops
+    injector.fire(action.kind, step)             # whenever a fault of the step may fire; a kill does not return
+    injector.inject("regroup", step)             # at moments outside the ops of a step
     injector.drag(spans.spent)                   # after an op: slows the worker down
 
-A fault fires in the middle of its step. With a moment such as `forward` or `send`, it fires at number n // 2 of the
-step's n ops or messages of this sort. If n is 0, it fires at the vote. This can happen at an end of the pipeline, or in
-the rest of a step after a death.
+A fault fires in the middle of its step. If its moment is an op or a message, such as `forward` or `send`, and the step
+has n of this kind, it fires at number n // 2. If n is 0, it fires at the vote. This can happen at an end of the
+pipeline, or in the remainder of a step after a death.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Injector:
             self._countdown = sum(a.kind in _PLACES[self._armed.moment] for a in actions) // 2
 
     def fire(self, place: str, step: int) -> None:
-        """Fires the armed fault if its moment has come. place: an action's kind, or a moment."""
+        """Fires the armed fault if its moment is reached. place: the kind of an action, or a moment."""
         fault = self._armed
         if fault is None or step != fault.step:
             return
@@ -63,13 +63,13 @@ class Injector:
             self._send_signal(fault)
 
     def inject(self, moment: str, step: int) -> None:
-        """Fires the faults of this moment in `step` or in an earlier step. May be called from any thread."""
+        """Fires the faults of this moment whose step is `step` or earlier. May be called from any thread."""
         for fault in [f for f in self._faults if f.moment == moment and f.step <= step]:
             self._send_signal(fault)
 
     def drag(self, spent: Callable[[], float]) -> None:
-        """Sleeps, to emulate a slow worker. spent: returns the own time of the op (see `spans`), and is called only if
-        the worker is to be slow. The sleep counts as own time."""
+        """Sleeps to emulate a slow worker. The sleep counts as own time of the op (see `spans`). spent: returns the own
+        time so far. It is called only if the worker must be slow."""
         factor = max((f.factor for f in self._slow if f.step <= self._step), default=1.0)
         if factor > 1:
             time.sleep(spent() * (factor - 1))

@@ -1,4 +1,4 @@
-"""Measures latency and bandwidth of this worker's links, over the transport that also carries its tensors.
+"""Measures latency and bandwidth of this worker's links over the transport that carries its tensors.
 
     found = measure(links, me, {"node1": 5}, device, waits)     # {"node1": (0.00012, 1.1e9)}
 
@@ -21,8 +21,8 @@ from recycle_pp.wire.messages.members import Member
 from .device import finisher
 
 TAG = 2**25 - 1  # the largest tag of TCP, far above those of a step's tensors
-ROUNDS = 8  # maximum number of round trips of a small message; the minimum is two
-ROUND_SECONDS = 0.02  # no further round trip of a small message starts after this time
+ROUNDS = 8  # maximum number of round trips of a small message; at least two are made
+ROUND_SECONDS = 0.02  # time limit for starting another round trip of a small message
 SIZES = (1 << 16, 1 << 19, 1 << 22)  # bytes of the messages that measure the bandwidth
 TRIES = 3  # messages of each size
 LONG = 0.005  # seconds; if a message takes longer, no larger one is sent
@@ -38,11 +38,11 @@ def measure(
     device: torch.device,
     waits: Callable[[Member], None] = lambda partner: None,
 ) -> dict[str, tuple[float, float]]:
-    """(seconds one way, bytes per second) of each link to a partner in the next stage, by key. The links to partners in
-    the previous stage are measured by these partners.
+    """Key -> (one-way seconds, bytes per second) for each link to a partner in the next stage. Partners in the previous
+    stage measure their own links to this worker.
 
     partners  key -> member of a neighbouring stage
-    waits     called with the partner before each exchange, to report for which member this one waits
+    waits     called with the partner before each exchange, to report the wait
 
     Each partner must call `measure` in the same generation, with this member among its own partners. All members
     measure the pairs in the same order (`meetings`), which prevents a deadlock. Blocks until all pairs are measured.

@@ -1,4 +1,4 @@
-"""The boundary tensors of one worker: expected tensors, received tensors, and its own outputs until the commit.
+"""Holds the boundary tensors of one worker: expected and received inputs, and its outputs until the commit.
 
 mailbox.connect(actions)              # before the first of these actions
 mailbox.post(step, tensor, peer)      # posts a receive ahead of its consumer
@@ -6,7 +6,7 @@ x = mailbox.take(step, tensor)        # the input of an op; blocks until it has 
 mailbox.keep(step, tensor, y)         # logs the output of an op
 mailbox.ship(step, tensor, peer)      # sends a logged or received tensor
 
-A plan's `Tensor` names everything that one micro-batch sends over one stage boundary in one direction. In this module
+A `Tensor` of a plan names all data that one micro-batch sends over one stage boundary in one direction. In this module
 its value is a list of torch tensors.
 """
 
@@ -79,7 +79,7 @@ class Mailbox:
         return self._received[step, tensor]
 
     def consume(self, step: int, tensor: Tensor) -> None:
-        """Drops a received tensor after its op. The stage itself keeps the input of a forward until the backward."""
+        """Drops a received tensor after its op. The stage keeps the input of a forward pass until the backward pass."""
         del self._received[step, tensor]
 
     def keep(self, step: int, tensor: Tensor, data: Sequence[torch.Tensor]) -> None:
@@ -95,7 +95,7 @@ class Mailbox:
         self._links.send(pack(data), self._links.member(peer), self._tag(step, tensor, validation))
 
     def void(self) -> None:
-        """For a new generation: drops incomplete receives, keeps received tensors."""
+        """Drops incomplete receives when a new generation starts. Keeps received tensors."""
         self._posted.clear()
 
     def close(self, step: int) -> None:
@@ -104,7 +104,7 @@ class Mailbox:
         self._received = {k: v for k, v in self._received.items() if k[0] > step}
 
     def forget_after(self, step: int) -> None:
-        """Drops the tensors of steps after `step`, because the work on these steps was discarded."""
+        """Drops the tensors of all steps after `step`, because their work was discarded."""
         for later in {k[0] for k in self._received} | self.log.steps():
             if later > step:
                 self.log.drop(later)
@@ -117,6 +117,6 @@ class Mailbox:
         return self._tag_of(step, kind.code, d * self._microbatches + i, stage)
 
     def _tag_of(self, step: int, lane: int, number: int = 0, stage: int = 0) -> int:
-        """A tag that is unique among the messages in flight in a generation. They belong to two steps or a
-        validation."""
+        """A tag that is unique among the messages in flight in a generation. These messages belong to at most two steps
+        or to a validation."""
         return (((step % 4) * 4 + lane) * self._numbers + number) * self._stages + stage

@@ -1,13 +1,13 @@
-"""Marks in the work that a thread launches on a device, and the times at which the device reached them.
+"""Places marks in the work that a thread launches on a device, and measures when the device reaches them.
 
     marks = marks_of(device)
     begin = marks.place(); launch(); end = marks.place()
     end.reached()                    # whether all work launched before the mark is done; does not block
     end.wait()                       # blocks until it is done
-    end.time() - begin.time()        # seconds of the monotonic clock; only once `end` is reached
+    end.time() - begin.time()        # seconds of the monotonic clock; only after `end` is reached
 
-A CPU reaches a mark when it is placed. A GPU reaches marks in the order in which one thread placed them, and its marks
-are CUDA events. `reached` and `wait` raise the errors of the work before the mark.
+On a CPU a mark is reached as soon as it is placed. On a GPU marks are CUDA events, and are reached in the order in
+which a thread placed them. `reached` and `wait` raise the errors of the work before the mark.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Protocol
 
 import torch
 
-ANCHOR_SECONDS = 60.0  # CUDA counts milliseconds in float32, whose steps are 4 us a minute after the anchor
+ANCHOR_SECONDS = 60.0  # CUDA returns float32 milliseconds, with a resolution of 4 us one minute after the anchor
 
 
 class Mark(Protocol):
@@ -56,7 +56,7 @@ class HostMarks:
 
 
 class GpuMark:
-    """anchor: a GPU's event that is done, and the time at which it was"""
+    """anchor: a completed event of the GPU, and its time in seconds of the monotonic clock"""
 
     def __init__(self, device: torch.device, anchor: tuple[torch.cuda.Event, float]) -> None:
         self._event, self._anchor = _event(device), anchor
@@ -97,7 +97,7 @@ def marks_of(device: torch.device) -> Marks:
 
 
 def _event(device: torch.device) -> torch.cuda.Event:
-    """An event after all work that this thread has launched."""
+    """Records an event after all work that this thread has launched."""
     event = torch.cuda.Event(enable_timing=True)
     event.record(torch.cuda.current_stream(device))
     return event

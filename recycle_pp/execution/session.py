@@ -2,7 +2,7 @@
 
     session = Session(client, participant, links, store)
     session.start()
-    orders = session.orders()         # blocks until the newest generation's plan and links are ready; None at the end
+    orders = session.orders()         # blocks until plan and links of the newest generation are ready; None at the end
     session.check(orders)             # raises Superseded if the orders are no longer valid
     commit = session.wait_commit(orders)
 
@@ -38,11 +38,11 @@ from .worker_log import WorkerLog
 
 
 class Superseded(Exception):
-    """The orders are invalid: the workers wait for a new generation, or the job has ended."""
+    """The orders are invalid, because the workers wait for a new generation or the job has ended."""
 
 
 class Session:
-    """`lock` guards `participant`. Every change that the executor may wait for notifies `changed`."""
+    """`lock` guards `participant`. Every change for which the executor may wait notifies `changed`."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Session:
     def pending(self) -> bool:
         """Whether a commit must be applied, an early update must be undone, or a step must be restarted.
 
-        Takes the lock: a step that counts as committed must not seem applied while its commit is being stored."""
+        Takes the lock. Without it, a committed step could seem applied while its commit is still being stored."""
         with self.lock:
             return self._is_pending()
 
@@ -149,7 +149,7 @@ class Session:
             return self.participant.commits[0]
 
     def followed(self) -> None:
-        """Records when the executor starts to follow its orders (`telemetry.recovery`)."""
+        """Records the time at which the executor starts to follow its orders (`telemetry.recovery`)."""
         self.times["followed"] = time.monotonic()
 
     def broken(self, orders: Orders) -> None:
@@ -161,8 +161,8 @@ class Session:
         self.send(Broken(orders.generation))
 
     def resumed(self, orders: Orders) -> None:
-        """Reports that the executor runs again, with the times of the recovery's phases. Reports once per generation,
-        and ignores further calls."""
+        """Reports that the executor has resumed, with the end times of the recovery's phases. Only the first call in a
+        generation has an effect."""
         if self._resumed != orders.generation:
             self._resumed = orders.generation
             now = time.monotonic()
@@ -207,7 +207,7 @@ class Session:
         with self.changed:
             self.participant.commit(message)
             self.changed.notify_all()
-        if message.hold:  # without this, a worker could wait for ever for a peer that has already stopped
+        if message.hold:  # otherwise a worker could wait for ever for a peer that has already stopped
             self.links.abort()
 
     def _deliver(self, message: StoreValues) -> None:
@@ -251,5 +251,5 @@ class Session:
 
 
 def _not_yet(message: Message) -> None:
-    """The initial handler, until the worker sets its own."""
+    """The handler until the worker sets its own."""
     raise RuntimeError(f"{type(message).__name__} for a worker that is not ready")

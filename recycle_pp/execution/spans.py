@@ -1,4 +1,4 @@
-"""Measures the ops of a worker, for traces and for the planner's profile, and observes when the device has done them.
+"""Measures the ops of a worker for traces and for the planner's profile, and observes when the device finishes them.
 
 with spans.launch(step, kind, (1, 0), done), named(f"recycle/{kind}"): ...   # launches an op
 spans.observe(AHEAD)                  # calls `done` of finished ops; blocks until at most AHEAD are unfinished
@@ -11,13 +11,13 @@ launches up to AHEAD ops before the device has finished the current one, so no o
 An op counts as done, and has a span, when the host has observed its end. Ops end in the order in which they were
 launched. On a CPU an op ends before the host can launch the next one.
 
-A GPU reports the failure of an op late, with any later call. Then the exception names the oldest unfinished op. It is
-the failed op, unless that is one of the AHEAD ops after it.
+A GPU reports the failure of an op late, in any later call. The exception then names the oldest unfinished op. The
+failed op is this op or one of the AHEAD ops after it.
 
 On a CPU, `own` is the length of a span minus the run delay. The run delay is the time in which the thread was ready to
 run but had no core (from /proc/thread-self/schedstat). A busy machine lengthens only the span. A slow core, a sleep or
-a SIGSTOP lengthens the span and `own`. On a GPU, and on a system that does not report run delays, `own` is the length
-of the span.
+a SIGSTOP lengthens both the span and `own`. On a GPU, and on a system that does not report run delays, `own` is the
+length of the span.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from .marks import HostMarks, Mark, Marks
 named = _RecordFunctionFast  # takes 0.4 us without a profiler, torch.profiler.record_function 10 us
 
 
-AHEAD = 2  # ops that are launched before the device has finished the current one
+AHEAD = 2  # number of ops launched before the device has finished the current one
 POLL_SECONDS = 1e-4
 
 
 class Launched(NamedTuple):
-    """An op that the host has not observed to be done.
+    """A launched op whose end the host has not observed.
 
     at     time of the launch
     delay  run delay during the launch, in seconds
     done   called when the op is done
-    where  the op in words, for exceptions; "" if not an op of the plan
+    where  description of the op for exceptions; "" if it is not an op of the plan
     """
 
     step: int
@@ -66,8 +66,8 @@ class Launched(NamedTuple):
 
 class Spans:
     """
-    interval  shortest time in seconds between two results of `news` other than None
-    marks     places marks in the work of the device
+    interval  minimum seconds between two results of `news` that are not None
+    marks     places marks in the device's work
     on_wait   called with (kind, step, micro-batch) of the op for which `observe` will block
     """
 
@@ -86,7 +86,7 @@ class Spans:
         self._spans: dict[int, list[Span]] = {}
         self._running: tuple[str, float, Mark] | None = None  # kind, time and mark of the start of the running launch
         self._launched: list[Launched] = []  # oldest first; replaced as a whole, because `left` reads it
-        self._free = 0.0  # when the device finished the last observed op
+        self._free = 0.0  # time at which the device finished the last observed op
         self._waited = 0.0  # run delay at the start of the running launch
         self._delays: BinaryIO | None = None
         self._opened = False
@@ -94,8 +94,8 @@ class Spans:
 
     @contextmanager
     def launch(self, step: int, kind: str, microbatch: MicroBatch, done: Callable[[], None]) -> Iterator[None]:
-        """Measures the work that the body launches. Adds the op to exceptions: if the same op fails on two workers, the
-        workers are not at fault. done: called by `observe` when the device has finished the op."""
+        """Measures the work that the body launches. Names the op in exceptions, because an op that fails on two workers
+        is not a worker's fault. done: called by `observe` when the device has finished the op."""
         where = f"{kind} of micro-batch {microbatch[0]}.{microbatch[1]} in step {step}"
         try:
             with self._measured(step, kind, microbatch, done, where):
@@ -105,7 +105,7 @@ class Spans:
             raise
 
     def locate(self, error: Exception, where: str = "") -> None:
-        """Adds an op to an exception: the oldest unfinished op if a GPU has failed, else `where`."""
+        """Names an op in an exception: the oldest unfinished op if a GPU has failed, else `where`."""
         if self._launched and is_gpu_failure(error):
             where = self._launched[0].where
         if where:
@@ -144,7 +144,7 @@ class Spans:
             self._finish(op)
 
     def _wait(self, op: Launched, until: Callable[[], bool] | None) -> bool:
-        """Whether the op is done. False: `until` returned True before."""
+        """Waits until the op is done. Returns False if `until` returns True first."""
         self._on_wait(op.kind, op.step, op.microbatch)
         if until is None:
             op.end.wait()
@@ -164,16 +164,16 @@ class Spans:
         op.done()
 
     def take(self, step: int) -> list[Span]:
-        """The spans of a step. They are kept until `take` is called for a later step, because a vote may be
+        """The spans of a step. Keeps them until `take` is called for a later step, because a vote may be
         repeated."""
         self._spans = {k: v for k, v in self._spans.items() if k >= step}
         return self._spans.get(step, [])
 
     def news(self, step: int, kind: str, microbatch: MicroBatch) -> OpProgress | None:
-        """The step's spans since the last report, and the op that begins now. None if the last report is less than
-        `interval` seconds old.
+        """A report: the step's spans since the last report, and the op that begins now. None if the last report is less
+        than `interval` seconds old.
 
-        If the worker dies before its vote, the coordinator knows only the spans that were reported in this way.
+        If the worker dies before its vote, the coordinator knows only the spans in these reports.
         """
         now = time.monotonic()
         if now - self._reported_at < self._interval:
@@ -187,19 +187,19 @@ class Spans:
         return OpProgress(step, spans, (kind, *microbatch, now))
 
     def spent(self) -> float:
-        """Own seconds of the running op so far. Blocks until the device has finished what is launched."""
+        """Own seconds of the running op so far. Blocks until the device has finished all launched work."""
         assert self._running is not None
         now = self._marks.place()
         now.wait()
         return self._own(self._running[2].time(), now.time(), self._run_delay() - self._waited)
 
     def forget_after(self, step: int) -> None:
-        """Drops the spans of steps after `step`, because the work on these steps was discarded."""
+        """Drops the spans of all steps after `step`, because their work was discarded."""
         self._spans = {k: v for k, v in self._spans.items() if k <= step}
 
     def left(self) -> float:
-        """Seconds until the expected end of the running op and of all launched ops, estimated from the last op of the
-        same kind. 0 if no op runs. May be called from any thread."""
+        """Estimated seconds until the end of the running op and of all launched ops. Each op should take as long as
+        the last op of its kind. 0 if no op runs. May be called from any thread."""
         running = self._running
         ops = [(op.kind, op.at) for op in self._launched] + ([running[:2]] if running else [])
         end = self._free
@@ -211,8 +211,8 @@ class Spans:
         return max(0.0, end - start - (delay if self._marks.on_host else 0.0))
 
     def _run_delay(self) -> float:
-        """Total seconds in which the calling thread was ready to run but had no core. To be called by one thread
-        only."""
+        """Total seconds in which the calling thread was ready to run but had no core. Only one thread may call
+        this."""
         if not self._opened:
             self._opened = True
             with suppress(OSError):

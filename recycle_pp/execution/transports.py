@@ -1,4 +1,4 @@
-"""Selects the transport of a worker's links, according to the communication backend.
+"""Selects the transport of a worker's links for the communication backend.
 
 links = Links(transport_for("tcp", store, device, interface="127.0.0.1", size=12, keepalive=10.0))
 """
@@ -34,13 +34,13 @@ def transport_for(
     """The transport for tensors of `device`. With TCP and Gloo, tensors of a GPU go through the host.
 
     backend      "tcp", "gloo" or "nccl"; raises ValueError for any other value
-    store        the workers' shared store, through which they exchange their addresses
+    store        the workers' shared store, for exchanging their addresses
     interface    address, host name or interface on which TCP and Gloo listen
-    timeout      seconds until an operation of Gloo or NCCL fails; long, because the coordinator decides about deaths
-    size         number of launched processes; with it, TCP keeps connections between survivors when the generation
+    timeout      seconds until a Gloo or NCCL operation fails; long, because the coordinator decides about deaths
+    size         number of launched processes; TCP needs it to keep connections between survivors when the generation
                  changes (`Links.rebuild`)
     keepalive    seconds without an answer until a TCP connection breaks; None: the kernel's limit
-    unreachable  called with members if attempts to connect to them have failed for `keepalive` seconds; TCP only
+    unreachable  called with members that could not be connected to for `keepalive` seconds; TCP only
     """
     if backend == "nccl":
         return GroupTransport(store, device, timeout, NcclGroup, interface)

@@ -1,6 +1,6 @@
-"""Runs the forward of held-out micro-batches on the live workers. The mean of their losses is val_loss.
+"""Runs the forward pass of held-out micro-batches on the live workers. The mean of their losses is val_loss.
 
-A validation keeps no results and changes no parameters. After a death it is repeated on the same micro-batches.
+A validation keeps no results and changes no parameters. After a death it restarts with the same micro-batches.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python -m recycle_pp.execution.worker       # started by a supervisor, reads its spec from standard input
     main(spec)                                  # in a fork of a process that has imported torch
 
-When a worker fails, it sends last words (the cause) to its supervisor and ends, and the job continues without it. On
-SIGTERM (its machine is about to be reclaimed) it works until the step is committed, then leaves, and no work is lost.
-On SIGUSR1 it writes the stacks of all its threads to its log.
+A failing worker sends the cause of its death (`last_words`) to its supervisor and ends. The job continues without it.
+SIGTERM means that the machine will be reclaimed: the worker leaves after the current step's commit, so no work is lost.
+On SIGUSR1 the worker writes the stacks of all its threads to its log.
 """
 
 from __future__ import annotations
@@ -80,11 +80,11 @@ from .transports import transport_for
 from .validation import held_out
 
 _read_ahead: dict[str, Batches] = {}  # data that a standby process has read ahead, by `_of_data`
-NEWS_SECONDS = 0.005  # mean time between two progress messages of all workers: 200 messages a second in total
+NEWS_SECONDS = 0.005  # mean time between progress messages of any worker: 200 messages a second in total
 
 
 def main(spec: WorkerSpec) -> int:
-    """Runs until the end of the job. Returns the exit code: 0 if the coordinator ended it."""
+    """Runs until the end of the job. Returns the exit code, which is 0 if the coordinator ended the job."""
     lifeline = Lifeline(spec.lifeline)
     lifeline.hold()
     threading.excepthook = lambda failed: _die(spec, failed)
@@ -106,7 +106,7 @@ def _cause(error: BaseException | None) -> str:
 
 
 def _mistake(spec: WorkerSpec, error: BaseException) -> str:
-    """See `Death.mistake`. Empty for the project's own model, which runs no code of a user."""
+    """See `Death.mistake`. Empty for the project's own model, which runs no user code."""
     if spec.settings["model"]["kind"] not in ("custom", "hf") or _cause(error) != "exception":
         return ""
     from recycle_pp.model.general.user_code import from_model
@@ -115,7 +115,7 @@ def _mistake(spec: WorkerSpec, error: BaseException) -> str:
 
 
 def _die(spec: WorkerSpec, failed: threading.ExceptHookArgs) -> None:
-    """Ends the process if a thread fails. Otherwise the process would send heartbeats without working."""
+    """Ends the process after a failure in a thread. Otherwise the process would send heartbeats without working."""
     detail = "".join(traceback.format_exception(failed.exc_type, failed.exc_value, failed.exc_traceback))
     print(detail, file=sys.stderr, flush=True)
     last_words(spec, cause=_cause(failed.exc_value), detail=detail)
@@ -231,7 +231,7 @@ class Process:
                 batches.fingerprint,
             )
         )
-        # Every worker starts this, because any worker becomes a joiner if the others start without it.
+        # Every worker starts this, because it becomes a joiner if the other workers start without it.
         following.start(lambda step, of: session.send(Synced(step, of)))
         self._watch_for_eviction(session)
         try:
@@ -246,8 +246,8 @@ class Process:
         return 0 if reason in ("done", "left") else 1
 
     def _refuse(self, error: ValueError, session: Session | None = None) -> int:
-        """Stops the job with the error's sentence, because the input is invalid. Then waits for the end of the job,
-        because the coordinator could notice the end of this process before it receives the message."""
+        """Stops the job with the error's sentence, because the input is invalid. Then waits for the end of the job.
+        Otherwise the coordinator could notice the end of this process before it receives the message."""
         if error.__cause__ is not None:  # the sentence quotes only one line of the cause
             traceback.print_exception(error.__cause__)
         self._client.send(CannotRun(str(error)))
@@ -258,8 +258,8 @@ class Process:
         return 2
 
     def _watch_for_eviction(self, session: Session) -> None:
-        """Reports SIGTERM to the coordinator. Uses a thread, because a signal handler would not run before the main
-        thread returns from C++."""
+        """Reports SIGTERM to the coordinator. Uses a thread, because a signal handler runs only after the main thread
+        has returned from C++."""
 
         def watch() -> None:
             signal.sigwait({signal.SIGTERM})
@@ -271,7 +271,7 @@ class Process:
         self._client.send(StoreValue(key, value))
 
     def _beat(self) -> None:
-        """Sends heartbeats from a separate thread, so they stop only when the whole process does."""
+        """Sends heartbeats from a separate thread, so that they stop only with the whole process."""
 
         boot = boot_id()
 
@@ -295,8 +295,8 @@ def _described(stage: Stage) -> tuple[int, float]:
 def _stage(
     settings: Settings, stage: int, device: torch.device, run_dir: str, doing: Doing
 ) -> tuple[Stage, StageOptimizer]:
-    """Builds the stage and its optimizer. On a GPU also compiles all kernels: this takes long, and at this point no
-    other worker waits for this one."""
+    """Builds the stage and its optimizer. On a GPU also compiles all kernels now, because compiling takes long and no
+    other worker waits for this one yet."""
     whole = not settings.parallel.copies
     if settings.emulate.mode:
         emulated = EmulatedStage(settings, stage, device, run_dir)
@@ -313,7 +313,7 @@ def _stage(
 
 
 def _prepare(ahead: Ahead) -> None:
-    """Reads the data ahead, in a standby process. Ignores errors, because the worker reports them when it needs the
+    """Reads the data ahead in a standby process. Ignores errors, because the worker reports them when it needs the
     data."""
     with suppress(Exception):
         settings = msgspec.convert(ahead.settings, Settings)
@@ -321,7 +321,7 @@ def _prepare(ahead: Ahead) -> None:
 
 
 def _of_data(settings: Settings) -> str:
-    """Key of the settings that determine the samples. Excludes `control`, which may differ between nodes."""
+    """A key for the settings that determine the samples. Excludes `control`, which may differ between nodes."""
     return repr(replace(settings, control=Control()))
 
 
