@@ -1,19 +1,19 @@
-"""Writes and reads checkpoints: each stage saves its part asynchronously; the result is one folder in torch's format.
+"""Writes and reads checkpoints. Workers save parts asynchronously, which are merged into one folder in torch's format.
 
     saver = Saver(folder)                                    # in each worker that saves
     saving = saver.save(step, stage, optimizer.state())      # copies the state, then writes it in a thread
     part = saving.result()                                   # name of the part; raises the thread's error
-    finish(folder, step, [part, ...], about)                 # after all parts: merge, check, sync, rename
+    finish(folder, step, [part, ...], about)                 # after all parts are saved: merge, check, sync, rename
     newest(folder); state = load(path, names); about = read_about(path)
 
 `folder/step-000020` is an ordinary `torch.distributed.checkpoint` with the tensors `model.NAME`, `exp_avg.NAME`,
-`exp_avg_sq.NAME` and `exponent.NAME`. The names are those of the full model, so a run with any split into stages can
-load the checkpoint, and so can `dcp.load`.
+`exp_avg_sq.NAME` and `exponent.NAME`. Names are those of the full model, so `dcp.load` can load the checkpoint, and so
+can a run with any split into stages.
 
 The folder gets its final name when all of its content is on disk. A killed save leaves `step-000020.tmp` and does not
-touch the previous checkpoint. Each attempt writes its part into a new folder, and `finish` uses only the parts that it
-is given, so leftovers of a killed save never enter a checkpoint. Saving uses no collective, so a dying stage cannot
-block the others.
+touch the previous checkpoint. Each save writes a part into a new folder, and `finish` uses only the given parts. So
+leftovers of a killed save never enter a checkpoint. Saving uses no collective, so a dying stage cannot block the
+others.
 
 A part may contain boxes, which are rectangular blocks of tensors (`NAME@OFFSETS/SHAPE`, such as
 `model.head.weight@128,0/256,64`). The checkpoint stores boxes as chunks, like any sharded checkpoint of torch.
@@ -51,7 +51,7 @@ TOGETHER = "together.json"  # file in a part: names of the tensors that several 
 
 
 def _dcp() -> Any:
-    """torch.distributed.checkpoint, imported late because the import takes a second."""
+    """torch.distributed.checkpoint. Imported on first use, because the import takes a second."""
     import torch.distributed.checkpoint as dcp
 
     warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
@@ -74,13 +74,13 @@ class Saver:
         together: Collection[str] = (),
         final: bool = False,
     ) -> Future[str]:
-        """Copies `state` and returns. After the previous save, a thread writes it to step-STEP.tmp/stage-PART-....
+        """Copies `state` and returns. A thread writes the copy to step-STEP.tmp/stage-PART-..., after earlier saves.
 
         together: names of the tensors that several parts save together; each worker saves its own boxes.
-        final: `state` does not change any more, so tensors that are on the CPU are not copied.
+        final: `state` will not change, so tensors on the CPU are not copied.
 
-        The future's result is the name of the part's folder, once the part is on disk. The future raises RuntimeError
-        if the part cannot be written.
+        The future's result is the name of the part's folder, available when the part is on disk. The future raises
+        RuntimeError if the part cannot be written.
         """
         copy = {name: tensor.detach().to("cpu", copy=not final) for name, tensor in state.items()}
         before, self._saving = self._saving, Future()
@@ -105,7 +105,7 @@ def _write_part(
     futures.wait([before])
     try:
         dcp = _dcp()
-        # With more than 0 bytes to copy ahead, torch would create a CUDA context on GPU 0 in this thread.
+        # If per_thread_copy_ahead is not 0, torch creates a CUDA context on GPU 0 in this thread.
         writer = dcp.FileSystemWriter(part, per_thread_copy_ahead=0)
         dcp.save(state, storage_writer=writer, no_dist=True)
         (part / TOGETHER).write_text(json.dumps(together))
@@ -118,12 +118,12 @@ def _write_part(
 
 
 def finish(folder: str | Path, step: int, parts: Sequence[str], about: Mapping[str, Any]) -> Path:
-    """Merges parts into one checkpoint. Returns its folder. If the calling worker dies, another one may call again.
+    """Merges parts into one checkpoint. Returns its folder. If the calling worker dies, another worker may call this.
 
     parts  names that `Saver.save` returned
     about  JSON for a resume, see `describe`
 
-    Raises ValueError if a tensor or a box is in none of the parts, or if a file is too short.
+    Raises ValueError if a tensor or a box is missing from all parts, or if a file is too short.
     """
     from torch.distributed.checkpoint.metadata import Metadata
 
@@ -156,8 +156,8 @@ def finish(folder: str | Path, step: int, parts: Sequence[str], about: Mapping[s
 
 
 def _rename(place: Path, final: Path) -> Path:
-    """Renames a finished checkpoint. Replaces a checkpoint of the same step, which was written before the job restarted
-    from an older one."""
+    """Renames a finished checkpoint. Replaces a checkpoint of the same step, which remains if the job restarted from an
+    older checkpoint."""
     replaced = final.with_name(f"{final.name}.replaced.tmp")
     shutil.rmtree(replaced, ignore_errors=True)
     if final.exists():
@@ -180,8 +180,8 @@ def _delete_all_but(final: Path, files: Collection[str]) -> None:
 
 
 def _boxed(index: Any, of: Any) -> tuple[str, Any, Any]:
-    """(name of the tensor, metadata of the tensor, index in the merged table) for an entry of a part. The entry is a
-    whole tensor or a box."""
+    """(tensor name, tensor metadata, index in the merged table) for an entry of a part, which is a whole tensor or a
+    box."""
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
 
     if "@" not in index.fqn:
@@ -193,8 +193,8 @@ def _boxed(index: Any, of: Any) -> tuple[str, Any, Any]:
 
 
 def _check_whole(tensors: Mapping[str, Any], together: Collection[str]) -> None:
-    """Raises ValueError unless all elements of all tensors were saved. Compares only numbers of elements, because boxes
-    never overlap."""
+    """Raises ValueError unless all elements of all tensors were saved. Compares numbers of elements, which is enough
+    because boxes never overlap."""
     if gone := sorted(together - tensors.keys()):
         raise ValueError(f"no part of {gone[0]} was saved, because its holders have died")
     for tensor, of in tensors.items():
@@ -207,7 +207,7 @@ def _check_whole(tensors: Mapping[str, Any], together: Collection[str]) -> None:
 
 
 def temporary(folder: str | Path, step: int) -> Path:
-    """The folder of a checkpoint's parts until the checkpoint is finished."""
+    """The folder that holds the parts of a checkpoint until it is finished."""
     return Path(folder) / f"{name(step)}.tmp"
 
 
@@ -255,7 +255,7 @@ def shapes(path: str | Path) -> dict[str, tuple[int, ...]]:
 
 
 def describe(settings: Settings, fingerprint: str) -> dict[str, Any]:
-    """The settings that a resume must not change, by configuration key. fingerprint: of the data."""
+    """Configuration key -> value, for settings that a resume must not change. fingerprint: identifies the data."""
     model, parallel = settings.model, settings.parallel
     keys = [
         "layers",
@@ -282,11 +282,11 @@ def describe(settings: Settings, fingerprint: str) -> dict[str, Any]:
     }
 
 
-_ONCE = {"numerics.sums": "int64"}  # values of keys that old checkpoints lack
+_ONCE = {"numerics.sums": "int64"}  # values for keys that old checkpoints lack
 
 
 def read_about(path: str | Path) -> dict[str, Any]:
-    """The JSON given to `finish`, and `step`: the number of completed steps.
+    """The JSON given to `finish`, with `step`, the number of completed steps.
 
     Raises UnreadableFile if the file is missing or damaged.
     """
@@ -327,7 +327,7 @@ def _write_synced(path: Path, content: bytes) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Flushes the names in `folder` to disk."""
+    """Flushes the entries of `folder` to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Checksums of a finished checkpoint's files, which detect damage before it is loaded."""
+"""Detects damage to a finished checkpoint by checksums of its files, before the checkpoint is loaded."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def fingerprint(path: Path) -> list[int]:
 
 
 def damage(path: Path, step: int) -> str | None:
-    """A description of the damage to the finished checkpoint after `step` steps; None if the checkpoint is intact.
-    Reads all files."""
+    """Describes the damage to a finished checkpoint, which has `step` steps. None if the checkpoint is intact. Reads
+    all files."""
     try:
         about = json.loads(_regular(path / ABOUT).read_text())
         if about["step"] != step:
@@ -40,7 +40,7 @@ def damage(path: Path, step: int) -> str | None:
 
 
 def _regular(path: Path) -> Path:
-    """Returns the path of a regular file. ValueError otherwise: reading a pipe, for example, would block for ever."""
+    """Returns the path of a regular file. Raises ValueError otherwise, because reading from a pipe could block."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError(f"{path} is not a regular file")
     return path

@@ -1,7 +1,7 @@
-"""The messages between the workers of a stage about units: state, gradients and weights.
+"""Exchanges the state, gradients and weights of units between the workers of a stage.
 
     exchange = Exchange(links, stage, optimizer, me, wait)
-    exchange.exponents(source)                       # if weights are out of date when a generation starts
+    exchange.exponents(source)                       # if weights are outdated at the start of a generation
     exchange.copies(shares, took)                    # copies units to workers that must hold them
     reduced = exchange.reduce(shares, peers, sent)   # sums the gradients of this worker's units
     reduced = exchange.tied.reduce(shares, reduced)  # sums tied units over all stages that hold them
@@ -11,7 +11,7 @@
 If all workers of the stage hold all units (`Shares.together`), one all-reduce sums the gradients and no other message
 is sent. Otherwise the first holder of a unit sums its gradient and sends it to the other holders.
 
-All peers, the live members of the stage, make the same calls, in the same order, with the same `Shares`. Every method
+All peers (the live members of the stage) make the same calls in the same order with the same `Shares`. Every method
 blocks, and raises LinkBroken when the generation ends. The module `passing` transfers the tensors.
 """
 
@@ -41,7 +41,7 @@ AHEAD = 8  # maximum number of copies in flight to this worker
 
 
 class Exchange:
-    """wait(pending, giver): waits for a message and reports the wait. giver: the sender, if it is of another stage."""
+    """wait(pending, giver): waits for a message and reports the wait. giver: the sender, if it is in another stage."""
 
     def __init__(self, links: Links, stage: Stage, optimizer: StageOptimizer, me: Member, wait: Wait) -> None:
         self._links, self._stage, self._optimizer = links, stage, optimizer
@@ -50,7 +50,7 @@ class Exchange:
         self._spans = stage.layout.spans
         self.tied = Ties(links, stage, me, wait, self._forward)
         self._spares: dict[torch.dtype, Tensor] = {}
-        self._cut: tuple[Shares | None, list[Run]] = None, []  # cached: shares, their runs
+        self._cut: tuple[Shares | None, list[Run]] = None, []  # cache: (shares, runs of these shares)
 
     def exponents(self, source: Member) -> None:
         """Copies the fixed-point exponents of the peer `source` to all peers."""
@@ -61,7 +61,7 @@ class Exchange:
             gradients.take_exponents(tensor)
 
     def copies(self, shares: Shares, took: Callable[[UnitId], None]) -> None:
-        """Transfers the copies listed in `shares`. took(unit): called after each unit that this worker has received."""
+        """Transfers the copies listed in `shares`. took(unit): called after this worker has received a unit."""
         coming: list[tuple[int, Member, list[Tensor], list[Pending]]] = []
         for name, source, to in shares.copies:
             if not self._passing.collective and self._me not in (source, to):
@@ -77,8 +77,8 @@ class Exchange:
             self._take(*each, took)
 
     def reduce(self, shares: Shares, peers: Sequence[Member], sent: Callable[[], None]) -> Reduced:
-        """The summed gradients of the units that this worker holds, with the book (see `numerics.gradients`) and the
-        norms of all units. Does not change the accumulators, even if the sum is aborted.
+        """Sums the gradients of the units that this worker holds. The result includes the book (`numerics.gradients`)
+        and the norms of all units. Does not change the accumulators, even if the sum is aborted.
 
         The norms and gradients of tied units are missing until `tied.reduce`. sent(): called after this worker's first
         message."""
@@ -121,11 +121,11 @@ class Exchange:
     def weights(self, shares: Shares, peers: Sequence[Member], ahead: bool, known: bool) -> None:
         """Sends the weights of each unit from its first holder to the peers that do not hold the unit.
 
-        ahead: whether the update may still be undone. If so, this worker receives weights into a buffer and then copies
-            them into place, because a message that arrives late could overwrite newer weights. Otherwise it receives
-            weights in place: the update is final, so a late message would write the same bits again.
+        ahead: whether the update may still be undone. If so, weights are received into a buffer and then copied into
+            place, because a late message could overwrite newer weights. If the update is final, weights are received
+            in place, because a late message would write the same bits again.
         known: whether this worker already has these weights. If so, their autograd version does not change, because
-            micro-batches in flight still use the weights.
+            micro-batches in flight still use them.
         """
         if all(len(run.holders) == len(peers) for run in self._runs(shares)):
             return
@@ -142,7 +142,7 @@ class Exchange:
                 elif takers and (self._passing.collective or self._me == source):
                     given = place if self._me == source else self._spare(len(place), place.dtype)
                     self._passing.give(given, source, takers, WEIGHTS)
-            # Wait for the previous round, so that a slow worker has to buffer at most one round.
+            # Waits for the previous round, so that a slow worker buffers at most one round.
             for pending, room, place in before:
                 self._wait(pending)
                 if ahead:
@@ -153,7 +153,7 @@ class Exchange:
 
     def masters(self, shares: Shares, peers: Sequence[Member]) -> Iterator[tuple[str, Tensor]]:
         """(name, float32 tensor) for each tensor of the stage, in canonical order. Needs memory for one tensor at a
-        time. A worker copies the units that it holds from its own state."""
+        time. Units that this worker holds are copied from its own state."""
         layout, first = self._stage.layout, 0
         holders = [*shares.holders.values()]
         for index, name in enumerate(layout.names):
@@ -171,14 +171,14 @@ class Exchange:
                     coming.append(self._passing.give(given, source, takers, MASTERS))
             for pending in coming:
                 self._wait(pending)
-            # Waits for all peers. Otherwise a slow peer could have to buffer messages of the size of the whole stage.
+            # Waits for all peers. Otherwise a slow peer could have to buffer the messages for the whole stage.
             self._wait(self._links.all_reduce([torch.zeros(1, device=self._stage.device)]))
             first += len(units)
             yield name, flat[: prod(layout.shapes[index])].view(layout.shapes[index])
 
     def _room(self, units: Sequence[int]) -> tuple[dict[int, Tensor], Tensor]:
-        """New memory for the gradients of these units, as (unit -> part of the vector, whole vector). Memory is not
-        reused, because a message of an aborted reduction may still arrive in it."""
+        """Allocates memory for the gradients of these units: (unit -> part of the vector, whole vector). The memory is
+        not reused, because a message of an aborted reduction may still arrive in it."""
         sizes = [self._spans[unit].stop - self._spans[unit].start for unit in units]
         flat = aligned_bytes(4 * sum(sizes), self._stage.device).view(torch.float32)
         return dict(zip(units, flat.split(sizes), strict=True)), flat
@@ -195,7 +195,7 @@ class Exchange:
     def _forward(self, unit: int, holders: Sequence[Member], grad: Tensor | None, tag: int) -> list[Pending]:
         """Sends a unit's gradient from its first holder to the others. Returns the messages to wait for.
 
-        grad: this worker's gradient, or memory for it; None if it does not hold the unit"""
+        grad: the gradient, or memory to receive it; None if this worker does not hold the unit"""
         first, *others = holders
         if not others or not (self._passing.collective or self._me in holders):
             return []
@@ -206,7 +206,7 @@ class Exchange:
         return []
 
     def _spare(self, size: int, dtype: torch.dtype) -> Tensor:
-        """A reusable buffer with arbitrary content, for collectives whose result this worker does not need."""
+        """A reused buffer with arbitrary content, for collectives whose result this worker does not need."""
         spare = self._spares.get(dtype)
         if spare is None or len(spare) < size:
             spare = self._spares[dtype] = torch.empty(size, dtype=dtype, device=self._stage.device)

@@ -1,5 +1,5 @@
-"""A worker follows units: it copies their committed state while the job continues, then applies each step's gradients,
-until a commit makes it a holder.
+"""Brings a worker's units up to date while the job continues. The worker copies their committed state, then applies
+each step's gradients, until a commit makes it a holder.
 
     donations = Donations(optimizer, gradients, token, inject)        # on every worker
     session.donate = donations.asked
@@ -8,16 +8,16 @@ until a commit makes it a holder.
     following = Following(optimizer, gradients, participant, token, interface, inject)   # on the returning worker
     following.start(synced=lambda step, session: ...)                 # donors connect to following.address
 
-The coordinator assigns units to donors (`Donate`). A thread of each donor copies and sends the assigned units, a few at
-a time (a part). After each commit the thread sends the step's reduced gradient for the units sent so far. The units on
-the follower may be in the states after different steps. When all units are in the state after the same step, the
-follower can become a member.
+The coordinator assigns units to donors (`Donate`). A thread of each donor copies and sends the assigned units in parts
+of a few units. After each commit the thread sends the step's reduced gradient for the units sent so far. The follower's
+units may have the states of different steps. When all of them have the state of the same step, the follower can become
+a member.
 
 A donor keeps no copy of its state and never waits for a follower. Its optimizer waits at most until one part is copied
 (a few milliseconds, see `PART`). If a stream breaks, the coordinator starts another session, with other donors if one
-died. At the first message of a session, the follower closes the streams of older sessions, because the donors of these
-sessions may have stopped responding. If more than `WAITING` gradients are queued for a follower, the donor drops them
-and starts over with its newest state.
+died. At the first message of a session, the follower closes the streams of older sessions, because their donors may
+have stopped responding. If more than `WAITING` gradients are queued for a follower, the donor drops them and restarts
+from its newest state.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ from recycle_pp.wire.messages.units import UnitId, packed, unpacked
 
 Inject = Callable[[str, int], None]  # callback for fault injection: (moment, step)
 _log = logging.getLogger(__name__)
-# Maximum number of elements of a part in each vector, unless a single unit has more. These are 12 MB of state, which
-# are copied in about 3 ms.
+# Maximum number of elements of a part in each vector, unless a single unit has more. Such a part has 12 MB of state and
+# is copied in about 3 ms.
 PART = 1 << 20
-# Maximum number of gradients in the queue of a follower. It is not a limit in bytes, because a single gradient has a
-# third of the state's size. With two queued steps, a follower with complete state may fall behind by one step and catch
+# Maximum number of queued gradients per follower. The limit is not in bytes, because a single gradient has a third of
+# the state's size. With two queued gradients, a follower with complete state can fall one step behind and still catch
 # up.
 WAITING = 2
 PATIENCE = 3600.0  # seconds of silence before a stream times out; a step may take long, and heartbeats detect deaths
 
 
 class _Step(NamedTuple):
-    """A commit, as sent to followers. reduced: the gradient; None if the update was skipped."""
+    """A commit as sent to followers. reduced: the gradient; None if the update was skipped."""
 
     step: int
     scale: float | None
@@ -81,7 +81,7 @@ class Donations:
                 self._begin(message, self._newest)
 
     def committed(self, commit: Commit, reduced: Reduced) -> None:
-        """Queues the step for all followers. To be called after the optimizer has applied the step."""
+        """Queues the step for all followers. Call it after the optimizer has applied the step."""
         gradient = None if commit.scale is None else reduced
         step = _Step(commit.step, commit.scale, gradient, self._gradients.exponents)
         with self._lock:
@@ -99,7 +99,7 @@ class Donations:
 
 
 class _Donor(threading.Thread):
-    """Sends to one follower until the stream breaks or this worker no longer holds one of the units."""
+    """Sends to one follower until the stream breaks, or until this worker no longer holds one of the units."""
 
     def __init__(
         self, optimizer: StageOptimizer, gradients: Gradients, message: Donate, token: str, begin: _Step
@@ -164,7 +164,7 @@ class _Donor(threading.Thread):
                 self._sent = sent + len(units)
 
     def _part(self, first: int) -> list[int]:
-        """The next units after the first `first` ones: up to PART elements in total, but at least one unit."""
+        """The units from index `first` on, up to PART elements in total, but at least one unit."""
         sizes, size = self._gradients.layout.unit_sizes, 0
         units: list[int] = []
         for unit in self._units[first:]:
@@ -182,7 +182,7 @@ class _Donor(threading.Thread):
 
 
 class Following:
-    """The follower's side. Listens from construction on."""
+    """The follower's side. The constructor starts to listen."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class Following:
     def start(self, synced: Callable[[int, int], None]) -> None:
         """Receives states and steps in threads, until this worker is a member.
 
-        synced(step, session): called whenever all units of the session are in the state after `step`"""
+        synced(step, session): called each time all units of the session have the state after `step`"""
         threading.Thread(target=self._accept, args=(synced,), name="join", daemon=True).start()
 
     def close(self) -> None:
@@ -237,7 +237,7 @@ class Following:
             _log.info("lost the donor: %s", error)  # the coordinator starts another session
 
     def _take(self, about: StatePart | StepGradient, tensors: dict[str, Tensor]) -> bool:
-        """Applies a message. Returns whether all units are then in the state after `about.step`."""
+        """Applies a message. Returns whether all units now have the state after `about.step`."""
         if about.session > self._session:
             self._begin(about)
         if (exponents := tensors.pop("exponents", None)) is not None and about.step >= self._exponents:
@@ -258,7 +258,7 @@ class Following:
         return True
 
     def _begin(self, about: StatePart | StepGradient) -> None:
-        """Starts a new session. Closes the streams of older sessions, whose donors may have stopped responding."""
+        """Starts a session. Closes the streams of older sessions, because their donors may have stopped responding."""
         for session, stream in self._streams:
             if session < about.session:
                 stream.close()
@@ -269,5 +269,5 @@ class Following:
 
 
 def _sent(step: _Step) -> dict[str, Tensor]:
-    """The exponents. Every message includes them, because they are small compared with the units."""
+    """The exponents. Every message includes them, because they are much smaller than the units."""
     return {"exponents": step.exponents} if len(step.exponents) else {}

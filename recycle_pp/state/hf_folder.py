@@ -44,7 +44,7 @@ TOKENIZER = (
 
 @dataclass(frozen=True)
 class Part:
-    """One tensor of the export: rows of a tensor of the checkpoint."""
+    """One exported tensor, which consists of rows of a tensor in the checkpoint."""
 
     source: str
     rows: slice
@@ -91,7 +91,7 @@ class Exported:
         return prod(self.parts[name].shape) * self.dtype.itemsize
 
     def load(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """These tensors: contiguous, in `dtype`, each with its own memory."""
+        """The named tensors, contiguous and in `dtype`. Each one has its own memory."""
         sources = dict.fromkeys(self.parts[name].source for name in names)
         whole = checkpoint.load(self._path, [f"model.{source}" for source in sources])
         out = {}
@@ -120,9 +120,9 @@ class Exported:
 
 
 def of_run(run_dir: str | Path, step: int | None, dtype: torch.dtype) -> tuple[Exported, Path]:
-    """The model of a run's checkpoint, and the checkpoint's path. step: None: the newest undamaged checkpoint.
+    """The model of a run's checkpoint, and the checkpoint's path. step=None selects the newest undamaged checkpoint.
 
-    Raises ValueError if there is no such run or checkpoint, or if it is damaged.
+    Raises ValueError if the run or the checkpoint does not exist, or if the checkpoint is damaged.
     """
     run = RunFolder(run_dir)
     run.require()
@@ -139,7 +139,7 @@ def of_run(run_dir: str | Path, step: int | None, dtype: torch.dtype) -> tuple[E
 
 
 def _checkpoint(run: RunFolder, step: int | None) -> Path:
-    """The finished checkpoint after `step` steps; None: the newest undamaged one. Reads all bytes of the checkpoint."""
+    """The checkpoint after `step` steps. If `step` is None, the newest undamaged one. Reads the whole checkpoint."""
     found = finished(run.checkpoints)
     if not found:
         raise ValueError(f"{run.path} has no complete checkpoint yet; checkpoint.every sets how often one is saved")
@@ -158,7 +158,7 @@ def _checkpoint(run: RunFolder, step: int | None) -> Path:
 
 
 def write(model: Exported, out: Path, shard: int = SHARD, report: Callable[[int, int], None] | None = None) -> bool:
-    """Writes the folder `out` completely or not at all. Returns False if the tokenizer is unknown and thus missing.
+    """Writes the folder `out` completely or not at all. Returns False if it has no tokenizer, because that is unknown.
 
     shard   maximum bytes per file of weights
     report  called after each file with (done, total) in bytes
@@ -205,7 +205,7 @@ def _write_weights(model: Exported, folder: Path, shard: int, report: Callable[[
     for number, names in enumerate(shards, 1):
         file = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
         save_file(model.load(names), folder / file, metadata={"format": "pt"})
-        (folder / file).chmod(folder.stat().st_mode & 0o666)  # safetensors makes it readable only for this user
+        (folder / file).chmod(folder.stat().st_mode & 0o666)  # safetensors writes files that only this user can read
         index |= dict.fromkeys(names, file)
         done += sum(map(model.size, names))
         report(done, total)
@@ -221,7 +221,7 @@ def _rows(shape: tuple[int, ...], rows: slice) -> tuple[int, ...]:
 
 
 def _copy(source: Path, names: Sequence[str], folder: Path) -> bool:
-    """Copies the named files that exist in `source`. Returns whether there is any."""
+    """Copies the named files that exist in `source`. Returns whether any exists."""
     there = [name for name in names if (source / name).is_file()]
     for name in there:
         shutil.copyfile(source / name, folder / name)
@@ -229,7 +229,7 @@ def _copy(source: Path, names: Sequence[str], folder: Path) -> bool:
 
 
 def _copy_tokenizer(definition: Path, separator: str | None, folder: Path) -> None:
-    """Copies a tokenizer.json with the files beside it. If there is no tokenizer_config.json, writes the minimum that
+    """Copies a tokenizer.json and the files next to it. If there is no tokenizer_config.json, writes the minimum that
     `from_pretrained` needs."""
     if definition.name == "tokenizer.json":
         _copy(definition.parent, TOKENIZER, folder)
@@ -255,8 +255,8 @@ def _write_bytes_tokenizer(folder: Path) -> None:
 
 
 def _byte_symbols() -> list[str]:
-    """GPT-2's printable character for each byte: the character with this code, or, if that is not printable, one from
-    U+0100 on."""
+    """GPT-2's printable character for each byte. This is the character with the byte's code if that is printable, else
+    one from U+0100 on."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = iter(range(256, 512))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
@@ -267,7 +267,7 @@ def _write_json(path: Path, content: object) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Flushes a file, or the names in a folder, to disk."""
+    """Flushes a file or the entries of a folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

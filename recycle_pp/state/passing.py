@@ -4,10 +4,10 @@
     pending = way.give(tensor, source, takers, tag)          # from one worker to some peers
     for run, total in way.totals(sums, peers, rounds, sent): # sums each run (neighbouring units) at its first holder
 
-Point-to-point messages (TCP) send the fewest bytes and involve only sender and receivers. NCCL requires that all
-operations of a worker have one order, and each connection needs memory. So with NCCL all peers take part in every
-transfer (`collective`), in the group that also sums their gradients. One broadcast per worker sends as many bytes as a
-ring all-gather.
+Point-to-point messages (TCP) send the fewest bytes and involve only the sender and the receivers. NCCL requires one
+order of all operations of a worker, and memory for each connection. So with NCCL all peers take part in every transfer
+(`collective`), in the group that also sums their gradients. One broadcast per worker sends as many bytes as a ring
+all-gather.
 
 All calls block only in `wait`, and raise LinkBroken when the generation ends.
 """
@@ -31,8 +31,8 @@ from recycle_pp.wire.messages.members import Member
 from .runs import Run
 
 PIECE = 1 << 18  # elements that a worker receives from each peer at a time
-AHEAD = 3  # reductions in flight besides the newest one
-# tags of messages, larger than all tags of mailboxes
+AHEAD = 3  # number of reductions in flight besides the newest
+# message tags, larger than all tags of mailboxes
 SUMS, GRADIENTS, STATE, WEIGHTS, MASTERS, OWN_SUMS, TIED_GRADIENTS = range(MAX_TAG - 7, MAX_TAG)
 
 Rounds = Iterable[Sequence[Run | None]]
@@ -42,7 +42,7 @@ class Passing(Protocol):
     """All members of a stage make the same calls in the same order."""
 
     collective: bool
-    """Whether a worker must also call `give` for transfers between other workers, with a scratch buffer."""
+    """Whether workers must also call `give`, with a scratch buffer, for transfers between other workers."""
 
     def give(self, tensor: Tensor, source: Member, takers: Collection[Member], tag: int) -> Pending:
         """Sends `tensor` from `source` to the takers. `tensor` must be contiguous, and must not change until it has
@@ -63,10 +63,10 @@ def passing(links: Links, me: Member, wait: Callable[[Pending], None]) -> Passin
 
 
 class ByMessages:
-    """Point-to-point messages. A worker that sums a run receives one piece of it at a time from each peer.
+    """Point-to-point messages. A worker that sums a run receives one piece of the run at a time from each peer.
 
-    So it needs memory for these pieces only, and senders need no buffer. A peer is at most one piece ahead of another,
-    because each of them waits for the pieces of its own run.
+    So it needs memory for these pieces only, and senders need no buffer. A peer gets at most one piece ahead of another
+    peer, because each waits for the pieces of its own run.
     """
 
     collective = False
@@ -103,9 +103,9 @@ class ByMessages:
         rooms: Mapping[Member, Tensor],
         sent: Callable[[], None],
     ) -> Tensor:
-        """The sum of this worker's run over all peers, piece by piece. Sends the peers the pieces of their runs.
+        """Sums this worker's run over all peers, piece by piece. Also sends each peer the pieces of its run.
 
-        rooms: a buffer for one piece, by peer
+        rooms: peer -> buffer for one piece
         """
         total = torch.empty(0 if run is None else run.size, dtype=sums.dtype, device=sums.device)
         for pieces in zip_longest(*(of.pieces(PIECE) if of else [] for of in runs.values())):
@@ -127,7 +127,7 @@ class ByMessages:
 
 
 class Together:
-    """Collectives of all peers, several in flight, in the order of the calls."""
+    """Collectives of all peers, in the order of the calls. Several may be in flight."""
 
     collective = True
 

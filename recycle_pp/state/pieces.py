@@ -23,7 +23,7 @@ from recycle_pp.numerics.optimizer import StageOptimizer
 
 
 def pieces(optimizer: StageOptimizer, stage: Stage, units: Collection[int]) -> dict[str, Tensor]:
-    """Live views of the state of these units, by name. Includes the exponents if unit 0 is among them."""
+    """Name -> live view of the state of these units. Includes the exponents if unit 0 is among the units."""
     found: dict[str, Tensor] = {}
     layout = stage.layout
     saved = [unit for unit in sorted(units) if not stage.borrows(layout.names[layout.units[unit].tensor])]
@@ -54,10 +54,10 @@ def tensors_of(stage: Stage) -> list[str]:
 
 
 def boxes(shape: Sequence[int], rows: slice, matrix: Tensor, depth: int) -> Iterator[tuple[list[int], Tensor]]:
-    """(offsets, piece) of each box that covers these rows of a tensor. The pieces are views of `matrix`, with as many
+    """(offsets, piece) of the boxes that cover these rows of a tensor. Pieces are views of `matrix` with as many
     dimensions as the tensor.
 
-    depth: how many leading dimensions are flattened into the rows"""
+    depth: number of leading dimensions that are flattened into rows"""
     if depth == 0:
         yield [0] * len(shape), matrix.reshape(tuple(shape))
         return

@@ -3,8 +3,8 @@
     runs = runs_of([*shares.holders.values()], stage.layout)
     for runs in rounds(runs, peers): ...             # the first run of each peer, then the second, ...
 
-Consecutive units of a layer with the same holders form a `Run`. It has at most `BUCKET` elements, unless a single unit
-has more.
+Consecutive units of a layer with the same holders form a `Run`. A run has at most `BUCKET` elements, unless a single
+unit has more.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def runs_of(table: Sequence[list[Member]], layout: Layout) -> list[Run]:
 
 
 def rounds(runs: Sequence[Run], peers: Sequence[Member]) -> Iterator[tuple[Run | None, ...]]:
-    """Rounds with one run per peer: a run whose first holder is the peer, or None if there are no more such runs."""
+    """Rounds with one run per peer. The peer is the first holder of its run. None: the peer has no more runs."""
     by_peer: dict[Member, list[Run]] = {peer: [] for peer in peers}
     for run in runs:
         by_peer[run.holders[0]].append(run)

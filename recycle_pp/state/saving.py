@@ -1,12 +1,12 @@
-"""A worker's part of a checkpoint.
+"""Saves a worker's part of a checkpoint.
 
     saving = StageSaving(settings, run_dir, stage, optimizer, batches, participant, send, inject)
     executor.on_commit.append(saving.committed)          # saves or sends digests, if the commit requires it
     session.assemble = saving.assemble               # merges the parts of all stages
 
-Saving does not stop training: the state is copied at the commit, and threads write it. Every worker also copies its
-masters and sends their digests, which the coordinator compares before a checkpoint is finished. If the state is
-sharded, the coordinator also compares checksums of each unit's whole state.
+Training continues during a save: the state is copied at the commit, and threads write the copy. Every worker also
+copies its masters and sends their digests. The coordinator compares the digests before a checkpoint is finished. With
+sharded state, it also compares checksums of each unit's whole state.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class StageSaving:
         self._folder = Path(run_dir) / "checkpoints"
         self._saver = checkpoint.Saver(self._folder)
         self._lock = threading.Lock()
-        self._done = 0  # completed steps in the parameters
+        self._done = 0  # number of steps that the parameters include
         self._wanted = -1  # step of a requested checkpoint
         self._answer: Saved | SaveFailed | None = None  # the answer to this request, once it is known
 
@@ -73,10 +73,10 @@ class StageSaving:
             self._save(commit.step + 1, commit.last or wanted, None if wanted else mine)
 
     def asked(self, message: Save) -> None:
-        """Saves all units of this worker, because a saver died at the end of the job. The state is final, but the
-        executor may still have to apply the last step."""
+        """Saves all units of this worker, because a saver died at the end of the job. If the executor has not applied
+        the last step yet, `committed` saves them."""
         with self._lock:
-            if message.step == self._wanted:  # a request that was repeated after a reset, or by another coordinator
+            if message.step == self._wanted:  # a request repeated after a reset or by another coordinator
                 if self._answer is not None:
                     self._send(self._answer)
                 return
@@ -84,7 +84,7 @@ class StageSaving:
             if self._done < self._wanted:
                 return
         try:
-            self._optimizer.checksums()  # fails if the state is damaged; no other copy may be left to compare with
+            self._optimizer.checksums()  # raises if the state is damaged; there may be no other copy to compare with
         except RuntimeError as error:
             with self._lock:
                 self._answer = SaveFailed(message.step, f"worker {self._worker}: {error}")
@@ -100,20 +100,20 @@ class StageSaving:
         self._send(SaveFailed(step, f"worker {self._worker}: {error}"))
 
     def _save(self, step: int, last: bool, units: Collection[int] | None) -> None:
-        """units: to save; None: all units of this worker."""
-        if self._saver.busy and not last:  # a second copy in memory is only justified at the end of a job
+        """units: the units to save; None: all units of this worker"""
+        if self._saver.busy and not last:  # only the end of a job justifies a second copy in memory
             detail = f"worker {self._worker} is still writing its part of the previous checkpoint"
             self._send(SaveFailed(step, detail))
             return
         part = f"{self._worker.stage}-{self._worker.pipeline}"
         state = pieces(self._optimizer, self._stage, self._optimizer.held if units is None else units)
         saving = self._saver.save(step, part, state, tensors_of(self._stage), final=last)
-        self._inject("checkpoint", step - 1)  # here, because the part is being written
+        self._inject("checkpoint", step - 1)  # while the part is being written
         arguments = (step, saving, units is None)
         threading.Thread(target=self._report, args=arguments, name="saved", daemon=True).start()
 
     def _masters(self, final: bool) -> dict[str, Tensor]:
-        """The masters (float32 weights) of this worker's units, by name, on the CPU. They are copies unless `final`."""
+        """Name -> master (float32 weights) on the CPU, for this worker's units. Copies of the state unless `final`."""
         if self._settings.parallel.copies:
             names = self._stage.layout.unit_names
             masters = {names[unit]: self._optimizer.vectors(unit)[0] for unit in sorted(self._optimizer.held)}

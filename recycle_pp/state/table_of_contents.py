@@ -1,10 +1,10 @@
-"""The table of contents of a checkpoint, torch's `.metadata` file: reads it safely and checks it.
+"""Reads and checks the table of contents of a checkpoint (torch's file `.metadata`) without running code from it.
 
     table = read_table(path)                 # torch's Metadata
     check_chunks(path, name, table)          # all elements of this tensor are stored
     check_files(path)                        # all tensors are complete, and no file is too short
 
-Each raises ValueError with one sentence.
+Each function raises ValueError with one sentence.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 def read_table(path: str | Path) -> Any:
     """A checkpoint's table of contents, a `Metadata` object of torch.
 
-    torch stores it as a pickle, and an ordinary unpickler would run any code in the file. This one loads only the
+    torch stores it as a pickle, and an ordinary unpickler would run any code in the file. This function loads only the
     classes that a table consists of.
     """
     content = (Path(path) / ".metadata").read_bytes()
@@ -74,11 +74,11 @@ def check_chunks(path: Path, key: str, table: Any) -> None:
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in _CLASSES:  # no dotted names, which pickle resolves as attributes of attributes
+        if (module, name) in _CLASSES:  # excludes dotted names, which pickle resolves as nested attributes
             return super().find_class(module, name)
         if (module, name) == ("builtins", "getattr"):  # Python 3.11.0 to 3.11.3 pickle enum members this way
             return _member
-        if (module, name) == ("pathlib._local", "PosixPath"):  # its module in Python 3.13
+        if (module, name) == ("pathlib._local", "PosixPath"):  # the module of PosixPath in Python 3.13
             return PosixPath
         if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
             return dtype
@@ -86,7 +86,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _member(kind: Any, name: str) -> Enum:
-    """A member of an enum by name: the only permitted use of `getattr`."""
+    """A member of an enum by name, the only permitted use of `getattr`."""
     if not isinstance(kind, EnumMeta) or name not in kind.__members__:
         raise pickle.UnpicklingError(f"a checkpoint's metadata asks for {name} of {kind}, which is not allowed there")
     return kind[name]

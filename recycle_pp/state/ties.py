@@ -1,15 +1,15 @@
-"""The messages about tied units, whose gradients are summed over several stages (`numerics.ties`).
+"""Sums the gradients of tied units over the stages that hold them (`numerics.ties`).
 
     tied = Ties(links, stage, me, wait, forward)
     tied.units                                       # numbers of this stage's tied units; empty in most models
     reduced = tied.reduce(shares, reduced)           # after the stage's own reduction, once per generation
 
-A member that has its stage's sum of a unit exchanges it with one such member of each other stage that holds the unit.
-If a stage sums all gradients by one all-reduce, all its members have the sum. Otherwise only the first holder has it,
-and sends the resulting gradient to the other holders. `Shares.elsewhere` names the members of the other stages. Both
-stages derive the same pairs of members from these lists, and distribute the pairs over their members.
+Pairs of members from two stages exchange their stages' sums of a unit. If a stage sums all gradients by one all-reduce,
+every member has the sum. Otherwise only the first holder has it, and sends the resulting gradient to the other holders.
+`Shares.elsewhere` lists the members of the other stages. Both stages derive the same pairs from these lists, and
+distribute the pairs over their members.
 
-Workers call `reduce` after their stage's reduction and vote afterwards. So every vote refers to the sum over all
+Workers call `reduce` after their stage's reduction and before they vote. So every vote refers to the sum over all
 stages. This also holds after a death, even if the stage's own sum is from an earlier generation.
 """
 
@@ -38,8 +38,8 @@ Forward = Callable[[int, list[int], Tensor | None, int], list[Pending]]
 
 class Ties:
     """wait(pending, giver): see `state.exchange.Exchange`.
-    forward(unit, holders, grad, tag): sends the unit's gradient from its first holder to the others. Returns the
-        messages to wait for."""
+    forward(unit, holders, grad, tag): sends the unit's gradient from its first holder to the other holders. Returns
+        the messages to wait for."""
 
     def __init__(self, links: Links, stage: Stage, me: Member, wait: Wait, forward: Forward) -> None:
         self._links, self._stage, self._me, self._wait, self._forward = links, stage, me, wait, forward
@@ -47,8 +47,8 @@ class Ties:
         self.units = self._sums.units
 
     def reduce(self, shares: Shares, reduced: Reduced) -> Reduced:
-        """Adds the sums of the other stages. Then the holders of tied units have the gradients of these units, and all
-        peers have the norms. May be called again.
+        """Adds the sums of the other stages. Afterwards the holders of tied units have the gradients of these units,
+        and all peers have the norms. May be called again.
 
         Blocks until the other stages have their sums. Raises LinkBroken when the generation ends."""
         table = [*shares.holders.values()]
@@ -57,7 +57,7 @@ class Ties:
         return self._sums.counted_once(reduced if shares.together else self._agreed(table, reduced, mine))
 
     def _exchanged(self, shares: Shares, reduced: Reduced, mine: list[int]) -> list[tuple[int, list[int], Tensor]]:
-        """(stage, units, parcel) from the members of the other stages; a parcel has a stage's sums of these units."""
+        """(stage, units, parcel) from members of other stages. A parcel contains the stage's sums of these units."""
         table, layout = [*shares.holders.values()], self._stage.gradients.layout
         takes: dict[Member, list[int]] = {}
         gives: dict[Member, list[int]] = {}
@@ -76,7 +76,7 @@ class Ties:
             self._wait(meeting, other)
         found: list[tuple[int, list[int], Tensor]] = []
         coming: list[tuple[Pending, Member]] = []
-        # The same order on both sides of each pair, because NCCL's messages have no tags.
+        # Both sides of a pair use the same order, because NCCL messages have no tags.
         messages = [(other, self._me) for other in takes] + [(self._me, other) for other in gives]
         for frm, to in sorted(messages, key=lambda message: (sorted(message), message)):
             if to == self._me:
@@ -105,7 +105,7 @@ class Ties:
         forwarded: list[Pending] = []
         for unit in self.units:
             grad = grads.get(unit)
-            if grad is not None and unit not in mine:  # new memory, because a message may arrive late and change it
+            if grad is not None and unit not in mine:  # new memory, because a late message may write to it
                 grad = torch.empty_like(grad)
                 arriving.append((unit, grad))
             forwarded += self._forward(unit, table[unit], grad, TIED_GRADIENTS)
@@ -124,5 +124,5 @@ class Ties:
         return replace(reduced, squares=squares, finite=finite, largest=everything)
 
     def _in_order(self, units: list[int]) -> list[int]:
-        """The units in an order that is the same in both stages, which number units differently."""
+        """The units in an order that both stages share, although they number units differently."""
         return sorted(units, key=self.units.index)
