@@ -1,4 +1,4 @@
-"""Converts the setting `control.interface` to the listening address of this worker.
+"""Resolves the setting `control.interface` to the listening address of this worker.
 
 address_of("127.0.0.1") == "127.0.0.1";  address_of("eth0") == "10.0.0.7";  address_of("node3") resolves the name
 """
@@ -13,9 +13,9 @@ SIOCGIFADDR = 0x8915  # linux/sockios.h: requests the IPv4 address of a network 
 
 
 def address_of(interface: str) -> str:
-    """The numeric address for the name of a network interface, a host name or an address.
+    """The numeric address of a network interface (given by name), a host name or an address.
 
-    ValueError for anything else.
+    Raises ValueError for anything else.
     """
     if interface in (name for _, name in socket.if_nameindex()):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:

@@ -1,4 +1,4 @@
-"""Sums and broadcasts among a few workers, built from messages. There is no group to rebuild after a death.
+"""Sums and broadcasts among a few workers, built from messages. So no group must be rebuilt after a death.
 
     all_reduce(tensors, peers, slot)        # in place; peers[k] is the route to worker k, None for this worker
     reduce(tensors, peers, root, slot)      # only for worker `root`
@@ -19,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-SMALL = 1 << 16  # bytes; up to this size, one exchange of whole tensors takes less time than two of parts
+SMALL = 1 << 16  # bytes; up to this size, one exchange of whole tensors is faster than two exchanges of parts
 
 
 class Message(Protocol):
@@ -27,8 +27,8 @@ class Message(Protocol):
 
 
 class Route(Protocol):
-    """The route to one peer. Messages with the same slot arrive in the order in which they were sent. After the
-    message's `wait`, a sent tensor may be written, and a received tensor may be read."""
+    """The route to one peer. Messages with the same slot arrive in the order in which they were sent. After a
+    message's `wait`, the caller may write to a sent tensor and read a received tensor."""
 
     def send(self, tensor: Tensor, slot: int) -> Message: ...
     def receive(self, tensor: Tensor, slot: int) -> Message: ...
@@ -55,7 +55,7 @@ def all_reduce(tensors: Sequence[Tensor], peers: Sequence[Route | None], slot: i
 
 
 def reduce(tensors: Sequence[Tensor], peers: Sequence[Route | None], root: int, slot: int) -> None:
-    """Like `all_reduce`, but only worker `root` gets the sums. The tensors of the other workers do not change."""
+    """Like `all_reduce`, but only worker `root` receives the sums. The tensors of the other workers do not change."""
     route = peers[root]
     if route is not None:
         _wait([route.send(tensor, slot) for tensor in tensors if tensor.numel()])
@@ -75,7 +75,7 @@ def broadcast(tensors: Sequence[Tensor], peers: Sequence[Route | None], source: 
 
 
 def _sum(outs: Sequence[Tensor], inboxes: Sequence[Sequence[Tensor]]) -> None:
-    """Sums in the order of the workers, into `outs`. One of the inboxes is `outs` itself. All of them may be
+    """Sums the inboxes into `outs`, in the order of the workers. One inbox is `outs` itself. All inboxes may be
     overwritten."""
     for out, *contributions in zip(outs, *inboxes, strict=True):
         total = contributions[0]

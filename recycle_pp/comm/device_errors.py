@@ -1,6 +1,6 @@
-"""Distinguishes GPU failures and out-of-memory errors from failed connections: torch raises RuntimeError for all three.
+"""Distinguishes GPU failures, out-of-memory errors and failed connections. torch raises RuntimeError for all of them.
 
-is_gpu_failure(error)       # this process cannot use its GPU any more and must end; its peers are healthy
+is_gpu_failure(error)       # this process can no longer use its GPU and must end; its peers are healthy
 is_out_of_memory(error)     # the memory of the device or of the host is full
 """
 

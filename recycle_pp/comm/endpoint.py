@@ -1,14 +1,14 @@
-"""One member's end of a group: starts its operations, and knows whether the group can be used in the next generation.
+"""One member's end of a group. It starts operations and tracks whether the next generation can reuse the group.
 
     end = Endpoint("7/0.1-1.2", [1, 6], me, group, born=7, pair=True)
-    end.open(generation)                                    # once all members have connected
+    end.open(generation)                                    # after all members have connected
     works = end.start(generation, lane, lambda backend: [backend.send([tensor], peer, tag)])
-    end.close()                                             # from here on no operation starts
+    end.close()                                             # later operations raise LinkBroken
     end.is_idle(), end.counts                               # to publish
     kept = agreed([end], {member: its published counts})    # the same result at every member
 
-A group can be used again if no member has an operation under way, and all have counted the same operations. The counts
-are necessary: NCCL and Gloo may complete a short send before the other end has posted its receive.
+A group can be reused if no member has a pending operation and all members have the same counts. The counts are needed
+because NCCL and Gloo may complete a short send before the other end has posted its receive.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ Counts = Mapping[str, Sequence[int]]  # name of a group -> its counts
 
 
 class Endpoint:
-    """Methods may be called from any thread. None of them blocks, unless an operation does.
+    """Methods may be called from any thread. They block only if an operation blocks.
 
-    name     unique among all groups of the job, and the same at every member
+    name     unique among all groups of the job, and the same on every member
     members  in the order of their ranks
     born     generation in which the group was built
     pair     whether the group is a pair of members of two stages; otherwise it is the group of a stage
-    counts   number of operations in each lane. A message's lane is the rank of its sender, so both ends count it in the
-             same lane. Sums and broadcasts have lane 0
+    counts   number of operations per lane. The lane of a message is the rank of its sender, so both ends count it in
+             the same lane. The lane of sums and broadcasts is 0
     """
 
     def __init__(self, name: str, members: Sequence[Member], me: Member, group: Any, born: int, pair: bool):
         self.name, self.members, self.rank, self.group, self.born = name, members, members.index(me), group, born
         self.pair = pair
         self.counts = [0, 0]
-        self._lock = threading.Lock()  # never held during a call of the back end, which may hang
+        self._lock = threading.Lock()  # never held during a call to the back end, which may hang
         self._connected = False
         self._generation: Generation | None = None
         self._starting = 0
@@ -56,7 +56,7 @@ class Endpoint:
             self._connected, self._generation = True, generation
 
     def start(self, generation: Generation, lane: int, operation: Callable[[Any], list[Any]]) -> list[Any]:
-        """The results of `operation`, which is called with the group's back end. LinkBroken after `close`."""
+        """Calls `operation` with the group's back end. Returns its results. Raises LinkBroken after `close`."""
         with self._lock:
             if self._generation is not generation:
                 raise LinkBroken(generation.number, "aborted")
@@ -79,14 +79,14 @@ class Endpoint:
     def is_idle(self, ask: bool) -> bool:
         """Whether all operations have succeeded. Call `close` first.
 
-        ask: whether the device may be asked. Otherwise operations count as unfinished until `start` has asked."""
+        ask: whether to query the device. If False, operations count as unfinished unless `start` has seen them end."""
         if not self._connected or self._starting:
             return False
         return all(ask and _has_succeeded(work) for work in tuple(self._unfinished))
 
 
 def agreed(endpoints: Sequence[Endpoint], published: Mapping[Member, Counts]) -> list[Endpoint]:
-    """The groups that every member has published with the same counts."""
+    """The groups for which all members have published the same counts."""
     return [end for end in endpoints if all(published[member].get(end.name) == end.counts for member in end.members)]
 
 

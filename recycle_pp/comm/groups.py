@@ -1,20 +1,20 @@
-"""Links over groups of NCCL or Gloo. A group outlives a generation if all its members do and none uses it.
+"""Links over groups of NCCL or Gloo. A group is kept for the next generation if all its members are and it is idle.
 
     links = Links(GroupTransport(store, device, timeout, NcclGroup))
 
 At the start of a generation a member joins one group with its peers, for sums and broadcasts. When it adopts a plan
-(`connect`), it joins a group of two with each member with which it exchanges messages. In a step without a death
-these are at most two groups.
+(`connect`), it joins a pair (a group of two) with each member that it sends messages to or receives messages from. In a
+step without a death there are at most two pairs.
 
 A single group for all messages would be correct, because the messages of a plan have a total order
 (`recycle_schedules.actions`). But NCCL processes the operations of a group in order, so each message would wait for all
-earlier ones. torch has 32 streams per GPU, so if there are more than 32 groups, some of them share a stream. Sharing is
-slower, but safe because of the total order. The members of a group find each other through the control store, under
-keys that start with "<generation>/".
+earlier messages. torch has 32 streams per GPU, so more than 32 groups share streams. Sharing is slower, but safe
+because of the total order. The members of a group find each other through the control store, under keys that start with
+"<generation>/".
 
-At the end of a generation a member aborts only the groups in which it has an operation under way, without waiting for
-another member. In the next generation it publishes the counts of the other groups (`endpoint.agreed`). So the members
-of a group agree whether they keep it or build it again.
+At the end of a generation a member aborts only groups in which it has a pending operation, without waiting for other
+members. In the next generation it publishes the counts of its other groups (`endpoint.agreed`). So the members of a
+group agree whether to keep it or to rebuild it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .waiting import Generation, Job, LinkBroken, Pending, Pool
 
 
 class Group(Protocol):
-    """A group as `GroupTransport` uses it. The constructor does not wait for other members.
+    """The interface that `GroupTransport` needs. The constructor does not wait for other members.
 
     timeout    seconds after which an unfinished operation fails
     interface  numeric listening address
@@ -53,7 +53,7 @@ class Group(Protocol):
     ) -> None: ...
 
     def connect(self, generation: Generation, pair: bool) -> None:
-        """Blocks until no later operation waits for a connection. LinkBroken if the generation ends before that."""
+        """Blocks until no later operation has to wait for a connection. LinkBroken if the generation ends first."""
 
     @staticmethod
     def wait(generation: Generation, work: Any) -> None:
@@ -61,7 +61,7 @@ class Group(Protocol):
 
     @staticmethod
     def abort(groups: Sequence[Any]) -> None:
-        """Makes all pending operations of the groups raise soon, also of groups that are still connecting.
+        """Makes all pending operations of the groups raise soon, even if a group is still connecting.
 
         Call it from any thread, once per group."""
 
@@ -93,8 +93,8 @@ class GroupTransport:
         self._closing: list[threading.Thread] = []
 
     def join(self, generation: Generation, members: Assignment, me: Member, base: int) -> None:
-        """Keeps the idle groups of earlier generations, back to `base`, and builds the group of the stage if it is not
-        among them."""
+        """Keeps the idle groups of generations since `base`. Builds the group of the stage if it is not among
+        them."""
         groups = Groups(members, me)
         with self._lock:
             generation.check()
@@ -113,8 +113,8 @@ class GroupTransport:
             self._build(generation, groups, [tuple(groups.peers)])
 
     def _keep(self, generation: Generation, groups: Groups, offered: list[Endpoint]) -> None:
-        """Waits until all members of these groups have published their counts. Aborts the groups that not all of them
-        can use again."""
+        """Waits until all members of these groups have published their counts. Aborts a group if the counts of its
+        members differ."""
         members = sorted({member for end in offered for member in end.members})
         values = self._store.collect([_key(generation, member) for member in members], lambda: generation.over)
         counts = (msgpack.decode(value, type=dict[str, list[int]]) for value in values)
@@ -130,7 +130,7 @@ class GroupTransport:
         groups = self._of(generation)
         groups.wanted.update(members)
         if missing := [member for member in members if member not in groups.pairs]:
-            # Runs in a thread that can be abandoned, as `join` does: connecting to a dead member may block for ever.
+            # Runs in a thread that can be abandoned, like `join`, because connecting to a dead member may never end.
             generation.wait(self._pool.start(partial(self._meet, generation, groups, missing)))
 
     def _meet(self, generation: Generation, groups: Groups, others: Sequence[Member]) -> None:
@@ -159,14 +159,14 @@ class GroupTransport:
         return self._run(generation, groups.stage, lambda backend: [backend.broadcast([t], options) for t in tensors])
 
     def end(self, over: Sequence[Generation]) -> None:
-        """Aborts the groups with an operation under way, and pairs that the last plan did not need. The other ones wait
-        for `join` or `close`."""
+        """Aborts groups with a pending operation, and pairs that the last plan did not need. Keeps the other groups for
+        `join` or `close`."""
         for generation in over:
             self._store.abandon(generation.number)
         with self._lock:
             ended = [self._groups.pop(generation.number) for generation in over if generation.number in self._groups]
             held = [(end, each.needs(end)) for each in ended for end in each.take()]
-            # A thread that starts an operation may hang in the driver. Then so would a question about another one.
+            # A thread that starts an operation may hang in the driver. A query of another operation would hang too.
             ask = not any([end.close() for end, _ in held])
             idle = [end for end, needed in held if needed and end.is_idle(ask)]
             self._left += idle
@@ -180,7 +180,7 @@ class GroupTransport:
             thread.join(timeout)
 
     def _build(self, generation: Generation, groups: Groups, together: Sequence[tuple[Member, ...]]) -> None:
-        """Builds a group for each of these sets of members, then connects the groups one after the other."""
+        """Builds a group for each of these sets of members, then connects one group after the other."""
         made: list[Endpoint] = []
         try:
             with self._store.one_message():
@@ -193,7 +193,7 @@ class GroupTransport:
                     generation.check()
                     groups.use(generation, end)
         except BaseException:
-            # Aborts these groups, unless `end` has taken them. This needs a thread of its own: exceptions in an
+            # Aborts these groups unless `end` has taken them. Uses a separate thread, because exceptions in an
             # abandoned thread are lost, but an abort that hangs must end the process (threading.excepthook).
             with self._lock:
                 unused = groups.drop(made)
@@ -227,7 +227,7 @@ class GroupTransport:
     def _run(
         self, generation: Generation, end: Endpoint | None, operation: Callable[[Any], list[Any]], lane: int = 0
     ) -> Pending:
-        """end: None if this worker is the only one of its stage, so that there is nothing to do."""
+        """end: None if this worker is alone in its stage and has nothing to do."""
         generation.check()
         works = [] if end is None else generation.attempt(lambda: end.start(generation, lane, operation))
         return Pending(partial(self._finish, generation, works), partial(self._arrived, generation, works))
@@ -236,11 +236,11 @@ class GroupTransport:
     def _arrived(generation: Generation, works: list[Any]) -> bool:
         try:
             return generation.over or all(work.over if isinstance(work, Job) else work.is_completed() for work in works)
-        except RuntimeError:  # the operation has failed, and the wait for it will raise
+        except RuntimeError:  # the operation has failed, so waiting for it will raise
             return True
 
     def _finish(self, generation: Generation, works: list[Any]) -> None:
-        """Waits in the caller's thread, because with NCCL the caller's stream waits as well."""
+        """Waits in the caller's thread, because with NCCL the caller's stream also waits."""
         for work in works:
             self._kind.wait(generation, work)
         generation.check()
@@ -257,7 +257,7 @@ class Groups:
         self.peers = sorted(member for member, worker in members.items() if worker.stage == members[me].stage)
         self.pairs: dict[Member, Endpoint] = {}  # by the member at the other end
         self.stage: Endpoint | None = None  # the group of all peers; None if `me` is the only live member of its stage
-        self.wanted: set[Member] = set()  # the other ends of all pairs that plans have needed
+        self.wanted: set[Member] = set()  # the other members of all pairs that plans have needed
         self._held: list[Endpoint] = []
 
     def hold(self, ends: Sequence[Endpoint]) -> None:
@@ -271,30 +271,30 @@ class Groups:
             self.pairs[end.other] = end
 
     def needs(self, end: Endpoint) -> bool:
-        """Whether the plans of this generation use the group. Without this check, the number of pairs would grow with
-        each death. True for all groups before there is a plan."""
+        """Whether the plans of this generation use the group. True for all groups before the first plan. Without this
+        check, the number of pairs would grow with each death."""
         return end.other is None or not self.wanted or end.other in self.wanted
 
     def take(self) -> list[Endpoint]:
-        """Stops holding all groups and returns them, so that each group is aborted only once."""
+        """Releases and returns all held groups, so that each group is aborted only once."""
         held, self._held = self._held, []
         return held
 
     def drop(self, ends: Sequence[Endpoint]) -> list[Endpoint]:
-        """Stops holding these groups. Returns those that it held."""
+        """Releases these groups. Returns the groups that were held."""
         dropped = [end for end in ends if end in self._held]
         self._held = [end for end in self._held if end not in ends]
         return dropped
 
 
 def meetings(me: Member, others: Iterable[Member], members: Assignment) -> list[tuple[Member, Member]]:
-    """The pairs of `me` with members of adjacent stages, the earlier stage first, in the order in which their groups
-    are built. members: the worker that each member plays
+    """The pairs of `me` with members of adjacent stages, in the order in which their groups are built. Each pair has
+    the member of the earlier stage first. members: member -> the worker that it plays
 
-    All members follow one global order of pairs, so there is always a pair that can proceed. The order consists of
-    rounds, and the pairs of a round have no common member. The first rounds link each even-numbered stage to the next
-    stage. There is one round for each difference between the pipeline numbers of the two workers. Then odd-numbered
-    stages follow in the same way. A step without a death needs two rounds for any number of stages.
+    All members follow one global order of pairs, so some pair can always proceed. The order consists of rounds, and the
+    pairs of a round have no common member. The first rounds link even-numbered stages to the next stage, with one round
+    for each difference between the pipeline numbers of the two workers. Then odd-numbered stages follow in the same
+    way. A step without a death needs two rounds for any number of stages.
     """
 
     def order(pair: tuple[Member, Member]) -> tuple[int, int, Worker, Worker]:

@@ -1,12 +1,12 @@
-"""Accepts connections at a listening socket and admits those that authenticate in time, any number at once.
+"""Accepts connections on a listening socket and admits those that authenticate in time. Handles many in parallel.
 
     handshakes = Handshakes(selector, listener, greet, admitted)
     handshakes.expire(now)     # several times a second: closes connections that take too long
-    handshakes.close()         # closes the connections that have not authenticated; the listener stays open
+    handshakes.close()         # closes unauthenticated connections; the listener stays open
 
-A connection that has not authenticated is closed after `SECONDS`. If there are more than `PENDING` such connections,
-the oldest one is closed. So idle connections of strangers use no threads and a bounded number of descriptors, and do
-not delay members. All methods and callbacks run in the thread that owns the selector.
+An unauthenticated connection is closed after `SECONDS`. If there are more than `PENDING` such connections, the oldest
+one is closed. So idle connections of strangers use no threads and a bounded number of descriptors, and do not delay
+members. All methods and callbacks run in the thread that owns the selector.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Any
 
 from recycle_pp.wire.frames import ChannelClosed
 
-SECONDS = 5.0  # time that a connection has to authenticate
-PENDING = 128  # limit of the number of connections that have not authenticated yet
-RETRY_SECONDS = 0.05  # pause after an accept that failed because no descriptor was free
+SECONDS = 5.0  # time limit for authentication
+PENDING = 128  # maximum number of unauthenticated connections
+RETRY_SECONDS = 0.05  # pause after a failed accept, if no descriptor was free
 
 Greeting = Generator[int, bytes, Any]
 _NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
@@ -34,8 +34,8 @@ _NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 class _Pending:
     since: float  # time.monotonic()
     greeting: Greeting
-    needed: int  # number of bytes that the greeting requested
-    received: bytearray = field(default_factory=bytearray)  # those of the requested bytes that have arrived
+    needed: int  # number of bytes that the greeting has requested
+    received: bytearray = field(default_factory=bytearray)  # the requested bytes that have arrived
 
 
 class Handshakes:
@@ -49,9 +49,9 @@ class Handshakes:
         """
         listener  a non-blocking socket
         greet     returns a generator for each connection. The generator yields the number of bytes that it needs next,
-                  is sent these bytes, and returns the proven identity of the other end. ChannelClosed rejects the
-                  connection.
-        admitted  called with the non-blocking socket and the result of `greet`; the socket then belongs to it
+                  receives these bytes, and returns the proven identity of the other end. It raises ChannelClosed to
+                  reject the connection.
+        admitted  called with the non-blocking socket and the generator's result; takes ownership of the socket
         """
         self._selector, self._listener, self._greet, self._admitted = selector, listener, greet, admitted
         self._pending: dict[socket.socket, _Pending] = {}  # oldest first
@@ -88,7 +88,7 @@ class Handshakes:
         self._selector.register(sock, selectors.EVENT_READ, partial(self._receive, sock))
 
     def _receive(self, sock: socket.socket) -> None:
-        if sock not in self._pending:  # an earlier event of the same select has closed it
+        if sock not in self._pending:  # closed by an earlier event of the same select
             return
         pending = self._pending[sock]
         try:

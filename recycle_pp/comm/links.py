@@ -3,14 +3,14 @@
     links = Links(transport)                        # see execution.transports
     links.rebuild(generation, members, me)          # members: member -> worker; in a thread that can be abandoned
     links.member(Worker(0, 1))                      # the member that plays this worker
-    links.connect({1, 6})                           # the members that later messages come from or go to
+    links.connect({1, 6})                           # the other ends of later messages
     work = links.receive(buffer, frm=1, tag=17)
     links.send(tensor, to=6, tag=18)
-    links.all_reduce([gradient, losses]).wait()     # in place, over the live members of my stage
+    links.all_reduce([gradient, losses]).wait()     # in place, over the live members of this stage
     links.abort()                                   # from any thread: all of the above raise LinkBroken
 
-The executor communicates only through this interface. It may have many pending receives and sends, in any order, if
-their tags are unique.
+The executor communicates only through this interface. Many receives and sends may be pending, in any order, if their
+tags are unique.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Links:
 
     @property
     def ordered(self) -> bool:
-        """Whether the members of a stage exchange only sums and broadcasts with each other, all in the same order. True
-        for groups (Gloo, NCCL). With TCP any two of them can also exchange messages."""
+        """Whether the members of a stage can exchange only sums and broadcasts with each other, all in the same order.
+        True for groups (Gloo, NCCL). With TCP, any two members of a stage can also exchange messages."""
         return self._transport.ordered
 
     def rebuild(self, generation: int, members: Assignment, me: Member, base: int | None = None) -> None:
@@ -60,8 +60,8 @@ class Links:
         members: member -> the worker that it plays
         base: the newest generation that a member joined, or whose predecessor lost a connection between live members.
         Connections made since `base` are kept, so with TCP a death costs no message. Groups (Gloo, NCCL) made since
-        `base` are kept if all their members agree that no operation is under way. None stands for `generation` itself:
-        all connections and groups are made again.
+        `base` are kept if all their members agree that no operation is pending. With None, all connections and groups
+        are made again.
 
         Blocks until all connections are established. LinkBroken if the rebuild is aborted, or if an equal or newer
         generation has been requested. The generation is then unusable.
@@ -83,17 +83,17 @@ class Links:
             raise
 
     def follow(self, generation: int) -> None:
-        """From now on operations belong to this generation. They raise LinkBroken while another generation is current.
+        """Binds later operations to this generation. They raise LinkBroken while another generation is current.
 
-        A rebuild takes a millisecond, in another thread than the executor's. Without this check, the executor could
-        still follow the old plan, and send and reduce in the new generation, where its peers expect other messages.
+        A rebuild runs in a separate thread and takes a millisecond. Without this check, an executor that still follows
+        the old plan could send and reduce in the new generation, in which its peers expect other messages.
         """
         self._followed = generation
 
     @property
     def members(self) -> Assignment:
-        """The members of the followed generation, and the worker that each of them plays. LinkBroken if it has ended,
-        as for the messages: a member of an ended generation may be unknown in the current one."""
+        """The members of the followed generation, and the worker that each of them plays. LinkBroken if the generation
+        has ended, because its members may be unknown in the current one."""
         return self._now().members
 
     def member(self, worker: Worker) -> Member:
@@ -103,17 +103,17 @@ class Links:
     def connect(self, members: Collection[Member]) -> None:
         """Prepares messages with these members of other stages, once per generation.
 
-        Groups (Gloo, NCCL): blocks until each of these members calls `connect` too, so all members must adopt the same
-        plans in the same order. LinkBroken if the generation ends meanwhile. TCP: does nothing, because `rebuild` made
+        Groups (Gloo, NCCL): blocks until each of these members calls `connect`, so all members must adopt the same
+        plans in the same order. LinkBroken if the generation ends first. TCP: does nothing, because `rebuild` has made
         the connections.
         """
         self._transport.connect(self._now(), members)
 
     def meetings(self, me: Member, members: Iterable[Member]) -> list[tuple[Member, Pending]]:
-        """Runs `connect` for each member separately, so that the caller can report which member it waits for.
+        """A pending `connect` for each member, so that the caller can report the member for which it waits.
 
-        Wait for the results in the returned order. It is the same global order of pairs for all members, so there is
-        always a pair that can proceed."""
+        Wait for the results in the returned order. All members use the same global order of pairs, so some pair can
+        always proceed."""
         others = sorted({*members}, key=lambda other: sorted((me, other)))
         return [(other, Pending(partial(self.connect, [other]))) for other in others]
 
@@ -134,8 +134,8 @@ class Links:
         return self._transport.receive(self._now(), tensor, frm, tag)
 
     def all_reduce(self, tensors: Sequence[Tensor]) -> Pending:
-        """Sums each tensor in place over the live members of this member's stage. All of them call it with the same
-        shapes and dtypes.
+        """Sums each tensor in place over the live members of this member's stage. All of them must make the call, with
+        the same shapes and dtypes.
 
         Does not block. The sums are complete when the result's `wait` has returned. After an abort the contents of the
         tensors are undefined.
@@ -143,18 +143,18 @@ class Links:
         return self._transport.all_reduce(self._now(), tensors)
 
     def reduce(self, tensors: Sequence[Tensor], to: Member) -> Pending:
-        """Like `all_reduce`, but only member `to` gets the sums. It must be a live member of this member's stage.
+        """Like `all_reduce`, but only `to` receives the sums. `to` must be a live member of this member's stage.
 
         Sends half as much data. The contents of the other members' tensors are undefined."""
         return self._transport.reduce(self._now(), tensors, to)
 
     def broadcast(self, tensors: Sequence[Tensor], source: Member) -> Pending:
-        """Copies the tensors of `source`, a live member of this member's stage, to those of its peers. Otherwise like
+        """Copies the tensors of `source`, a live member of this member's stage, to its peers. Otherwise like
         `all_reduce`."""
         return self._transport.broadcast(self._now(), tensors, source)
 
     def abort(self) -> None:
-        """Ends the current generation, and one that is being built. Blocked and later operations raise LinkBroken.
+        """Ends the current generation and any generation being built. Blocked and later operations raise LinkBroken.
 
         May be called from any thread, any number of times.
         """

@@ -4,7 +4,7 @@
     x, mask = unpack(buffer, specs)             # views of the received bytes
     buffer = room(specs, device)                # memory to receive such a message
 
-The tensors that one stage passes to another for a micro-batch are always one message: one tag, and one size that both
+All tensors that a stage sends to another stage for a micro-batch form one message. It has one tag and a size that both
 sides know in advance.
 """
 

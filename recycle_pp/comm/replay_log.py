@@ -1,8 +1,8 @@
-"""The tensors that a worker has sent in uncommitted steps. If their receiver dies, they are sent to a peer of it.
+"""Keeps the tensors that a worker sent in uncommitted steps. If a receiver dies, they are resent to one of its peers.
 
 log = ReplayLog()                      # ReplayLog(on_host=True): in host memory
 log.keep(step, ("F", (0, 3), 1), [activation])
-log.get(step, ("F", (0, 3), 1))        # KeyError if the log does not hold it
+log.get(step, ("F", (0, 3), 1))        # KeyError if it is not in the log
 log.drop(step)                         # at the commit
 log.bytes, log.peak                    # memory used for fault tolerance
 """
@@ -19,8 +19,8 @@ class ReplayLog:
     """Tensors by step and by the name of the boundary tensor (`recycle_schedules.Tensor`: kind, micro-batch, stage).
     Not thread-safe.
 
-    on_host: keeps copies in pinned host memory, which are made while later ops compute. The newest tensors also stay on
-    their device until `keep` is called again, because a plan sends tensors right after computing them."""
+    on_host: keep copies in pinned host memory, made while later ops compute. The newest tensors also stay on their
+    device until the next `keep`, because a plan sends tensors right after computing them."""
 
     def __init__(self, on_host: bool = False) -> None:
         self._on_host = on_host
@@ -38,9 +38,9 @@ class ReplayLog:
         self.peak = max(self.peak, self.bytes)
 
     def get(self, step: int, name: Hashable) -> Sequence[torch.Tensor]:
-        """The tensors, which the caller must not change, or copies of them on their original device.
+        """The tensors or copies of them, on their original device. The caller must not change them.
 
-        KeyError if the log does not hold them."""
+        KeyError if they are not in the log."""
         held = self._tensors[step][name]
         if self._newest is not None and self._newest[:2] == (step, name):
             return self._newest[2]
@@ -51,7 +51,7 @@ class ReplayLog:
         return name in self._tensors.get(step, {})
 
     def steps(self) -> set[int]:
-        """The steps with held tensors."""
+        """The steps that have tensors in the log."""
         return set(self._tensors)
 
     def drop(self, step: int) -> None:
@@ -61,7 +61,7 @@ class ReplayLog:
 
 
 class Parked:
-    """A copy of a tensor in host memory, made on a stream of its own, parallel to the compute streams."""
+    """A copy of a tensor in host memory, made on a separate stream in parallel with the compute streams."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._device = tensor.device

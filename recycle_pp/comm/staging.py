@@ -2,9 +2,9 @@
 
     transport = StagedTransport(TcpTransport(...), torch.device("cuda", 0))
 
-For workers that share a GPU, because NCCL allows only one rank per GPU, and for machines without NCCL. A send blocks
+Useful if workers share a GPU, because NCCL allows only one rank per GPU, and on machines without NCCL. A send blocks
 until the ops that compute its tensor are done. So communication overlaps the compute of other workers, but not the
-worker's own compute.
+sender's own compute.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class StagedTransport:
 
 
 def _then_copy(pending: Pending, tensors: Sequence[Tensor], hosts: Sequence[Tensor]) -> Pending:
-    """Copies `hosts` to `tensors` when `pending` is waited for, in the waiting thread and so on its stream.
+    """Copies `hosts` to `tensors` after waiting for `pending`, in the waiting thread and thus on its stream.
 
     An aborted operation does not change the tensors."""
 

@@ -2,11 +2,11 @@
 
     store = ControlStore(publish)          # publish(key, value): the coordinator forwards it to every worker
     store.deliver(key, value)              # called by the control thread for values of other workers
-    ProcessGroupGloo(PrefixStore("7/world", store), rank, size, options)    # its C++ code calls set, wait and get
+    ProcessGroupGloo(PrefixStore("7/world", store), rank, size, options)    # calls set, wait and get from C++
     store.abandon(7)                       # every wait for a key "7/..." ends with LinkBroken
 
-Each key starts with a generation, and its value never changes after it is set. There is no `add` and no `compare_set`,
-because these would need a server.
+Each key starts with a generation, and its value never changes after it is set. `add` and `compare_set` are missing,
+because they would need a server.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ BATCH = "*"  # the key of a message with several keys
 class ControlStore(dist.Store):
     """Keys and values that all workers see, carried by `publish` and `deliver`.
 
-    publish(key, value) must pass the value to `deliver` on every other worker. The order does not matter, and it may
-    also pass the value back to the sender. `publish` is called in the thread that sets the key, which holds no lock.
+    publish(key, value) must pass the value to `deliver` on every other worker, and may pass it back to the sender. The
+    order does not matter. `publish` is called in the thread that sets the key, without a lock held.
     """
 
     def __init__(self, publish: Callable[[str, bytes], None], timeout: float = 1800.0):
         super().__init__()
         self._publish = publish
-        self._timeout = timeout  # seconds; only a last resort, because the coordinator detects deaths
+        self._timeout = timeout  # seconds; a last resort, because the coordinator detects deaths
         self._values: dict[str, bytes] = {}
         self._changed = threading.Condition()
         self._abandoned = -1  # newest abandoned generation
@@ -80,7 +80,7 @@ class ControlStore(dist.Store):
 
     @contextmanager
     def one_message(self) -> Iterator[None]:
-        """Publishes all values that this thread sets in the `with` block as a single message, at the end of the
+        """Publishes all values that this thread sets in the `with` block as one message at the end of the
         block."""
         batch = self._batches[threading.get_ident()] = {}
         try:

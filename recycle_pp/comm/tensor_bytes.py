@@ -1,4 +1,4 @@
-"""Exposes the memory of a tensor as bytes without copying it, and allocates aligned memory for reproducible results."""
+"""Exposes a tensor's memory as bytes without a copy, and allocates aligned memory for reproducible results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ALIGNMENT = 256  # bytes: the bits of a matrix product may depend on the alignment of its operands
+ALIGNMENT = 256  # bytes; the result of a matrix product may depend on the alignment of its operands
 
 
 def tensor_bytes(tensor: Tensor) -> memoryview:
@@ -21,7 +21,7 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
 
 
 def aligned_bytes(size: int, device: torch.device) -> Tensor:
-    """Uninitialised memory, uint8 (size,), at a multiple of `ALIGNMENT` bytes. torch itself aligns to 64 on a CPU."""
+    """Uninitialised memory, uint8 (size,), at a multiple of `ALIGNMENT` bytes. torch aligns to 64 bytes on a CPU."""
     if device.type != "cpu":
         return torch.empty(size, dtype=torch.uint8, device=device)  # torch aligns to 512 bytes on a GPU
     memory = torch.empty(size + ALIGNMENT, dtype=torch.uint8)
@@ -30,7 +30,7 @@ def aligned_bytes(size: int, device: torch.device) -> Tensor:
 
 
 def aligned(tensor: Tensor) -> Tensor:
-    """The tensor, or if necessary a copy, contiguous and at a multiple of `ALIGNMENT` bytes."""
+    """The tensor or, if necessary, a copy. The result is contiguous and at a multiple of `ALIGNMENT` bytes."""
     if tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0:
         return tensor
     memory = aligned_bytes(tensor.nbytes, tensor.device).view(tensor.dtype).view(tensor.shape)

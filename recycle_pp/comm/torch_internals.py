@@ -6,7 +6,7 @@
     shutdown_connections(listener, peers); answer_for_missing(listener, ranks)   # any thread: blocked operations raise
     process_group(store, rank, size, {"cpu": gloo_backend(...), "cuda": nccl_backend(...)})
 
-Each fact holds in torch 2.11 to 2.13, according to the source file named beside it. If a fact no longer holds, a test
+Each fact holds in torch 2.11 to 2.13, according to the source file named with it. If a fact no longer holds, a test
 in tests/recycle_pp/comm/test_{torch,gloo}_internals.py fails and states the fact. `python tests/torch_versions.py` runs
 these tests with every version of torch in pyproject's range.
 
@@ -85,7 +85,7 @@ def start_connections(backend: Any) -> Any:
     """Starts all connections of a lazy back end without waiting. Keep the result for as long as the back end is used.
 
     A lazy pair connects at its first use, and *posting* a receive then blocks until the peer uses the same pair. So a
-    schedule that posts receives in advance can deadlock. A receive from any source touches all pairs and does not block
+    schedule that posts receives early can deadlock. A receive from any source touches all pairs and does not block
     (gloo/transport/tcp/context.cc and unbound_buffer.cc).
     """
     import torch
@@ -99,9 +99,9 @@ def shutdown_connections(listener: Address, peers: Collection[Address]) -> int:
 
     listener: this process's listening address. peers: the listening addresses of the other members.
 
-    Call it from any thread, and again as long as new connections may appear. Takes tens of microseconds per open
-    descriptor. Listening sockets stay open: shutting one down ends the process (an uncaught exception in Gloo's event
-    thread).
+    Call it from any thread, and repeat it while new connections may appear. Takes tens of microseconds per open
+    descriptor. Listening sockets stay open, because shutting one down ends the process (an uncaught exception in Gloo's
+    event thread).
     """
     found = 0
     for sock in _sockets():
@@ -114,13 +114,13 @@ def shutdown_connections(listener: Address, peers: Collection[Address]) -> int:
 
 
 def answer_for_missing(listener: Address, ranks: Collection[int]) -> None:
-    """Ends every wait of this process for a connection from one of `ranks`; the waiting operation raises. To do this,
+    """Ends every wait of this process for a connection from one of `ranks`. The waiting operation raises. To do this,
     the function connects to this process's own listener in the name of each rank, and disconnects.
 
-    Of two members, the one with the higher address connects (gloo/transport/tcp/pair.cc compares sockaddrs by bytes).
+    In each pair the member with the higher address connects (gloo/transport/tcp/pair.cc compares sockaddrs by bytes).
     The other member waits, and has no socket that could be shut down to end the wait. Gloo's handshake consists of the
     connecting member's rank in eight bytes (ssize_t). If a connection closes after the handshake, the waiting operation
-    fails as after the death of that member.
+    fails as if that member had died.
     """
     family = socket.AF_INET6 if ":" in listener[0] else socket.AF_INET
     for rank in ranks:
@@ -134,7 +134,7 @@ def answer_for_missing(listener: Address, ranks: Collection[int]) -> None:
 
 
 def _sockets() -> Iterator[socket.socket]:
-    """A duplicate of every socket of this process. Another thread may close an original, and its number be reused."""
+    """A duplicate of every socket of this process, because another thread may close the original meanwhile."""
     for name in os.listdir("/proc/self/fd"):
         try:
             fd = os.dup(int(name))
@@ -153,8 +153,8 @@ def _sockets() -> Iterator[socket.socket]:
 def _connects(sock: socket.socket, listener: Address, peers: Collection[Address]) -> bool:
     """Whether the socket is a connection of the group.
 
-    Each connection has the listening address of a member at exactly one end: the remote end if we connected, the local
-    end if we accepted."""
+    Each connection has the listening address of a member at exactly one end. This is the remote end if this process
+    connected, and the local end if it accepted."""
     if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
         return False
     if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
@@ -173,7 +173,7 @@ def _connects(sock: socket.socket, listener: Address, peers: Collection[Address]
 def nccl_backend(store: dist.Store, rank: int, size: int, timeout: float) -> Any:
     """An NCCL back end whose communicator can be aborted while a member is missing: `config.blocking` is 0.
 
-    Only for the process group. Its calls hold a lock while they wait for a communicator, and an abort waits for it.
+    Only for the process group. A call holds a lock while it waits for a communicator, and an abort needs this lock.
 
     timeout: seconds. RuntimeError or AttributeError without CUDA, or if torch was built without NCCL.
     """
@@ -203,7 +203,7 @@ def process_group(store: dist.Store, rank: int, size: int, backends: Mapping[str
     """A C++ ProcessGroup over these back ends. The last one is its default. torch ignores a second back end for the
     same device, so each generation needs a new process group.
 
-    backends: by type of device: "cpu" -> a Gloo back end, "cuda" -> an NCCL back end
+    backends: device type -> back end ("cpu" -> Gloo, "cuda" -> NCCL)
 
     Source: distributed_c10d.py, _new_process_group_helper.
     """

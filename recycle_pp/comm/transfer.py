@@ -1,8 +1,8 @@
-"""Sends named tensors from one worker to another over a separate TCP connection: the state for a rejoining worker.
+"""Sends named tensors (the state for a rejoining worker) to another worker over a separate TCP connection.
 
     receiver = Receiver("127.0.0.1", token)                    # listens at once; (host, port) in receiver.address
     stream = receiver.accept(timeout=60)                       # Stream, authenticated
-    about, tensors = stream.receive()                          # blocks; TransferError when the other side is gone
+    about, tensors = stream.receive()                          # blocks; TransferError if the connection is lost
 
     stream = connect(address, token, timeout=10)               # the donor
     stream.send(StepGradient(...), {"gradient": tensor})       # returns when the kernel has accepted all bytes
@@ -46,7 +46,7 @@ from .addresses import address_of
 from .handshakes import Greeting, Handshakes
 
 MAX_TENSOR = 1 << 40  # bytes
-LOOK_SECONDS = 0.3  # seconds between two checks for connections that take too long to authenticate
+LOOK_SECONDS = 0.3  # seconds between two checks for connections that authenticate too slowly
 CHUNK = 4 << 20  # bytes per system call; the stream's timeout limits each call
 
 _DTYPES = {
@@ -59,7 +59,7 @@ _DTYPES = {
 
 
 class TransferError(ConnectionError):
-    """The stream is unusable: the other side has died, does not respond in time, or uses another format."""
+    """The stream is unusable, because the other side has died, has timed out, or uses another format."""
 
 
 def connect(address: tuple[str, int] | list[Any], token: str, timeout: float = 10.0, idle: float = 60.0) -> Stream:
@@ -100,8 +100,8 @@ class Receiver:
     def accept(self, timeout: float = 60.0, idle: float = 60.0) -> Stream:
         """The next connection that authenticates. TransferError after `timeout` seconds, or after `close`.
 
-        `comm/handshakes.py` closes connections that do not authenticate; they cause no delay. idle: seconds without a
-        byte after which a receive or send of the stream fails.
+        Connections that do not authenticate are closed (`comm/handshakes.py`) and cause no delay. idle: seconds without
+        a byte after which a receive or send of the stream fails.
         """
         deadline = time.monotonic() + timeout
         with self._accepting:
@@ -148,7 +148,7 @@ class Stream:
         self._socket = sock
 
     def send(self, about: StatePart | StepGradient, tensors: Mapping[str, Tensor]) -> None:
-        """Sends the tensors in their order. They must not change until `send` returns.
+        """Sends the tensors in the given order. They must not change until `send` returns.
 
         ValueError if the header with their names and shapes is larger than 16 MiB."""
         headers = [TensorHeader(name, _name(tensor.dtype), list(tensor.shape)) for name, tensor in tensors.items()]
@@ -157,7 +157,7 @@ class Stream:
             self._write(_bytes_of(tensor.detach().to("cpu", memory_format=torch.contiguous_format).contiguous()))
 
     def receive(self) -> tuple[StatePart | StepGradient, dict[str, Tensor]]:
-        """The arguments of the other side's next `send`: (about, tensors on the CPU). Blocks until they arrive."""
+        """(about, tensors on the CPU), the arguments of the other side's next `send`. Blocks until they arrive."""
         try:
             parcel = self._receive_message(TO_JOINER, MAX_FRAME)
             assert isinstance(parcel, Parcel)  # a joiner receives no other message

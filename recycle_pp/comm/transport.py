@@ -18,7 +18,7 @@ class Transport(Protocol):
     """Every operation belongs to a generation prepared by `join`, and raises LinkBroken after the generation has ended.
 
     Tensors are contiguous and on the transport's device. Operations may be started from any thread and return without
-    waiting for a peer. The caller waits for a result once or never. `Links` describes the arguments.
+    waiting for a peer. The caller waits for a result at most once. `Links` describes the arguments.
     """
 
     ordered: bool  # see `Links.ordered`
@@ -36,7 +36,7 @@ class Transport(Protocol):
     def broadcast(self, generation: Generation, tensors: Sequence[Tensor], source: Member) -> Pending: ...
 
     def end(self, over: Sequence[Generation]) -> None:
-        """Wakes operations of these generations that block in the back end, and frees the generations' resources."""
+        """Wakes operations of these generations that are blocked in the back end. Frees the generations' resources."""
 
     def close(self, timeout: float) -> None:
         """Closes all connections. Blocks for at most `timeout` seconds."""

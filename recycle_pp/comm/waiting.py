@@ -5,9 +5,9 @@
     generation.wait(job)                    # the caller blocks here; LinkBroken as soon as the generation ends
     generation.end()                        # from any thread
 
-A blocked operation of Gloo can be ended only by breaking its connection. So it runs in a thread of the pool, which
-stays blocked while the waiting thread continues. This costs one switch between threads per wait, and connections
-between live workers need not be broken.
+A blocked Gloo operation ends only if its connection is broken. So it runs in a thread of the pool, which may stay
+blocked while the waiting thread continues. Each wait costs one thread switch, but connections between live workers stay
+up.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ T = TypeVar("T")
 
 
 class LinkBroken(RuntimeError):
-    """The generation of an operation is over: it was aborted or superseded, or a peer's connection broke.
+    """The generation of an operation is over, because it was aborted or superseded or a peer's connection broke.
 
-    `aborted` is False if a socket reported an error before this process knew of an abort. Then a peer has died, or has
-    already closed its group after another death, or the network is broken. The coordinator must be informed.
+    `aborted` is False if a socket error occurred before this process received an abort. Then a peer has died, a peer
+    has already closed its group after another death, or the network is cut. The coordinator must be notified.
     """
 
     def __init__(self, generation: int, reason: str, *, aborted: bool = True):
@@ -43,9 +43,9 @@ class LinkBroken(RuntimeError):
 class Job:
     """A pending operation that one thread completes while others wait for it.
 
-    It is done when its function has run in a thread of the pool. Without a function, `finish` completes it.
+    A job with a function is done when a thread of the pool has run it. Otherwise `finish` completes the job.
 
-    done: whether `finish` was called; a job that was only released is over, but not done
+    done: whether `finish` was called. A job that was only released is over, but not done.
     error: the exception with which the operation failed, or None"""
 
     def __init__(self, function: Callable[[], object] | None = None):
@@ -69,7 +69,7 @@ class Job:
             self.finish()
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Completes the job, so that all waits return. error: the exception with which it failed, or None."""
+        """Completes the job and wakes all waiting threads. error: the exception with which it failed, or None."""
         self.error, self.done = error, True
         self.release()
 
@@ -92,8 +92,8 @@ class Job:
 
 
 class Pool:
-    """Runs each function in a thread at once, without waiting for other jobs. Keeps up to two idle threads for
-    reuse."""
+    """Runs each function in a thread at once, without waiting for other jobs. Keeps up to two idle threads
+    for reuse."""
 
     KEPT = 2
 
@@ -127,7 +127,7 @@ class Pool:
 
 
 class Generation:
-    """The number of a generation, its members, and whether it has ended. Its operations share this object.
+    """A generation's number, its members, and whether it has ended. All its operations share this object.
 
     Methods may be called from any thread and hold no lock."""
 
@@ -155,8 +155,8 @@ class Generation:
     def wait(self, job: Job, seconds: float = -1) -> bool:
         """Blocks until the job is done. False if that takes longer than `seconds` (-1: no limit).
 
-        LinkBroken if the job failed, or as soon as the generation ends. The end of a generation releases the job, so
-        another generation must not wait for the same job."""
+        LinkBroken if the job fails, or as soon as the generation ends. The end of the generation releases the job, so
+        another generation must not wait for it."""
         self._awaited.add(job)
         done = self.over or job.wait(seconds)
         self._awaited.discard(job)
@@ -174,13 +174,13 @@ class Generation:
         try:
             return operation()
         except RuntimeError as error:
-            # The traceback is dropped, because its frames would keep groups alive until some thread collects garbage
-            # and then blocks in a group's destructor.
+            # Drops the traceback. Its frames would keep groups alive until a thread collects garbage, and that thread
+            # would then block in the destructor of a group.
             raise self.broken(error) from error.with_traceback(None)
 
     def broken(self, error: BaseException) -> BaseException:
-        """The exception to raise for a failed operation: LinkBroken, or `error` itself if no connection caused it (a
-        GPU failure, full memory)."""
+        """The exception to raise for a failed operation. This is LinkBroken, or `error` itself if a GPU failure or full
+        memory caused it."""
         if self.over:
             return LinkBroken(self.number, "aborted")
         own = is_gpu_failure(error) or is_out_of_memory(error) or isinstance(error, LinkBroken)
@@ -196,8 +196,8 @@ class Pending:
 
     def __init__(self, finish: Callable[[], object] | None, arrived: Callable[[], bool] = lambda: False):
         """
-        finish   blocks until the operation is done; None if it is done already
-        arrived  whether `wait` would return at once, as far as known; may be called from any thread
+        finish   blocks until the operation is done; None if it is already done
+        arrived  whether `wait` is known to return at once; may be called from any thread
         """
         self._finish, self.arrived = finish, arrived
 

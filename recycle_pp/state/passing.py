@@ -42,7 +42,7 @@ class Passing(Protocol):
     """All members of a stage make the same calls in the same order."""
 
     collective: bool
-    """Whether workers must also call `give`, with a scratch buffer, for transfers between other workers."""
+    """Whether a worker must also call `give` for transfers between other workers, with a scratch buffer."""
 
     def give(self, tensor: Tensor, source: Member, takers: Collection[Member], tag: int) -> Pending:
         """Sends `tensor` from `source` to the takers. `tensor` must be contiguous, and must not change until it has
