@@ -35,9 +35,9 @@ class Route(Protocol):
 
 
 def all_reduce(tensors: Sequence[Tensor], peers: Sequence[Route | None], slot: int) -> None:
-    """Sums contiguous tensors in place: worker k sums part k of each tensor, then all workers exchange their sums.
+    """Sums contiguous tensors in place. Worker k sums part k of each tensor, then all workers exchange their sums.
 
-    Each of the n workers sends 2 (n-1)/n of the tensors' bytes, the minimum for any all-reduce, in two exchanges
+    Each of the n workers sends 2 (n-1)/n of the tensors' bytes, the minimum for any all-reduce. There are two exchanges
     (reduce-scatter and all-gather; Thakur, Rabenseifner and Gropp, 2005). Small tensors are sent whole in the first
     exchange, and every worker sums them. Each element is summed in the order of the workers, not in the order of
     arrival, so the same workers always get the same bits.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-# A CUDA error other than "out of memory" is sticky: every later CUDA call of the process returns the same error. The
+# CUDA errors other than "out of memory" are sticky. Every later CUDA call of the process returns the same error. The
 # texts are from torch (c10/cuda/CUDAException.cpp) and from NCCL (ncclGetErrorString, NCCLUtils.cpp).
 GPU_FAILURES = ("CUDA error", "CUDA driver error", "unhandled cuda error", "ncclUnhandledCudaError")
 FULL_MEMORY = ("out of memory", "can't allocate memory")

@@ -3,8 +3,8 @@
     links = Links(GroupTransport(store, device, timeout, NcclGroup))
 
 At the start of a generation a member joins one group with its peers, for sums and broadcasts. When it adopts a plan
-(`connect`), it joins a pair (a group of two) with each member that it sends messages to or receives messages from. In a
-step without a death there are at most two pairs.
+(`connect`), it joins a pair (a group of two) with each member with which it exchanges messages. In a step without a
+death there are at most two pairs.
 
 A single group for all messages would be correct, because the messages of a plan have a total order
 (`recycle_schedules.actions`). But NCCL processes the operations of a group in order, so each message would wait for all

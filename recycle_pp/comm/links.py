@@ -86,7 +86,7 @@ class Links:
         """Binds later operations to this generation. They raise LinkBroken while another generation is current.
 
         A rebuild runs in a separate thread and takes a millisecond. Without this check, an executor that still follows
-        the old plan could send and reduce in the new generation, in which its peers expect other messages.
+        the old plan could send and reduce in the new generation. Its peers expect other messages there.
         """
         self._followed = generation
 

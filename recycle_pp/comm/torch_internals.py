@@ -37,7 +37,7 @@ MAX_TAG = 2**31 - 1  # torch's tags use 31 of the 64 bits of a Gloo slot (Proces
 
 
 def gloo_backend(store: dist.Store, rank: int, size: int, host: str, timeout: float) -> Any:
-    """A Gloo back end whose constructor does not wait: with `lazy_init` it only listens and publishes its address.
+    """A Gloo back end whose constructor does not wait. With `lazy_init` it only listens and publishes its address.
 
     host: numeric address. timeout: seconds after which Gloo fails an operation. The back end has one thread, so its
     collectives run in order. ProcessGroupGloo.Options has no public name in Python (init.cpp: `_Options`, `_devices`,

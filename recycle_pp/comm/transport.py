@@ -1,5 +1,5 @@
-"""The interface of a back end of `Links`: TCP (`comm.tcp`), groups of Gloo or NCCL (`comm.groups`), or TCP or Gloo
-between GPUs through host memory (`comm.staging`). `execution.transports` chooses one for a job.
+"""The interface of a back end of `Links`. The back ends are TCP (`comm.tcp`), groups of Gloo or NCCL (`comm.groups`),
+and TCP or Gloo between GPUs through host memory (`comm.staging`). `execution.transports` selects one for a job.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ class Generation:
         self._awaited: set[Job] = set()
 
     def end(self) -> None:
-        """Ends the generation: current and later waits raise LinkBroken at once."""
+        """Ends the generation, so that current and later waits raise LinkBroken at once."""
         self.over = True
         for job in list(self._awaited):
             job.release()

@@ -74,7 +74,7 @@ class CoordinatorClient:
     def send(self, message: Message) -> None:
         with self._sending:
             if is_lasting(message):
-                # Keeps two `Measured`: if a commit is lost, this worker may already have measured the next step.
+                # Keeps two `Measured`, because this worker may have measured the next step when a commit is lost.
                 kind = type(message), message.step % 2 if isinstance(message, Measured) else 0
                 self._lasting.pop(kind, None)  # so that the new message is inserted at the end
                 self._lasting[kind] = message

@@ -136,7 +136,7 @@ def is_unfit(error: Exception) -> bool:
 
 
 def platform(device: torch.device, backend: str, precision: str = "fp32") -> str:
-    """The hardware and versions that determine the bits of a result: they select the kernels, their tiles, the matrix
+    """The hardware and versions that determine the bits of a result. They select the kernels, their tiles, the matrix
     libraries and the order of reductions. Workers with different platforms cannot replace each other."""
     models = f", transformers {version('transformers')}" if "transformers" in sys.modules else ""
     messages = f"nccl {nccl.dotted(nccl.installed())}" if backend == "nccl" else backend

@@ -1,4 +1,4 @@
-"""Emulates compute: every op sleeps for its configured time. Messages are real and have their real size.
+"""Emulates compute. Every op sleeps for its configured time. Messages are real and have their real size.
 
     stage = EmulatedStage(settings, 1, device); optimizer = EmulatedOptimizer(settings, stage)
 
@@ -25,8 +25,8 @@ HOST_AHEAD = 0.001  # seconds of host work (Python and a wake-up) between two op
 
 
 class EmulatedDevice:
-    """A device with a queue. An op that is launched within `HOST_AHEAD` seconds of the end of the previous op starts at
-    that end, as on a GPU whose host launches ahead. So the host's work between two ops costs no time."""
+    """A device with a queue. An op launched up to `HOST_AHEAD` seconds after the end of the previous op starts at that
+    end, as on a GPU whose host launches ahead. So the host's work between two ops costs no time."""
 
     def __init__(self) -> None:
         self._free = 0.0

@@ -7,7 +7,7 @@ with spans.span(step, kind): ...      # launches an op and observes it
 spans.take(step)                      # (kind, pipeline, index, start, end, own); times in seconds, monotonic clock
 
 A span starts and ends when the device starts and ends the work, not when the host launches it. On a GPU the host
-launches up to AHEAD ops before the device has finished the current one, so no op waits for the launch of its kernels.
+launches up to AHEAD ops before the device has finished the current op. So no op waits for the launch of its kernels.
 An op counts as done, and has a span, when the host has observed its end. Ops end in the order in which they were
 launched. On a CPU an op ends before the host can launch the next one.
 

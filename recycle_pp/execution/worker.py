@@ -4,7 +4,7 @@
     main(spec)                                  # in a fork of a process that has imported torch
 
 A failing worker sends the cause of its death (`last_words`) to its supervisor and ends. The job continues without it.
-SIGTERM means that the machine will be reclaimed: the worker leaves after the current step's commit, so no work is lost.
+On SIGTERM (its machine will be reclaimed) the worker leaves after the commit of the current step, so no work is lost.
 On SIGUSR1 the worker writes the stacks of all its threads to its log.
 """
 

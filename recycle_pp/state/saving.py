@@ -4,7 +4,7 @@
     executor.on_commit.append(saving.committed)          # saves or sends digests, if the commit requires it
     session.assemble = saving.assemble               # merges the parts of all stages
 
-Training continues during a save: the state is copied at the commit, and threads write the copy. Every worker also
+Training continues during a save, because threads write a copy of the state made at the commit. Every worker also
 copies its masters and sends their digests. The coordinator compares the digests before a checkpoint is finished. With
 sharded state, it also compares checksums of each unit's whole state.
 """

@@ -1,12 +1,12 @@
-"""Converts times of other machines' monotonic clocks to this machine's clock, so that all spans fit into one trace.
+"""Converts times of other machines' monotonic clocks to this machine's clock, so that one trace can hold all spans.
 
     clocks.observe(worker, heartbeat["boot"], heartbeat["now"], time.monotonic())
     here = clocks.local(worker, there)          # seconds
 
-Processes with the same boot id of the kernel share a clock. For another machine, each heartbeat gives a difference
-between its time of arrival, on this clock, and its time of sending, on the other clock. The smallest difference is used
-as the offset. Its error is the shortest delay of a message between the two machines. Only the last heartbeats count,
-because clocks drift by about 10 ms an hour.
+Processes with the same kernel boot id share a clock. For another machine, each heartbeat gives the difference between
+its arrival time on this clock and its sending time on the other clock. The smallest difference is the offset. Its error
+is the shortest message delay between the two machines. Only recent heartbeats count, because clocks drift by about
+10 ms an hour.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import deque
 
 from recycle_pp.linux.processes import boot_id
 
-KEPT = 60  # number of last heartbeats that count
+KEPT = 60  # number of recent heartbeats that count
 
 
 class Clocks:

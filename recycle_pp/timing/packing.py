@@ -1,4 +1,4 @@
-"""Packs the spans of a step (the times in which a worker ran its ops) into bytes. All workers send their spans at the
+"""Packs the spans of a step (the times at which a worker ran its ops) into bytes. All workers send their spans at the
 same time, while the job waits for the coordinator.
 
 data = pack(spans)                  # [[kind, pipeline, index, start, end, own], ...]
@@ -26,7 +26,7 @@ Span = tuple[str, int, int, float, float, float]
 
 OWN = 5  # number of the column `own`
 
-_ROW = np.dtype("<f8")  # also for the integers of a span, which float64 represents exactly
+_ROW = np.dtype("<f8")  # also holds the integers of a span, which float64 represents exactly
 
 
 def pack(spans: Iterable[Any]) -> bytes:
@@ -34,7 +34,7 @@ def pack(spans: Iterable[Any]) -> bytes:
 
 
 def table_of(spans: Iterable[Any]) -> np.ndarray:
-    """The inverse of `listed`. For a span without `own`, `own` is its whole duration."""
+    """The inverse of `listed`. If a span lacks `own`, its whole duration is used."""
     rows = [(KINDS.index(k), d, i, start, end, *(own or [end - start])) for k, d, i, start, end, *own in spans]
     return np.array(rows, _ROW).reshape(-1, 6)
 

@@ -1,11 +1,11 @@
-"""The spans (start and end) of all ops that the workers ran, on the clock of this process.
+"""Stores the spans (start and end) of all ops that the workers ran, in times of this process's clock.
 
     spans = SpanTables()
     spans.heartbeat(worker, message)            # updates the offset of the worker's clock
-    spans.add(worker, measured)                 # the spans of all ops that the worker ran in a step
+    spans.add(worker, measured)                 # the spans of the worker's ops in a step
     spans.of(step)                              # {worker: table}, with tables as `packing.unpack` returns them
     spans.local(worker, seconds)                # converts a time of the worker's clock
-    spans.drop(step)                            # forgets this step and all steps before it
+    spans.drop(step)                            # drops this step and all earlier steps
 
 The coordinator owns the tables and plans with them; telemetry writes traces from them.
 """
@@ -38,7 +38,7 @@ class SpanTables:
         return self._clocks.local(worker, seconds)
 
     def add(self, worker: Worker, message: Measured) -> None:
-        """Adds the worker's spans of a step. They replace the worker's spans of an earlier attempt at this step."""
+        """Adds the worker's spans of a step. Replaces its spans of an earlier attempt at this step."""
         self._packed.setdefault(message.step, {})[worker] = message.spans, self._clocks.local(worker, 0.0)
         self._tables.get(message.step, {}).pop(worker, None)
 
@@ -59,6 +59,6 @@ class SpanTables:
                 del kept[old]
 
     def clear(self) -> None:
-        """Forgets all steps, before the workers restart from a checkpoint."""
+        """Drops all steps, before the workers restart from a checkpoint."""
         self._packed.clear()
         self._tables.clear()

@@ -1,8 +1,8 @@
-"""One Gloo group of a generation, with the interface of `comm.groups.Group`.
+"""A Gloo group of one generation, with the interface of `comm.groups.Group`.
 
 group = GlooGroup(store, "7/0.1-1.2", rank, size, device, timeout, "127.0.0.1")   # does not wait
 group.connect(generation)                                            # waits for every member's address
-job = group.backend.send([tensor], peer, tag)                        # also recv, sums, broadcast; need not be kept
+job = group.backend.send([tensor], peer, tag)                        # also recv and collectives; the job may be dropped
 GlooGroup.wait(generation, job)                                      # LinkBroken as soon as the generation ends
 GlooGroup.abort([group])                                             # from any thread
 group.gloo                                                           # torch's own back end
@@ -31,8 +31,8 @@ from recycle_pp.comm.waiting import Generation, Job, Pool
 class GlooGroup:
     """An abort shuts down the group's connections, so that blocked operations of `gloo` raise RuntimeError.
 
-    Gloo does not report a connection that breaks in the middle of a message. So threads wait for the operations of
-    `backend`: a caller of `wait` continues when the generation ends, even if the thread stays blocked.
+    Gloo does not report a connection that breaks in the middle of a message. So separate threads wait for the
+    operations of `backend`. At the end of the generation a caller of `wait` continues, even if a thread stays blocked.
 
     device: unused, because tensors are on the CPU. interface: a numeric address.
     """
@@ -73,9 +73,9 @@ class GlooGroup:
 
 
 class InThreads:
-    """Operations of a Gloo back end. Each has a thread of its own, which waits until the operation is done.
+    """Operations of a Gloo back end. Each operation has its own thread, which waits until it is done.
 
-    The thread keeps torch's work object and the tensors alive, because dropping a work would cancel its message."""
+    The thread keeps torch's work object and the tensors alive, because dropping the work would cancel its message."""
 
     _pool = Pool()
 

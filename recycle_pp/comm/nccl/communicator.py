@@ -1,14 +1,14 @@
-"""An NCCL communicator that several threads use and any thread can abort.
+"""An NCCL communicator that several threads can use and any thread can abort.
 
     communicator = Communicator(library(), GpuStream(device), rank, size)
-    communicator.open(identity)                     # returns at once; `ready` becomes true when all members have come
-    work = communicator.send([tensor], peer, 0)     # without tags: messages match in the order of both sides' calls
+    communicator.open(identity)                     # returns at once; `ready` is true when all members have joined
+    work = communicator.send([tensor], peer, 0)     # no tags: messages match in the order of both sides' calls
     work.is_completed()
     communicator.abort()
 
 NCCL does not allow parallel calls from several threads, even for different communicators of one GPU. So all operations
-of a process take one lock. An abort does not take it: it only waits until no call is inside its own communicator, and
-such a call returns at once unless it hangs in the driver.
+of a process take one lock. An abort does not take this lock. It only waits for calls inside its own communicator, which
+return at once unless they hang in the driver.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from torch import Tensor
 from .gpu_stream import GpuStream
 from .library import Library
 
-ENTER_SECONDS = 1.0  # a call that takes longer counts as hanging in the driver, behind kernels that an abort ends
+ENTER_SECONDS = 1.0  # a longer call counts as hanging in the driver, behind kernels that an abort ends
 DONE_SECONDS = 0.001  # seconds between two polls of kernels that an abort ends
 
 _operations = threading.Lock()  # held by each operation of this process, which uses one GPU
 
 
 class Aborted(RuntimeError):
-    """A call of a communicator that was aborted."""
+    """A call on an aborted communicator."""
 
 
 class Communicator:
-    """The operations take a list with one tensor, as in torch's back ends. The tensor is kept until the GPU has done
+    """Operations take a list with one tensor, as in torch's back ends. The tensor is kept until the GPU has finished
     the operation, even if the caller drops the `Work`."""
 
     def __init__(self, nccl: Library, stream: GpuStream, rank: int, size: int):
@@ -76,7 +76,7 @@ class Communicator:
 
     def abort(self) -> None:
         """Blocks until the GPU no longer runs this communicator's operations. Call it once, from any thread."""
-        self._ended = True  # from here on no call enters
+        self._ended = True  # rejects later calls
         if self._inside.acquire(timeout=ENTER_SECONDS):
             self._inside.release()
         if self._handle:
@@ -94,7 +94,7 @@ class Communicator:
                 self._launching = tensor
                 self._stream.follow()
                 operation(self._handle, tensor, self._stream.handle)
-            while True:  # NCCL launches in a thread of its own; at the first use it also connects
+            while True:  # NCCL launches in its own thread, and connects at the first use
                 with self._entered():
                     if self._nccl.ready(self._handle):
                         return self._keep(Work(self, self._stream.mark(), tensor))
@@ -122,7 +122,7 @@ class Work:
         self._communicator, self._tensor = communicator, tensor
 
     def is_completed(self) -> bool:
-        """Whether the GPU has done the operation or an abort has ended it. RuntimeError if the communicator has
+        """Whether the GPU has finished the operation or an abort has ended it. RuntimeError if the communicator has
         failed."""
         if self.event.query():
             return True
@@ -130,4 +130,4 @@ class Work:
         return False
 
     def wait(self) -> None:
-        """Does nothing: the caller has already waited for `is_completed`."""
+        """Does nothing, because the caller has already waited for `is_completed`."""

@@ -1,4 +1,4 @@
-"""The environment variables and versions of NCCL that recovery requires. Imports no torch, so supervisors stay light.
+"""The NCCL versions and environment variables that recovery requires. Imports no torch, to keep supervisors small.
 
 environment = {**ENVIRONMENT, **os.environ}      # for a worker with parallel.backend=nccl
 refuse(installed())                              # ValueError if recovery cannot work; one sentence for the user
@@ -15,7 +15,7 @@ Version = tuple[int, int, int]
 
 # Names: NCCL's user guide, "Environment Variables".
 ENVIRONMENT = {
-    "NCCL_RUNTIME_CONNECT": "0",  # otherwise each algorithm connects when it is first used, in the middle of a step
+    "NCCL_RUNTIME_CONNECT": "0",  # otherwise each algorithm connects at its first use, in the middle of a step
     "NCCL_NVLS_ENABLE": "0",  # communicators with NVLS cannot be aborted and rebuilt in the same process
     "NCCL_LAUNCH_ORDER_IMPLICIT": "1",  # kernels of several communicators start in the order of the host's calls
     "CUDA_MODULE_LOADING": "EAGER",  # a lazy load waits for all running kernels, even one that waits for a peer
@@ -23,7 +23,7 @@ ENVIRONMENT = {
 
 SHARING: Version = (2, 30, 0)  # first version with NCCL_MULTI_RANK_GPU_ENABLE
 
-# (first version, last version, problem, source). In NCCL 2.31.2 and newer ncclCommDestroy waits for all ranks
+# (first version, last version, problem, source). In NCCL 2.31.2 and newer, ncclCommDestroy waits for all ranks
 # (pytorch#194679). These versions are allowed, because this project aborts communicators and never destroys them.
 BROKEN: tuple[tuple[Version, Version, str, str], ...] = (
     ((0, 0, 0), (2, 18, 99), "an abort is not safe beside other threads", "nccl#992, pytorch#119215"),
@@ -33,7 +33,7 @@ BROKEN: tuple[tuple[Version, Version, str, str], ...] = (
 
 
 def refuse(version: Version | None) -> None:
-    """ValueError, with one sentence for the user, if workers would not survive a death with this version of NCCL."""
+    """Raises ValueError, with one sentence for the user, if recovery does not work with this version of NCCL."""
     if version is None:
         raise ValueError(
             "parallel.backend=nccl needs NCCL's library libnccl.so.2, which is not installed; allowed: auto, tcp, gloo"
@@ -47,14 +47,14 @@ def refuse(version: Version | None) -> None:
 
 
 def describe(environment: Mapping[str, str], version: Version | None) -> str:
-    """A line for the log at the start of a job: NCCL's version, and all variables that concern NCCL."""
+    """A log line for the start of a job, with NCCL's version and all variables that affect NCCL."""
     names = {*ENVIRONMENT, *(name for name in environment if name.startswith("NCCL_"))}
     values = [f"{name}={environment[name]}" for name in sorted(names) if name in environment]
     return f"NCCL {dotted(version)}: {' '.join(values)}"
 
 
 def shares_gpus(environment: Mapping[str, str], version: Version | None) -> bool:
-    """Whether several workers may use the same GPU. This is experimental in NCCL; NCCL_MULTI_RANK_GPU_ENABLE=1 enables
+    """Whether several workers may use the same GPU, which is experimental in NCCL. NCCL_MULTI_RANK_GPU_ENABLE=1 enables
     it."""
     return version is not None and version >= SHARING and environment.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
 
@@ -64,9 +64,9 @@ def dotted(version: Version | None) -> str:
 
 
 def installed() -> Version | None:
-    """The version of the NCCL library in use; None if there is none.
+    """The version of the NCCL library in use; None if NCCL is not installed.
 
-    Asks the loaded library. torch would report the version of its build, which LD_PRELOAD may have replaced."""
+    Queries the loaded library. torch would report the version of its build, which LD_PRELOAD may have replaced."""
     try:
         library = ctypes.CDLL("libnccl.so.2")
     except OSError:

@@ -1,4 +1,4 @@
-"""The stream on which a communicator runs its operations, beside the stream that computes."""
+"""The stream on which a communicator runs its operations, separate from the compute stream."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ class GpuStream:
         self.handle = int(self._stream.cuda_stream)
 
     def current(self) -> AbstractContextManager[object]:
-        """Makes the device this thread's current one. A new thread's is GPU 0, where it would create a context."""
+        """Makes the device current in this thread. By default a new thread would create a context on GPU 0."""
         return torch.cuda.device(self._device)
 
     def follow(self) -> None:
-        """Later work waits for all work that this thread has launched on its own stream."""
+        """Makes later work wait for all work that this thread has launched on its current stream."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def mark(self) -> torch.cuda.Event:
-        """An event that is reached when all work so far is done."""
+        """An event that is reached when all work launched so far is done."""
         event = torch.cuda.Event()
         event.record(self._stream)
         return event

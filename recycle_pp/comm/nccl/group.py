@@ -1,13 +1,13 @@
-"""One NCCL communicator whose operations end together with their generation. Not yet run on a GPU.
+"""An NCCL communicator whose operations end with their generation. Not yet tested on a GPU.
 
     group = NcclGroup(store, "7/0.1-1.2", rank, size, device, timeout)  # does not wait
     group.connect(generation, pair=True)                                # blocks until every member calls it
-    work = group.backend.send([tensor], peer, 0)                        # no tags: messages match in order of the calls
+    work = group.backend.send([tensor], peer, 0)                        # no tags: messages match in the order of calls
     NcclGroup.wait(generation, work)                                    # LinkBroken as soon as the generation ends
     NcclGroup.abort(groups)                                             # from any thread
 
-Not only the stream but also the host waits for each operation. Otherwise, after an abort, the host would count ops as
-done although they needed a message that never arrived.
+The host waits for each operation too, not only the stream. Otherwise an op would count as done after an abort, even if
+it needed a message that never arrived.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class NcclGroup:
             store.set(self._key, library().identity())  # type: ignore[arg-type]
 
     def connect(self, generation: Generation, pair: bool) -> None:
-        """Runs each kind of operation that the group will be used for. NCCL connects an algorithm at its first
-        use, and this blocks until all members take part.
+        """Runs each kind of operation for which the group will be used. NCCL connects an algorithm at its first use,
+        which blocks until all members take part.
 
-        pair: the members are two workers of different stages, which send to each other. Otherwise the members are
-        peers, which sum and broadcast.
+        pair: whether the members are two workers of different stages, which send to each other. Otherwise the members
+        are peers, which sum and broadcast.
 
         No lock is held between two polls, so an abort can end the wait at any time."""
         generation.attempt(lambda: self.backend.open(self._store.get(self._key)))
@@ -87,17 +87,17 @@ class NcclGroup:
 
     @staticmethod
     def wait(generation: Generation, work: Any) -> None:
-        # After an abort `is_completed` may be true too, but the generation ends before the abort, so `attempt` raises.
+        # `is_completed` may be true after an abort, but the generation ends before the abort, so `attempt` raises.
         while not generation.attempt(work.is_completed):
             time.sleep(POLL_SECONDS)
         generation.attempt(work.wait)
 
     @staticmethod
     def abort(groups: Sequence[NcclGroup]) -> None:
-        """Aborts all groups in parallel, because an abort waits for running kernels, and such a kernel may be a hanging
-        operation of another group (pytorch#119797).
+        """Aborts all groups in parallel, because an abort waits for running kernels, which may be hanging operations of
+        other groups (pytorch#119797).
 
-        Raises TimeoutError if an abort still hangs: this process cannot use its GPU any more and must end. Any other
+        Raises TimeoutError if an abort still hangs. Then this process can no longer use its GPU and must end. Any other
         exception of an abort goes to threading.excepthook. In both cases the worker exits."""
         threads = [threading.Thread(target=group.backend.abort, name="nccl-abort", daemon=True) for group in groups]
         for thread in threads:

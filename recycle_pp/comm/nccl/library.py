@@ -1,4 +1,4 @@
-"""NCCL's C functions, as far as they are used. Every communicator is non-blocking: no call waits for another member.
+"""Bindings for the NCCL functions in use. Communicators are non-blocking, so no call waits for another member.
 
     nccl = library()                               # OSError without libnccl.so.2
     communicator = nccl.open(size, nccl.identity(), rank)
@@ -6,13 +6,13 @@
     nccl.all_reduce(communicator, tensor, stream)  # only if it is ready
     nccl.abort(communicator)
 
-Failed calls raise RuntimeError with NCCL's text. torch's own NCCL back end is not used. It waits inside its calls until
-a communicator is ready, and holds a lock meanwhile that an abort needs. nccl4py would bind the same functions, with a
-dependency that must fit the version of NCCL.
+Failed calls raise RuntimeError with NCCL's error text. torch's NCCL back end is not used, because its calls hold a lock
+while they wait for a communicator, and an abort needs this lock. nccl4py would bind the same functions, but it is a
+dependency that must match the version of NCCL.
 
-After a death the stage's communicator is built anew, without ncclCommShrink and ncclCommRevoke. With NCCL_SHRINK_ABORT,
-and after a revoke, the new communicator shares nothing with the old one (NCCL 2.30, ncclCommInitChildComm in init.cc).
-So a shrink would save only the exchange of the identity. It also waits for the GPU inside the call, and writes the new
+After a death the stage builds a new communicator, without ncclCommShrink and ncclCommRevoke. With NCCL_SHRINK_ABORT, or
+after a revoke, the new communicator shares nothing with the old one (NCCL 2.30, ncclCommInitChildComm in init.cc). So a
+shrink would save only the exchange of the identity. It also waits for the GPU inside the call, and writes the new
 handle from another thread.
 """
 
@@ -28,8 +28,8 @@ from torch import Tensor
 SUCCESS, IN_PROGRESS = 0, 7  # ncclResult_t
 UNDEFINED = -(2**31)  # NCCL_CONFIG_UNDEF_INT
 SUM = 0  # ncclRedOp_t
-BYTES = 1  # ncclUint8: messages and broadcasts do not compute
-TYPES = {  # ncclDataType_t of the tensors that are summed
+BYTES = 1  # ncclUint8, for messages and broadcasts, which do no arithmetic
+TYPES = {  # ncclDataType_t of summed tensors
     torch.int8: 0,
     torch.uint8: 1,
     torch.int32: 2,
@@ -83,7 +83,7 @@ ARGUMENTS: dict[str, list[Any]] = {
 
 @cache
 def library() -> Library:
-    """The NCCL of this process: LD_PRELOAD's, else torch's. OSError without one."""
+    """The NCCL library of this process, from LD_PRELOAD or else from torch. OSError if there is none."""
     return Library(ctypes.CDLL("libnccl.so.2"))
 
 
@@ -97,7 +97,7 @@ class Library:
         functions.ncclGetErrorString.restype = functions.ncclGetLastError.restype = ctypes.c_char_p
 
     def identity(self) -> bytes:
-        """A new name, by which the members of a communicator find each other."""
+        """A new identity, by which the members of a communicator find each other."""
         identity = Identity()
         self._check("ncclGetUniqueId", ctypes.byref(identity))
         return bytes(identity)
@@ -111,7 +111,7 @@ class Library:
         return made.value
 
     def ready(self, communicator: int) -> bool:
-        """RuntimeError if the communicator has failed."""
+        """Whether the last call has taken effect. RuntimeError if the communicator has failed."""
         state = _INT()
         self._check("ncclCommGetAsyncError", communicator, ctypes.byref(state))
         if state.value not in (SUCCESS, IN_PROGRESS):
@@ -137,7 +137,7 @@ class Library:
         self._check("ncclBroadcast", place, place, tensor.nbytes, BYTES, root, communicator, stream)
 
     def abort(self, communicator: int) -> None:
-        """Makes its kernels quit, and frees it in the background. No other call may be inside it, or follow."""
+        """Ends the communicator's kernels and frees it in the background. No other call may be running or follow."""
         self._check("ncclCommAbort", communicator)
 
     def _check(self, function: str, *arguments: Any) -> None:

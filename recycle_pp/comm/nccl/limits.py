@@ -1,10 +1,10 @@
-"""The limits of the system that NCCL may exceed: space in /dev/shm, open files, locked memory. Imports no torch.
+"""Checks system limits that NCCL may exceed: /dev/shm, open files, locked memory. Does not import torch.
 
 raise_open_files()     # ValueError, with one sentence for the user, if NCCL cannot work with the hard limit
 warnings()             # a sentence for each limit that may be too small
 
-Only a limit with which no communicator could be built is refused. Most of NCCL's needs depend on how the GPUs are
-connected, which only NCCL knows. The needs are from NCCL's user guide, "Runtime and MPI issues".
+A limit is an error only if no communicator could be built. Most of NCCL's needs depend on the connections between GPUs,
+which only NCCL knows. The values are from NCCL's user guide, "Runtime and MPI issues".
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import resource
 from contextlib import suppress
 from pathlib import Path
 
-SHARED_MEMORY = 256 << 20  # bytes; Docker's default is 64 MB, and GPUs without a direct path take 10 MB for each pair
+SHARED_MEMORY = 256 << 20  # bytes; Docker's default is 64 MB, and each pair of GPUs without a direct path takes 10 MB
 LOCKED_MEMORY = 1 << 30  # bytes; network cards read and write only locked memory
 OPEN_FILES = 4096
-COMMUNICATORS = 5  # of a worker after a death: its stage's, and one with each neighbor in two pipelines
-LEAST_FILES = 4  # of a communicator: two sockets on which it listens, and two to the next and the previous rank
-CAP_IPC_LOCK = 14  # capabilities(7): no limit of locked memory
+COMMUNICATORS = 5  # per worker after a death: one for its stage, and one with each neighbour in two pipelines
+LEAST_FILES = 4  # per communicator: two listening sockets, and one socket each to the next and the previous rank
+CAP_IPC_LOCK = 14  # capabilities(7): removes the limit on locked memory
 
 
 def raise_open_files() -> None:
-    """Raises this process's soft limit of open files to the hard limit. ValueError if that is too small for certain."""
+    """Raises the soft limit of open files to the hard limit. ValueError if the hard limit is certainly too small."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = len(os.listdir("/proc/self/fd"))
     if hard < (need := used + COMMUNICATORS * LEAST_FILES):
@@ -64,7 +64,7 @@ def _open_files() -> str:
 
 
 def _locked_memory() -> str:
-    """Empty also without a card that needs locked memory (InfiniBand, RoCE), or if NCCL must not use it."""
+    """Also empty if there is no card that needs locked memory (InfiniBand, RoCE), or if NCCL must not use it."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if soft >= LOCKED_MEMORY or soft == resource.RLIM_INFINITY or _may_lock() or not _cards():
         return ""

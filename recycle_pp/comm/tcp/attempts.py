@@ -1,11 +1,11 @@
 """Repeated attempts to connect to one address, `EVERY` seconds apart, in parallel.
 
-    attempts = Attempts(selector, ("10.0.0.2", 4711), reached)   # reached(sock): called for each connection made
-    attempts.update(now)     # call it often: starts the next attempt when it is due, ends attempts that take too long
+    attempts = Attempts(selector, ("10.0.0.2", 4711), reached)   # reached(sock): called for each connection
+    attempts.update(now)     # call it often: starts the next attempt when due, ends attempts that take too long
     attempts.close()
 
-One lost packet delays a connection by a second or more, and a further attempt costs almost nothing. If all attempts
-fail for several seconds, the network is cut. All methods, and `reached`, run in the thread that owns the selector.
+One lost packet delays a connection by a second or more, and another attempt costs almost nothing. If all attempts fail
+for several seconds, the network is cut. All methods and `reached` run in the thread that owns the selector.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Attempts:
         address: tuple[str, int],
         reached: Callable[[socket.socket], None],
     ) -> None:
-        """address: numeric host, port. reached: gets a non-blocking socket, which then belongs to it."""
+        """address: (numeric host, port). reached: takes ownership of a connected, non-blocking socket."""
         self._selector, self._address, self._reached = selector, address, reached
         self._begun: dict[socket.socket, float] = {}  # pending attempt -> time of its start
         self._last = float("-inf")
@@ -38,7 +38,7 @@ class Attempts:
             self._end(sock).close()
         if now - self._last >= EVERY:
             self._last = now
-            with suppress(OSError):  # if no descriptor is free, this attempt has failed
+            with suppress(OSError):  # no free descriptor counts as a failed attempt
                 self._start(now)
 
     def close(self) -> None:
@@ -56,7 +56,7 @@ class Attempts:
         self._selector.register(sock, selectors.EVENT_WRITE, partial(self._finish, sock))
 
     def _finish(self, sock: socket.socket) -> None:
-        if sock not in self._begun:  # an earlier event of the same select has ended this attempt
+        if sock not in self._begun:  # ended by an earlier event of the same select
             return
         self._end(sock)
         if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):

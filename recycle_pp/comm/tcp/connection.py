@@ -4,12 +4,12 @@
     received = connection.receive(tensor, generation, tag)   # a Job: done when the message is in the tensor
     sent = connection.send(tensor, generation, tag)          # a Job: done when the kernel has accepted the message
     connection.end(generation)                               # drops messages of this generation and of older ones
-    connection.close()                                       # every pending job fails
+    connection.close()                                       # all pending jobs fail
 
 A frame consists of generation, tag, number of bytes, and the tensor's memory, in the byte order of the machine.
 Messages with the same generation and tag arrive in the order in which they were sent. The reading thread never waits
-for a call of `receive`: it reads a message that no receive expects yet into separate memory, so that a late receive
-does not delay later messages. The plan of a step bounds the size of this memory.
+for `receive`. It reads early messages into separate memory, so that a late receive does not delay other messages. The
+plan of a step bounds the size of this memory.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from recycle_pp.wire.keepalive import is_silent, set_keepalive
 
 FRAME = struct.Struct("=qqq")  # generation, tag, number of bytes that follow
 MAX_MESSAGE = 1 << 40  # bytes
-SCRAP = 1 << 20  # bytes that are read at a time from a message that is dropped
+SCRAP = 1 << 20  # bytes read at a time from a dropped message
 
 Key = tuple[int, int]  # generation, tag
 
 
 class ConnectionLost(RuntimeError):
-    """The peer's process has ended, its machine does not answer, or this side has closed the connection."""
+    """The peer's process has ended, its machine does not respond, or this side has closed the connection."""
 
 
 class Connection:
-    """All public methods may be called from any thread; none of them blocks."""
+    """Public methods may be called from any thread, and do not block."""
 
     def __init__(self, sock: socket.socket, pool: Pool):
         sock.settimeout(None)
@@ -56,7 +56,7 @@ class Connection:
     def send(self, tensor: Tensor, generation: int, tag: int) -> Job:
         """Sends a contiguous CPU tensor. The caller must not write to the tensor until the job is done.
 
-        The calling thread sends as much as the kernel accepts at once, and a thread of the pool sends the rest.
+        The calling thread sends what the kernel accepts immediately. A thread of the pool sends the rest.
         """
         data, job = tensor_bytes(tensor), Job()
         frame = memoryview(FRAME.pack(generation, tag, data.nbytes))
@@ -97,8 +97,8 @@ class Connection:
         return job
 
     def end(self, generation: int) -> None:
-        """Drops all messages of this generation and of older ones: messages that a receive waits for, messages that
-        have arrived early, and messages that arrive later."""
+        """Drops all messages of this and older generations, including early messages, messages that a receive waits
+        for, and messages that arrive later."""
         with self._arriving:
             self._over = max(self._over, generation)
             for held in (self._posted, self._early):
@@ -106,8 +106,8 @@ class Connection:
                     del held[key]  # type: ignore[attr-defined]
 
     def set_keepalive(self, seconds: float) -> None:
-        """Sets how long the other machine may be silent, in seconds, before the connection breaks. A machine is silent
-        if it is dead or the network is cut."""
+        """Makes the connection break if the other machine does not respond for `seconds`, because it is dead or the
+        network is cut."""
         with contextlib.suppress(OSError):  # the connection is already broken
             set_keepalive(self._socket, seconds)
 
@@ -118,7 +118,7 @@ class Connection:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the connection currently waits for an overdue answer from the other machine."""
+        """Whether an answer from the other machine is overdue."""
         try:
             return is_silent(self._socket)
         except OSError:
@@ -130,7 +130,7 @@ class Connection:
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def _write_at_once(self, parts: list[memoryview]) -> list[memoryview]:
-        """Returns the parts that the kernel did not accept. Ignores errors, because the reading thread detects broken
+        """Returns the parts that the kernel has not accepted. Ignores errors, because the reading thread detects broken
         connections."""
         try:
             done = self._socket.sendmsg(parts, (), socket.MSG_DONTWAIT)
@@ -238,7 +238,7 @@ class Connection:
             count -= min(count, SCRAP)
 
     def _fail(self, error: ConnectionLost) -> None:
-        """Breaks the connection: all pending operations fail with this error. Later errors are ignored."""
+        """Breaks the connection, so that all pending operations fail with this error. Ignores later errors."""
         with self._arriving:
             if self._error is not None:
                 return

@@ -1,19 +1,19 @@
-"""One TCP connection to each other worker, kept as long as both workers live.
+"""One TCP connection to each other worker, kept while both workers live.
 
     mesh = Mesh(rank, size, host="127.0.0.1", pool=pool)     # listens; does not wait
     mesh.address                                             # bytes: the address for other members
     mesh.link({2: address, 5: address})                      # starts these connections; call it only once
     mesh.linked(2)                                           # a Job: done when that connection is established
     mesh[2].send(tensor, generation, tag)
-    mesh.keep({2})                                           # member 5 is not a member any more
+    mesh.keep({2})                                           # rank 5 is no longer a member
 
-Between two members the one with the higher rank connects, and retries until it succeeds. The address of a mesh contains
-a secret, which a connecting member must send first. Addresses travel over the control connections, so a stranger who
-finds the port does not know the secret. (Neither the data nor the secret are encrypted: docs/cluster.md.)
+In each pair the member with the higher rank connects, and retries until it succeeds. The address of a mesh contains a
+secret, which a connecting member must send first. Addresses travel over the control connections, so a stranger that
+finds the port does not know the secret. (The data and the secret are not encrypted, see docs/cluster.md.)
 
-One thread accepts, connects and authenticates (`comm/handshakes.py`). While a connection is missing, broken, or waits
-for an answer of the other machine, both ends attempt to connect again (`attempts.py`). `reachability.py` measures how
-long all attempts have failed.
+One thread accepts, connects and authenticates (`comm/handshakes.py`). While a connection is missing, is broken, or
+waits for an overdue answer, both ends attempt to connect again (`attempts.py`). `reachability.py` measures how long all
+attempts have failed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from .reachability import Reachability
 
 SECRET = 16  # bytes
 HELLO = struct.Struct(f"!I{SECRET}s")  # rank, secret
-CALM, BUSY = 0.3, 0.1  # seconds between two checks of the connections: normally, and while attempts are pending
+CALM, BUSY = 0.3, 0.1  # seconds between two checks of the connections, normally and while attempts are pending
 LATE = 0.5  # seconds after `link` after which the member with the lower rank also attempts to connect
 SURE = 0.5  # seconds of failed attempts after which this process attempts to reach all members on the same machine
 
@@ -53,7 +53,7 @@ class Address(NamedTuple):
 
 
 class Mesh:
-    """Up to `size` members, any of which may be missing. Methods may be called from any thread; none blocks."""
+    """Up to `size` members, any of which may be missing. Methods may be called from any thread and do not block."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Mesh:
         self._connections: dict[int, Connection] = {}
         self._awaited: dict[int, list[Job]] = {other: [] for other in self._others}
         self._addresses: Mapping[int, Address] | None = None  # the members passed to `link`, and their addresses
-        self._members: frozenset[int] = frozenset()  # the members passed to `link` that `keep` has not dropped
+        self._members: frozenset[int] = frozenset()  # members passed to `link` and not dropped by `keep`
         self._linked_at = 0.0
         self._closed = False
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # wakes the thread
@@ -92,7 +92,7 @@ class Mesh:
     def link(self, addresses: Mapping[int, bytes]) -> None:
         """Starts the connections to the members in `addresses` (rank -> address).
 
-        May be called only once, so other members cannot be added later."""
+        May be called only once, so members cannot be added later."""
         self._members, self._linked_at = frozenset(addresses), time.monotonic()
         self._addresses = {rank: Address(*json.loads(address)) for rank, address in addresses.items()}
         self._ring()
@@ -102,10 +102,10 @@ class Mesh:
         return self._addresses is not None
 
     def linked(self, rank: int) -> Job | None:
-        """A job that is done once the connection has been established, even if the connection has broken since.
+        """A job that is done when the connection has been established, even if the connection has broken since then.
 
         None if the member was not passed to `link`. Each call returns a new job, because a generation releases its jobs
-        when it ends, and the next generation must wait again.
+        at its end, and the next generation must wait again.
         """
         if self._addresses is None or rank not in self._addresses:
             return None
@@ -118,7 +118,7 @@ class Mesh:
         return job
 
     def keep(self, ranks: Collection[int]) -> None:
-        """Keeps only `ranks` as members. Attempts to reach the other members end."""
+        """Keeps only `ranks` as members. Ends attempts to reach other members."""
         self._members = frozenset(ranks)
         self._reachability.keep(self._members)
 
@@ -166,7 +166,7 @@ class Mesh:
     def _update(self, now: float) -> None:
         """Ends attempts that are late or no longer needed, and starts attempts to reach members without a working
         connection."""
-        # At most 2 * CALM of the time since the last update counts: if it was longer, this process was suspended.
+        # Counts at most 2 * CALM since the last update. A longer gap means that this process was suspended.
         passed, self._ticked = min(now - self._ticked, 2 * CALM), now
         self._handshakes.expire(now)
         addresses = self._addresses or {}
@@ -187,8 +187,8 @@ class Mesh:
     def _doubtful(self, addresses: Mapping[int, Address], now: float) -> set[int]:
         """Members whose connection may not work.
 
-        If one member has been unreachable for SURE seconds, includes all members on its machine: the whole link between
-        the two machines may be cut, which idle connections show late."""
+        If a member has been unreachable for SURE seconds, includes all members on its machine. The link between the
+        machines may be cut, and idle connections detect this late."""
         members = self._members & addresses.keys()
         doubtful = {rank for rank in members if self._is_doubtful(rank, now)}
         machines = {addresses[rank].host for rank in doubtful if self._reachability.failing(rank) > SURE}
@@ -208,7 +208,7 @@ class Mesh:
             sock.close()
             return
         try:
-            # This does not block, because the buffer is empty.
+            # Does not block, because the buffer is empty.
             sock.sendall(HELLO.pack(self.rank, bytes.fromhex(at.secret)))
         except OSError:
             sock.close()

@@ -1,10 +1,10 @@
-"""Measures how long attempts to connect to each member have failed. Outlives meshes: a new mesh does not reset it.
+"""Measures how long attempts to connect to each member have failed. A new mesh does not reset the times.
 
     reachability = Reachability(patience=10.0, report)      # report(ranks): attempts have failed for `patience` seconds
     reachability.fails(2, 0.1)       # adds 0.1 s in which all attempts to reach member 2 failed
-    reachability.reached(2)          # an attempt succeeded: back to zero
-    reachability.keep({1, 3})        # the others are not members any more
-    reachability.update(now)         # reports members, and repeats the report every second while they are unreachable
+    reachability.reached(2)          # an attempt succeeded, so the time is reset
+    reachability.keep({1, 3})        # other ranks are no longer members
+    reachability.update(now)         # reports unreachable members, repeatedly, every second
 
 Only time in which attempts were pending counts. A process that was suspended, or that still waits for addresses, has
 made no attempts and cannot judge whether a member is reachable.

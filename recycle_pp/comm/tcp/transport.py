@@ -1,10 +1,10 @@
-"""Links over TCP: one mesh of connections that survives deaths. Every message carries its generation.
+"""Links over TCP, through one mesh of connections that survives deaths. Every message carries its generation.
 
     links = Links(TcpTransport(store, "127.0.0.1", size=12, keepalive=10.0))
 
-Time compared with Gloo over loopback (`bench/links.py`, torch 2.13, docs/process-group.md): a message of 4 to 64 KiB
-takes a third of the time, and a third of the CPU time. A sum of 4 KiB takes between a tenth and a quarter of the time.
-A sum of 16 MiB takes between the same time and a third more. A new generation takes a quarter.
+Times relative to Gloo over loopback (`bench/links.py`, torch 2.13, docs/process-group.md): A message of 4 to 64 KiB
+takes a third of the time and of the CPU time. A sum of 4 KiB takes between a tenth and a quarter of the time. A sum of
+16 MiB takes between the same time and a third more. A new generation takes a quarter of the time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .mesh import Mesh
 from .reachability import Reachability
 
 GRACE = 2.0  # seconds beyond `keepalive` until a connection breaks; by then attempts have shown whether the link is cut
-MAX_TAG = 2**25  # the tags of callers are below; the tags of collectives start here
+MAX_TAG = 2**25  # tags of callers are smaller; tags of collectives start here
 
 
 class TcpTransport:
@@ -38,8 +38,8 @@ class TcpTransport:
     interface    listening address (address, host name or interface name)
     size         number of launched processes, any of which may become a member; None: no connection outlives a
                  generation
-    keepalive    seconds of failed attempts to connect after which a member is reported as unreachable; a connection
-                 breaks after GRACE more seconds without an answer; None: no reports, and the kernel's default
+    keepalive    seconds of failed connection attempts after which a member is reported as unreachable. A connection
+                 breaks after GRACE more seconds without an answer. None: no reports, and the kernel's default
     unreachable  called in a separate thread with the unreachable members, repeatedly while they stay unreachable
     """
 
@@ -84,8 +84,8 @@ class TcpTransport:
             self._routes = {generation.number: Routes(routes, members, me)}
 
     def _wait_for_links(self, generation: Generation, mesh: Mesh, members: Collection[Member]) -> None:
-        """Blocks until all links are established, or until the generation ends. The coordinator, which learns from
-        `unreachable` which links are missing, decides how long that may take."""
+        """Blocks until all links are established or the generation ends. The coordinator decides how long this may
+        take, because `unreachable` reports the missing links to it."""
         mesh.keep(members)
         for member in members:
             link = mesh.linked(member)
@@ -188,7 +188,7 @@ class Routes:
         self.routes = routes
         self.stage = sorted(member for member, worker in members.items() if worker.stage == members[me].stage)
         self.peers = [routes.get(member) for member in self.stage]  # None: this member
-        self.collectives = itertools.count()  # numbers the calls; all members of the stage make the same ones in order
+        self.collectives = itertools.count()  # numbers the calls; all members of the stage make the same calls in order
 
 
 def _allowed(tag: int) -> int:

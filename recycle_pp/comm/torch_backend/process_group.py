@@ -14,8 +14,8 @@ new generations (bench/links.py). CPU tensors use Gloo, CUDA tensors NCCL.
 
 `Backend` cannot be subclassed in Python, and torch ignores a second backend in a group. So this group owns one inner
 group per generation and forwards every operation to the inner group of the current generation. A rebuild gives the
-group a new rank and size. A program must create objects that torch has derived from the group (a DeviceMesh, a
-sub-group) again.
+group a new rank and size. A program must then recreate objects that are derived from the group (a DeviceMesh, a
+sub-group).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NAME = "recycle"
 class RecycleProcessGroup(dist.ProcessGroup):
     """
     store      any store of torch.distributed
-    interface  listening address for Gloo; default: the interface GLOO_SOCKET_IFNAME, else the host's own name
+    interface  listening address for Gloo; default: the interface in GLOO_SOCKET_IFNAME, else the host name
     """
 
     def __init__(self, store: dist.Store, rank: int, size: int, timeout: timedelta, interface: str | None = None):
@@ -57,10 +57,9 @@ class RecycleProcessGroup(dist.ProcessGroup):
         self.rebuild(0, rank, size)
 
     def rebuild(self, generation: int, rank: int, size: int) -> None:
-        """Aborts this group and makes it the group of the members of `generation`. Each member calls `rebuild` with its
-        own rank.
+        """Aborts this group and turns it into the group of `generation`. Each member calls `rebuild` with its own rank.
 
-        generation: larger than any before, else LinkBroken. Blocks until all members have called `rebuild`.
+        generation: larger than all earlier ones, else LinkBroken. Blocks until all members have called `rebuild`.
         RuntimeError if the store times out, LinkBroken if `abort` is called meanwhile.
         """
         self.abort()
@@ -87,7 +86,7 @@ class RecycleProcessGroup(dist.ProcessGroup):
             self._inner = inner
 
     def abort(self) -> None:
-        """Ends the current generation: blocked operations raise RuntimeError, and so do later operations until a
+        """Ends the current generation. Blocked operations raise RuntimeError, and so do later operations until a
         rebuild.
 
         May be called from any thread, any number of times. The contents of tensors in pending operations are
