@@ -84,7 +84,7 @@ def one_step(pipelines: int, stages: int, microbatches: int) -> dict[str, float]
     afterwards."""
     job, _ = under_way(pipelines, stages, microbatches)
     settings = Settings(parallel=Parallel(pipelines=pipelines, stages=stages, microbatches=microbatches))
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         run = RunFolder(Path(folder))
         progress = Progress(1, 1, io.StringIO())
         tables = SpanTables()

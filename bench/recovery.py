@@ -149,10 +149,10 @@ def live_work(run: RunFolder, kills: Kills, begun: float, end: float, arguments:
 
 def table(run: RunFolder, kills: list[float], arguments: argparse.Namespace) -> None:
     events = run.lines(run.events)
-    resumed = [e for e in events if e["event"] == "resumed"]
-    late = [
-        e["died_at"] - kill for e, kill in zip(resumed, kills, strict=True)
-    ]  # until its supervisor detected the death
+    recoveries = [e for e in events if e["event"] == "resumed"]  # one may have had another cause than a kill
+    resumed = [next(e for e in recoveries if e["died_at"] >= kill) for kill in kills]
+    # until its supervisor detected the death
+    late = [e["died_at"] - kill for e, kill in zip(resumed, kills, strict=True)]
     hit = {e["step"] for e in resumed}
     joined = {e["step"] for e in events if e["event"] == "rejoined"}
     lines = run.lines(run.metrics)[3:]

@@ -63,6 +63,7 @@ def coordinator_port(job):
     return found
 
 
+@pytest.mark.slow  # tests/recycle_pp/wire has garbage for each reader
 def test_garbage_at_every_port_changes_nothing(runs):
     attacked = []
 

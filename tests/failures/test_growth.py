@@ -25,7 +25,10 @@ def sizes(path):
 
 @pytest.mark.parametrize(
     "at",
-    [(200, 500, 800), pytest.param((2000, 6000, 10_000), marks=[pytest.mark.slow, pytest.mark.timeout(1800)])],
+    [
+        pytest.param((200, 500, 800), marks=pytest.mark.slow),
+        pytest.param((2000, 6000, 10_000), marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
+    ],
 )
 def test_nothing_grows_with_the_steps(at, sabotaged, tmp_path):
     census = {"census": str(tmp_path / "sizes"), "steps": at}

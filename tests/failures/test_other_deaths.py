@@ -34,6 +34,7 @@ def test_faults_of_a_worker_change_no_bit(case, runs):
     runs.check_exact(runs.of(case, "not SIGKILL"))
 
 
+@slow  # test_hangs.py
 def test_a_hung_worker_is_found_within_the_suspicion_and_reported_as_a_hang(runs):
     case = Case("hangs", "2x2", ("+hang_at=3:0.1", *NERVOUS))
     outcome = runs.of(case, "not SIGKILL")

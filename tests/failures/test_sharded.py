@@ -128,6 +128,7 @@ def test_several_deaths_change_no_bit(case, runs):
     runs.check_exact(runs.of(case, "sharded, several"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stagger", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_stage_may_update_its_blocks_before_another_has_finished_its_backwards(stagger, runs):
     """The traces of the steps around deaths show it in some of them, also on a busy machine."""

@@ -73,6 +73,7 @@ def test_a_resume_skips_a_damaged_checkpoint_and_reports_it(runs, tmp_path):
     assert "is damaged and skipped" in outcome.output
 
 
+@pytest.mark.slow  # tests/recycle_pp/state/test_checkpoint.py has a flipped bit
 def test_a_resume_detects_a_single_flipped_bit_also_with_another_shape(runs, tmp_path):
     interrupted(runs, tmp_path / "run")
     newest = max((tmp_path / "run" / "checkpoints").glob("step-??????"))

@@ -53,7 +53,9 @@ LOSS = {"head_loss._grad_kernel", "head_loss._loss_kernel"}  # at least half of 
 @pytest.mark.parametrize(
     ("arch", "shape", "kernels"),
     [
-        pytest.param(90, replace(SHAPE, vocabulary=0), KERNELS - LOSS, id="90-all-but-the-loss"),
+        pytest.param(
+            90, replace(SHAPE, vocabulary=0), KERNELS - LOSS, id="90-all-but-the-loss", marks=pytest.mark.slow
+        ),
         pytest.param(90, SHAPE, KERNELS, id="90", marks=pytest.mark.slow),
         pytest.param(80, SHAPE, KERNELS, id="80", marks=pytest.mark.slow),
         pytest.param(100, SHAPE, KERNELS, id="100", marks=pytest.mark.slow),

@@ -12,7 +12,7 @@ STAGE = Path(__file__).parent / "values" / "test_in_the_model.py"
 PARTS = {"kernels": [STAGE.parent, f"--ignore={STAGE}"], "stage": [STAGE]}
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", ["kernels", pytest.param("stage", marks=pytest.mark.slow)])
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the value tests run on the GPU")
 @pytest.mark.skipif("TRITON_INTERPRET" in os.environ, reason="they run in this process")
 def test_the_value_tests_pass_in_the_interpreter(part, request):

@@ -22,6 +22,7 @@ def printed(*command, cwd):
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.torchrun
 def test_printed_steps_agree_with_those_of_the_fault_and_the_checkpoint(tmp_path):
     train = [BIN / "torchrun", "--nproc-per-node=2", "-m", "recycle_pp.train", *SMALL]

@@ -37,7 +37,7 @@ SIGINT, SIGTERM, STAGGERED, SAVING = (2, 130), (15, 143), "optimizer.stagger=tru
 @pytest.mark.parametrize(
     ("number", "code", "more"),
     [
-        (*SIGTERM, [SAVING]),
+        pytest.param(*SIGTERM, [SAVING], marks=pytest.mark.slow),
         pytest.param(*SIGINT, [STAGGERED], marks=pytest.mark.slow),  # test_cli.py has Ctrl-C
         pytest.param(*SIGINT, [], marks=pytest.mark.slow),
         pytest.param(*SIGINT, [SAVING], marks=pytest.mark.slow),
@@ -98,6 +98,7 @@ def test_sigterms_to_the_nodes_one_after_the_other_end_the_job_with_a_checkpoint
         assert saved(job)[-1] == steps(job)[-1] + 1, job.output
 
 
+@pytest.mark.slow
 def test_checkpoints_can_be_time_based(zygote):
     with zygote.run(["parallel=2x2", *ENDLESS, "checkpoint.minutes=0.02"]) as job:
         job.wait_for_event("checkpoint_saved", 60)

@@ -61,6 +61,7 @@ def test_the_documented_module_continues_after_a_death(trained):
     assert 0 < profile["deferred_share"][0] < profile["deferred_share"][1] < 1
 
 
+@pytest.mark.slow
 def test_the_documented_module_recomputes_if_its_measured_memory_does_not_fit(trained):
     scarce = ("parallel.memory=1MB", "model.recompute=auto")
     same(trained, DOCUMENTED, *TWO, *scarce, "+fail_at=2:0.1@backward")

@@ -51,6 +51,7 @@ def test_the_loss_has_the_bits_of_one_worker_for_any_shape_and_deaths(validated,
     assert output.count("(32 samples)") == 2
 
 
+@slow
 @pytest.mark.parametrize(
     "asked, samples", [("5", 6), *(pytest.param(*c, marks=slow) for c in (("1", 2), ("26", 26), ("1000000000", None)))]
 )

@@ -239,6 +239,15 @@ def test_an_about_json_without_a_list_of_files_counts_as_damage(about, tmp_path)
     assert damage(path, 1) is not None
 
 
+def test_a_single_flipped_bit_is_found(tmp_path):
+    path = save(tmp_path, 1, job(1, steps=1))
+    (part,) = path.rglob("*.distcp")
+    data = bytearray(part.read_bytes())
+    data[len(data) // 2] ^= 1
+    part.write_bytes(data)
+    assert "does not have the bytes that were written" in damage(path, 1)
+
+
 @pytest.mark.timeout(60)
 def test_a_pipe_instead_of_a_file_does_not_block_a_reader(tmp_path):
     path = save(tmp_path, 1, job(1, steps=1))
