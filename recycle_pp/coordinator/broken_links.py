@@ -48,14 +48,16 @@ class BrokenLinks:
 
     def _decide(self) -> None:
         """Removes the smallest set of workers that includes one end of each cut link. If that would empty a stage,
-        the job waits for the network instead."""
-        live = self._state.job.workers
+        the job waits for the network instead. Ignores links to silent nodes, which are lost soon or heard again: the
+        workers repeat their reports."""
+        silent = self._silent()
+        live = {member: worker for member, worker in self._state.job.workers.items() if member not in silent}
         cut = {live[m]: [live[o] for o in others if o in live] for m, others in self._unreachable.items() if m in live}
         cut = {worker: others for worker, others in cut.items() if others}
         self._unreachable = {}
         if self._state.lifecycle.over or not cut:
             return
-        lost = give_up(cut, live.values())
+        lost = give_up(cut, self._state.job.workers.values())
         for rank in self._state.roster:
             if rank.role in lost and rank.alive:
                 self._deaths.end(rank, "node_loss", "the network between it and other workers is broken")
@@ -67,6 +69,12 @@ class BrokenLinks:
                 f"workers {worker} and {other} cannot connect to each other, and a stage would be lost with either; "
                 "the job waits for the network between them"
             )
+
+    def _silent(self) -> set[Member]:
+        """Members whose supervisor has sent no heartbeat for half of the time after which it counts as lost."""
+        control = self._state.settings.control
+        limit = control.suspicion / 2
+        return {rank.number for rank in self._state.roster if rank.missed_heartbeats * control.heartbeat > limit}
 
     def _hosts_behind(self, worker: Worker, cut: dict[Worker, list[Worker]]) -> list[str]:
         """The hosts at the other ends of this worker's cut links."""

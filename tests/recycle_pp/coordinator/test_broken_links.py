@@ -1,0 +1,57 @@
+"""Which worker leaves if a link between two workers is cut."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from recycle_schedules import Worker
+
+from recycle_pp.config.settings import Control, Parallel, Settings
+from recycle_pp.coordinator import broken_links as module
+from recycle_pp.coordinator.broken_links import BrokenLinks
+from recycle_pp.wire.messages.generations import Unreachable
+
+from .states import Driver, job_state
+
+
+@pytest.fixture
+def of(monkeypatch):
+    """Three nodes with one worker each, which all run."""
+    monkeypatch.setattr(module, "_OTHER_END_SECONDS", 0.01)
+    state = job_state(Settings(parallel=Parallel(pipelines=3, stages=1), control=Control(heartbeat=1.0, suspicion=5.0)))
+    state.job.live = {0, 1, 2}
+    for number in range(3):
+        rank = state.roster.enter(number)
+        rank.incarnation, rank.alive = 0, True
+    ended = []
+    deaths = SimpleNamespace(end=lambda rank, cause, detail: ended.append(rank.role))
+    links = BrokenLinks(state, Driver(), deaths, SimpleNamespace(cut_off=lambda rank, hosts: None))
+    return SimpleNamespace(links=links, roster=state.roster, ended=ended)
+
+
+def cut(of, one, other):
+    async def main():
+        of.links.unreachable(of.roster[one], Unreachable([other]))
+        of.links.unreachable(of.roster[other], Unreachable([one]))
+        await asyncio.sleep(0.05)
+
+    asyncio.run(main())
+
+
+def test_of_two_workers_that_reach_the_coordinator_one_leaves(of):
+    cut(of, 1, 2)
+    assert of.ended == [Worker(2, 0)]
+
+
+def test_no_worker_leaves_for_a_link_to_a_node_that_is_silent_itself(of):
+    """The coordinator's node may be at one end of the cut, so it hears nothing from the other one. That node is lost
+    in a moment; a second worker must not leave with it."""
+    of.roster[1].missed_heartbeats = 3
+    cut(of, 1, 2)
+    assert of.ended == []
+
+
+def test_a_late_heartbeat_is_not_silence(of):
+    of.roster[1].missed_heartbeats = 2
+    cut(of, 1, 2)
+    assert of.ended == [Worker(2, 0)]
