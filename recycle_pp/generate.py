@@ -53,7 +53,7 @@ def load(weights: Exported) -> tuple[Any, Any]:
         import transformers
     except ImportError:
         raise ValueError(
-            "this needs the package transformers; pip install -e '.[hf]' in the clone of recycle_pp"
+            "generate needs the package transformers; pip install -e '.[hf]' in the clone of recycle_pp"
         ) from None
     transformers.logging.set_verbosity_error()
     if weights.config is None:

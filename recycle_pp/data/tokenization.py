@@ -114,7 +114,7 @@ def verify(path: Path) -> Description:
     if description is None:
         raise ValueError(f"{path} is not a finished token file with a {sidecar(path).name} beside it")
     if checksum(path) != description.crc32:
-        raise ValueError(f"{path} does not have the bytes that were written: its checksum differs; create it again")
+        raise ValueError(f"{path} is damaged: it has a wrong checksum; create it again")
     return description
 
 

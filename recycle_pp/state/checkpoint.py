@@ -196,13 +196,13 @@ def _check_whole(tensors: Mapping[str, Any], together: Collection[str]) -> None:
     """Raises ValueError unless all elements of all tensors were saved. Compares numbers of elements, which is enough
     because boxes never overlap."""
     if gone := sorted(together - tensors.keys()):
-        raise ValueError(f"no part of {gone[0]} was saved, because its holders have died")
+        raise ValueError(f"{gone[0]} was not saved, because all workers that hold it died")
     for tensor, of in tensors.items():
         there = sum(prod(chunk.sizes) for chunk in of.chunks)
         if there != prod(of.size):
             raise ValueError(
-                f"only {there} of the {prod(of.size)} elements of {tensor} were saved: the holders of "
-                "the others have died"
+                f"only {there} of {prod(of.size)} elements of {tensor} were saved, because workers that hold "
+                "the rest died"
             )
 
 
@@ -308,7 +308,7 @@ def refuse_mismatch(path: str | Path, now: Mapping[str, Any]) -> None:
             raise UnreadableFile(Path(path) / ABOUT, f"{key} is nested")
         if was != value:
             written = " ".join(str(was).split())
-            raise ValueError(f"cannot resume from {path}: {key} was {written} and is now {value}")
+            raise ValueError(f"cannot resume from {path}: {key} is {written} in the checkpoint and {value} in this run")
 
 
 def _reader(path: str | Path) -> Any:

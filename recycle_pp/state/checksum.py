@@ -25,15 +25,16 @@ def damage(path: Path, step: int) -> str | None:
     try:
         about = json.loads(_regular(path / ABOUT).read_text())
         if about["step"] != step:
-            return f"{path} holds the state after {about['step']} steps, which contradicts its name"
+            return f"{path} is named after another step: it holds the state after {about['step']} steps"
         files = about["files"]
         if ".metadata" not in files:
             return f"{path / ABOUT} does not list the files of a checkpoint"
         for name, (size, crc) in files.items():
-            now = fingerprint(_regular(path / name))
-            if now != [size, crc]:
-                what = f"its {size} bytes" if now[0] != size else "the bytes that were written"
-                return f"{path / name} does not have {what}"
+            now, checksum = fingerprint(_regular(path / name))
+            if now != size:
+                return f"{path / name} has {now} bytes, expected {size}"
+            if checksum != crc:
+                return f"{path / name} has a wrong checksum"
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"{type(error).__name__}: {error}"
     return None

@@ -131,7 +131,7 @@ class _Donor(threading.Thread):
         except TransferError as error:
             _log.info("stopped sending state to %s: %s", address, error)
         except KeyError as error:
-            _log.info("stopped sending state: unit %s is now held by other workers", error)
+            _log.info("stopped sending state: this worker no longer holds unit %s", error)
 
     def _send_next(self, stream: Stream) -> None:
         """Sends the next commit or the next part of the state. If there is neither, waits for a commit."""

@@ -185,7 +185,7 @@ def write(model: Exported, out: Path, shard: int = SHARD, report: Callable[[int,
 
 def refuse_existing(out: Path) -> None:
     if out.exists():
-        raise ValueError(f"{out} exists; name a new folder")
+        raise ValueError(f"{out} already exists; choose another folder")
 
 
 def _write_weights(model: Exported, folder: Path, shard: int, report: Callable[[int, int], None]) -> None:
@@ -193,7 +193,7 @@ def _write_weights(model: Exported, folder: Path, shard: int, report: Callable[[
         from safetensors.torch import save_file
     except ImportError:
         raise ValueError(
-            "this needs the package safetensors; pip install -e '.[hf]' in the clone of recycle_pp"
+            "the export needs the package safetensors; pip install -e '.[hf]' in the clone of recycle_pp"
         ) from None
     shards: list[list[str]] = [[]]
     for name in model.parts:

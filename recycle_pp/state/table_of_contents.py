@@ -20,7 +20,7 @@ import torch
 
 
 def read_table(path: str | Path) -> Any:
-    """A checkpoint's table of contents, a `Metadata` object of torch.
+    """A checkpoint's table of contents: torch's `Metadata` object.
 
     torch stores it as a pickle, and an ordinary unpickler would run any code in the file. This function loads only the
     classes that a table consists of.
@@ -46,7 +46,7 @@ def check_files(path: Path) -> None:
     for file, end in ends.items():
         size = (path / file).stat().st_size
         if size < end:
-            raise ValueError(f"{path / file} has {size} bytes, not the {end} that its table of contents names")
+            raise ValueError(f"{path / file} has {size} bytes, but its table of contents requires {end}")
 
 
 def check_chunks(path: Path, key: str, table: Any) -> None:
@@ -88,7 +88,7 @@ class _Unpickler(pickle.Unpickler):
 def _member(kind: Any, name: str) -> Enum:
     """A member of an enum by name, the only permitted use of `getattr`."""
     if not isinstance(kind, EnumMeta) or name not in kind.__members__:
-        raise pickle.UnpicklingError(f"a checkpoint's metadata asks for {name} of {kind}, which is not allowed there")
+        raise pickle.UnpicklingError(f"a checkpoint's metadata names {name} of {kind}, which is not an enum member")
     return kind[name]
 
 

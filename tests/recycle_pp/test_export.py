@@ -200,7 +200,7 @@ def test_a_failed_export_gives_one_sentence_and_leaves_no_folder(run, tmp_path, 
         ([tmp_path / "nowhere", tmp_path / "out"], "holds no run"),
         ([tmp_path / "young", tmp_path / "out"], "has no complete checkpoint yet"),
         ([damaged, tmp_path / "out"], "is damaged: "),
-        ([run, tmp_path / "there"], "exists; name a new folder"),
+        ([run, tmp_path / "there"], "already exists; choose another folder"),
     ]:
         assert export.main([*map(str, arguments)]) == 2
         printed = capsys.readouterr().err
