@@ -171,7 +171,7 @@ class Links:
     def _now(self) -> Generation:
         present = self._present
         if present is None:
-            raise LinkBroken(self._wanted, "aborted, and not rebuilt yet")
+            raise LinkBroken(self._wanted, "aborted and not yet rebuilt")
         if self._followed is not None and self._followed != present.number:
             raise LinkBroken(self._followed, f"superseded by generation {present.number}")
         return present

@@ -142,7 +142,7 @@ class ControlStore(dist.Store):
                     raise LinkBroken(_generation(key), f"stopped waiting for {key}")
             if not self._changed.wait(deadline - time.monotonic()):
                 missing = ", ".join(key for key in keys if key not in self._values)
-                raise TimeoutError(f"{missing}: not published within {seconds:g} s")
+                raise TimeoutError(f"timed out after {seconds:g} s waiting for {missing}")
 
     def _is_over(self, key: str) -> bool:
         return 0 <= _generation(key) <= self._abandoned

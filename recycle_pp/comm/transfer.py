@@ -163,7 +163,7 @@ class Stream:
             assert isinstance(parcel, Parcel)  # a joiner receives no other message
             empty = {header.name: _empty(header) for header in parcel.tensors}
         except (ChannelClosed, ValueError) as error:
-            raise self._broken(f"a header that does not read: {error}") from error
+            raise self._broken(f"invalid header: {error}") from error
         for tensor in empty.values():
             self._fill(_bytes_of(tensor))
         return parcel.about, empty
@@ -205,27 +205,27 @@ class Stream:
             except OSError as error:
                 raise self._broken(str(error)) from error
             if count == 0:
-                raise self._broken("the other side has closed it")
+                raise self._broken("the other side closed the connection")
             done += count
 
     def _broken(self, reason: str) -> TransferError:
         self.close()
-        return TransferError(f"transfer of state: {reason}")
+        return TransferError(f"state transfer: {reason}")
 
 
 def _name(dtype: torch.dtype) -> str:
     name = str(dtype).removeprefix("torch.")
     if name not in _DTYPES:
-        raise ValueError(f"tensors of {name} cannot be transferred; {', '.join(_DTYPES)} can")
+        raise ValueError(f"cannot transfer dtype {name}; supported: {', '.join(_DTYPES)}")
     return name
 
 
 def _empty(header: TensorHeader) -> Tensor:
     name, shape = header.dtype, header.shape
     if name not in _DTYPES or any(size < 0 for size in shape):
-        raise ValueError(f"a tensor of {name} {shape}")
+        raise ValueError(f"a tensor of dtype {name} and shape {shape}")
     if math.prod(shape) * _DTYPES[name].itemsize > MAX_TENSOR:
-        raise ValueError(f"a tensor of shape {shape}")
+        raise ValueError(f"a tensor of dtype {name} and shape {shape} has more than {MAX_TENSOR} bytes")
     return torch.empty(shape, dtype=_DTYPES[name])
 
 

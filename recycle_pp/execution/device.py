@@ -27,6 +27,7 @@ import torch
 
 from recycle_pp.comm.nccl import environment as nccl
 from recycle_pp.comm.nccl import limits
+from recycle_pp.telemetry.words import plural
 
 SETTLE_SECONDS = 10.0  # maximum wait for the driver to free the memory of a dead process
 SETTLED_SECONDS = 0.5  # the wait ends when the free memory has not grown for this time
@@ -42,7 +43,7 @@ def choose(wanted: str, rank: int) -> torch.device:
     if wanted == "cpu" or (wanted == "auto" and not count):
         return torch.device("cpu")
     if not count:
-        raise ValueError("run.device=cuda needs a GPU, and torch finds none on this machine; allowed: auto, cpu")
+        raise ValueError("run.device=cuda: torch finds no GPU on this machine; allowed: auto, cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)) % count)
     _use_in_all_threads(device)
     return device
@@ -76,9 +77,9 @@ def backend_for(wanted: str, device: torch.device) -> str:
         workers, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
         if workers > gpus and not nccl.shares_gpus(os.environ, found):
             raise ValueError(
-                f"parallel.backend=nccl needs a GPU for each worker: a node has {gpus} for {workers}; set "
-                "parallel.backend=tcp, or NCCL_MULTI_RANK_GPU_ENABLE=1 with NCCL 2.30 or newer (this is "
-                f"{nccl.dotted(found)})"
+                f"parallel.backend=nccl needs a GPU for each worker: this node has {plural(gpus, 'GPU')} for "
+                f"{plural(workers, 'worker')}; set parallel.backend=tcp, or NCCL_MULTI_RANK_GPU_ENABLE=1 with NCCL "
+                f"2.30 or newer (this is {nccl.dotted(found)})"
             )
         limits.raise_open_files()
     return wanted
@@ -91,8 +92,8 @@ def notes(wanted: str, backend: str, device: torch.device) -> list[str]:
         return [nccl.describe(os.environ, nccl.installed()), *limits.warnings()]
     if wanted == "auto" and device.type == "cuda":
         return [
-            "parallel.backend=auto: messages between GPUs go by TCP through the host's memory. NCCL is faster and has "
-            "not been tried on GPUs yet; parallel.backend=nccl selects it"
+            "parallel.backend=auto: GPUs communicate by TCP through host memory. NCCL is faster, but is not tested on "
+            "GPUs yet; parallel.backend=nccl selects it"
         ]
     return []
 

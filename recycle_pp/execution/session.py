@@ -252,4 +252,4 @@ class Session:
 
 def _not_yet(message: Message) -> None:
     """The handler until the worker sets its own."""
-    raise RuntimeError(f"{type(message).__name__} for a worker that is not ready")
+    raise RuntimeError(f"received {type(message).__name__} before the worker was ready")

@@ -168,7 +168,7 @@ class Process:
         participant.committed = participant.applied = welcome.resume - 1
         session = Session(self._client, participant, links, store, self._doing)
         about = f"rank {self._spec.rank}: pid {os.getpid()} on {socket.gethostname()}, {device}, {backend}"
-        session.log.write(f"starts as {'the first' if not self._spec.incarnation else 'the next'} process of {about}")
+        session.log.write(f"{'restarted' if self._spec.incarnation else 'started'} for {about}")
         session.start()  # before long calls, because the coordinator may be lost during them
 
         try:

@@ -37,7 +37,7 @@ class WorkerLog:
             case Adopt():
                 for step, actions in message.steps.items():
                     if actions:
-                        self.write(f"step {step}: received a plan for the rest of it")
+                        self.write(f"step {step}: received a plan for the rest of the step")
                 self._recomputes(message.recompute)
             case SteadyPlan():
                 self.write(f"step {self._step}: received a plan for the next steps")
@@ -47,9 +47,9 @@ class WorkerLog:
             case Donate():
                 self.write(f"step {self._step}: sends its state to worker {message.worker}")
             case Exit():
-                self.write("the job is over")
+                self.write("the job ended")
             case Leave():
-                self.write("leaves the job")
+                self.write("left the job")
 
     def _recomputes(self, again: bool) -> None:
         if again != self._again:
@@ -60,7 +60,7 @@ class WorkerLog:
     def _announced(self, message: Announce) -> None:
         self._step = max(self._step, message.committed + 1)
         before, self._members = self._members, set(message.members.values())
-        changes = [("without", before - self._members), ("with", self._members - before - {self._worker})]
+        changes = [("removed", before - self._members), ("added", self._members - before - {self._worker})]
         what = "; ".join(f"{word} {_names(of)}" for word, of in changes if of and before)
         generation = f"generation {message.generation}, {len(self._members)} workers"
         self.write(f"step {self._step}: {generation}" + (f": {what}" if what else ""))

@@ -35,14 +35,12 @@ BROKEN: tuple[tuple[Version, Version, str, str], ...] = (
 def refuse(version: Version | None) -> None:
     """Raises ValueError, with one sentence for the user, if recovery does not work with this version of NCCL."""
     if version is None:
-        raise ValueError(
-            "parallel.backend=nccl needs NCCL's library libnccl.so.2, which is not installed; allowed: auto, tcp, gloo"
-        )
+        raise ValueError("parallel.backend=nccl: libnccl.so.2 (NCCL) is not installed; allowed: auto, tcp, gloo")
     for first, last, wrong, source in BROKEN:
         if first <= version <= last:
             raise ValueError(
-                f"parallel.backend=nccl cannot use NCCL {dotted(version)}: {wrong} ({source}); install another one, "
-                "or set parallel.backend=tcp"
+                f"parallel.backend=nccl cannot use NCCL {dotted(version)}: {wrong} ({source}); install another "
+                "version, or set parallel.backend=tcp"
             )
 
 

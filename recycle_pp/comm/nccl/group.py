@@ -106,4 +106,4 @@ class NcclGroup:
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
         if any(thread.is_alive() for thread in threads):
-            raise TimeoutError(f"NCCL has not aborted its communicators in {ABORT_SECONDS:g} s")
+            raise TimeoutError(f"NCCL did not abort its communicators within {ABORT_SECONDS:g} s")

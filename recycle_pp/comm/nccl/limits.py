@@ -48,8 +48,8 @@ def _shared_memory() -> str:
         return ""
     return (
         f"/dev/shm has {free >> 20} MB left, and NCCL may need {SHARED_MEMORY >> 20} MB there between the GPUs of a "
-        "machine; if it fails at the start, enlarge /dev/shm (docker run --shm-size=1g), or allow NUMA calls, with "
-        "which NCCL 2.24 or newer does without /dev/shm (docker run --cap-add SYS_NICE)"
+        "machine; if it fails at the start, enlarge /dev/shm (docker run --shm-size=1g), or allow NUMA calls (docker "
+        "run --cap-add SYS_NICE; NCCL 2.24 or newer then needs no /dev/shm)"
     )
 
 
@@ -58,8 +58,8 @@ def _open_files() -> str:
     if hard >= OPEN_FILES:
         return ""
     return (
-        f"a worker may open {hard} files, and NCCL may need {OPEN_FILES}, most of them after deaths; raise the limit "
-        f"(ulimit -Hn {OPEN_FILES}, docker run --ulimit nofile={OPEN_FILES})"
+        f"a worker may open {hard} files, and NCCL may need {OPEN_FILES}, mostly after a worker died; raise the "
+        f"limit (ulimit -Hn {OPEN_FILES}, docker run --ulimit nofile={OPEN_FILES})"
     )
 
 

@@ -168,7 +168,7 @@ class Connection:
                 self._fill(frame)
                 generation, tag, count = FRAME.unpack(frame)
                 if not 0 <= count <= MAX_MESSAGE:
-                    raise ConnectionLost(f"a message of {count} bytes")
+                    raise ConnectionLost(f"invalid message size: {count} bytes")
                 self._take((generation, tag), count)
         except (OSError, ConnectionLost) as error:
             self._fail(ConnectionLost(str(error)))
@@ -228,7 +228,7 @@ class Connection:
         while done < len(data):
             count = self._socket.recv_into(data[done:], 0, socket.MSG_WAITALL)
             if count == 0:
-                raise ConnectionLost("the peer has closed the connection")
+                raise ConnectionLost("the peer closed the connection")
             done += count
 
     def _skip(self, count: int) -> None:
@@ -262,4 +262,4 @@ def _after(parts: list[memoryview], done: int) -> list[memoryview]:
 
 
 def _wrong_size(key: Key, count: int, expected: int) -> RuntimeError:
-    return RuntimeError(f"generation {key[0]}, tag {key[1]}: {count} bytes came, {expected} were expected")
+    return RuntimeError(f"generation {key[0]}, tag {key[1]}: received {count} bytes, expected {expected}")

@@ -66,7 +66,7 @@ class TcpTransport:
     def join(self, generation: Generation, members: Assignment, me: Member, base: int) -> None:
         size = self._size or max(members) + 1
         if max(members) >= size:
-            raise ValueError(f"member {max(members)} is not among the {size} that Links was made for")
+            raise ValueError(f"member {max(members)} is out of range (size {size})")
         number = base if self._size else generation.number
         mesh = self._mesh_of(generation, number, me, size)
         others = sorted(members.keys() - {me})
@@ -91,7 +91,7 @@ class TcpTransport:
             link = mesh.linked(member)
             if link is None:
                 generation.check()  # a newer generation without this member may have linked the mesh
-                raise ValueError(f"member {member} joined later than the base of generation {generation.number}")
+                raise ValueError(f"member {member} joined after the base of generation {generation.number}")
             generation.wait(link)
 
     def connect(self, generation: Generation, members: Collection[Member]) -> None:
@@ -193,7 +193,7 @@ class Routes:
 
 def _allowed(tag: int) -> int:
     if not 0 <= tag < MAX_TAG:
-        raise ValueError(f"tag {tag}: 0 to {MAX_TAG - 1} are allowed")
+        raise ValueError(f"tag {tag} is outside 0..{MAX_TAG - 1}")
     return tag
 
 

@@ -82,7 +82,7 @@ class RecycleProcessGroup(dist.ProcessGroup):
         inner = process_group(dist.PrefixStore(f"{generation}", self._store), rank, size, backends)
         with self._lock:
             if self._gloo is not gloo:
-                raise LinkBroken(generation, "aborted while it was built")
+                raise LinkBroken(generation, "aborted during the rebuild")
             self._inner = inner
 
     def abort(self) -> None:
@@ -130,7 +130,7 @@ class RecycleProcessGroup(dist.ProcessGroup):
     def _now(self) -> Any:
         inner = self._inner
         if inner is None:
-            raise LinkBroken(self._generation, "aborted, and not rebuilt yet")
+            raise LinkBroken(self._generation, "aborted and not yet rebuilt")
         return inner
 
 

@@ -41,7 +41,7 @@ def test_an_abort_that_hangs_ends_the_worker(fake, monkeypatch):
     listener.join(10)
     hanging.set()
     assert not listener.is_alive()
-    assert isinstance(ends[0], TimeoutError) and "NCCL has not aborted" in str(ends[0])
+    assert isinstance(ends[0], TimeoutError) and "NCCL did not abort" in str(ends[0])
 
 
 def announcement(generation):
@@ -93,7 +93,7 @@ def test_a_hanging_abort_of_a_late_link_ends_the_worker(fake, monkeypatch):
 
     def hang(groups):
         if groups:
-            raise TimeoutError("NCCL has not aborted")
+            raise TimeoutError("NCCL did not abort")
 
     monkeypatch.setattr(Fake, "__init__", slow)
     monkeypatch.setattr(Fake, "abort", staticmethod(hang))

@@ -213,7 +213,7 @@ def test_a_proof_cannot_be_reflected_to_its_sender():
 def test_an_invalid_header_ends_the_stream(streams, header):
     donor, joiner = streams
     donor._socket.sendall(struct.pack(">I", len(header)) + header)
-    with pytest.raises(TransferError, match="does not read"):
+    with pytest.raises(TransferError, match="invalid header"):
         joiner.receive()
 
 
@@ -226,5 +226,5 @@ def test_an_oversize_header_is_not_read(streams):
 
 def test_an_unsupported_dtype_is_named():
     left, right = socket.socketpair()
-    with Stream(left, 5) as donor, right, pytest.raises(ValueError, match="complex64 cannot be transferred"):
+    with Stream(left, 5) as donor, right, pytest.raises(ValueError, match="cannot transfer dtype complex64"):
         donor.send(ABOUT, {"x": torch.zeros(2, dtype=torch.complex64)})

@@ -114,13 +114,13 @@ def test_a_message_of_another_size_is_an_error_and_the_next_one_arrives(ends):
     posted = there.receive(torch.empty(5), 0, 1)
     here.send(of(1), 0, 1)
     here.send(of(2), 0, 1)
-    assert "16 bytes came, 20 were expected" in str(done(posted))
+    assert "received 16 bytes, expected 20" in str(done(posted))
     buffer = torch.empty(4)
     assert done(there.receive(buffer, 0, 1)) is None and buffer[0] == 2
     here.send(of(1), 0, 2)
     here.send(of(1), 0, 3)
     done(there.receive(torch.empty(4), 0, 3))  # the other message has arrived, too
-    assert "16 bytes came, 20 were expected" in str(done(there.receive(torch.empty(5), 0, 2)))
+    assert "received 16 bytes, expected 20" in str(done(there.receive(torch.empty(5), 0, 2)))
 
 
 @pytest.mark.parametrize("after", [0, 5, FRAME.size, FRAME.size + 8])
@@ -160,7 +160,7 @@ def test_an_invalid_frame_ends_the_connection():
     connection = Connection(mine, Pool())
     job = connection.receive(torch.empty(4), 0, 1)
     theirs.sendall(FRAME.pack(0, 1, -5))
-    assert "a message of -5 bytes" in str(done(job))
+    assert "invalid message size: -5 bytes" in str(done(job))
     theirs.close()
 
 

@@ -213,7 +213,7 @@ def abort_and_rebuild(node: Node) -> None:
     try:
         dist.all_reduce(torch.ones(1))
     except RuntimeError as error:
-        assert "not rebuilt yet" in str(error)
+        assert "not yet rebuilt" in str(error)
     group.rebuild(1, rank, 2)
     total = torch.ones(4)
     dist.all_reduce(total)
