@@ -60,14 +60,14 @@ class BrokenLinks:
         lost = give_up(cut, self._state.job.workers.values())
         for rank in self._state.roster:
             if rank.role in lost and rank.alive:
-                self._deaths.end(rank, "node_loss", "the network between it and other workers is broken")
+                self._deaths.end(rank, "node_loss", "its links to other workers are cut")
                 self._returns.cut_off(rank, self._hosts_behind(rank.role, cut))
         if not lost and cut != self._announced:
             self._announced = cut
             worker, (other, *_) = min(cut.items())
             self._state.recorder.say(
-                f"workers {worker} and {other} cannot connect to each other, and a stage would be lost with either; "
-                "the job waits for the network between them"
+                f"workers {worker} and {other} cannot connect to each other. Without either of them a stage would be "
+                "lost, so the job waits until the network between them works"
             )
 
     def _silent(self) -> set[Member]:

@@ -143,9 +143,9 @@ class Saving:
         if started and not step:
             reason = "and there is no checkpoint to restore it from; set checkpoint.every to lose less"
         elif step == self._restored:
-            reason = f"for the second time since checkpoint {name(step)}"
+            reason = f"and the job has already restarted from {f'checkpoint {name(step)}' if step else 'step 0'}"
         elif present < stages:
-            reason = f"and {plural(present, 'worker')} cannot fill {plural(stages, 'stage')}"
+            reason = f"and {plural(present, 'live worker')} cannot run {plural(stages, 'stage')}"
         else:
             self._restored = step
             return step

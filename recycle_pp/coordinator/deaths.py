@@ -77,7 +77,7 @@ class Deaths:
         if seen is not None:  # killed by this coordinator
             death = msgspec.structs.replace(death, cause=seen.cause, detail=seen.detail)
         elif message.asked and message.incarnation == rank.ended:
-            death = msgspec.structs.replace(death, detail=f"{death.detail}: its connection had broken")
+            death = msgspec.structs.replace(death, detail=f"{death.detail}, because its connection broke")
         rank.causes[message.incarnation] = death
         self._dead(rank, message.incarnation)
         self._explain(rank, message.incarnation)
@@ -112,7 +112,7 @@ class Deaths:
         """Records a worker that a successor found dead or unreachable. begun: whether any generation was agreed; the
         job's members then already exclude the worker."""
         if rank.alive:
-            rank.causes.setdefault(rank.incarnation, Death("hang", "it did not reconnect"))
+            rank.causes.setdefault(rank.incarnation, Death("hang", "the reconnection to the new coordinator"))
             rank.kill()
         rank.alive = False
         rank.worker = None
@@ -197,7 +197,7 @@ class Deaths:
 
     def _why(self, stage: int) -> str:
         death = self._newest.get(stage)
-        return f". Its last worker's death: {cause_in_words(death)}" if death else ""
+        return f". The last death in stage {stage}: {cause_in_words(death)}" if death else ""
 
     # -- cause and restart -------------------------------------------------------------------------------------
 

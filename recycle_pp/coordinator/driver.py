@@ -149,13 +149,13 @@ class Driver:
         newest = self._state.saving.newest()
         kept = f"run.resume=true continues from {newest}, saved earlier" if newest else "there is no earlier checkpoint"
         self._state.lifecycle.stop(
-            f"{wrong}: memory or a processor has failed, and the job must not continue with wrong weights; {kept}"
+            f"{wrong}. This is probably a hardware fault, and the job must not continue with wrong weights; {kept}"
         )
 
     def _stop_skipping(self) -> None:
         newest, most = self._state.saving.newest(), self._state.settings.optimizer.most_skipped
         self._state.lifecycle.stop(
-            f"the updates of {self._state.job.skipped} steps in a row were skipped, as a gradient was NaN or infinite "
-            f"(optimizer.most_skipped={most}); "
+            f"the updates of {self._state.job.skipped} steps in a row were skipped, because a gradient was NaN or "
+            f"infinite (optimizer.most_skipped={most}); "
             + (f"the newest checkpoint is {newest}" if newest else "there is no checkpoint yet")
         )

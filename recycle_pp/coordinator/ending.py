@@ -81,7 +81,7 @@ class Ending:
         if not self._warned and not self._emulated and self._step + self._save > END_SECONDS:
             self._warned = True
             self._recorder.say(
-                f"a step takes {self._step:.0f} s and a checkpoint {self._save:.0f} s, but after a signal a job "
-                f"has {END_SECONDS:.0f} s; then the run resumes from an older checkpoint, so set checkpoint.every or "
-                "checkpoint.minutes accordingly"
+                f"a step takes {self._step:.0f} s and a checkpoint {self._save:.0f} s, more than the "
+                f"{END_SECONDS:.0f} s that a job has after a signal. After a signal the run would resume from an older "
+                "checkpoint; checkpoint.every or checkpoint.minutes limits the lost work"
             )

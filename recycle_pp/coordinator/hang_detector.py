@@ -254,7 +254,7 @@ class HangDetector:
         if self._renewed[1] > RENEWALS:
             report = self._state.run.hangs / f"{_name(step)}.json"
             self._state.lifecycle.stop(
-                f"all workers wait in step {step} and none works, even after the links were renewed "
+                f"all workers wait in step {step} and none runs an op, although all links were rebuilt "
                 f"{RENEWALS} times; {report} shows what each worker waits for"
             )
             return

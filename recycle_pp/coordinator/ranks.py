@@ -16,7 +16,7 @@ from recycle_pp.wire.messages.members import Assignment, Member
 from recycle_pp.wire.messages.supervisors import Death, Kill, Spawn
 from recycle_pp.wire.messages.table import Message
 
-NODE_LOSS = Death("node_loss", "its supervisor is gone")
+NODE_LOSS = Death("node_loss", "its supervisor disconnected")
 
 
 @dataclass

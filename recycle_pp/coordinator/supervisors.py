@@ -87,7 +87,7 @@ class Supervisors:
             free.missed_heartbeats = 0
             number = free.number
         elif self._is_taken(number, hello):
-            peer.send(NoPlace(f"a new node has taken the place of rank {number}; this node ends"))
+            peer.send(NoPlace(f"a new node has taken over rank {number}; this node ends"))
             return None
         peer.send(SupervisorWelcome(self._state.settings, str(self._state.run.path), self._leader, number))
         if self._state.lifecycle.code is not None:  # the job has stopped before its start
@@ -164,7 +164,7 @@ class Supervisors:
                 f"no node of the job is lost: {next(iter(self._returns.cut.values()))}, and its workers start once the "
                 "network between them works; stop its agent to put another node in its place"
             )
-        return "no node of the job is lost, so there is no place for another one"
+        return "no node of the job is lost, so another node cannot join"
 
     def _compare(self, rank: Rank, settings: Mapping[str, str]) -> None:
         """Stops the job if the settings of a node differ from those of the first node."""

@@ -190,9 +190,9 @@ def _stuck(sign: Sign, patience: Patience) -> Stuck | None:
     starts = sign.activity.kind == "starts"
     lasting: list[tuple[str, float | None, float]] = [
         (str(sign.activity), sign.seconds if busy or sign.activity.kind == "device" else None, limit),
-        (f"{sign.activity}, which has arrived", sign.delivered, limit),
-        (f"{sign.activity}, without a sign of life", sign.silent, patience.lease if starts else patience.suspicion),
-        (f"{sign.activity}, without an answer to a new generation", sign.unanswered, patience.suspicion),
+        (f"{sign.activity}, although it has arrived", sign.delivered, limit),
+        (f"{sign.activity}, without a heartbeat", sign.silent, patience.lease if starts else patience.suspicion),
+        (f"{sign.activity}, without an answer to the new generation", sign.unanswered, patience.suspicion),
     ]
     found = [
         Stuck(where, seconds)

@@ -59,7 +59,7 @@ class _Pickler(pickle.Pickler):
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in OTHERS and not module.startswith(ROOMS):
-            raise pickle.UnpicklingError(f"{module}.{name} is no part of a job")
+            raise pickle.UnpicklingError(f"{module}.{name} is not part of a job")
         found = super().find_class(module, name)
         if not isinstance(found, type):
             raise pickle.UnpicklingError(f"{module}.{name} is not a class")

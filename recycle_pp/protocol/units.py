@@ -111,9 +111,9 @@ class Units:
                 first = (found.unclear or [*found.disputed])[0]
                 unknown = ", and it is unknown which one is right" if self._third else ""
                 raise ProtocolViolation(
-                    f"{self._dispute(live, first, found.disputed[first])}, found in step {step}{unknown}: memory or a "
-                    "processor has failed, and the job must not continue with wrong weights; run.resume=true continues "
-                    "from the newest checkpoint"
+                    f"{self._dispute(live, first, found.disputed[first])}, found in step {step}{unknown}. This is "
+                    "probably a hardware fault, and the job must not continue with wrong weights; run.resume=true "
+                    "continues from the newest checkpoint"
                 )
             for peer, unit in found.wrong.items():
                 how = (
@@ -145,7 +145,7 @@ class Units:
         complete = {p for p, of in holds.items() if of.loaded == committed or length(of.units) == len(sizes)}
         held = self._held(stage, holds, complete)
         if gone := lost(held):
-            raise StageLost(stage, f"no copy left of {len(gone)} of its {len(sizes)} units")
+            raise StageLost(stage, f"lost all copies of {len(gone)} of its {len(sizes)} units")
         if not self.stands(stage, peers):
             new = set(peers) - self._peers.get(stage, set(peers))
             hosts = {p: self.hosts.get(p, "") for p in peers}

@@ -39,7 +39,7 @@ def test_a_worker_whose_control_connection_breaks_is_restarted(runs):
     outcome = runs.of(case, "a broken connection", meanwhile=meanwhile)
     runs.check_exact(outcome)
     (death,) = outcome.all("death_detected")
-    assert death["worker"] == "1.1" and "its connection had broken" in death["detail"], explain(outcome)
+    assert death["worker"] == "1.1" and "because its connection broke" in death["detail"], explain(outcome)
     assert [e["worker"] for e in outcome.all("respawned")] == ["1.1"], explain(outcome)
     assert [e["worker"] for e in outcome.all("rejoined")] == ["1.1"], explain(outcome)
 

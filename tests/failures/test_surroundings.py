@@ -160,7 +160,7 @@ def test_the_loss_of_a_stage_without_a_checkpoint_ends_the_job_with_advice(runs)
 @pytest.mark.slow
 def test_fewer_workers_than_stages_stop_the_job_with_the_reason(runs):
     signals = tuple(SignalAt("checkpoint_saved", worker) for worker in ("0.1", "1.1", "1.0"))
-    said = "1 worker cannot fill 2 stages"
+    said = "1 live worker cannot run 2 stages"
     overrides = (*SAVING, "run.respawns=0")
     case = Case("loses too many", "2x2", overrides, signals, steps=400, deaths=None, ends=said)
     runs.of(case, "a stage lost")

@@ -117,6 +117,6 @@ class Mismatch(WorkerEvent):
 
     def text(self) -> str:
         return (
-            f"worker {self.worker} on {self.host or 'its host'} is wrong: {self.detail}; memory or a processor has "
-            "failed there. The step is redone without it"
+            f"worker {self.worker} on {self.host or 'its host'} is wrong: {self.detail}; this is probably a hardware "
+            "fault there. The step is redone without it"
         )

@@ -147,7 +147,7 @@ def test_a_silent_worker_is_found_once_and_one_with_heartbeats_is_not(tmp_path):
     job.say = {0: Activity("waits", "commit", 7), 1: Activity("waits", "commit", 7)}
     job.roster[1].last_message = time.monotonic()
     asyncio.run(job.watched(0.3))
-    assert list(job.found) == [1] and "without a sign of life" in job.found[1].where
+    assert list(job.found) == [1] and "without a heartbeat" in job.found[1].where
 
 
 def test_a_worker_that_does_not_take_a_delivered_message_is_found(tmp_path):
@@ -156,7 +156,7 @@ def test_a_worker_that_does_not_take_a_delivered_message_is_found(tmp_path):
     job.beat()
     job.hangs.worker_beats(job.roster[6], WorkerHeartbeat(0.0, "boot", delivered=1))
     asyncio.run(job.watched(0.5))
-    assert list(job.found) == [6] and job.found[6].where.endswith("from 1.1, which has arrived")
+    assert list(job.found) == [6] and job.found[6].where.endswith("from 1.1, although it has arrived")
 
 
 def test_signs_of_an_earlier_incarnation_do_not_count(tmp_path):
@@ -199,7 +199,7 @@ def test_a_worker_stopped_during_a_wait_is_found_without_renewing_the_generation
         await job.watched(2 * SUSPICION)
 
     asyncio.run(stopped())
-    assert list(job.found) == [6] and "without a sign of life" in job.found[6].where
+    assert list(job.found) == [6] and "without a heartbeat" in job.found[6].where
     assert not job.renewals
 
 

@@ -80,7 +80,7 @@ def test_the_silence_of_a_lost_node_does_not_count_against_its_replacement(of):
 def test_a_replaced_supervisor_ends_and_does_not_take_its_rank_back(of):
     of.roster[1].supervisor = Peer(-1, "node2")
     number, message = welcome(of, Peer(1, "node1"))
-    assert number is None and message == NoPlace("a new node has taken the place of rank 1; this node ends")
+    assert number is None and message == NoPlace("a new node has taken over rank 1; this node ends")
 
 
 def test_a_supervisor_that_reconnects_keeps_its_rank(of):

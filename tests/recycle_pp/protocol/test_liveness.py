@@ -116,7 +116,7 @@ def test_a_chain_of_waits_leads_to_its_root():
 def test_a_worker_that_ignores_an_arrived_message_is_stuck_and_not_its_sender():
     signs = {A: waiter("commit"), B: replace(waiter("tensor", peer=A, seconds=30.0), delivered=LONG)}
     (found,) = judge(signs, PATIENCE).stuck.items()
-    assert found == (B, ("the wait for the tensor in step 3 from 0.0, which has arrived", LONG))
+    assert found == (B, ("the wait for the tensor in step 3 from 0.0, although it has arrived", LONG))
 
 
 def test_an_unfinished_all_reduce_is_a_deadlock_without_a_culprit():

@@ -110,7 +110,7 @@ def test_a_unit_without_a_holder_is_lost():
     found.pop(0)
     with pytest.raises(StageLost) as lost:
         share(units, found, 0)
-    assert str(lost.value) == f"stage 0 has no copy left of {len(gone)} of its 6 units"
+    assert str(lost.value) == f"stage 0 has lost all copies of {len(gone)} of its 6 units"
 
 
 NAME = "unit 2 of layer 0 (0.2)"
@@ -149,9 +149,9 @@ def test_a_group_on_one_of_several_hosts_is_reported(hosts, says):
 @pytest.mark.parametrize(
     ("copies", "third", "says"),
     [
-        (2, False, f"workers 0.0 on h and 1.0 hold different copies of {NAME}, found in step 4: memory"),
-        (2, True, f"different copies of {NAME}, found in step 4, and it is unknown which one is right: memory"),
-        (3, False, f"worker 1.0 holds a different copy of {NAME} than 0.0 on h and 2.0, found in step 4: memory"),
+        (2, False, f"workers 0.0 on h and 1.0 hold different copies of {NAME}, found in step 4. This is"),
+        (2, True, f"different copies of {NAME}, found in step 4, and it is unknown which one is right. This is"),
+        (3, False, f"worker 1.0 holds a different copy of {NAME} than 0.0 on h and 2.0, found in step 4. This is"),
     ],
 )
 def test_if_the_wrong_copy_is_unknown_or_must_end_the_job_the_error_names_worker_host_and_unit(copies, third, says):

@@ -111,7 +111,7 @@ def test_a_cause_that_becomes_known_late_replaces_the_supposed_one():
         ({"cause": "exception", "detail": "Traceback ...\nValueError: no such token\n"}, "ValueError: no such token"),
         ({"cause": "out_of_memory", "detail": "SIGKILL by the kernel"}, "out of memory"),
         ({"cause": "hang", "detail": "F of micro-batch 1.3 in step 20, for 10.2 s"}, "stuck in F of micro-batch 1.3"),
-        ({"cause": "node_loss", "detail": "its supervisor is gone"}, "its node is lost"),
+        ({"cause": "node_loss", "detail": "its supervisor disconnected"}, "its node is lost"),
         ({"cause": "exit", "detail": "exit code 7"}, "died (exit code 7)"),
         ({"cause": "something new", "detail": "x"}, "something new x"),
         ({}, "died"),
