@@ -100,7 +100,7 @@ def _layout(arguments: list[str]) -> tuple[int, int]:
 
     if join := [text for text in arguments if text.lstrip("+").startswith("join=")]:
         raise ValueError(
-            f"{join[0]}: the settings do not say how many workers this node gets; use "
+            f"{join[0]}: the settings do not give the number of workers on this node; use "
             f"torchrun --nproc-per-node=WORKERS -m recycle_pp.train {join[0]}"
         )
     settings, _ = continued(compose(arguments), arguments)

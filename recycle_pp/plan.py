@@ -211,7 +211,7 @@ def _show_deaths(
     console.print(_grid(table, capacity))
     left = f"{table.left} of {source.problem.pipelines} workers alive"
     console.print(
-        f"now {table.now.value:g} {source.unit} a step; stage {table.thinnest} has the least redundancy left: {left}"
+        f"now {table.now.value:g} {source.unit} per step; stage {table.thinnest} has the least redundancy left: {left}"
     )
 
 

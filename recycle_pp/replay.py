@@ -57,7 +57,7 @@ def _run(arguments: Sequence[str]) -> int:
                 print("\n".join(_lines(decision)))
     except FileNotFoundError:
         raise ValueError(f"{run.path} has no {run.protocol.name}: no coordinator has run there") from None
-    left_out = f"; {plural(missing, 'line')} left out, since the disk was slow or full" if missing else ""
+    left_out = f"; {plural(missing, 'line')} missing, because the disk was slow or full" if missing else ""
     print(f"{plural(events, 'event')} repeated, every decision is the same{left_out}")
     return 0
 

@@ -127,7 +127,7 @@ def prepare(launch: Launch, arguments: list[str]) -> Prepared:
         return _prepare_job(launch, arguments, settings, address, node)
     except ValueError as error:
         if not launch.one_node:  # rank 0 alone ran the checks that failed
-            startup.update("sends the other nodes the reason of the refusal")
+            startup.update("notifies the other nodes of the error")
             asyncio.run(dismiss(launch, address, str(error), code=2, seconds=REFUSED_SECONDS))
         raise
 
@@ -147,9 +147,9 @@ def _prepare_job(
     startup.update(f"looks for checkpoints in {folder.path}")
     done = _steps_done(folder) if settings.run.resume else 0
     if done >= settings.run.steps:
-        complete = f"run.dir={folder.path} has done {plural(done, 'step')}, and run.steps is {settings.run.steps}"
+        complete = f"run.dir={folder.path} has completed {plural(done, 'step')}, and run.steps={settings.run.steps}"
         if settings.run.resume is True:
-            raise ValueError(f"{complete}: raise it to continue")
+            raise ValueError(f"{complete}; raise run.steps to continue")
         return Prepared(settings, folder, address, f"the run is complete: {complete}", node, done)
     startup.update("prepares the data")
     prepare_data(settings, launch.world)

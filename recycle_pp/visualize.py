@@ -63,7 +63,7 @@ def _once(a: argparse.Namespace) -> int:
         if Path(out).suffix.lower() not in ENDINGS:
             raise ValueError(f"--out {out}: the ending must be one of {', '.join(ENDINGS)}")
     if a.compare and (a.source or a.pipelines):
-        raise ValueError("--compare brings its own two sources; leave out the others")
+        raise ValueError("--compare takes two sources of its own; remove the others")
     source = None if a.compare else read_source(a)
     charts = [_named(name, a.step) for name in a.compare] if source is None else _charts(a, source)
     run = source.run if source and source.shown is not None else None
@@ -120,7 +120,7 @@ def _window(a: argparse.Namespace, charts: list[Chart]) -> tuple[float, float] |
         return None
     begin, end = a.begin or 0.0, max(c.span for c in charts) if a.end is None else a.end
     if begin >= end:
-        raise ValueError(f"--to must be later than --from; from {begin:g} to {end:g} is nothing")
+        raise ValueError(f"--to ({end:g}) must be later than --from ({begin:g})")
     return begin, end
 
 

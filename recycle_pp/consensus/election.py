@@ -110,7 +110,7 @@ class Election:
                 if not candidacy.cancel() and not candidacy.cancelled():
                     candidacy.exception()  # retrieved, so that asyncio does not log it
         if self.voter.leader is None:
-            raise LostMajority(f"no majority of supervisors {_names(self.voter.newest.roster)} has answered in time")
+            raise LostMajority(f"no majority of supervisors {_names(self.voter.newest.roster)} answered in time")
         return self.voter.leader
 
     async def agree(self, generation: int, supervisors: Mapping[int, Place]) -> int:
@@ -125,7 +125,7 @@ class Election:
                         return leader.term
                     await asyncio.sleep(RETRY_SECONDS)
         except TimeoutError:
-            raise LostMajority(f"no majority of supervisors {_names(supervisors)} has answered in time") from None
+            raise LostMajority(f"no majority of supervisors {_names(supervisors)} answered in time") from None
 
     async def confirm(self, held: bool) -> int:
         lapsed = not held and self.voter.leader is not None and self.voter.leader.term == self._confirmed
@@ -168,7 +168,7 @@ class Election:
                 async with asyncio.timeout(min(self._patience, NON_MEMBER_SECONDS)):
                     await self._find_leader()
             known = _names(self.voter.newest.roster)
-            raise LostMajority(f"no majority of supervisors {known} has answered in time; this one has no vote")
+            raise LostMajority(f"no majority of supervisors {known} answered in time; this one has no vote")
         gone: set[int] = set()
         await self._wait_for_turn(gone)
         while self.voter.leader is None:
@@ -269,15 +269,15 @@ class Election:
         among: Collection[int] | None = None,
         others: Sequence[tuple[int, Place]] | None = None,
     ) -> list[Membership]:
-        """Sends a request to the members until their answers decide. The decision needs a majority of certain
-        memberships (`Voter.required`). Returns these memberships once a majority of each has answered yes. Returns []
-        if too many members have answered no.
+        """Sends a request to the members until the outcome is settled. It succeeds when a majority of each membership
+        in `Voter.required` has answered yes; then returns these memberships. Returns [] if too many members have
+        answered no.
 
         question   makes the request
         gone       ranks known to be dead; ranks that are found dead are added
         repeat     send the request again to members that answer no
-        candidate  the request asks for votes. Then a proposed membership needs no majority if it can no longer be
-                   agreed, because too many of the voters that answered yes do not have it
+        candidate  whether the request asks for votes. If so, a proposed membership is not required once it can no
+                   longer be agreed, because too many voters that answered yes do not have it
         among      ranks whose answers count; default: all
         others     ranks and addresses to ask; default: all other members
 
@@ -345,8 +345,8 @@ class Election:
             while not (required := complete()):
                 left = self.voter.members().keys() - gone
                 if roster := hopeless(left):
-                    names = _names(left & roster.keys())
-                    raise LostMajority(f"of supervisors {_names(roster)} only {names} can answer: no majority")
+                    few = f"only {_names(left & roster.keys())} of supervisors {_names(roster)} can answer"
+                    raise LostMajority(f"{few}, which is not a majority")
                 if not asking or (not repeat and hopeless(left - no)):
                     return []
                 _, asking = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)

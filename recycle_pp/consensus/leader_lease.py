@@ -6,8 +6,8 @@
     await lease.wait()              # returns when the lease is held; raises Deposed if the lease is lost for good
     await lease.fresh()             # returns when the last confirmation is recent enough to judge others' silence
     await lease.lost()              # returns when the lease is lost for good
-    lease.lapsed(seconds)           # whether the lease expired and was renewed within the last seconds
-    lease.permits()                 # `wait` for a thread: True when held, False if lost for good
+    lease.lapsed(seconds)           # whether, in the last `seconds` seconds, the lease expired and was renewed
+    lease.permits()                 # blocks a thread: returns True once the lease is held, False if lost for good
     lease.close()                   # at the end of the job: the lease counts as held from now on
 
 After a suspension, a process does not know whether another leader was elected. A leader that receives no messages does
@@ -15,8 +15,8 @@ not know whether its own messages still arrive. In both cases the lease has expi
 it sends, writes or decides anything.
 
 Before a leader declares a silent or disconnected process dead, it needs a fresh lease: a majority must have answered
-within half of `suspicion`. Otherwise a leader that can send but not receive would have healthy workers killed. A leader
-that gets no majority in `ATTEMPTS` rounds loses the lease for good (CheckQuorum in Raft's terms).
+within half of `suspicion`. Otherwise a leader that can send but not receive would cause healthy workers to be killed.
+A leader that gets no majority in `ATTEMPTS` rounds loses the lease for good (CheckQuorum in Raft's terms).
 """
 
 from __future__ import annotations

@@ -37,8 +37,9 @@ Roster = dict[int, Place]
 
 
 class Voter:
-    """The state of one voter. leader: the current leader; None: this supervisor will lead `first_term`.
+    """The state of one voter.
 
+    leader       the current leader, or None if this supervisor is to become the leader, in term `first_term`
     term         newest term with a known vote or leader
     vote         the candidate that got this voter's vote in that term
     memberships  the last agreed membership, and all memberships proposed since

@@ -240,7 +240,7 @@ class Supervisor:
             try:
                 leader = self._leadership.leader
                 if leader is None:
-                    raise LostMajority("it had not sent the job's settings yet")
+                    raise LostMajority("the coordinator had not sent the settings yet")
                 where = f"{leader.host}:{leader.port}"
                 refused = min(REFUSED, self._settings.control.suspicion) if self._settings else REFUSED
                 self._peer = await self._leadership.follow(self._connect, refused)

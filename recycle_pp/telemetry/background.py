@@ -31,7 +31,7 @@ READ_SECONDS = 2.0  # time limit for files that a new coordinator can do without
 
 
 def now(function: Callable[..., object], *arguments: Any) -> bool:
-    """A `Later` that calls the function at once, for callers that may block."""
+    """A `Later` that does not defer: calls the function immediately. For callers that are allowed to block."""
     function(*arguments)
     return True
 

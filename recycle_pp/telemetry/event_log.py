@@ -90,7 +90,7 @@ class EventLog:
         self._lines.retry()
 
     def close(self) -> None:
-        """Drops the events that still wait."""
+        """Drops the events that are still waiting for the cause of a death."""
         self._lines.close()
 
     def _write(self, event: Event) -> None:

@@ -1,4 +1,4 @@
-"""heartbeat.json: the coordinator's sign of life in the run folder, for readers outside the job.
+"""heartbeat.json: the coordinator's heartbeat in the run folder, for readers outside the job.
 
     beat = Heartbeat(run, term=lambda: 0, address="10.0.0.1:29501")
     beat.write(live)                        # call it every SECONDS; atomic; blocks while it writes
@@ -108,13 +108,13 @@ class Pulse:
             if sign.here:
                 age = max(0.0, time.time() - sign.time)
                 if _started(sign.pid) == sign.started:
-                    return Life("alive", f"{coordinator} runs; its last sign is {age:.0f} s old", sign, age)
-                return Life("gone", f"{coordinator} has ended; its last sign is {age:.0f} s old", sign, age)
+                    return Life("alive", f"{coordinator} runs; last heartbeat {age:.0f} s ago", sign, age)
+                return Life("gone", f"{coordinator} has ended; last heartbeat {age:.0f} s ago", sign, age)
             age = now - self._since
             if age > SILENT_SECONDS:
-                return Life("silent", f"{coordinator} has given no sign for {age:.0f} s", sign, age)
+                return Life("silent", f"{coordinator} has sent no heartbeat for {age:.0f} s", sign, age)
             if self._changed:
-                return Life("alive", f"{coordinator} gave a sign {age:.0f} s ago", sign, age)
+                return Life("alive", f"{coordinator} runs; last heartbeat {age:.0f} s ago", sign, age)
             time.sleep(_POLL)
 
 
@@ -160,8 +160,8 @@ def address_of(run: RunFolder) -> str:
 
 
 def refuse_running(run: RunFolder) -> None:
-    """ValueError if a job runs in this folder. Waits like `Pulse.look`. A damaged file is no sign of life, because a
-    running job replaces it every second."""
+    """ValueError if a job runs in this folder. Waits like `Pulse.look`. A damaged file does not count as a heartbeat,
+    because a running job replaces it every second."""
     with suppress(UnreadableFile):
         life = Pulse(run).look()
         if life.verdict == "alive":

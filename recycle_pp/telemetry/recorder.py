@@ -183,7 +183,7 @@ class Recorder:
 
     @guarded
     def release(self) -> None:
-        """Writes the events that still wait for the cause of a death."""
+        """Writes the events that are still waiting for the cause of a death."""
         self._events.release()
 
     def began(self, job: Job) -> None:

@@ -41,7 +41,7 @@ def report(run: RunFolder) -> str:
 def _course(steps: Sequence[Step]) -> str:
     losses = [(line.step, line.loss) for line in steps if line.loss is not None]
     if not losses:
-        return "  no step is committed"
+        return "  no step was committed"
     text = f"  loss {losses[0][1]:.4f} in step {losses[0][0]}, {losses[-1][1]:.4f} in step {losses[-1][0]}"
     validated = [line for line in steps if line.val_loss is not None]
     return text + (f", {_validation(validated[-1])}" if validated else "")

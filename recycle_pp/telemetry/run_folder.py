@@ -11,7 +11,7 @@ events.jsonl     deaths, plans, rejoins, ...         traces/          step-00002
 samples.jsonl    with run.sample_log=true: the samples that each step was trained on
 protocol.jsonl   every event of the protocol since the newest checkpoint, for python -m recycle_pp.replay
 logs/            worker-1.2.log                      checkpoints/     step-000020/
-heartbeat.json   the coordinator's sign of life      hangs/           the op of every worker during a hang
+heartbeat.json   the coordinator's heartbeat         hangs/           the op of every worker during a hang
 
 docs/run-folder.md explains every field.
 """

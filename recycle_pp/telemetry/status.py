@@ -41,7 +41,7 @@ MOST_ROWS = 16  # rows of the map; with more pipelines, one row counts those wit
 
 @dataclass(frozen=True)
 class Status:
-    """state: starting | running | silent (no sign of life, seen from another machine) | dead | finished | stopped.
+    """state: starting | running | silent (no heartbeat, seen from another machine) | dead | finished | stopped.
 
     Durations are in seconds; `..._ago` counts from the event. None: not known yet.
     """

@@ -74,7 +74,9 @@ class LocalJob:
                 if record["event"] == event:
                     return record
             if over:
-                raise TimeoutError(f"no event {event} in {seconds} s or before the end; it printed:\n{self.output}")
+                raise TimeoutError(
+                    f"no event {event} within {seconds} s or before the job ended; it printed:\n{self.output}"
+                )
 
     def supervisors(self) -> list[int]:
         """Process ids of the supervisors, by rank as long as no supervisor has ended."""

@@ -159,7 +159,7 @@ def test_with_resume_auto_a_complete_run_ends_every_rank_with_0(nodes, workers, 
             files = {path: path.stat().st_mtime_ns for path in job.run.path.rglob("*") if path.is_file()}
             outcomes.append((time.monotonic() - begun, files))
     print(f"ended after {outcomes[1][0]:.1f} s")
-    sentence = f"the run is complete: run.dir={job.run.path} has done 6 steps, and run.steps is 6"
+    sentence = f"the run is complete: run.dir={job.run.path} has completed 6 steps, and run.steps=6"
     for node in range(nodes):
         assert job.output(node).count(sentence) == 1, job.explain()
         assert "Traceback" not in job.output(node)

@@ -141,7 +141,7 @@ MISTAKES = [
     (["run.dir=EMPTY_FOLDER", "run.resume=true"], "run.resume=true needs a checkpoint to continue from"),
     (
         ["run.dir=OTHER_RUN", "run.resume=true", "run.steps=1"],
-        "OTHER_RUN has done 1 step, and run.steps is 1: raise it",
+        "OTHER_RUN has completed 1 step, and run.steps=1; raise run.steps",
     ),
     (["run.dir=OTHER_RUN", "run.resume=true", "run.seed=1"], "run.seed must stay 0 when"),
     (["run.dir=OTHER_RUN", "run.resume=true", "model.width=128"], "model.width must stay 64 when"),

@@ -49,7 +49,7 @@ class Repeated(Event):
 
     def text(self) -> str:
         stages = f"stage{'s' * (len(self.stages) != 1)} {', '.join(map(str, self.stages))}"
-        return f"gradients of {stages} need other exponents to fit into the sums; the step is redone with them"
+        return f"the fixed-point sums of {stages} need other exponents; the step is repeated with them"
 
 
 class WaitsForData(Event):

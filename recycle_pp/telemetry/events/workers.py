@@ -96,8 +96,8 @@ class SlowNoMore(WorkerEvent):
 
 
 class Refused(WorkerEvent):
-    """A worker cannot take part. `platform` that it has and `expected` platform of the others; or `detail`: another
-    reason."""
+    """A worker cannot take part. Either its `platform` differs from `expected`, the platform of the others, or `detail`
+    gives the reason."""
 
     platform: str | UnsetType = UNSET
     expected: str | UnsetType = UNSET

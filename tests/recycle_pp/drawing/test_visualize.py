@@ -103,7 +103,7 @@ def test_a_plan_is_drawn_below_its_fault_free_counterpart(name: str, capsys: pyt
         ([*FLAGS, "--fail", "x"], "--fail: a worker is written PIPELINE.STAGE, like 1.2, not 'x'"),
         ([*FLAGS, "--memory", "lots"], "--memory: 'lots' is not none, a number, one per stage (4/3/6/1), or 1f1b+k"),
         ([*FLAGS, "--durations", "F1"], "--durations: 'F1' is not of the form KEY=NUMBER"),
-        ([*FLAGS, "--from", "5", "--to", "5"], "--to must be later than --from"),
+        ([*FLAGS, "--from", "5", "--to", "5"], "--to (5) must be later than --from (5)"),
         (["--follow"], "--follow needs a run folder"),
         (["--stages", "four"], "argument --stages: invalid int value: 'four'"),
     ],
