@@ -70,7 +70,7 @@ def quiet(runs: int, load: int) -> int:
 def slow(cases: list[str]) -> int:
     """Returns the number of mistakes: slow workers reported too late, and other workers reported as slow."""
     bad = 0
-    print(f"{'reason':<28}{'found after':>12}{'end after':>11}   steps; others called slow")
+    print(f"{'reason':<28}{'found after':>12}{'end after':>11}   steps; false alarms")
     for number, (name, workers, arguments, throttle) in enumerate(CASES):
         if cases and str(number) not in cases:
             continue

@@ -62,7 +62,7 @@ PHASES = ("vote", "log", "announce", "hear", "adopt", "follow")
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="DxPxM", help="pipelines, stages, micro-batches")
-    parser.add_argument("--deaths", type=int, default=3, help="the shortest of so many (default 3)")
+    parser.add_argument("--deaths", type=int, default=3, help="number of deaths; the minimum is printed (default 3)")
     arguments = parser.parse_args()
     load()
     print(f"{'job':>10} {'workers':>7}", *(f"{name:>9}" for name in PHASES), f"{'MB':>6}")

@@ -34,7 +34,9 @@ RESTS = 1.0  # minimum time between a return and the next kill, seconds
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--kills", type=int, default=0, help="of random workers, one after the other has returned")
+    parser.add_argument(
+        "--kills", type=int, default=0, help="kills of random workers, each after the previous one has returned"
+    )
     parser.add_argument("--fail-at", help="STEP:D.S@MOMENT")
     parser.add_argument("--shape", default="2x2", help="DxP")
     parser.add_argument("--backend", default="tcp")

@@ -40,7 +40,7 @@ def check(cpu: bool) -> int:
         except PackageNotFoundError:
             missing.append(name)
     if missing:
-        print(f"missing packages, to be brought along as wheels: {', '.join(missing)}")
+        print(f"missing packages; install them from wheels: {', '.join(missing)}")
         return 1
     import torch
 

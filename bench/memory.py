@@ -58,7 +58,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("overrides", nargs="*", default=[])
     parser.add_argument(
-        "--shapes", metavar="80GB", help="print whether Llama's shapes fit into so much, and run nothing"
+        "--shapes", metavar="80GB", help="print whether Llama's shapes fit into this memory, and run nothing"
     )
     arguments = parser.parse_intermixed_args()
     if arguments.shapes:

@@ -174,7 +174,7 @@ def table(run: RunFolder, kills: list[float], arguments: argparse.Namespace) -> 
         f"excess of the broken step: mean {statistics.mean(excess):.3f}, median {statistics.median(excess):.3f} steps"
     )
     above = [e["left_seconds"] / e["left_bound_seconds"] - 1 for e in resumed if e["left_bound_seconds"]]
-    print(f"the rest of the step, as planned: {statistics.mean(above):.1%} above what no plan can beat (mean)")
+    print(f"the rest of the step, as planned: {statistics.mean(above):.1%} above the lower bound (mean)")
     out = Path(__file__).parent / "out"
     out.mkdir(exist_ok=True)
     result = {"resumed": resumed, "step_seconds": step, "excess_steps": excess, "arguments": vars(arguments)}
