@@ -166,7 +166,7 @@ def _all_steps(run: RunReader) -> list[page.Step]:
 
 class _Terminal(Console):
     def on_broken_pipe(self) -> None:
-        raise BrokenPipeError  # rich would exit with code 1
+        raise BrokenPipeError  # the rich library would otherwise exit with code 1
 
 
 def _console(a: argparse.Namespace) -> Console:

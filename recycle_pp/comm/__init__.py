@@ -11,6 +11,6 @@ collectives   all-reduce, reduce and broadcast built from messages
 store         rendezvous of workers, over the control connections
 replay_log    tensors sent in uncommitted steps
 transfer      sends the state to a rejoining worker
-torch_backend/    the backend "recycle" of torch.distributed, for programs that use process groups
-torch_internals   all undocumented behaviour of torch on which the package depends
+torch_backend/    torch.distributed's backend "recycle", for programs that use process groups
+torch_internals   all of torch's undocumented behaviour on which the package depends
 """

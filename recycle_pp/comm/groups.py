@@ -1,4 +1,4 @@
-"""Links over groups of NCCL or Gloo. A group is kept for the next generation if all its members are and it is idle.
+"""Links over NCCL or Gloo groups. A group is kept for the next generation if all its members are and it is idle.
 
     links = Links(GroupTransport(store, device, timeout, NcclGroup))
 
@@ -46,7 +46,7 @@ class Group(Protocol):
     interface  numeric listening address
     """
 
-    backend: Any  # a back end of torch; pass the results of its operations to `wait`
+    backend: Any  # a torch back end; pass the results of its operations to `wait`
 
     def __init__(
         self, store: dist.Store, prefix: str, rank: int, size: int, device: torch.device, timeout: float, interface: str

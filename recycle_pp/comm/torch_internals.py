@@ -8,7 +8,7 @@
 
 Each fact holds in torch 2.11 to 2.13, according to the source file named with it. If a fact no longer holds, a test
 in tests/recycle_pp/comm/test_{torch,gloo}_internals.py fails and states the fact. `python tests/torch_versions.py` runs
-these tests with every version of torch in pyproject's range.
+these tests with every torch version in pyproject's range.
 
 Sockets are shut down because Gloo has no abort. `abort()`, `shutdown()` and dropping a group do not end a blocked
 operation (test_an_abort_does_not_end_a_blocked_operation). An operation raises within milliseconds after a shutdown of

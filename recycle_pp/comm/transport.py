@@ -1,4 +1,4 @@
-"""The interface of a back end of `Links`. The back ends are TCP (`comm.tcp`), groups of Gloo or NCCL (`comm.groups`),
+"""The interface of a back end of `Links`. The back ends are TCP (`comm.tcp`), Gloo or NCCL groups (`comm.groups`),
 and TCP or Gloo between GPUs through host memory (`comm.staging`). `execution.transports` selects one for a job.
 """
 

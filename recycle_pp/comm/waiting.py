@@ -169,7 +169,7 @@ class Generation:
         return Pending(lambda: self.wait(job), lambda: self.over or job.over)
 
     def attempt(self, operation: Callable[[], T]) -> T:
-        """Runs an operation of Gloo or NCCL. LinkBroken if it fails, or if the generation has ended."""
+        """Runs a Gloo or NCCL operation. LinkBroken if it fails, or if the generation has ended."""
         self.check()
         try:
             return operation()

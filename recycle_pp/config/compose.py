@@ -66,7 +66,7 @@ def _with_paths(settings: Settings) -> Settings:
 
 
 def _with_sizes(settings: Settings) -> Settings:
-    """The settings, with the sizes from config.json if model.path names a folder of Hugging Face."""
+    """The settings, with the sizes from config.json if model.path names a Hugging Face folder."""
     model = settings.model
     if model.kind == "llama":
         if not model.path:

@@ -245,7 +245,7 @@ class Deaths:
         )
 
     def _takes_less(self, rank: Rank, death: Death) -> bool:
-        """Whether the worker ran out of memory in an op and its limit of micro-batches in flight can be lowered. The
+        """Whether the worker ran out of memory in an op and its limit on micro-batches in flight can be lowered. The
         same failure on another worker then does not stop the job."""
         in_op = death.cause == "out_of_memory" and not death.where.startswith("the start")
         return in_op and self._state.job.problem.limit(rank.role) > 1

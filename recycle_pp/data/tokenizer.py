@@ -1,4 +1,4 @@
-"""From text to tokens: a tokenizer.json of Hugging Face, a folder that contains one, or bytes.
+"""From text to tokens: a Hugging Face tokenizer.json, a folder that contains one, or bytes.
 
     tokenizer = load("bytes"); tokenizer = load("models/smollm", separator=None)
     tokenizer.encode(["a text", "another"])      # one array of ids each; no special tokens are added

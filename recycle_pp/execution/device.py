@@ -132,7 +132,7 @@ def give_back_free_memory() -> None:
 
 
 def is_unfit(error: Exception) -> bool:
-    """Whether a kernel cannot be compiled for this device, does not fit it, or is missing in this build of torch."""
+    """Whether a kernel cannot be compiled for this device, does not fit it, or is missing in this torch build."""
     return type(error).__module__.startswith("triton.") or "no kernel image is available" in str(error)
 
 

@@ -20,7 +20,8 @@ SHARE = 0.9  # share of the memory for workers; the rest is for supervisors, dri
 def memory_of_a_worker(device: str, workers_here: int | None = None) -> str | None:
     """The memory of each worker of this machine, as text; None if unknown.
 
-    device: the setting `run.device`. workers_here: workers of this machine; None: LOCAL_WORLD_SIZE, or 1.
+    device: the setting `run.device`
+    workers_here: number of workers on this machine; None: LOCAL_WORLD_SIZE, or 1 without it
     """
     gpu = None if device == "cpu" else gpu_memory()
     if gpu is not None:

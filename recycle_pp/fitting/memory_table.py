@@ -43,7 +43,7 @@ PARTS = (
 
 
 def capacity_of(text: str | None) -> float | None:
-    """Bytes, if `--memory` gives a size (80GB); None if it gives a limit of micro-batches (4, 1f1b+2)."""
+    """Bytes, if `--memory` gives a size (80GB); None if it gives a limit in micro-batches (4, 1f1b+2)."""
     if text is None or text.isdigit() or "/" in text or text.startswith("1f1b"):
         return None
     try:

@@ -63,9 +63,9 @@ def memory_of(settings: Settings, measured: Measured | None = None) -> dict[str,
 
 
 def with_less_memory(problem: Problem, worker: Worker) -> Problem:
-    """The problem with this worker's limit lowered by one micro-batch in flight, to no less than one.
+    """A copy of the problem in which `worker` may have one micro-batch fewer in flight, but no fewer than one.
 
-    Other workers keep their limits. The limits in bytes stay too.
+    Other workers keep their limits. Limits in bytes do not change.
     """
     limits = {}
     for d in range(problem.pipelines):

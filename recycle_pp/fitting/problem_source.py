@@ -52,8 +52,11 @@ _FLAGS = (*_KEYS, "fail", "durations", "memory", "speed")
 
 @dataclass(frozen=True)
 class Source:
-    """The input. shown: the plan or trace to show; None if the problem still has to be planned. run: the reader of a
-    run folder, None for other inputs."""
+    """The input.
+
+    shown: the plan or trace to show; None if the problem still has to be planned
+    run: the reader of a run folder; None for other inputs
+    """
 
     problem: Problem
     unit: str = "slots"

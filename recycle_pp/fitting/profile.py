@@ -94,7 +94,8 @@ class Profile:
     def add(self, tables: Mapping[Worker, np.ndarray], again: Sequence[bool] | None = None) -> list[Speed]:
         """Takes the spans of a committed step. Returns the workers that became slow or recovered.
 
-        tables: from `packing.unpack`. again: for each stage, whether it recomputed in this step; None: as before.
+        tables: from `packing.unpack`
+        again: for each stage, whether it recomputed in this step; None: as before
         """
         self._again = self._again if again is None else again
         if self.complete:

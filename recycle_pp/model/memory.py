@@ -26,7 +26,7 @@ GAP = 128  # tensors start at multiples of this many elements in the stage's vec
 BUCKET = 1 << 20  # elements summed at a time if the state is sharded (state.runs)
 PIECE = 1 << 18  # elements received from each peer at a time; a second piece may be ahead (state.passing, over TCP)
 TOGETHER = 4  # buckets that all peers sum at a time (over NCCL or Gloo)
-COMMUNICATOR = 200_000_000  # estimated bytes of a communicator of NCCL; reports range from 100 to 500 MB
+COMMUNICATOR = 200_000_000  # estimated bytes of an NCCL communicator; reports range from 100 to 500 MB
 CHUNK = 512 << 20  # bytes of logits that the fused head computes at a time (recycle_kernels.head_loss)
 
 

@@ -1,12 +1,12 @@
 """The interface of one stage of a trainable model. `Stage` calls it.
 
     module = transformer.part(settings, stage, device)         # the project's own Transformer: fused kernels
-    module = general.part(settings, stage, device, run_dir)    # any nn.Module, any decoder of transformers
+    module = general.part(settings, stage, device, run_dir)    # any nn.Module, any Hugging Face decoder
     leaves = module.bind(masters, views, sink)                 # from now on, its parameters are the views
     outputs = module(batch, boundary, key)                     # the forward; autograd and the sink do the backward
 
-A stage module only computes: no communication, no sums, and parameters of its own layers only. Its forward is a pure
-function of (parameters, batch, boundary, key), so any worker gets the same bits.
+A stage module only computes. It does not communicate or sum gradients over workers, and it holds parameters of its own
+layers only. Its forward is a pure function of (parameters, batch, boundary, key), so any worker gets the same bits.
 """
 
 from __future__ import annotations

@@ -267,8 +267,8 @@ class Transformer(nn.Module):
         key        enables dropout
         documents  (b, T) int64: the document of each token; attention stays within a document
 
-        Returns (b, T, H) of the stream's dtype, or for the last part the mean loss over its b T tokens, a float32
-        scalar.
+        Returns (b, T, H) in the dtype of the stream. The last part instead returns a float32 scalar: the mean loss over
+        all b * T tokens.
         """
         shape = source.shape[:2]
         x = source.flatten(0, 1) if self.embedding is None else self.embedding(source.flatten())

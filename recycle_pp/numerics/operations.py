@@ -6,9 +6,10 @@
 A backend is a module with the functions of `Operations`: `torch_operations`, or `triton_operations` with the kernels of
 `recycle_kernels`. The rest of the trainer does not depend on the choice.
 
-The results of the two backends may differ slightly, because they round in a different order. Under bf16, Triton also
-keeps weight gradients in float32, while torch rounds each product to bf16. With the same backend, equal devices with
-equal library versions give bit-identical results (`execution.device.platform`, the same on all workers of a job).
+The results of the two backends may differ slightly, because they round in a different order. Under bf16 there is a
+second difference: Triton keeps weight gradients in float32, while torch rounds each product to bf16. With the same
+backend, equal devices and equal library versions give bit-identical results. `execution.device.platform` names devices
+and versions; it is the same on all workers of a job.
 
 Every function is deterministic, and its launches depend on shapes and dtypes alone. If torch's own operations are
 deterministic too (on a GPU with `numerics.reproducible`), a micro-batch has the same gradient on any peer. Then the op

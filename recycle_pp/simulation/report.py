@@ -56,8 +56,8 @@ def as_json(comparison: Comparison, kinds: Sequence[Kind] = ()) -> dict[str, Any
 
     relative              throughput relative to fault-free 1F1B
     shares                shares of the time of all D x P workers: `work`, and each cause of lost time
-    dollars_per_million   price of a million tokens (micro-batches if the job has no tokens), by kind of machine;
-                          None if no work was done
+    dollars_per_million   price of a million tokens, by kind of machine; None if no work was done. If the job has no
+                          tokens: of a million micro-batches
     """
     prices = {kind.name: dollars(comparison, kind) for kind in kinds}
 
@@ -132,7 +132,8 @@ def remarks(comparison: Comparison) -> list[str]:
 
 
 def dollars(comparison: Comparison, kind: Kind) -> dict[str, float]:
-    """The price of a million tokens (of micro-batches if the job has no tokens) on machines of this kind, by policy.
+    """The price of a million tokens on machines of this kind, by policy. If the job has no tokens: of a million
+    micro-batches.
 
     All machines that are up are paid for. The price is infinite if no work was done.
     """

@@ -16,7 +16,7 @@ leftovers of a killed save never enter a checkpoint. Saving uses no collective, 
 others.
 
 A part may contain boxes, which are rectangular blocks of tensors (`NAME@OFFSETS/SHAPE`, such as
-`model.head.weight@128,0/256,64`). The checkpoint stores boxes as chunks, like any sharded checkpoint of torch.
+`model.head.weight@128,0/256,64`). The checkpoint stores boxes as chunks, as torch does for any sharded checkpoint.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class StageMemory:
     arriving    new weights of all blocks of the stage. Before the commit, a worker receives the blocks that it does not
                 hold, and keeps them besides the weights in use
     saved       copies from which a checkpoint and its digests are written
-    communicator  buffers of one communicator of NCCL; 0 without NCCL
+    communicator  buffers of one NCCL communicator; 0 without NCCL
     adjacent    number of adjacent stages
     pipelines   number of pipelines of the job
     """

@@ -38,7 +38,7 @@ class Progress:
     """The finished ops by micro-batch and stage: arrays (N, P).
 
     host   int32: pipeline of the live worker that started the micro-batch at the stage, -1 if there is none
-    kinds  uint8: bits (BIT) of the kinds of ops that this worker finished for the micro-batch
+    kinds  uint8: one bit (BIT) for each kind of op that the host has finished for the micro-batch at the stage
     sent   uint8: bits SENT_F and SENT_B; a bit is set if the receiver has the output or a live worker can send it"""
 
     host: np.ndarray

@@ -33,7 +33,7 @@ BROKEN: tuple[tuple[Version, Version, str, str], ...] = (
 
 
 def refuse(version: Version | None) -> None:
-    """Raises ValueError, with one sentence for the user, if recovery does not work with this version of NCCL."""
+    """Raises ValueError, with one sentence for the user, if recovery does not work with this NCCL version."""
     if version is None:
         raise ValueError("parallel.backend=nccl: libnccl.so.2 (NCCL) is not installed; allowed: auto, tcp, gloo")
     for first, last, wrong, source in BROKEN:

@@ -8,7 +8,7 @@
 
 Failed calls raise RuntimeError with NCCL's error text. torch's NCCL back end is not used, because its calls hold a lock
 while they wait for a communicator, and an abort needs this lock. nccl4py would bind the same functions, but it is a
-dependency that must match the version of NCCL.
+dependency that must match the NCCL version.
 
 After a death the stage builds a new communicator, without ncclCommShrink and ncclCommRevoke. With NCCL_SHRINK_ABORT, or
 after a revoke, the new communicator shares nothing with the old one (NCCL 2.30, ncclCommInitChildComm in init.cc). So a

@@ -49,8 +49,9 @@ class Source(Protocol):
     def build(self, dtype: torch.dtype | None = None, traced: bool = False) -> nn.Module:
         """The whole model.
 
-        dtype: dtype of the parameters; None: `self.dtype`. traced: whether the model is for a run on fake tensors. Then
-        every operation of the forward has a shape function. Names and shapes of the parameters stay the same."""
+        dtype: dtype of the parameters; None: `self.dtype`
+        traced: whether the model is for a run on fake tensors. Then every operation of the forward has a shape
+            function. Names and shapes of the parameters stay the same."""
         ...
 
     def loss(self, model: nn.Module, batch: Batch, items: Tensor | None, labels: Tensor) -> Any: ...

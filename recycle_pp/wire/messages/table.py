@@ -31,7 +31,7 @@ WORKER = "worker"
 COORDINATOR = "coordinator"
 LISTENER = "listener"  # any supervisor on its port; the first message of a connection to it is a hello
 CLIENT, SERVER = "client", "server"  # the two ends in the handshake
-# The roles in the supervisors' agreement. A leader sends the same messages as a candidate.
+# The roles in the supervisors' agreement. A leader sends the same messages as a candidate does.
 CANDIDATE, VOTER = "candidate", "voter"
 DONOR, JOINER = "donor", "joiner"  # sender and receiver of a state
 

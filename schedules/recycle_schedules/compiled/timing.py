@@ -1,7 +1,7 @@
 """Start times of ops with a fixed order on every worker.
 
     placed = earliest(..., starts, order)      # each op as early as its worker and its inputs allow
-    latest(..., starts)                        # each op as late as the ends of the stages allow
+    latest(..., starts)                        # each op as late as possible without a later end of any stage
 
 Written for numba, also runs as plain Python. Times are whole ticks. An op's code is node * 4 + kind.
 """

@@ -161,8 +161,8 @@ class _BlockPlan(Plan):
 
     @cached_property
     def _starts(self) -> list[np.ndarray]:
-        """Start times of the ops of each part. In a repeated step, ops start as late as the ends of the job's stages
-        allow."""
+        """Start times of the ops of each part. In a repeated step, ops start as late as possible without a later end of
+        any stage of the job."""
         return [_late(x, schedule, self._ends) if steady(x) else schedule.starts for _, x, schedule, _ in self._parts]
 
     @cached_property

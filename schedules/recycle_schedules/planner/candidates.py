@@ -32,7 +32,8 @@ def portfolio(x: Instance, choices: Choices, table: np.ndarray, target: int, kee
 def simulated(x: Instance, c: Choices, table: np.ndarray, target: int, late: bool = True):
     """(values, peaks, best, codes, starts) of a policy table, from `compiled.portfolio.try_policies`.
 
-    late: whether ops of a repeated step start as late as the ends of the stages allow, which shortens the period."""
+    late: whether ops of a repeated step start as late as possible without a later end of any stage, which shortens the
+        period."""
     return LOOPS.try_policies(
         x.stages, c.hosts, c.keys, c.windows, c.fuses, table, x.todo, x.sent, x.duration, x.cap, x.held, x.release,
         x.travel, float(x.problem.i_release), lags(x, None), steady(x) and late, target,
@@ -81,8 +82,8 @@ def retimed(x: Instance, schedule: PartialSchedule) -> PartialSchedule:
 
 
 def _timed(x: Instance, q: Sequences, release: np.ndarray) -> PartialSchedule:
-    """The schedule with every op as early as possible. In a repeated step, every op is instead as late as the ends of
-    the stages allow, which shortens the period."""
+    """The schedule with every op as early as possible. In a repeated step, every op is instead as late as possible
+    without a later end of any stage, which shortens the period."""
     early = q.earliest(x, release)
     return q.latest(x, times(x, early)[0][np.arange(len(x.cap)) % x.stages]) if steady(x) else early
 

@@ -2,7 +2,7 @@
 
 q = Sequences.of(instance, schedule, room)
 q.earliest(instance)               # every op as early as possible
-q.latest(instance, deadline)       # every op as late as the deadlines allow
+q.latest(instance, deadline)       # every op as late as possible before the deadlines
 """
 
 from __future__ import annotations
