@@ -25,7 +25,7 @@ from recycle_pp.comm.store import ControlStore
 from recycle_pp.comm.waiting import LinkBroken
 from recycle_pp.protocol.participant import Orders, Participant
 from recycle_pp.wire.messages.generations import Adopt, Announce, Broken, Resumed, SteadyPlan
-from recycle_pp.wire.messages.lifecycle import Donate, Exit, Leave, StoreValues
+from recycle_pp.wire.messages.lifecycle import Donate, Exit, Expect, Leave, StoreValues
 from recycle_pp.wire.messages.members import Assignment
 from recycle_pp.wire.messages.saving import Assemble, Save
 from recycle_pp.wire.messages.steps import Commit
@@ -60,7 +60,8 @@ class Session:
         self.times: dict[str, float] = {}  # phase of the current generation ("announced", ...) -> its end, monotonic
         self.busy: Callable[[], float] = lambda: 0.0  # seconds until the executor can start its next op
         self.moment: Callable[[str], None] = lambda name: None  # called during a recovery, see faults.MOMENTS
-        self.donate: Callable[[Donate], None] = _not_yet  # this and the next two are set before the first request
+        self.donate: Callable[[Donate], None] = _not_yet  # this and the next three are set before the first request
+        self.expect: Callable[[Expect], None] = _not_yet
         self.save: Callable[[Save], None] = _not_yet
         self.assemble: Callable[[Assemble], None] = _not_yet
         self._handlers: dict[type[Message], Callable[[Any], None]] = {
@@ -70,6 +71,7 @@ class Session:
             Commit: self._commit,
             StoreValues: self._deliver,
             Donate: lambda message: self.donate(message),
+            Expect: lambda message: self.expect(message),
             Save: lambda message: self.save(message),
             Assemble: lambda message: self.assemble(message),
             Exit: lambda message: self._end("done"),
@@ -148,9 +150,10 @@ class Session:
                 self.changed.wait()
             return self.participant.commits[0]
 
-    def followed(self) -> None:
-        """Records when the executor starts to follow its orders (`telemetry.recovery`)."""
-        self.times["followed"] = time.monotonic()
+    def reached(self, phase: str) -> None:
+        """Records when the executor ends a phase of the current generation: "followed", it starts to follow its orders
+        (`telemetry.recovery`); "relaid", the layers of its stage have changed, the next phase."""
+        self.times[phase] = time.monotonic()
 
     def broken(self, orders: Orders) -> None:
         """Reports a broken link. Drops the orders, so `orders` blocks until the next announcement."""
