@@ -240,8 +240,9 @@ class Process:
             commits.relayout()
             donations.relayout()
             session.log.write(f"stage {worker.stage} has layers {', '.join(map(str, layers))} from now on")
-            ready = structs.replace(ready, units=stage.layout.described | ready.units)
-            session.send(ready)
+            if not ready.units.keys() >= {*layers}:
+                ready = structs.replace(ready, units=ready.units | stage.layout.described)
+                session.send(ready)
 
         executor.relayout = relayout
         # Every worker starts this, because any worker becomes a joiner if the others start without it.

@@ -61,15 +61,11 @@ class _Session:
     streams: list[Stream] = field(default_factory=list)
     over: bool = False
 
-    def brings(self, layers: Sequence[int]) -> bool:
-        """Whether its layers are among these, and have begun to arrive."""
-        return self.member and self.optimizer is not None and {*self.layers} <= {*layers}
-
 
 class Following:
     """The follower's side. Listens from construction on, as long as the worker lives.
 
-    lock: guards `participant`; held by the caller of no method here. A thread that holds it never waits for `_taking`.
+    lock: guards `participant`. A thread that holds it never waits for `_taking`.
     """
 
     def __init__(
@@ -85,9 +81,8 @@ class Following:
         self._stage, self._optimizer, self._participant, self._inject = stage, optimizer, participant, inject
         self._receiver = Receiver(interface, token)
         self._taking = threading.Lock()  # held while a message is applied or layers change
-        self._changed = threading.Condition(lock)  # guards the next three attributes
+        self._changed = threading.Condition(lock)  # guards the next two attributes
         self._session = _Session(-1, [], member=False)
-        self._promised: _Session | None = None  # see `_has_promised`
         self._closed = False
         self.address = self._receiver.address
 
@@ -104,13 +99,11 @@ class Following:
         self._receiver.close()
 
     def expect(self, message: Expect) -> None:
-        """Begins a session. Called by the listening thread; does not block."""
+        """Begins a session. Called by the listening thread; does not block. Never between the adoption of another
+        layout and the next commit, so nothing is dropped that `relayout` needs."""
         with self._changed:
             old, member = self._session, self._participant.generation >= 0
-            if old.brings(self._announced):
-                self._promised = old
-            elif not self._has_promised:
-                self._promised = None
+            if member:
                 self._participant.followed(-1, ())
             self._session = _Session(message.session, message.layers, member)
             self._changed.notify_all()
@@ -121,11 +114,10 @@ class Following:
         """Gives the stage these layers, between two steps. Those that have arrived bring their state. Those that the
         stage lacks otherwise have none: their units must be copied before they are used. Called by the executor."""
         with self._taking:
-            found = next((of for of in (self._promised, self._session) if of is not None and of.brings(layers)), None)
-            self._relayout(layers, [found.optimizer] if found and found.optimizer else [])
-            if found is not None:
-                found.optimizer, found.over = None, True
-            self._promised = None
+            session = self._session
+            arriving, session.optimizer = session.optimizer if session.member else None, None
+            session.over = True
+            self._relayout(layers, [] if arriving is None else [arriving])
 
     def _relayout(self, layers: Sequence[int], arriving: list[StageOptimizer]) -> None:
         stage, optimizer = self._stage, self._optimizer
@@ -136,17 +128,6 @@ class Following:
             stage.relayout(layers, [of.tensors for of in arriving])
             optimizer.relayout(arriving)
             self._participant.relayout(stage.layout.ids)
-
-    @property
-    def _announced(self) -> Sequence[int]:
-        """The layers of this worker's stage in the announced generation."""
-        of = self._participant
-        return of.announced.layout.get(of.worker.stage, ()) if of.announced else ()
-
-    @property
-    def _has_promised(self) -> bool:
-        """Whether an older session has brought layers that this worker has reported, and `relayout` has yet to take."""
-        return self._promised is not None and self._promised.brings(self._announced)
 
     def _accept(self, synced: Callable[[int, int], None]) -> None:
         while not self._closed:
@@ -203,7 +184,7 @@ class Following:
         if len(session.have) < about.of or {*session.have.values()} != {about.step}:
             return False
         with self._changed:
-            if self._session is not session or self._has_promised:
+            if self._session is not session:
                 return False
             (self._participant.followed if session.member else self._participant.caught_up)(about.step, session.have)
         return True

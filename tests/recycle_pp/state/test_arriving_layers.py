@@ -70,17 +70,6 @@ def test_a_member_follows_layers_beside_its_stage_until_they_move():
     assert receiver.participant.holdings.all == receiver.worker.stage.layout.ids
 
 
-def test_a_layer_that_was_reported_still_arrives_if_another_session_begins_before_the_layers_change():
-    receiver = Receiver()
-    receiver.following.expect(Expect(7, [1]))
-    take(receiver.following, receiver.parcel(7))
-    assert 1 in receiver.announce(MOVED)
-    receiver.following.expect(Expect(8, [0]))
-    assert 1 in receiver.announce(MOVED)
-    receiver.following.relayout(MOVED[1])
-    assert receiver.arrived()
-
-
 def test_a_move_that_is_given_up_leaves_nothing():
     receiver = Receiver()
     receiver.following.expect(Expect(7, [1]))
