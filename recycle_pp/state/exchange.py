@@ -47,7 +47,7 @@ class Exchange:
         self._links, self._stage, self._optimizer = links, stage, optimizer
         self._me, self._wait = me, wait
         self._passing = passing(links, me, wait)
-        self._spans = stage.layout.spans
+        self._spans = stage.layout.spans  # so each layout of the stage needs another Exchange
         self.tied = Ties(links, stage, me, wait, self._forward)
         self._spares: dict[torch.dtype, Tensor] = {}
         self._cut: tuple[Shares | None, list[Run]] = None, []  # cache: (shares, runs of these shares)

@@ -118,7 +118,7 @@ def test_a_worker_with_a_copy_detects_a_change_before_the_copy(follows):
     flip(one.vectors(3)[1], 5, 7)
     if follows:
         other.start_following()
-        other.take(range(len(stage.layout.units)), one.copy(range(len(stage.layout.units)), newest=0))
+        other.take(range(len(stage.layout.units)), one.copy(stage.layout.ids, newest=0))
         other.follow(every(there, 0), 0, 1.0)
     else:
         for unit in (2, 3):
