@@ -18,7 +18,7 @@ from recycle_pp.config.settings import Settings
 from recycle_pp.config.sizes import parse_size
 from recycle_pp.model.memory import layers_of_stages, room_for_tensors, stage_memory
 
-from .layer_values import by_stage, relaid
+from .layer_values import relaid
 from .machine import gpu_memory
 
 Measured = Sequence[Sequence[Mapping[str, float]]]
@@ -26,10 +26,13 @@ Measured = Sequence[Sequence[Mapping[str, float]]]
 
 
 def initial_problem(settings: Settings) -> Problem:
-    """The problem of a step with all workers. Durations are those of `emulate`, or 1 until they are measured. They are
-    the times of an even stage; a stage with other layers takes its share."""
+    """The problem of a step with all workers. Durations are those of `emulate`, in proportion to the layers of a stage,
+    or 1 until they are measured."""
     s, e = settings.schedule, settings.emulate
-    known: dict[str, Any] = {kind: _shares(settings, getattr(e, kind) if e.mode else 1.0) for kind in TIMES}
+    known: dict[str, Any] = {kind: getattr(e, kind) if e.mode else 1.0 for kind in TIMES}
+    shares = shares_of_stages(settings)
+    if e.mode and {*shares} != {1.0}:
+        known = {kind: [seconds * share for share in shares] for kind, seconds in known.items()}
     profiling = s.profile_steps > 0 and not e.mode
     return Problem(
         pipelines=settings.parallel.pipelines,
@@ -44,13 +47,12 @@ def initial_problem(settings: Settings) -> Problem:
     )
 
 
-def _shares(settings: Settings, seconds: float) -> float | list[float]:
-    """The time of each stage if an even one takes `seconds`: one number if all have equal numbers of layers."""
-    layout = [len(layers) for layers in layers_of_stages(settings)] if settings.model.own else []
-    if len(set(layout)) <= 1:
-        return seconds
-    count = sum(layout)
-    return by_stage([seconds * settings.parallel.stages / count] * count, tuple(layout))
+def shares_of_stages(settings: Settings) -> list[float]:
+    """The number of layers of each stage, relative to an even stage. 1 if the number of layers is unknown."""
+    stages, split = settings.parallel.stages, settings.model.split
+    if settings.model.own:
+        split = [len(layers) for layers in layers_of_stages(settings)]
+    return [count * stages / sum(split) for count in split] if isinstance(split, list) else [1.0] * stages
 
 
 def relaid_problem(problem: Problem, settings: Settings, before: Layout, after: Layout) -> Problem:

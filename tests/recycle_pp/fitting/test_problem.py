@@ -74,6 +74,14 @@ def test_stages_of_unknown_size_have_no_limit_by_bytes(changes):
     assert initial_problem(small(**WIDE, **changes, parallel__memory="1MB")).memory is None
 
 
+@pytest.mark.parametrize("model", [{}, {"model__kind": "hf", "model__layers": None}], ids=["own", "other"])
+def test_emulated_times_are_in_proportion_to_the_layers_of_a_stage(model):
+    changes = {"model__layers": 4, "emulate__mode": "sleep"} | model
+    even, uneven = (initial_problem(small(**changes, model__split=split)).durations for split in ([2, 2], [3, 1]))
+    assert even["F"] == 0.02
+    assert uneven["F"] == pytest.approx([0.03, 0.01]) and uneven["O"] == pytest.approx([0.09, 0.03])
+
+
 def test_an_invalid_size_is_refused():
     with pytest.raises(
         ValueError, match=r"^parallel.memory must be auto, null or a size like 80GB: 'much' is not a size above 0"
@@ -82,16 +90,6 @@ def test_an_invalid_size_is_refused():
 
 
 EMULATED = {"emulate__mode": "sleep", "parallel__pipelines": 3, "parallel__stages": 4}
-
-
-def test_the_emulated_time_is_that_of_an_even_stage_and_others_take_their_share():
-    even = initial_problem(small(**EMULATED, model__layers=8))
-    assert even.durations == {"F": 0.02, "I": 0.02, "W": 0.02, "O": 0.06}
-    uneven = initial_problem(small(**EMULATED, model__layers=8, model__split=[3, 2, 2, 1]))
-    assert uneven.durations["F"] == pytest.approx([0.03, 0.02, 0.02, 0.01])
-    assert uneven.durations["O"] == pytest.approx([0.09, 0.06, 0.06, 0.03])
-    rest = initial_problem(small(**EMULATED, model__layers=10))
-    assert rest.durations["F"] == pytest.approx([0.024, 0.024, 0.016, 0.016])
 
 
 def test_the_problem_of_another_layout_has_the_durations_of_a_job_that_starts_with_it():
