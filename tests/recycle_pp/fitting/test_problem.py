@@ -7,7 +7,7 @@ from recycle_schedules import Worker, plan
 from recycle_schedules.in_flight import peaks
 
 from recycle_pp.config.checks import validate
-from recycle_pp.fitting.problem import initial_problem, with_less_memory
+from recycle_pp.fitting.problem import initial_problem, relaid_problem, with_less_memory
 from recycle_pp.model.memory import PROCESS, stage_memory
 
 from ..in_process import small
@@ -87,3 +87,26 @@ def test_an_invalid_size_is_refused():
         ValueError, match=r"^parallel.memory must be auto, null or a size like 80GB: 'much' is not a size above 0"
     ):
         validate(small(parallel__memory="much"))
+
+
+EMULATED = {"emulate__mode": "sleep", "parallel__pipelines": 3, "parallel__stages": 4}
+
+
+def test_the_problem_of_another_layout_has_the_durations_of_a_job_that_starts_with_it():
+    job = {**EMULATED, "model__layers": 8}
+    other = small(**job, model__split=[3, 1, 2, 2])
+    moved = relaid_problem(initial_problem(small(**job)), other, (2, 2, 2, 2), (3, 1, 2, 2))
+    for kind in "FIWBO":
+        assert moved.per_stage(kind) == pytest.approx(initial_problem(other).per_stage(kind))
+    back = relaid_problem(moved, small(**job), (3, 1, 2, 2), (2, 2, 2, 2))
+    assert back.per_stage("F") == pytest.approx(initial_problem(small(**job)).per_stage("F"))
+
+
+def test_the_limits_by_bytes_follow_the_layers_and_other_limits_stay():
+    job = WIDE | {"model__layers": 8, "parallel__memory": room_for(3.5, model__layers=8)}
+    before = with_less_memory(initial_problem(small(**job)), Worker(1, 1))
+    more = small(**job, model__split=[5, 3])
+    after = relaid_problem(before, more, (4, 4), (5, 3))
+    assert after.memory == initial_problem(more).memory
+    assert after.limit(Worker(0, 0)) < before.limit(Worker(0, 0))
+    assert after.memory_limit == before.memory_limit
