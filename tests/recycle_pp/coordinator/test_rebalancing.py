@@ -324,6 +324,22 @@ def test_a_move_is_recorded_with_both_sides_of_the_comparison_and_its_stall():
     assert (moved.gain_seconds, moved.cost_seconds) == (begun.gain_seconds, begun.cost_seconds)
 
 
+def test_a_layout_for_an_old_membership_is_not_used(monkeypatch):
+    async def scenario(trainer):
+        def slow(*arguments):
+            found = search(*arguments)
+            if DEAD not in trainer.job.live:
+                trainer.job.live.discard(3)  # during the search
+            return found
+
+        monkeypatch.setattr(rebalancing, "search", slow)
+        await death(trainer)
+        assert trainer.asked == []
+        await trainer.commit()
+
+    assert played(scenario).asked == [(10, 10, 6, 6)]
+
+
 def test_the_profile_and_the_traces_follow_the_adopted_layout():
     trainer = played(death)
     assert trainer.state.profile.layout == trainer.state.recorder.layout == (8, 8, 8, 8)
