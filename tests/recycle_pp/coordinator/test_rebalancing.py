@@ -64,7 +64,7 @@ class Job:
     def __init__(self, settings):
         self.problem, self.units = initial_problem(settings), SimpleNamespace(layout=EVEN)
         self.assignment = {d * 4 + s: Worker(d, s) for d in range(3) for s in range(4)}
-        self.live, self.joiners, self.phase = set(self.assignment), set(), "running"
+        self.live, self.followers, self.phase = set(self.assignment), set(), "running"
         self.first_step, self.committed, self.generation = 0, -1, 0
 
     @property
@@ -205,12 +205,12 @@ def test_no_move_begins_while_the_job_does_not_run(phase):
 def test_no_move_begins_while_a_joiner_receives_state():
     async def scenario(trainer):
         trainer.die()
-        trainer.job.joiners.add(DEAD)
+        trainer.job.followers.add(DEAD)
         donate = Send(2, Donate(DEAD, Worker(1, 2), 1))
         trainer.note("other", sends=[donate])
         await trainer.commit(2)
         assert trainer.asked == []
-        trainer.job.joiners.clear()  # it has died
+        trainer.job.followers.clear()  # it has died
         await trainer.commit()
 
     assert len(played(scenario, mode="always").asked) == 1

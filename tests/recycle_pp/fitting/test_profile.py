@@ -218,10 +218,8 @@ def moved_profile(slow=None):
     """A complete profile of even stages, whose layers have moved. slow: found slow before that."""
     profile = Profile(SETTINGS)
     profile.relayout(EVEN)
-    for _, spans in steps(3):
-        profile.add(spans)
-    for _, spans in steps(12, slow):
-        profile.add(spans)
+    for spans in (*steps(10), *steps(12, slow)):
+        profile.add(spans[1])
     profile.relayout(MOVED)
     return profile
 
