@@ -89,8 +89,9 @@ class Rebalancing:
         self._held = 0.0  # time of the newest commit
 
     def handled(self, event: Event, outcome: Outcome) -> None:
-        donations = {send.message.to for send in outcome.sends if isinstance(send.message, Donate)}
-        self._joining = {member for member in self._joining | donations if member in self._state.job.joiners}
+        job = self._state.job
+        donations = {send.message.to for send in outcome.sends if isinstance(send.message, Donate)} - job.live
+        self._joining = {member for member in self._joining | donations if member in job.followers} - job.live
         for note in outcome.notes:
             match note["event"]:
                 case "plan_adopted":
@@ -222,6 +223,7 @@ class Rebalancing:
         if note["how"] == "switched" and move is not None:
             move.held, move.switched, move.generation = self._held, time.monotonic(), self._state.job.generation
             self._switched = move
+            self._adopted()
         else:
             layout = list(self._state.profile.layout)
             self._state.recorder.layers_moved(RebalancingAbandoned(layout=layout, detail=note["detail"] or REPLACED))

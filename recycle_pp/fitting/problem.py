@@ -55,22 +55,6 @@ def shares_of_stages(settings: Settings) -> list[float]:
     return [count * stages / sum(split) for count in split] if isinstance(split, list) else [1.0] * stages
 
 
-def relaid_problem(problem: Problem, settings: Settings, before: Layout, after: Layout) -> Problem:
-    """The problem with the stages of another layout: their predicted durations, and their limits by bytes.
-
-    settings: with `model.split` of the layout `after`
-    """
-    if before == after:
-        return problem
-
-    def moved(value: float | Sequence[float]) -> list[float]:
-        return relaid([value] * problem.stages if isinstance(value, int | float) else value, before, after)
-
-    durations = {kind: moved(value) for kind, value in problem.durations.items()}
-    allreduce = moved(problem.allreduce) if problem.allreduce else None
-    return problem.replace(durations=durations, allreduce=allreduce, memory=memory_of(settings))
-
-
 def memory_of(settings: Settings, measured: Measured | None = None) -> dict[str, Any] | None:
     """The value of the problem's key `memory`; None without `parallel.memory`, or if the bytes of stages are unknown.
 
@@ -110,3 +94,19 @@ def with_less_memory(problem: Problem, worker: Worker) -> Problem:
                 limit = problem.stages - s + (problem.total if Worker(d, s) != worker else 0)
             limits[f"{d},{s}"] = max(1, int(limit) - (Worker(d, s) == worker))
     return problem.replace(memory_limit={"per_worker": limits})
+
+
+def relaid_problem(problem: Problem, settings: Settings, before: Layout, after: Layout) -> Problem:
+    """The problem with the stages of another layout: their predicted durations, and their limits by bytes.
+
+    settings: with `model.split` of the layout `after`
+    """
+    if before == after:
+        return problem
+
+    def moved(value: float | Sequence[float]) -> list[float]:
+        return relaid([value] * problem.stages if isinstance(value, int | float) else value, before, after)
+
+    durations = {kind: moved(value) for kind, value in problem.durations.items()}
+    allreduce = moved(problem.allreduce) if problem.allreduce else None
+    return problem.replace(durations=durations, allreduce=allreduce, memory=memory_of(settings))

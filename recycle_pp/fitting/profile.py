@@ -14,7 +14,8 @@ their speed until they recover. A worker that takes much longer than its peers i
 medians (`measurement.py`). Its later steps are compared with the medians of its peers.
 
 When layers move, the durations of the stages are predicted from those in the old layout (`layer_values.py`). After one
-step of warm-up, the same number of steps is measured again, in any kind of backward that the plan has.
+step of warm-up, the same number of steps is measured again, in any kind of backward that the plan has. Meanwhile no
+worker becomes slow or recovers.
 
 Durations are those of a stage that does not recompute. If it recomputes, the problem adds an F to I and B.
 """
@@ -101,18 +102,18 @@ class Profile:
         again: for each stage, whether it recomputed in this step; None: as before
         """
         self._again = self._again if again is None else again
-        changed = self._compare(tables) if self.complete else []
-        if self._measuring is not None:
-            self._measuring.add(tables)
-            if self._measuring.steps == self._steps:
-                times = self._measuring.times(self._again, self._slowness.factors)
-                self._seen, self._measuring = self._steps, None
-                self.measured += 1
-                if self.complete:
-                    self._correct(times)
-                else:
-                    self._begin(times)
-        return changed
+        if self._measuring is None:
+            return self._compare(tables) if self.complete else []
+        self._measuring.add(tables)
+        if self._measuring.steps == self._steps:
+            times = self._measuring.times(self._again, self._slowness.factors)
+            self._seen, self._measuring = self._steps, None
+            self.measured += 1
+            if self.complete:
+                self._correct(times)
+            else:
+                self._begin(times)
+        return []
 
     def relayout(self, layout: Layout) -> None:
         """Predicts the durations of the stages in another layout, and measures them again. No effect if it is the
@@ -233,7 +234,6 @@ class Profile:
         self._sums = [times.sums.get(s, t) for s, t in enumerate(self._sums)]
         for worker, usual in times.usual.items():
             self._usual[worker] = self._usual.get(worker, {}) | usual
-            self._slowness.forget(worker)
 
     def _link_seconds(self, sender: Worker, receiver: Worker) -> float:
         """Seconds that a boundary tensor takes on its link; 0 if the link was not measured."""

@@ -55,10 +55,6 @@ class Slowness:
         if machine:
             self._machines[worker] = machine
             self._cores[machine] = cores
-        self.forget(worker)
-
-    def forget(self, worker: Worker) -> None:
-        """Drops the times of the worker, because they will be compared with others."""
         for known in (self._own, self._usual, self._wall):
             known.pop(worker, None)
 

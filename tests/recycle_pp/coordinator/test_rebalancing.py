@@ -64,7 +64,7 @@ class Job:
     def __init__(self, settings):
         self.problem, self.units = initial_problem(settings), SimpleNamespace(layout=EVEN)
         self.assignment = {d * 4 + s: Worker(d, s) for d in range(3) for s in range(4)}
-        self.live, self.joiners, self.phase = set(self.assignment), set(), "running"
+        self.live, self.followers, self.phase = set(self.assignment), set(), "running"
         self.first_step, self.committed, self.generation = 0, -1, 0
 
     @property
@@ -205,12 +205,12 @@ def test_no_move_begins_while_the_job_does_not_run(phase):
 def test_no_move_begins_while_a_joiner_receives_state():
     async def scenario(trainer):
         trainer.die()
-        trainer.job.joiners.add(DEAD)
+        trainer.job.followers.add(DEAD)
         donate = Send(2, Donate(DEAD, Worker(1, 2), 1))
         trainer.note("other", sends=[donate])
         await trainer.commit(2)
         assert trainer.asked == []
-        trainer.job.joiners.clear()  # it has died
+        trainer.job.followers.clear()  # it has died
         await trainer.commit()
 
     assert len(played(scenario, mode="always").asked) == 1
@@ -322,6 +322,22 @@ def test_a_move_is_recorded_with_both_sides_of_the_comparison_and_its_stall():
     assert moved.stall_seconds == pytest.approx(0.03), "workers of later stages wait for their input in any step"
     assert 0 <= moved.seconds < 60 and moved.bytes == begun.bytes
     assert (moved.gain_seconds, moved.cost_seconds) == (begun.gain_seconds, begun.cost_seconds)
+
+
+def test_a_layout_for_an_old_membership_is_not_used(monkeypatch):
+    async def scenario(trainer):
+        def slow(*arguments):
+            found = search(*arguments)
+            if DEAD not in trainer.job.live:
+                trainer.job.live.discard(3)  # during the search
+            return found
+
+        monkeypatch.setattr(rebalancing, "search", slow)
+        await death(trainer)
+        assert trainer.asked == []
+        await trainer.commit()
+
+    assert played(scenario).asked == [(10, 10, 6, 6)]
 
 
 def test_the_profile_and_the_traces_follow_the_adopted_layout():

@@ -61,15 +61,30 @@ def test_the_bytes_are_those_that_receivers_get():
 MEMORY = {"model__layers": 8, "parallel__pipelines": 3, "parallel__microbatches": 6, "run__device": "cpu"}
 
 
-def with_memory(in_flight, **more):
-    """Two stages of four layers, whose memory holds this many micro-batches in flight at stage 0 without deaths."""
-    of = stage_memory(small(**MEMORY), 0)
-    peak = sum(of.peak(3, 6, in_flight).values())
-    return small(**MEMORY, **more, parallel__memory=f"{PROCESS + peak}")
+def with_memory(more, **changes):
+    """Two stages of four layers. A worker of stage 0 has room for what it holds without deaths, and `more` bytes."""
+    peak = sum(stage_memory(small(**MEMORY), 0).peak(3, 6, 4).values())
+    return small(**MEMORY, **changes, parallel__memory=f"{PROCESS + peak + more}")
 
 
-def test_a_layout_that_does_not_fit_is_not_chosen():
-    roomy = found(with_memory(40), Worker(1, 1))
-    assert roomy.layout[0] > 4, "stage 1 has lost a worker"
-    assert roomy.whole.memory == initial_problem(with_memory(40, model__split=list(roomy.layout))).memory
-    assert found(with_memory(1.0), Worker(1, 1)) is None, "stage 0 has no room for another layer"
+def test_the_layout_that_is_found_has_the_limits_of_a_job_that_starts_with_it():
+    best = found(with_memory(1e9), Worker(1, 1))
+    assert best.layout[0] > 4, "stage 1 has lost a worker"
+    assert best.whole.memory == initial_problem(with_memory(1e9, model__split=list(best.layout))).memory
+
+
+@pytest.mark.parametrize(("share", "moves"), [(0.5, False), (1.5, True)])
+def test_a_layout_without_room_for_one_micro_batch_is_not_chosen(share, moves):
+    """Stage 1 has one micro-batch in flight, and gains a layer with room for this share of the layer's activations."""
+    wide = MEMORY | {"model__sequence": 256, "parallel__microbatch_size": 4, "schedule__memory_extra": 0}
+    one = stage_memory(ModelLayers(small(**wide)).settings((1,) * 8), 3)
+    held = sum(stage_memory(small(**wide), 1).peak(3, 6, 1).values()) + sum(one.always(3, 0).values())
+    job = small(**wide, parallel__memory=f"{PROCESS + held + share * one.each()}")
+    assert (found(job, Worker(1, 0)) is not None) == moves
+
+
+def test_layers_do_not_move_to_workers_without_room_for_them_beside_their_own():
+    one = ModelLayers(small(**MEMORY)).settings((1,) * 8)
+    arriving = sum(stage_memory(one, 4).always(3, 0).values())
+    assert found(with_memory(0.5 * arriving), Worker(1, 1)) is None
+    assert found(with_memory(6 * arriving), Worker(1, 1)).layout[0] > 4

@@ -218,10 +218,8 @@ def moved_profile(slow=None):
     """A complete profile of even stages, whose layers have moved. slow: found slow before that."""
     profile = Profile(SETTINGS)
     profile.relayout(EVEN)
-    for _, spans in steps(3):
-        profile.add(spans)
-    for _, spans in steps(12, slow):
-        profile.add(spans)
+    for spans in (*steps(10), *steps(12, slow)):
+        profile.add(spans[1])
     profile.relayout(MOVED)
     return profile
 
@@ -240,12 +238,13 @@ def test_after_a_move_the_profile_predicts_the_stages_and_then_measures_them_aga
     assert profile.problem(TRUE).per_stage("B") == pytest.approx(relaid(predicted.per_stage("B"), EVEN, MOVED))
 
 
-def test_a_slow_worker_stays_slow_while_layers_move():
+@pytest.mark.parametrize("factor", [1.5, 3.0])
+def test_a_slow_worker_stays_slow_while_layers_move(factor):
     slow = Worker(0, 1)
-    profile = moved_profile({slow: 3.0})
+    profile = moved_profile({slow: factor})
     before = profile.problem(TRUE).speed
     assert before.keys() == {"0,1"}
-    for _, spans in steps(20, {slow: 3.0}, of=AFTER):
+    for _, spans in steps(20, {slow: factor}, of=AFTER):
         assert profile.add(spans) == []
     assert profile.problem(TRUE).speed["0,1"] == pytest.approx(before["0,1"], rel=0.3)
     assert profile.problem(TRUE).per_stage("F") == pytest.approx(AFTER.per_stage("F"), rel=0.03)
