@@ -45,7 +45,7 @@ SHAPES = {
 }  # D, P, M
 _FAULT_KEYS = (
     "+", "checkpoint", "coordinator", "control", "run.dir", "run.resume", "run.respawns", "run.validate_every",
-    "parallel.sharded", "parallel.optimizer_", "parallel.backend",
+    "parallel.sharded", "parallel.optimizer_", "parallel.backend", "schedule",
 )  # fmt: skip
 TEXT = Path(json.__file__).with_name("decoder.py")  # a small text that exists on every machine
 
