@@ -23,6 +23,7 @@ from recycle_pp.wire.messages.members import Member
 from recycle_pp.wire.messages.saving import Finished
 from recycle_pp.wire.messages.steps import Evaluated, Vote
 from recycle_pp.wire.messages.table import Message
+from recycle_pp.wire.messages.units import Layout
 
 from .takeover import Found
 
@@ -108,6 +109,17 @@ class LinksBroken(Event, frozen=True):
 class ProblemChanged(Event, frozen=True):
     """Durations or limits changed (a profile, a slow worker). The first commit after planning applies the new plan."""
 
+    problem: Problem
+
+
+class MoveWanted(Event, frozen=True):
+    """The layers should move while the job trains. Replaces an open move, also by none if the job has this layout.
+
+    layout:  the layers of every stage after the move
+    problem: the problem without deaths, with the durations and limits of the stages in that layout
+    """
+
+    layout: Layout
     problem: Problem
 
 

@@ -2,7 +2,9 @@
 
 holdings = Holdings(me=1, all=layout.ids, loaded=-1)  # `participant.holdings`
 holdings.caught_up(step, units)                       # a joiner has received these units in their state after step
-holdings.reported()                                   # the held units, as a part of the worker's report
+holdings.arriving = step, units                       # units of layers that the stage will gain
+holdings.reported(layers, committed)                  # the held units of these layers, as a part of the report
+holdings.relayout(units, committed)                   # the stage has other layers now
 holdings.adopt(shares)                                # new holders, from the coordinator
 holdings.took(unit); holdings.settled()               # the copy of one unit has arrived; all copies have arrived
 holdings.commit(step, savers)                         # a step is committed
@@ -34,6 +36,7 @@ class Holdings:
     shares   holders of the stage's units in the current generation; None before the first generation
     mine     units that the worker must hold according to `shares`, in the stage's order
     saves    step -> units that the worker saves, for commits with a checkpoint
+    arriving (step, units): units of layers that the stage will gain, and the step of their state
     """
 
     me: Member
@@ -44,13 +47,33 @@ class Holdings:
     shares: Shares | None = None
     mine: list[UnitId] = field(default_factory=list)
     saves: dict[int, list[UnitId]] = field(default_factory=dict)
+    arriving: tuple[int, Collection[UnitId]] = NOTHING, ()
 
     def __post_init__(self) -> None:
         self.weights = NOTHING if self.loaded is None else self.loaded
         self._since = self.loaded  # step of this worker's state before membership
 
-    def reported(self) -> Holds:
-        return Holds(packed(sorted(self.units)), self.loaded, self.weights)
+    def reported(self, layers: Collection[int] | None = None, committed: int = NOTHING) -> Holds:
+        """layers: the layers of the stage in a generation that begins after step `committed`; None: as now"""
+        units, weights = (self.units, self.weights) if layers is None else self._of(layers, committed)
+        return Holds(packed(sorted(units)), self.loaded, weights)
+
+    def relayout(self, all: Collection[UnitId], committed: int) -> None:
+        """Records that the worker's stage now has the units `all`, after step `committed`."""
+        self.units, self.weights = self._of({unit.layer for unit in all}, committed)
+        if self.units.issuperset(all):
+            self.weights = committed
+        self.all, self.arriving = all, (NOTHING, ())
+
+    def _of(self, layers: Collection[int], committed: int) -> tuple[set[UnitId], int]:
+        """(held units, `weights`) of a stage with these layers. With any unit of a layer come its exponents."""
+        step, arrived = self.arriving
+        came = {unit for unit in arrived if unit.layer in layers} if step == committed else set()
+        units, gained = came | {unit for unit in self.units if unit.layer in layers}, {*layers}
+        gained -= {unit.layer for unit in self.all}
+        if not gained <= {unit.layer for unit in came}:
+            return units, NOTHING
+        return units, min(self.weights, committed - 1) if gained else self.weights
 
     def caught_up(self, step: int, units: Collection[UnitId]) -> None:
         """Records that the worker has these units in their state after `step`, and the exponents."""

@@ -3,6 +3,7 @@
     me = Participant(6, Worker(1, 2))    # member 6 plays worker 1.2
     me.announce(message)            # a new generation; returns the report
     me.adopt(message)               # stores the generation's orders in `me.orders`
+    me.followed(step, units)        # units of layers that the stage will gain have arrived
     me.commit(message)              # a step is committed; `me.commits` holds the message until the step is applied
     me.state(linked=True)           # the input of a new coordinator, from this worker
 
@@ -22,7 +23,7 @@ from recycle_pp.wire.messages.generations import FIRST, Adopt, Announce, Attempt
 from recycle_pp.wire.messages.members import Assignment, Member
 from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.table import is_void
-from recycle_pp.wire.messages.units import UnitId
+from recycle_pp.wire.messages.units import Layout, UnitId
 from recycle_pp.wire.messages.workers import State
 
 from .holdings import Holdings
@@ -40,6 +41,7 @@ class Orders:
     evaluate   validation to run or repeat first, or None
     probes     host -> a member on it; the links to these members are measured before anything else
     shares     holders of the stage's units
+    layers     layers of the stage in this generation; the worker's own ones may still be those of an earlier generation
     recompute  (in `steps`, in `steady`): whether layers run again in the backward pass
     """
 
@@ -52,6 +54,7 @@ class Orders:
     stagger: bool
     probes: dict[str, Member]
     shares: Shares
+    layers: list[int]
     recompute: tuple[bool, bool] = (False, False)
 
 
@@ -74,6 +77,7 @@ class Participant:
     announced: Announce | None = None  # the newest announcement
     agreed: tuple[int, int] = (-1, -1)  # term and number of the newest agreed generation
     members: Assignment = field(default_factory=dict)  # members of that generation
+    layout: Layout = field(default_factory=dict)  # the layers of every stage in that generation
     last: Commit | None = None  # the newest commit
 
     def record(self, step: int) -> Record:
@@ -111,9 +115,12 @@ class Participant:
 
     def report(self, busy: float) -> Report:
         """`busy`: seconds until this worker can start its next op."""
+        assert self.announced is not None
         open_steps = [r.reported() for step, r in sorted(self.records.items()) if step > self.committed]
         ahead = self.applied > self.committed and not self.undo
-        return Report(self.generation, open_steps, ahead=ahead, busy=busy, holds=self.holdings.reported())
+        layers = self.announced.layout.get(self.worker.stage)
+        holds = self.holdings.reported(layers, self.announced.committed)
+        return Report(self.generation, open_steps, ahead=ahead, busy=busy, holds=holds)
 
     def state(self, linked: bool) -> State:
         """The input of `takeover.find`. linked: whether the links of the current generation are up."""
@@ -126,7 +133,7 @@ class Participant:
             committed=self.committed,
             commit=self.last,
             attempt=self.attempt,
-            layout=announced.layout if announced else {},
+            layout=self.layout,
         )
 
     def adopt(self, message: Adopt) -> None:
@@ -134,7 +141,8 @@ class Participant:
         if is_void(message, self.generation) or message.term < self.agreed[0]:
             return
         assert self.announced is not None
-        self.agreed, self.members = (message.term, message.generation), self.announced.members
+        self.agreed = message.term, message.generation
+        self.members, self.layout = self.announced.members, self.announced.layout
         self.holdings.adopt(message.shares)
         if message.revoked:
             record = self.records.get(self.committed + 1)
@@ -152,6 +160,7 @@ class Participant:
             stagger=message.stagger,
             probes=message.probes,
             shares=message.shares,
+            layers=self.layout.get(self.worker.stage, []),
             recompute=(message.recompute, False),
         )
 
@@ -186,6 +195,15 @@ class Participant:
         """Records that a joiner has these units in their state after `step`."""
         self.applied = self.committed = step
         self.holdings.caught_up(step, units)
+
+    def followed(self, step: int, units: Collection[UnitId]) -> None:
+        """Records that a member has these units in their state after `step`: units of layers that its stage will gain.
+        Replaces those of an earlier call; without units, drops them (a new session begins)."""
+        self.holdings.arriving = step, set(units)
+
+    def relayout(self, units: Collection[UnitId]) -> None:
+        """Records that the worker's stage has other layers now. units: all units of the stage, in its order."""
+        self.holdings.relayout(units, self.committed)
 
     # -- calls of the executor ---------------------------------------------------------------------------------
 

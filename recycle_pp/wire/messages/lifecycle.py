@@ -41,7 +41,8 @@ class Ready(Message, frozen=True):
     deferred_share  share of its parameters whose gradients op `W` computes
     machine         name of its machine, the same for all workers that use the same cores
     cores           number of cores of the machine
-    units           the units of its stage's layers: layer -> (name, number of elements) of each of its units
+    units           the units of its stage's layers: layer -> (name, number of elements) of each of its units. A member
+                    whose layers have changed sends the message again, with the layers that it has or had
     memory          the fields of a `StageMemory` for each way in which the stage may run, if they were measured
     notes           sentences about its device for the user; the coordinator prints each sentence once
     data            fingerprint of its training data; "" if it is irrelevant
@@ -106,6 +107,19 @@ class StoreValues(Message, frozen=True):
 
 
 @sent(COORDINATOR, WORKER)
+class Expect(Message, frozen=True):
+    """A session begins in which this worker follows units of these layers. All that has arrived in an older session is
+    dropped. The donors may connect before this message arrives.
+
+    layers   for a joiner: all layers of its stage. For a member: the layers that its stage will gain; none if the move
+             has been given up
+    """
+
+    session: int
+    layers: list[int]
+
+
+@sent(COORDINATOR, WORKER)
 class Donate(Message, frozen=True):
     """Send the state of these units, and later updates, to a member that receives it at `address`.
 
@@ -126,8 +140,8 @@ class Donate(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR)
 class Synced(Message, frozen=True):
-    """A rejoining worker has received its units, in their state after `step`. session: the session in which its donors
-    sent them."""
+    """A joiner, or a member whose stage will gain layers, has received its units, in their state after `step`. session:
+    the session in which its donors sent them."""
 
     step: int
     session: int

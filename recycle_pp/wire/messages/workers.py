@@ -39,7 +39,7 @@ class State(Message, frozen=True):
     committed   newest committed step; -1 before the first
     commit      newest commit message; None before the first
     attempt     current attempt at the next step
-    layout      the layers of every stage, from the announced generation; empty before the first
+    layout      the layers of every stage in the agreed generation; empty before the first
     said        the worker's last message of each lasting kind (`table.Rule`)
     """
 
