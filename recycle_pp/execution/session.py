@@ -25,7 +25,7 @@ from recycle_pp.comm.store import ControlStore
 from recycle_pp.comm.waiting import LinkBroken
 from recycle_pp.protocol.participant import Orders, Participant
 from recycle_pp.wire.messages.generations import Adopt, Announce, Broken, Resumed, SteadyPlan
-from recycle_pp.wire.messages.lifecycle import Donate, Exit, Leave, StoreValues
+from recycle_pp.wire.messages.lifecycle import Donate, Exit, Expect, Leave, StoreValues
 from recycle_pp.wire.messages.members import Assignment
 from recycle_pp.wire.messages.saving import Assemble, Save
 from recycle_pp.wire.messages.steps import Commit
@@ -69,6 +69,7 @@ class Session:
             SteadyPlan: self._plan,
             Commit: self._commit,
             StoreValues: self._deliver,
+            Expect: lambda message: None,  # so far only joiners follow units, and always those of their stage
             Donate: lambda message: self.donate(message),
             Save: lambda message: self.save(message),
             Assemble: lambda message: self.assemble(message),

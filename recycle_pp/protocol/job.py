@@ -20,7 +20,7 @@ even while reports are collected, starts another generation, which replaces the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,12 +28,11 @@ from recycle_schedules import Plan, Problem
 from recycle_schedules.graph import StageGraph
 
 from recycle_pp.wire.messages.generations import FIRST, Announce, Report
-from recycle_pp.wire.messages.lifecycle import Donate, Leave, Synced
+from recycle_pp.wire.messages.lifecycle import Leave, Synced
 from recycle_pp.wire.messages.members import Assignment, Member
 from recycle_pp.wire.messages.saving import Finished
 from recycle_pp.wire.messages.steps import Commit, Evaluated, Vote
 from recycle_pp.wire.messages.table import Message, is_void
-from recycle_pp.wire.messages.units import UnitId, packed
 
 from .adoption import Derive, adopt
 from .assignment import initial, refilled
@@ -46,6 +45,7 @@ from .events import (
     Json,
     LinksBroken,
     MessageReceived,
+    MoveWanted,
     Outcome,
     PlanMade,
     ProblemChanged,
@@ -58,8 +58,9 @@ from .events import (
     WorkerReady,
     WorkerReturned,
 )
-from .joining import Joiners
+from .followers import Followers
 from .live_problem import LiveProblem
+from .moving import Moving
 from .speculation import Speculation
 from .stage_lost import StageLost
 from .steady_state_plan import Planner, Steady
@@ -93,17 +94,17 @@ class Job:
         self.committed = max(self.committed, self.first_step - 1)
         self.assignment = self.assignment or initial(self.problem.pipelines, self.problem.stages)
         self.waiting = set(self.waiting) or set(self.assignment)
-        self.phase = "starting"  # | reporting | running | holding (waits for a joiner) | ended | finished | lost
+        self.phase = "starting"  # | reporting | running | holding (waits for followers) | ended | finished | lost
         self.attempt = FIRST  # attempt at the next step
         self.live: set[Member] = set()
-        self.joiners = Joiners()
         self.leaving: set[Member] = set()  # members that leave at the next commit
         self.finished: set[Member] = set()
         self.skipped = 0  # consecutive skipped updates, up to the newest commit
         self.remainder_plans: dict[int, Plan] = {}  # step -> plan, from the last adoption
         self._reports: dict[Member, Report] = {}
         self._live_problem = LiveProblem()
-        self.units = Units(self.copies, self.third)
+        self.units, self.followers = Units(self.copies, self.third), Followers()
+        self.moving = Moving(self.units, self.followers)
         self.steady = Steady(self.planner, self.evaluate_microbatches)
         self._newest: Commit | None = None
         self._base: int | None = None  # newest generation that rebuilt all links
@@ -170,7 +171,7 @@ class Job:
             self.waiting.discard(event.member)
             self.live.add(event.member)
             return self._regroup() if not self.waiting else []
-        self.joiners.add(event.member, event.earliest)
+        self.followers.add(event.member, event.earliest)
         return self._find_donors()
 
     def _died(self, event: WorkerDied) -> list[Send]:
@@ -183,10 +184,10 @@ class Job:
             return self._regroup() if not self.waiting else []
         if self.phase == "lost":
             return []
-        if member in self.joiners:
-            self.units.died(member)
-        self.joiners.died(member)
         was_live = member in self.live
+        if not was_live and member in self.followers:
+            self.units.died(member)
+        self.followers.died(member)
         self.live.discard(member)
         self.leaving.discard(member)
         self.finished.discard(member)
@@ -209,8 +210,8 @@ class Job:
         return _MESSAGES[type(event.message)](self, event.member, event.message)
 
     def _evicted(self, event: WorkerEvicted) -> list[Send]:
-        if event.member in self.joiners:
-            self.joiners.died(event.member)
+        if event.member not in self.live and event.member in self.followers:
+            self.followers.died(event.member)
             self.units.died(event.member)
             return [Send(event.member, Leave())]
         self.leaving.add(event.member)
@@ -224,6 +225,7 @@ class Job:
         self.attempt = found.attempt
         self._base = found.generation if found.base is None else found.base
         self.units.layout = dict(found.layout)
+        self.moving.taken_over(found.committed, self.workers)
         self.phase = "running"
         self._new_ballot()
         self._check_stages(self.live)
@@ -244,17 +246,18 @@ class Job:
         out: list[Send] = []
         if event.committed < self.committed and self._newest is not None:
             out = [Send(member, self._newest)]
-        self.joiners.died(member)  # joiners of this donor restart
+        self.followers.died(member)  # followers of this donor restart
         if self.phase not in ("reporting", "running"):
-            return out
+            return out + self._hold_no_longer()
         return out + self._regroup(rebuild=True) + self._find_donors()
 
     def _restart(self, event: Restarted) -> list[Send]:
         before = self.committed
+        self.moving.end("abandoned", "the job restarts from a checkpoint", self._note)
         assignment = refilled(self.assignment, event.present, self.problem.stages)
         present = set(event.present)
         fresh = replace(self, first_step=event.step, committed=-1, assignment=assignment, waiting=present)
-        fresh.steady = self.steady  # its plans remain valid
+        fresh.steady, fresh._notes = self.steady, self._notes  # its plans remain valid
         vars(self).update(vars(fresh))
         self._note("restarted", committed=before)
         return []
@@ -265,6 +268,13 @@ class Job:
     def _change_problem(self, event: ProblemChanged) -> list[Send]:
         self.problem, self.steady.wanted = event.problem, True
         return []
+
+    def _want_move(self, event: MoveWanted) -> list[Send]:
+        """Begins a move in place of the open one, unless the job has not begun or is about to end."""
+        if self.phase in ("starting", "lost", "ended", "finished") or self.committed == self.steps - 1:
+            return []
+        self.moving.begin(event, self.workers, self._note)
+        return self._regroup() if self.moving.announced else self._hold_no_longer() + self._find_donors()
 
     def _plan_made(self, event: PlanMade) -> list[Send]:
         if self.phase not in ("starting", "lost"):  # the first generation plans again
@@ -282,8 +292,8 @@ class Job:
     def _wait_no_longer(self, event: HoldExpired) -> list[Send]:
         if self.phase != "holding" or event.generation != self.generation:
             return []
-        self.joiners.drop_late(self.committed)
-        return self._admit(self.joiners.take_ready(self.committed)) + self._find_donors()
+        self.followers.drop_late(self.committed)
+        return self._hold_no_longer()
 
     def _new_plan(self) -> list[Send]:
         """Sends the plan of the next steps, if there is one and the workers wait for it."""
@@ -301,7 +311,8 @@ class Job:
         self.phase = "reporting"
         self._reports.clear()
         self._new_ballot()
-        workers, layout = self.workers, dict(self.units.layout)
+        workers = self.workers
+        layout = self.moving.layout_next(self.committed, workers)
         self._note("announced", members=[str(worker) for worker in sorted(workers.values())])
         message = Announce(self.generation, workers, self.committed, self._base, self.attempt, layout)
         return [Send(member, message) for member in workers]
@@ -314,6 +325,9 @@ class Job:
 
     def _adopt(self) -> list[Send]:
         """Plans the rest of the step from all reports, and sends each member its orders."""
+        if self.moving.announced is not None:
+            self.problem = self.moving.announced.problem
+            self.moving.adopted(self.committed, self.workers, self.assignment, self._note)
         problem, workers = self.problem_now(), self.workers
         try:
             adoption = adopt(
@@ -324,7 +338,7 @@ class Job:
             raise
         self.remainder_plans = dict(adoption.plans)
         self.phase = "running"
-        self.joiners.check(self.units.give)
+        self.followers.check(self.units.give)
         self.steady.adopted(problem)
         if adoption.ahead:
             self._validation.begin(None)  # the parameters have changed; an incomplete validation is dropped
@@ -358,7 +372,7 @@ class Job:
         for member, detail in wrong.items():
             worker, host = self.assignment[member], self.units.hosts.get(member)
             self._note("mismatch", member=member, worker=worker, host=host, detail=detail)
-            self.joiners.died(member)  # its joiners may have wrong state
+            self.followers.died(member)  # its followers may have wrong state
             for of in (self.live, self.leaving, self.finished):
                 of.discard(member)
         self._wrong |= wrong
@@ -383,10 +397,16 @@ class Job:
         skipped = save and self.saving.occupied and not (last or early)
         saves = save and not skipped
         gone = set() if last or early else self._leave_now()
-        fresh = self.steady.fresh  # workers that are one step ahead run the next step with the old plan
+        fresh, ahead = self.steady.fresh, self._speculation.allowed  # ahead: workers may have begun the next step
         took_back = self._speculation.decided(decision.scale)
-        joining = self.joiners.about_to_join(self.committed)
-        hold = not last and (early or took_back or bool(gone) or joining or (fresh and self._speculation.allowed))
+        joining, switch = self.followers.about_to_join(self.committed), False
+        if last or early:
+            self.moving.end("abandoned", "the job ends", self._note)
+        elif self.moving.about_to_switch(self.committed, self.workers):
+            self._speculation.pause()
+            switch = not ahead
+        # workers that are ahead run the next step with the old plan
+        hold = not last and (early or took_back or bool(gone) or joining or switch or (fresh and ahead))
         evaluate = self._due(self.evaluate_every, decision.step) and not early
         self.steady.due = self.steady.due or fresh
         message = Commit(
@@ -412,8 +432,8 @@ class Job:
             self.phase = "ended"
             return out
         out += [Send(member, Leave()) for member in sorted(gone)]
-        if hold and joining:
-            self.phase, self._expiry = "holding", HoldExpired(self.generation)
+        if hold and (joining or switch):
+            self.phase, self._expiry, self.moving.due = "holding", HoldExpired(self.generation), switch
         elif hold:
             out += self._regroup()
         return out + self._find_donors()
@@ -423,7 +443,7 @@ class Job:
         gone = self.units.leavers(self.leaving, self.workers)
         for member in sorted(gone):
             self.live.discard(member)
-            self.joiners.died(member)
+            self.followers.died(member)
             self._note("left", worker=str(self.assignment[member]), step=self.committed + 1)
         self.leaving -= gone
         return gone
@@ -448,32 +468,24 @@ class Job:
         if self.live <= self.finished and self._validation.step is None:
             self.phase = "finished"
 
-    # -- joining -----------------------------------------------------------------------------------------------
+    # -- followers ---------------------------------------------------------------------------------------------
 
     def _find_donors(self) -> list[Send]:
-        """Orders members to send units to joiners, once the holders of all units are known."""
+        """Orders members to send units to followers, once the holders of all units are known and have them."""
         if self.phase != "running":
             return []
-        live = self.workers
-
-        def sources(joiner: Member, serving: Mapping[Member, int]) -> dict[Member, list[UnitId]]:
-            return self.units.sources(joiner, self.assignment[joiner].stage, live, serving)
-
-        found = self.joiners.find_donors(self.committed, self.generation, sources)
-        return [
-            Send(of.donor, Donate(of.to, self.assignment[of.to], of.session, None, packed(of.units), of.of))
-            for of in found
-        ]
+        return self.moving.find_donors(self.committed, self.generation, self.workers, self.assignment)
 
     def _synced(self, member: Member, message: Synced) -> list[Send]:
-        """Records that a joiner has its units in the state after a step. If the job waits for joiners and none of
-        them is missing, admits the ready ones."""
-        waited_for = self.joiners.synced(member, message.step, message.session) and self.phase == "holding"
-        complete = waited_for and not self.joiners.about_to_join(self.committed)
-        return self._admit(self.joiners.take_ready(self.committed)) if complete else []
+        """Records that a follower has its units in the state after a step."""
+        return self._hold_no_longer() if self.followers.synced(member, message.step, message.session) else []
 
-    def _admit(self, ready: Collection[Member]) -> list[Send]:
-        """Ends the wait for joiners. The ready ones become members."""
+    def _hold_no_longer(self) -> list[Send]:
+        """Starts the generation for which the workers wait, unless a follower is late. Ready joiners become members."""
+        late = self.followers.about_to_join(self.committed) or self.moving.late(self.committed, self.workers)
+        if self.phase != "holding" or late:
+            return []
+        ready = self.followers.take_ready(self.committed)
         for back in ready:
             self.live.add(back)
             self._note("rejoined", worker=str(self.assignment[back]), step=self.committed + 1)
@@ -507,6 +519,7 @@ _EVENTS: dict[type[Event], Callable[[Job, Any], list[Send]]] = {
     Restarted: Job._restart,
     LinksBroken: Job._rebuild_links,
     ProblemChanged: Job._change_problem,
+    MoveWanted: Job._want_move,
     PlanMade: Job._plan_made,
     SavingChanged: Job._change_saving,
     EndRequested: Job._end_early,

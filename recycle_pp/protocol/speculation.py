@@ -2,6 +2,7 @@
 
 speculation = Speculation(wanted=True)
 speculation.allowed                    # whether workers may apply steps early now
+speculation.pause()                    # not in the next step
 void = speculation.decided(scale)      # whether workers must undo their early update, because the committed one differs
 """
 
@@ -17,6 +18,10 @@ class Speculation:
     @property
     def allowed(self) -> bool:
         return self._wanted and self._pause == 0
+
+    def pause(self) -> None:
+        """Workers must wait for the next commit: it changes the layers of the stages."""
+        self._pause = max(self._pause, 1)
 
     def resume(self, allowed: bool) -> None:
         """Continues the job of another coordinator. allowed: the value of `stagger` in the newest commit."""

@@ -6,6 +6,8 @@
     void = units.void(live, records)         # stages that must sum their gradients again
     shares = units.share_out(live, reports, committed)       # stage -> new holders; raises StageLost
     gives = units.sources(joiner, stage, live, serving)      # donor -> units to send to a joiner
+    gives = units.moved(receiver, layers, live, serving)     # the same for a member whose stage will gain layers
+    units.relayout(layout, live)             # the stages have other layers from the next `share_out` on
     wrong = units.compare(live, votes, step)          # members with wrong copies; raises ProtocolViolation
 
 Holders are members. `live` is always the assignment of all live members: member -> the worker that it plays.
@@ -47,6 +49,7 @@ class Units:
         self.layout: Layout = {}
         self.hosts: dict[Member, str] = {}
         self._copies, self._third = copies, third
+        self.sharded = copies > 0
         self._described: dict[int, list[tuple[str, int]]] = {}  # layer -> (name, number of elements) of its units
         self._sizes: dict[int, Sizes] = {}  # stage -> number of elements of each unit; cached
         self._tables: dict[int, Table] = {}
@@ -63,6 +66,14 @@ class Units:
         self.layout.setdefault(stage, [*layers])
         self._described |= layers
         self._sizes.clear()
+
+    def relayout(self, layout: Layout, live: Assignment) -> list[int]:
+        """Changes the layers of some stages, and returns these stages. The next `share_out` makes their tables anew."""
+        changed = [stage for stage, layers in layout.items() if layers != self.layout[stage]]
+        self._planned |= {stage: self._future(stage, layout[stage], live) for stage in changed}
+        self.layout = dict(layout)
+        self._sizes.clear()
+        return changed
 
     def void(self, live: Assignment, records: Mapping[Member, Record]) -> set[int]:
         """The stages whose reduced gradients are void, from the records of all live members. Call before `share_out`.
@@ -125,8 +136,9 @@ class Units:
         return wrong
 
     def stands(self, stage: int, peers: Collection[Member]) -> bool:
-        """Whether the stage has the same members as at the last `share`."""
-        return self._peers.get(stage) == set(peers)
+        """Whether the stage has the same members and units as at the last `share`."""
+        same = self._peers.get(stage) == set(peers)
+        return same and self._tables[stage].keys() == self._sizes_of(stage).keys()
 
     def share(
         self, stage: int, holds: Mapping[Member, Holds], committed: int, mixed: bool = False, ahead: bool = False
@@ -147,7 +159,7 @@ class Units:
         if gone := lost(held):
             raise StageLost(stage, f"lost all copies of {len(gone)} of its {len(sizes)} units")
         if not self.stands(stage, peers):
-            new = set(peers) - self._peers.get(stage, set(peers))
+            new, before = set(peers) - self._peers.get(stage, set(peers)), self._tables.get(stage, dict(held))
             hosts = {p: self.hosts.get(p, "") for p in peers}
             if len(complete) == len(peers) and not any(of.units for of in holds.values()):
                 table = placed(sizes, peers, self._copies, hosts)
@@ -155,7 +167,8 @@ class Units:
                 table = refilled(held, sizes, peers, self._copies, hosts)
             self._tables[stage], self._peers[stage] = table, set(peers)
             self._followers[stage] = self._followers.get(stage, set()) - {*peers}
-            followed = {(unit, peer) for peer in new for unit in unpacked(holds[peer].units)}
+            has = ((unit, peer) for peer in peers for unit in unpacked(holds[peer].units))
+            followed = {(unit, peer) for unit, peer in has if peer in new or unit not in before}
         else:
             table, followed = self._tables[stage], set()
         lacking = [of for p, of in holds.items() if p not in complete]
@@ -188,10 +201,26 @@ class Units:
         wanted = _among({joiner}, table)
         if not any(wanted.values()):
             wanted[next(iter(wanted))] = [joiner]  # at least one unit, to follow the job's steps
-        found: dict[Member, list[UnitId]] = {}
-        for unit, source, _ in missing(held, wanted, sizes):
-            found.setdefault(source, []).append(unit)
-        return found
+        return _sources(wanted, held, sizes)
+
+    def moved(
+        self, receiver: Member, layers: list[int], live: Assignment, serving: Mapping[Member, int]
+    ) -> dict[Member, list[UnitId]]:
+        """donor -> units that a live member must follow, so that it can hold its share when its stage has these
+        `layers`. Empty if a unit has no live holder. serving: donor -> number of members to which it sends units."""
+        stage = live[receiver].stage
+        gained = {layer for layer in layers if layer not in self.layout[stage]}
+        held = {unit: of for table in self._tables.values() for unit, of in table.items() if unit.layer in gained}
+        held = _among(live, held)
+        if lost(held):
+            return {}
+        if not self._copies:
+            held = {unit: [min(of, key=lambda p: (serving.get(p, 0), p))] for unit, of in held.items()}
+        future = self._future(stage, layers, live)
+        wanted = {unit: [receiver] for unit, of in future.items() if unit.layer in gained and receiver in of}
+        for layer in gained - {unit.layer for unit in wanted}:  # any unit brings the exponents of its layer
+            wanted[UnitId(layer, 0)] = [receiver]
+        return _sources(wanted, held, self._sizes_in(layers))
 
     def died(self, joiner: Member) -> None:
         """Removes a joiner. Other joiners keep their units; later joiners take the units of the removed one."""
@@ -247,15 +276,21 @@ class Units:
                 )
         return None
 
+    def _future(self, stage: int, layers: list[int], live: Assignment) -> Table:
+        """The table of a stage if it had these layers and its members of now."""
+        peers = [member for member, worker in live.items() if worker.stage == stage]
+        sizes, held = self._sizes_in(layers), _among(peers, self._tables[stage])
+        hosts = {p: self.hosts.get(p, "") for p in peers}
+        return refilled({unit: held.get(unit, []) for unit in sizes}, sizes, peers, self._copies, hosts)
+
     def _sizes_of(self, stage: int) -> Sizes:
         """The number of elements of each unit of a stage, in the stage's order."""
         if stage not in self._sizes:
-            self._sizes[stage] = {
-                UnitId(layer, number): size
-                for layer in self.layout.get(stage, [])
-                for number, (_, size) in enumerate(self._described[layer])
-            }
+            self._sizes[stage] = self._sizes_in(self.layout.get(stage, []))
         return self._sizes[stage]
+
+    def _sizes_in(self, layers: list[int]) -> Sizes:
+        return {UnitId(layer, n): size for layer in layers for n, (_, size) in enumerate(self._described[layer])}
 
     def _held(self, stage: int, holds: Mapping[Member, Holds], complete: Collection[Member]) -> Table:
         """The live holders of each unit; planned and previous holders first."""
@@ -297,6 +332,14 @@ class Units:
         hosts = {peer: self.hosts.get(peer) for peer in sorted(peers)}
         *most, last = (f"{live[peer]}" + (f" on {host}" if host else "") for peer, host in hosts.items())
         return f"{', '.join(most)} and {last}" if most else last
+
+
+def _sources(wanted: Table, held: Table, sizes: Sizes) -> dict[Member, list[UnitId]]:
+    """donor -> the units that it sends, so that the followers have the wanted units."""
+    found: dict[Member, list[UnitId]] = {}
+    for unit, source, _ in missing(held, wanted, sizes):
+        found.setdefault(source, []).append(unit)
+    return found
 
 
 def _among(peers: Collection[Member], table: Table) -> Table:

@@ -42,7 +42,7 @@ class Ready(Message, frozen=True):
     machine         name of its machine, the same for all workers that use the same cores
     cores           number of cores of the machine
     units           the units of its stage's layers: layer -> (name, number of elements) of each of its units. A member
-                    whose layers have changed sends the message again, with the layers that it has or had
+                    that gets layers which are missing here sends the message again, with all that it has or had
     memory          the fields of a `StageMemory` for each way in which the stage may run, if they were measured
     notes           sentences about its device for the user; the coordinator prints each sentence once
     data            fingerprint of its training data; "" if it is irrelevant

@@ -10,7 +10,7 @@ coordinator.orphan()                         # it dies; later it "takes over"
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,8 +26,10 @@ from recycle_pp.protocol.events import (
     HoldExpired,
     LinksBroken,
     MessageReceived,
+    MoveWanted,
     Outcome,
     PlanMade,
+    ProblemChanged,
     Restarted,
     Send,
     WorkerDescribed,
@@ -41,7 +43,9 @@ from recycle_pp.protocol.takeover import find
 from recycle_pp.wire.messages.generations import Broken
 from recycle_pp.wire.messages.lifecycle import Donate, Leaving, Ready
 from recycle_pp.wire.messages.saving import Assembled, Assembling, Digests, Saved, SaveFailed
+from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.table import Message, is_lasting
+from recycle_pp.wire.messages.units import Layout
 from recycle_pp.wire.messages.workers import State
 
 from .network import Network
@@ -72,6 +76,9 @@ class Coordinator:
         self._mending: deque[int] = deque()  # generations in which a link broke
         self.headless = False  # it is dead, without a successor so far
         self.takeovers = 0
+        self._expires = 0  # event from which the job may wait no longer
+        self.moves: Counter[str] = Counter()  # how the moves ended
+        self.switched_at = -1  # event at which the last move was adopted
 
     def options(self, found: list[Option]) -> list[Option]:
         """The possible next events: those of the processes, `found`, and its own."""
@@ -81,7 +88,7 @@ class Coordinator:
             found.append((COORDINATOR, "notices a death"))
         if self._mending:
             found.append((COORDINATOR, "mends"))
-        if self.job.phase == "holding":
+        if self.job.phase == "holding" and (self._world.events >= self._expires or not found):
             found.append((COORDINATOR, "waits no longer"))
         if self._planned is not None:
             found.append((COORDINATOR, "has planned"))
@@ -113,7 +120,7 @@ class Coordinator:
     # -- a job -------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        self._new_job(0, -1, self._world.assignment)
+        self._new_job(0, -1, self._world.assignment, self._world.layout)
         self._spawn_all(list(self.job.assignment))
 
     def _spawn_all(self, members: Sequence[int]) -> None:
@@ -121,11 +128,11 @@ class Coordinator:
         for member in members:
             self.spawn(member)
 
-    def _new_job(self, first_step: int, generation: int, assignment: Mapping[int, Worker]) -> None:
+    def _new_job(self, first_step: int, generation: int, assignment: Mapping[int, Worker], layout: Layout) -> None:
         world = self._world
         self.fresh_job = partial(
-            Job, world.problem, steps=world.steps, planner=plan_simply, derive=actions, clip=1.0, stagger=world.stagger,
-            copies=world.copies, third=world.third,
+            Job, world.problem_of(layout), steps=world.steps, planner=plan_simply, derive=actions, clip=1.0,
+            stagger=world.stagger, copies=world.copies, third=world.third,
             first_step=first_step, evaluate_every=world.evaluate_every, save_every=world.save_every,
             generation=generation, assignment=dict(assignment),
         )  # fmt: skip
@@ -138,7 +145,8 @@ class Coordinator:
     def spawn(self, member: int) -> None:
         world = self._world
         worker = self.job.assignment[member]
-        node = self.alive[member] = Node(self._world, len(world.actors), member, worker, self.job.first_step)
+        layers = self.job.units.layout.get(worker.stage, world.layout[worker.stage])
+        node = self.alive[member] = Node(self._world, len(world.actors), member, worker, self.job.first_step, layers)
         world.actors.append(node)
 
     # -- messages and deaths -----------------------------------------------------------------------------------
@@ -180,26 +188,40 @@ class Coordinator:
             case _:
                 self._drive(MessageReceived(member, message))
 
+    def want(self, layout: Layout) -> None:
+        self._drive(MoveWanted(layout, self._world.problem_of(layout)))
+
     def _drive(self, event: Event) -> None:
         outcome = self.job.handle(event)
         self.log.append((event, outcome))
+        if outcome.expiry is not None:
+            self._expires = self._world.events + self._world.patience
         self._send(outcome.sends)
         for note in outcome.notes:
+            if note["event"] == "committed":
+                self._world.check_commit([self.alive[to] for to, what in outcome.sends if isinstance(what, Commit)])
             self._follow(note)
+        if self.job.started and self.job.problem != self._world.problem_of(self.job.units.layout):
+            self._world.fail(f"the layers are {self.job.units.layout}, and the plans for {self.job.problem}")
 
     def _follow(self, note: dict[str, Any]) -> None:
         world = self._world
         if note["event"] == "stage_lost":
-            if self.stage_lost is not None:
-                world.fail(f"stage {note['stage']} is lost twice")
+            if self.stage_lost is not None or self.switched_at == world.events:
+                world.fail(f"stage {note['stage']} is lost twice, or by a move")
             self.stage_lost = note["stage"]
         elif note["event"] == "violation":
             if not world.flips:
                 world.fail(note["detail"])
             self.stopped = True
-        elif note["event"] == "committed" and note["commit"].savers and world.save_every:
+        elif note["event"] == "committed":
             commit = note["commit"]
-            self.saving.begin(commit.step + 1, commit.savers, commit.last, self.job.live)
+            if commit.savers and world.save_every:
+                self.saving.begin(commit.step + 1, commit.savers, commit.last, self.job.live)
+        elif note["event"] == "move_ended":
+            self.moves[note["how"]] += 1
+            if note["how"] == "switched":
+                self.switched_at = world.events
         elif note["event"] == "evaluated":
             if note["microbatches"] != world.held_out or note["val_loss"] != (2**world.held_out - 1) / world.held_out:
                 world.fail(f"the validation after step {note['step']} is not of all held-out micro-batches: {note}")
@@ -254,6 +276,7 @@ class Coordinator:
             self.saving = Saving(NOWHERE, lambda: self.job.assignment)
             self.stage_lost = None
             self._drive(Restarted(self.saved, present))
+            self._drive(ProblemChanged(world.problem_of(world.layout)))
             self._spawn_all(present)
 
     # -- another coordinator -----------------------------------------------------------------------------------
@@ -283,7 +306,8 @@ class Coordinator:
             node.cut_off = False
         found = find({member: node.me.state(node.linked) for member, node in self.alive.items()})
         first_step = max((node.me.committed for node in self.alive.values()), default=self.job.committed) + 1
-        self._new_job(first_step, found.generation, assignment := self.job.assignment)
+        assignment = self.job.assignment
+        self._new_job(first_step, found.generation, assignment, found.layout or world.layout)
         if not found.begun:
             for member in assignment.keys() - self.alive.keys():
                 self._drive(WorkerDied(member))

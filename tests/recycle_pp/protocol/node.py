@@ -10,26 +10,26 @@ receive state on a returning worker are separate actions.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import structs
-from recycle_schedules import Action, OpKind, Tensor, Worker
+from recycle_schedules import Action, OpKind, Tensor, TensorKind, Worker
 from recycle_schedules.ops import input_of, output_of
 
 from recycle_pp.protocol.commit import make_vote
-from recycle_pp.protocol.holdings import Holdings
+from recycle_pp.protocol.holdings import NOTHING, Holdings
 from recycle_pp.protocol.participant import Orders, Participant
 from recycle_pp.protocol.validation import numbered
 from recycle_pp.wire.messages.generations import Adopt, Announce, Broken, SteadyPlan
-from recycle_pp.wire.messages.lifecycle import Donate, Leave, Ready, Synced
+from recycle_pp.wire.messages.lifecycle import Donate, Expect, Leave, Ready, Synced
 from recycle_pp.wire.messages.saving import Assemble, Assembled, Assembling, Digests, Finished, Save, Saved, SaveFailed
 from recycle_pp.wire.messages.steps import Commit, Evaluated
 from recycle_pp.wire.messages.table import Message, is_lasting
 from recycle_pp.wire.messages.units import UnitId, unpacked
 
-from .sharded import LACKING, WRONG, Shards, blocks_of, described
+from .sharded import LACKING, WRONG, Shards, Sums, blocks_of, described
 
 if TYPE_CHECKING:
     from .world import World
@@ -51,18 +51,28 @@ class Stream(NamedTuple):
     parcels: deque[tuple[int, dict[UnitId, tuple[int, int | None]] | None]]
 
 
+class Boundary(NamedTuple):
+    """A tensor between two stages. wrong: derived from a wrong block. layer: the last layer before the boundary."""
+
+    step: int
+    wrong: bool
+    layer: int
+
+
 class Node:
-    def __init__(self, world: World, number: int, member: int, worker: Worker, first_step: int) -> None:
+    def __init__(
+        self, world: World, number: int, member: int, worker: Worker, first_step: int, layers: Collection[int]
+    ) -> None:
         self.world, self.number, self.me = world, number, Participant(member, worker)
         self.alive = self.stale = True
         self.options: list[tuple[int, str]] = []
         self.me.committed = self.me.applied = first_step - 1
-        self.shards: Shards | None = None  # with sharded optimizer state
-        self.me.holdings = Holdings(member, blocks_of(worker.stage), first_step - 1)
-        if world.copies:
-            self.shards = Shards(self, first_step - 1)
+        self.layers = list(layers)
+        self._described = set(layers)  # layers in its newest `Ready`
+        self.shards, self.arriving = Shards(self, layers, first_step - 1), Shards(self, (), -1)
+        self.me.holdings = Holdings(member, blocks_of(layers), first_step - 1)
         self.inbox: deque[Message] = deque()
-        self.outbox: deque[Message] = deque([Ready(("node", number), "simulated", units=described(worker.stage))])
+        self.outbox: deque[Message] = deque([Ready(("node", number), "simulated", units=described(layers))])
         self.cut_off = False  # its connection to the coordinator was reset
         self.lost_messages: dict[type[Message], Message] = {}  # lasting messages that the reset has lost
         self.network = world.network
@@ -71,7 +81,8 @@ class Node:
         self.saves: deque[Message] = deque()  # checkpoint parts to write, then checkpoints to assemble
         self._streams: list[Stream] = []  # from its donors
         self._have: dict[UnitId, int] = {}  # unit -> newest step, in the current session
-        self._session = -1
+        self._session = -1  # the newest session
+        self._following = False  # in this session
         self._linking: Announce | None = None  # the generation whose links it builds
         self._linked = -1
         self._asked: list[Donate] = []  # joiners that wait for this worker's state
@@ -83,10 +94,10 @@ class Node:
         self._left = False
         self._done, self._wanted = first_step, -1  # steps in the parameters; steps in a requested checkpoint
         self._answer: Message | None = None  # to that request, once it is known
-        self._log: dict[tuple[int, Tensor], float] = {}  # the step; plus 0.5 if derived from a wrong block
-        self._received: dict[tuple[int, Tensor], float] = {}
-        self._sums: Counter = Counter()
-        self._reduced: dict[int, Counter] = {}
+        self._log: dict[tuple[int, Tensor], Boundary] = {}
+        self._received: dict[tuple[int, Tensor], Boundary] = {}
+        self._sums: Sums = Counter()
+        self.reduced: dict[int, Sums] = {}
         self._reductions = 0  # collectives in this generation
         self._ran: set[tuple[int, str, Any]] = set()
         self._blocked: Callable[[], bool] | None = None
@@ -110,7 +121,7 @@ class Node:
             if self.saves:
                 yield "saves"
             for number, stream in enumerate(self._streams):
-                if stream.parcels:
+                if stream.parcels and stream.message.session <= self._session:
                     yield f"takes {number}"
 
     @property
@@ -154,6 +165,7 @@ class Node:
         me = self.me
         match message:
             case Announce():
+                self._following = self._following and me.generation >= 0
                 self.outbox.append(me.announce(message))
                 self._linking, self._linked, self._reductions = message, -1, 0
                 self._members = message.members
@@ -167,6 +179,14 @@ class Node:
                 me.plan(message)
             case Commit():
                 me.commit(message)
+            case Expect():
+                self._session, self._have, self._following = message.session, {}, True
+                if me.generation < 0:  # a joiner
+                    self._relayout(message.layers)
+                    self.shards.forget()
+                else:
+                    self.arriving = Shards(self, message.layers, NOTHING)
+                    me.followed(NOTHING, ())
             case Donate():
                 if message.address is not None:  # otherwise the joiner has died in the meantime
                     self._asked.append(message)
@@ -175,7 +195,7 @@ class Node:
                     self.outbox.append(self._answer)
             case Save():
                 self._wanted, self._answer = message.step, None
-                if self._done >= self._wanted and self.shards is not None and self.shards.seen:
+                if self._done >= self._wanted and self.shards.seen:
                     self.saves.append(SaveFailed(self._wanted, "its state has changed"))
                 elif self._done >= self._wanted:
                     self._save(self._wanted, whole=True)
@@ -206,10 +226,13 @@ class Node:
 
     def _follow(self, orders: Orders) -> Program:
         me = self.me
-        if self.shards is not None:
-            yield from self.shards.begin(orders)
-        else:
-            me.holdings.settled()
+        if orders.layers != self.layers:
+            self._following = False
+            self._relayout(orders.layers)
+        if not self._described.issuperset(self.layers):
+            self._described |= {*self.layers}
+            self.outbox.append(Ready(("node", self.number), "simulated", units=described(sorted(self._described))))
+        yield from self.shards.begin(orders)
         if orders.evaluate is not None:
             yield from self._evaluate(orders, orders.evaluate)
         step = me.committed + 1
@@ -255,10 +278,9 @@ class Node:
             if not ahead:
                 me.speculate(step)
                 self.world.speculations += 1
-            if self.shards is not None:
-                if not ahead:
-                    self.shards.step(step, ahead=True)
-                yield from self.shards.send_weights(orders, step)
+            if not ahead:
+                self.shards.step(step, ahead=True)
+            yield from self.shards.send_weights(orders, step)
             if not ahead:
                 return
         if step > me.committed:
@@ -277,13 +299,12 @@ class Node:
             yield from self.receive(orders, self._member(sender), (step, takes))
             self._received[step, takes] = self.arrived
         self.check(orders)
-        if self.shards is not None:
-            self.shards.check_weights(step - 1)
+        self.shards.check_weights(step - 1)
         record = me.record(step)
         record.begin(kind, mb)
         if me.applied != step - 1:
             self.world.fail(f"{me.worker} runs {kind}{mb} of step {step} with parameters after step {me.applied}")
-        if takes and int(self._received[step, takes]) != step:
+        if takes and self._received[step, takes]._replace(wrong=False) != self._boundary(step, takes):
             self.world.fail(f"{me.worker} runs {kind}{mb} of step {step} on a tensor of {self._received[step, takes]}")
         yield None  # the op runs; other events may happen
         if me.records.get(step) is record:
@@ -291,17 +312,22 @@ class Node:
                 self.world.fail(f"{me.worker} repeats {kind}{mb} of step {step}")
             self._ran.add((step, kind, mb))
         makes = output_of(kind, mb, me.worker.stage, stages)
-        wrong = self.shards is not None and bool(self.shards.tainted)
-        wrong = wrong or (takes is not None and self._received[step, takes] != step)
+        wrong = bool(self.shards.tainted) or (takes is not None and self._received[step, takes].wrong)
         if makes:
-            self._log[step, makes] = step + wrong / 2
+            self._log[step, makes] = self._boundary(step, makes)._replace(wrong=wrong)
         if kind.completes_gradient:
-            self._sums[mb] += 1
+            self._sums.update((layer, mb) for layer in self.layers)
         if wrong:
             self._sums[WRONG] = 1
         if takes:
             self._received.pop((step, takes))
         record.finish()
+
+    def _boundary(self, step: int, tensor: Tensor) -> Boundary:
+        """A tensor that this stage makes or takes, if nothing is wrong."""
+        kind, _, maker = tensor
+        below = (kind is TensorKind.ACTIVATION) != (maker == self.me.worker.stage)
+        return Boundary(step, False, self.layers[0] - 1 if below else self.layers[-1])
 
     def _evaluate(self, orders: Orders, step: int) -> Program:
         me, losses, stages = self.me, {}, self.world.stages
@@ -319,13 +345,16 @@ class Node:
                     sender = next(a.peer for a in orders.forward if a.kind.makes and a.tensor == takes)
                     assert sender is not None
                     yield from self.receive(orders, self._member(sender), ("validation", step, (number, takes)))
+                    if self.arrived != self._boundary(step, takes):
+                        self.world.fail(f"{me.worker} validates step {step} on a tensor of {self.arrived}")
                 if me.applied != step:
                     self.world.fail(f"{me.worker} validates step {step} with parameters after step {me.applied}")
                 if not output_of(OpKind.FORWARD, mb, me.worker.stage, stages):
                     losses[number] = 2.0**number
             elif action.kind is OpKind.SEND_ACTIVATION:
                 assert action.peer is not None
-                self.send(orders, self._member(action.peer), ("validation", step, (number, action.tensor)), step)
+                key, made = ("validation", step, (number, action.tensor)), self._boundary(step, action.tensor)
+                self.send(orders, self._member(action.peer), key, made)
             yield None
         if losses:
             self.outbox.append(Evaluated(step, losses, total))
@@ -344,8 +373,7 @@ class Node:
 
     def _reduce(self, orders: Orders, step: int) -> Program:
         """Every peer sends its sums to all others. A peer that dies meanwhile has reached some of them."""
-        if self.shards is not None:
-            yield from self.shards.reduce(orders, self._sums)
+        yield from self.shards.reduce(orders, self._sums)
         mine = Counter(self._sums)
         total = Counter(mine)
         self._reductions += 1
@@ -356,8 +384,7 @@ class Node:
         for peer in self.peers():
             yield from self.receive(orders, peer, key)
             total.update(self.arrived)
-        if self.shards is not None:
-            yield from self.shards.take_gradients(orders)
+        yield from self.shards.take_gradients(orders)
         self._hold(orders, step, total)
 
     def _copy(self, orders: Orders, step: int, source: int) -> Program:
@@ -365,24 +392,25 @@ class Node:
         key = ("copy", self._reductions)
         if source == self.me.member:
             for peer in self.peers():
-                self.send(orders, peer, key, Counter(self._reduced[step]))
+                self.send(orders, peer, key, Counter(self.reduced[step]))
                 yield None
             return
         yield from self.receive(orders, source, key)
         if not self.me.record(step).reduced:
             self._hold(orders, step, self.arrived)
 
-    def _hold(self, orders: Orders, step: int, total: Counter) -> None:
+    def _hold(self, orders: Orders, step: int, total: Sums) -> None:
         self.check(orders)
-        self._reduced[step] = total
+        self.reduced[step] = total
+        self.shards.hold(orders, total)
         self.me.record(step).reduced = True
 
     def _vote(self, orders: Orders, step: int) -> None:
-        counts = [self._reduced[step][mb] for mb in self.world.problem.microbatch_keys()]
+        counts = [self.reduced[step][self.layers[0], mb] for mb in self.world.problem.microbatch_keys()]
         squares = [4.0 if step in self.world.clipped else 0.01]
         losses = [1.0] * len(counts)
         fits = (step, self.me.attempt.coarser) not in self.world.misfits
-        held = (b"",) if self.shards is None else self.shards.inspected()
+        held = self.shards.inspected()
         self.outbox.append(
             make_vote(orders.generation, step, squares, True, fits, counts, losses, self.me.speaks, *held)
         )
@@ -392,14 +420,13 @@ class Node:
         while me.commits or me.undo or me.again:
             if me.undo:
                 self._forget_after(me.applied)
-                if self.shards is not None:
-                    self.shards.undo()
+                self.shards.undo()
                 me.taken_back()
                 self.world.taken_back += 1
             if me.again:
                 self._forget_after(me.committed)
                 self._sums.clear()
-                self._reduced.pop(me.committed + 1, None)
+                self.reduced.pop(me.committed + 1, None)
                 me.begins_again()
             commit = me.next_commit()
             if commit is None:
@@ -407,13 +434,12 @@ class Node:
             ahead = me.applied == commit.step
             me.applied, applied = commit.step, True
             yield None
-            if self.shards is not None:
-                self.shards.confirm() if ahead else self.shards.step(commit.step)
-            if any(n != 1 for of, n in self._reduced[commit.step].items() if of != WRONG):
-                self.world.fail(f"{me.worker} applies {self._reduced[commit.step]}")
+            self.shards.confirm() if ahead else self.shards.step(commit.step)
+            if any(n != 1 for of, n in self.reduced[commit.step].items() if of != WRONG):
+                self.world.fail(f"{me.worker} applies {self.reduced[commit.step]}")
             self._feed(commit.step)
             self._sums.clear()
-            self._reduced.pop(commit.step)
+            self.reduced.pop(commit.step)
             self._log = {k: v for k, v in self._log.items() if k[0] > commit.step}
             self._received = {k: v for k, v in self._received.items() if k[0] > commit.step}
             if commit.evaluate:
@@ -421,16 +447,15 @@ class Node:
             self._done = commit.step + 1
             self._saves = me.holdings.saves.pop(commit.step, [])
             if commit.savers and self.world.save_every:
-                if self.shards is not None and self.shards.seen:
+                if self.shards.seen:
                     self.saves.append(SaveFailed(commit.step + 1, "its state has changed"))
                     continue
-                blocks = {} if self.shards is None else self.shards.digests()
-                self.saves.append(Digests(commit.step + 1, {"weights": str(me.applied), **blocks}))
+                self.saves.append(Digests(commit.step + 1, {"weights": str(me.applied), **self.shards.digests()}))
             if me.member in commit.savers or self._wanted == self._done:
                 self._save(commit.step + 1, whole=self._wanted == self._done)
         if orders is not None:
             self.check(orders)
-            if applied and self.shards is not None:
+            if applied:
                 yield from self.shards.send_weights(orders, me.committed)
             for step in validate:
                 yield from self._evaluate(orders, step)
@@ -443,9 +468,8 @@ class Node:
     def _save(self, step: int, whole: bool) -> None:
         if not self.world.save_every:
             return
-        if self.shards is not None:
-            units = self.shards.state if whole else self._saves
-            self.parts[step] = self.parts.get(step, {}) | self.shards.saved(step - 1, units)
+        units = self.shards.state if whole else self._saves
+        self.parts[step] = self.parts.get(step, {}) | self.shards.saved(step - 1, units)
         if self.me.applied != step - 1:
             self.world.fail(f"{self.me.worker} saves {step} steps with parameters after step {self.me.applied}")
         self.saves.append(Saved(step, whole, str(self.me.worker)))
@@ -486,12 +510,20 @@ class Node:
         if self.me.orders is not orders:
             raise Void
 
-    # -- rejoining ---------------------------------------------------------------------------------------------
+    # -- following units ---------------------------------------------------------------------------------------
+
+    def _relayout(self, layers: list[int]) -> None:
+        """The stage gets these layers. Of new ones it has the blocks that have arrived."""
+        if self._sums or self.reduced or self._log or self._received:
+            self.world.fail(f"{self.me.worker} gets other layers within a step")
+        self.shards.relayout(layers, self.arriving)
+        self.layers, self.arriving = list(layers), Shards(self, (), -1)
+        self.me.relayout(blocks_of(layers))
 
     def _feed(self, step: int) -> None:
-        """After a commit: sends the state to new joiners, and the step's gradients to others."""
+        """After a commit: sends the state to new followers, and the step's gradients to others."""
         for stream in list(self._fed):
-            if self.shards is not None and not self.shards.state.keys() >= {*unpacked(stream.message.units)}:
+            if not self.shards.state.keys() >= {*unpacked(stream.message.units)}:
                 self._fed.remove(stream)  # other workers hold some of its units now
                 continue
             stream.parcels.append((step, None))
@@ -500,7 +532,7 @@ class Node:
             assert message.address is not None
             joiner = self.world.node(message.address[1])
             units = unpacked(message.units)
-            held = {unit: (step, None) for unit in units} if self.shards is None else self.shards.given()
+            held = self.shards.given()
             if not held.keys() >= {*units}:
                 continue  # other workers hold some of them now
             state = {unit: held[unit] for unit in units}
@@ -511,20 +543,18 @@ class Node:
         self._asked = []
 
     def _take(self, message: Donate, step: int, state: dict[UnitId, tuple[int, int | None]] | None) -> None:
-        """Takes a donor's parcel. Ignored by a member, which has the gradients itself, and from an older session."""
-        if self.me.generation >= 0 or message.session < self._session:
+        """Takes a donor's parcel, unless the session is over."""
+        if message.session < self._session or not self._following:
             return
-        if message.session > self._session:
-            self._session, self._have = message.session, {}
-            if self.shards is not None:
-                self.shards.forget()
-        units = unpacked(message.units)
+        units, joins = unpacked(message.units), self.me.generation < 0
         for unit in units:
             if state is None and self._have[unit] != step - 1:
                 self.world.fail(f"{self.me.worker} gets the gradients of step {step} after step {self._have[unit]}")
             self._have[unit] = step
-        if self.shards is not None:
-            self.shards.follow(units, step, state)
+        if joins:
+            self.shards.follow(units, step, state, self.layers)
+        else:
+            self.arriving.follow(units, step, state, {unit.layer for unit in units})
         if len(self._have) == message.of and set(self._have.values()) == {step}:
-            self.me.caught_up(step, self._have)
+            self.me.caught_up(step, self._have) if joins else self.me.followed(step, self._have)
             self.outbox.append(Synced(step, message.session))

@@ -20,7 +20,7 @@ from functools import lru_cache, partial
 
 from recycle_schedules import Worker
 
-from .world import Chooser, Fault, Option, Violation, World
+from .world import LAYERS, Chooser, Fault, Option, Violation, World
 
 ALL = range(1000, 101_000)
 KINDS = {"kill": 6, "lose": 1, "leave": 1, "cut": 1, "reset": 2, "orphan": 2}
@@ -40,18 +40,21 @@ class Order:
     copies: int = 0  # of sharded state; 0: whole state
     third: bool = False  # a worker with a wrong copy is killed
     shuffled: bool = False  # members play random workers
+    patience: int = 0  # events for which the job waits for followers
     seed: int | None = None  # of the choices; None: all processes in turn
     delays: int | None = None  # changes of priority; None: no priorities
 
     @classmethod
-    def drawn(cls, seed: int, copies: int = 0, flip: bool = False) -> Order:
+    def drawn(cls, seed: int, copies: int = 0, flip: bool = False, moves: bool = False) -> Order:
         """Two or three faults, mostly deaths; often the second one during the recovery from the first.
 
         flip: also flips a bit of sharded state. Or an update fails: then no worker dies, because the faulty worker must
-            not be the only holder of a block."""
+            not be the only holder of a block.
+        moves: also moves layers once or twice"""
         rng = random.Random(seed)
         order = cls(
-            rng.choice(SHAPES),
+            rng.choice([shape for shape in SHAPES if shape[1] > 1] if moves else SHAPES),
+            steps=6 if moves else 4,
             stagger=rng.random() < 0.5 and not flip,
             evaluate_every=rng.choice((0, 2)),
             save_every=rng.choice((0, 2)),
@@ -68,7 +71,25 @@ class Order:
             fault = Fault(rng.randrange(order._events), kind, victim)
             others = [f for f in order.faults if kind == "flip" or f.kind in ("cut", "reset", "orphan")]
             order = replace(order, third=True, faults=(*others, fault))
+        if moves:
+            wanted = [order._drawn_move(rng) for _ in range(rng.choice((1, 2)))]
+            order = replace(order, patience=rng.choice((0, 200, 200)), faults=(*order.faults, *wanted))
+            order = order._near_its_switch(rng) if rng.random() < 0.5 else order
         return order
+
+    def _near_its_switch(self, rng: random.Random) -> Order:
+        """The first fault happens at the adoption of the new layout, or shortly before or after it."""
+        wanted = [fault for fault in self.faults if fault.kind == "move"]
+        at = replace(self, faults=tuple(wanted)).run().coordinator.switched_at + rng.randrange(-60, 60)
+        others = sorted(fault for fault in self.faults if fault.kind != "move")
+        later = [fault._replace(at=max(0, fault.at + at - others[0].at)) for fault in others]
+        return self if at < 60 else replace(self, faults=(*wanted, *later))
+
+    def _drawn_move(self, rng: random.Random) -> Fault:
+        stages = self.shape[1]
+        ends = sorted(rng.sample(range(1, LAYERS * stages), stages - 1))
+        layers = tuple(end - start for start, end in zip([0, *ends], [*ends, LAYERS * stages], strict=True))
+        return Fault(rng.randrange(self._events * 2 // 3), "move", self._workers[0], layers)
 
     def _drawn_faults(self, rng: random.Random) -> Iterator[Fault]:
         workers, end = self._workers, self._events
@@ -103,6 +124,7 @@ class Order:
             copies=self.copies,
             third=self.third,
             shuffled=self.shuffled,
+            patience=self.patience,
             seed=self.seed or 0,
         )
         return world.run(self._chooser(), self.faults)

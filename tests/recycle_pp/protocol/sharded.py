@@ -1,7 +1,7 @@
-"""The sharded state of a simulated worker: the newest step in each block, and the messages about blocks.
+"""The state of a simulated worker: the newest step in each block, and the messages about blocks.
 
 Its program mirrors `execution.commits` and `state.exchange`, message by message. A death, a cut or a delay may affect
-any message, and every version is checked when it is used.
+any message, and every version is checked when it is used. Whole state is sharded state whose blocks all workers hold.
 
 A bit flip makes a block wrong, and everything derived from it: copies, weights, tensors, sums. Only this file knows,
 until a vote detects it. Wrong values must not be committed, saved or applied.
@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator
 from typing import TYPE_CHECKING
 
+from recycle_pp.protocol.holdings import NOTHING
 from recycle_pp.protocol.participant import Orders
 from recycle_pp.wire.messages.generations import Shares
 from recycle_pp.wire.messages.units import UnitId
@@ -22,54 +23,69 @@ if TYPE_CHECKING:
     from .node import Node
 
 Program = Generator[Callable[[], bool] | None, None, None]
-SIZES = [[128, 256], [128, 384, 128]]  # elements of the blocks in each of a stage's two layers
+SIZES = [[128, 256], [128, 384, 128]]  # elements of the blocks in a layer with an even number, and an odd one
 
 LACKING = "a block of some tensor is in none of the parts"
-WRONG = (-1, -1)  # in a counter of micro-batches: derived from a wrong block
+WRONG = (-1, (-1, -1))  # in a counter of sums: derived from a wrong block
+
+Sums = Counter[tuple[int, tuple[int, int]]]
+"""(layer, micro-batch) -> how often this layer's gradient of the micro-batch is in the sum"""
 
 
-def described(stage: int) -> dict[int, list[tuple[str, int]]]:
-    """The blocks of a stage, as in `Ready.units`."""
-    return {2 * stage + k: [(f"{stage}.{k}.{n}", size) for n, size in enumerate(of)] for k, of in enumerate(SIZES)}
+def described(layers: Collection[int]) -> dict[int, list[tuple[str, int]]]:
+    """The blocks of these layers, as in `Ready.units`."""
+    return {layer: [(f"{layer}.{n}", size) for n, size in enumerate(SIZES[layer % 2])] for layer in layers}
 
 
-def blocks_of(stage: int) -> list[UnitId]:
-    return [UnitId(layer, number) for layer, blocks in described(stage).items() for number in range(len(blocks))]
+def blocks_of(layers: Collection[int]) -> list[UnitId]:
+    return [UnitId(layer, number) for layer, blocks in described(layers).items() for number in range(len(blocks))]
 
 
 class Shards:
     """state: held block -> newest step in it
     weights: newest step in each block's weights
-    exponents: newest step in the exponents
+    exponents: newest step in each layer's exponents
     wrong: block with wrong state -> its fault; positive if a seal detects it
     tainted: blocks with wrong weights"""
 
-    def __init__(self, node: Node, loaded: int) -> None:
+    def __init__(self, node: Node, layers: Collection[int], loaded: int) -> None:
         self._node, self._loaded = node, loaded
         self.state: dict[UnitId, int] = {}
-        self.weights = dict.fromkeys(blocks_of(node.me.worker.stage), loaded)
-        self.exponents = loaded
+        self.weights = dict.fromkeys(blocks_of(layers), loaded)
+        self.exponents = dict.fromkeys(layers, loaded)
         self.wrong: dict[UnitId, int] = {}
         self.tainted: set[UnitId] = set()
         self.miscomputes = 0  # fault that makes the next update wrong
         self._reported: list[UnitId] = []  # blocks that were wrong at the last vote
-        self._grads: dict[UnitId, Counter] = {}
+        self._grads: dict[UnitId, Sums] = {}
         self._first: set[UnitId] = set()
-        self._undo: tuple[dict[UnitId, int], int] | None = None  # state and exponents before an early update
+        self._undo: tuple[dict[UnitId, int], dict[int, int]] | None = None  # state and exponents before an early update
         self._sent_weights = -1, -1  # newest generation and step whose weights were sent
         self._exchanges = 0, -1  # number of exchanges, generation
 
+    def relayout(self, layers: Collection[int], arrived: Shards) -> None:
+        """Gives the stage these layers. arrived: blocks of layers that are new; other new blocks are in no state."""
+        step = self._node.me.committed
+        came = {block: of for block, of in arrived.state.items() if of == step and block.layer in layers}
+        blocks, nothing = blocks_of(layers), dict.fromkeys(layers, NOTHING)
+        self.state = {block: step for block, step in (self.state | came).items() if block.layer in layers}
+        self.weights = {block: came.get(block, self.weights.get(block, NOTHING)) for block in blocks}
+        exponents = nothing | {block.layer: step for block in came} | self.exponents
+        self.exponents = {layer: exponents[layer] for layer in layers}
+        wrong = {block: of for block, of in arrived.wrong.items() if block in came}
+        self.wrong = {block: of for block, of in (self.wrong | wrong).items() if block in self.state}
+        self.tainted = {block for block in self.tainted | wrong.keys() if block.layer in layers}
+
     def begin(self, orders: Orders) -> Program:
         node, shares, holdings = self._node, _of(orders), self._node.me.holdings
-        assert holdings is not None
         me, committed = node.me.member, node.me.committed
         if shares.knows is not None:
             key = self._key(orders, "exponents")
             if shares.knows == me:
-                if self.exponents != committed:
+                if {*self.exponents.values()} != {committed}:
                     node.world.fail(f"{node.me.worker} gives exponents after step {self.exponents}, not {committed}")
                 for peer in node.peers():
-                    node.send(orders, peer, key, self.exponents)
+                    node.send(orders, peer, key, dict(self.exponents))
                     yield None
             else:
                 yield from node.receive(orders, shares.knows, key)
@@ -118,19 +134,20 @@ class Shards:
                 self.weights[block], wrong = node.arrived
                 self.tainted = self.tainted - {block} if wrong is None else self.tainted | {block}
         node.check(orders)
-        assert node.me.holdings is not None
         node.me.holdings.gathered(step)
         self.check_weights(step)
 
-    def reduce(self, orders: Orders, sums: Counter) -> Program:
+    def reduce(self, orders: Orders, sums: Sums) -> Program:
         """Sends sums to the first holders, and gradients from there to the others."""
         node, shares = self._node, _of(orders)
+        if shares.together:
+            return
         me, key = node.me.member, self._key(orders, "sums")
-        self._grads = {block: Counter(sums) for block, holders in shares.holders.items() if me in holders}
+        self._grads = {block: _part(sums, block) for block, holders in shares.holders.items() if me in holders}
         self._first = {block for block, holders in shares.holders.items() if holders[0] == me}
         for block, holders in shares.holders.items():
             if holders[0] != me:
-                node.send(orders, holders[0], (key, block), Counter(sums))
+                node.send(orders, holders[0], (key, block), _part(sums, block))
                 yield None
                 continue
             for peer in node.peers():
@@ -144,22 +161,29 @@ class Shards:
 
     def take_gradients(self, orders: Orders) -> Program:
         shares = _of(orders)
+        if shares.together:
+            return
         for block in self._grads.keys() - self._first:
             source = shares.holders[block][0]
             yield from self._node.receive(orders, source, (self._reduction, "reduced", block))
             self._grads[block] = self._node.arrived
 
+    def hold(self, orders: Orders, total: Sums) -> None:
+        """Takes the sums of the whole stage, if all peers hold all blocks."""
+        if _of(orders).together:
+            self._grads = {block: _part(total, block) for block in self._node.me.holdings.mine}
+
     def step(self, step: int, ahead: bool = False) -> None:
         node = self._node
-        before = dict(self.state), self.exponents
+        before, total = (dict(self.state), self.exponents), len(node.world.problem.microbatch_keys())
         if self._reported or any(WRONG in grad for grad in self._grads.values()):
             node.world.deceived(f"{node.me.worker} updates {list(self._grads)}, wrong were {self._reported}")
         for block, grad in self._grads.items():
             grad.pop(WRONG, None)
-            if self.state[block] != step - 1 or set(grad.values()) != {1}:
+            if self.state[block] != step - 1 or set(grad.values()) != {1} or len(grad) != total:
                 node.world.fail(f"{node.me.worker} updates block {block} after step {self.state[block]} with {grad}")
             self.state[block] = self.weights[block] = step
-        self.exponents, self._undo = step, before
+        self.exponents, self._undo = dict.fromkeys(self.exponents, step), before
         if not ahead:
             self.confirm()
         if self.miscomputes and self.state:
@@ -194,7 +218,7 @@ class Shards:
 
     def flip(self, fault: int, number: int) -> None:
         """Makes a block wrong; if it is not held, another one."""
-        blocks = blocks_of(self._node.me.worker.stage)
+        blocks = blocks_of(self._node.layers)
         block = blocks[number % len(blocks)]
         if self.state:
             self._taint(block if block in self.state else min(self.state), fault)
@@ -204,7 +228,7 @@ class Shards:
 
     def check_weights(self, step: int) -> None:
         node = self._node
-        if set(self.weights.values()) != {step} or self.exponents != step:
+        if {*self.weights.values(), *self.exponents.values()} != {step}:
             node.world.fail(f"{node.me.worker} uses weights {self.weights}, exponents {self.exponents}, not of {step}")
 
     def given(self) -> dict[UnitId, tuple[int, int | None]]:
@@ -213,17 +237,24 @@ class Shards:
 
     def forget(self) -> None:
         """Starts a new session, in which it follows its blocks."""
-        self.state, self.wrong, self.tainted, self.exponents = {}, {}, set(), -9
+        self.state, self.wrong, self.tainted = {}, {}, set()
+        self.exponents = dict.fromkeys(self.exponents, NOTHING)
 
-    def follow(self, blocks: Collection[UnitId], step: int, state: dict[UnitId, tuple[int, int | None]] | None) -> None:
-        """state: None for a step's gradients."""
+    def follow(
+        self,
+        blocks: Collection[UnitId],
+        step: int,
+        state: dict[UnitId, tuple[int, int | None]] | None,
+        layers: Collection[int],
+    ) -> None:
+        """state: None for a step's gradients. layers: those whose exponents come with the blocks."""
         for block in blocks:
             self.state[block] = self.weights[block] = step
             if state is not None:
                 if state[block][0] != step:
                     self._node.world.fail(f"block {block} is given as after step {state[block][0]}, not {step}")
                 self._taint(block, state[block][1])
-        self.exponents = max(self.exponents, step)
+        self.exponents |= {layer: max(self.exponents[layer], step) for layer in layers}
 
     def saved(self, step: int, units: Collection[UnitId]) -> dict[UnitId, bool]:
         """block -> whether it is right, for the blocks that it saves."""
@@ -253,6 +284,6 @@ def _of(orders: Orders) -> Shares:
     return orders.shares
 
 
-def lacking(stage: int, parts: Sequence[Collection[UnitId]]) -> set[UnitId]:
-    """The blocks of a stage in none of the parts."""
-    return set(blocks_of(stage)) - set().union(*parts)
+def _part(sums: Sums, block: UnitId) -> Sums:
+    """The sums of a block's layer."""
+    return Counter({key: n for key, n in sums.items() if key[0] == block.layer or key == WRONG})

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -23,15 +24,17 @@ KINDS = ("kill", "lose", "leave", "cut", "reset", "orphan")
 
 @pytest.fixture(scope="module")
 def worlds():
-    """Jobs with every kind of fault."""
+    """Jobs with every kind of fault, while layers move."""
     found = []
     for seed in range(24):
         kind, victim = KINDS[seed % len(KINDS)], Worker(seed % 2, seed // 2 % 2)
-        faults = (Fault(20 + 7 * seed, kind, victim), Fault(60 + 7 * seed, "revive", victim))
+        wanted = Fault(50 + seed, "move", victim, (1, 3) if seed % 2 else (3, 1))
+        faults = (Fault(20 + 7 * seed, kind, victim), Fault(60 + 7 * seed, "revive", victim), wanted)
         order = Order(
             (2, 2, 2),
             faults,
-            steps=3,
+            steps=4,
+            patience=200,
             stagger=seed % 2 == 1,
             copies=seed % 3,
             evaluate_every=2,
@@ -40,6 +43,11 @@ def worlds():
         )
         found.append(order.run())
     return found
+
+
+def test_the_jobs_move_layers(worlds):
+    ends = sum((world.coordinator.moves for world in worlds), Counter())
+    assert ends["switched"] > 4
 
 
 def test_a_fresh_job_given_the_same_events_decides_the_same(worlds):

@@ -286,3 +286,59 @@ def test_two_joiners_hold_the_units_that_they_followed_even_if_one_starts_again(
     assert shares.copies == [] and all(len(of) == 2 for of in shares.holders.values())
     held = Counter(p for of in shares.holders.values() for p in of)
     assert min(held.values()) > 20, "of 30, if all held as much"
+
+
+def stages(copies, *, count=COUNT):
+    """Three members of each of two stages that have two layers each, after step 0. Returns (units, holdings)."""
+    units, found = Units(copies), {}
+    for member, worker in ALL.items():
+        layers = {layer: [(f"{layer}.{n}", 128) for n in range(count)] for layer in LAYOUT[worker.stage]}
+        units.describe(member, worker.stage, "", layers)
+        found[member] = Holdings(member, [UnitId(layer, n) for layer in layers for n in range(count)], -1)
+    adopt(units, found, -1)
+    for holdings in found.values():
+        holdings.commit(0, [])
+        holdings.gathered(0)
+    return units, found
+
+
+LAYOUT, THEN = {0: [0, 1], 1: [2, 3]}, {0: [0], 1: [1, 2, 3]}
+
+
+def adopt(units, found, committed, layout=LAYOUT):
+    live = played(found)
+    reports = {m: Report(0, [], False, 0.0, of.reported(layout[ALL[m].stage], committed)) for m, of in found.items()}
+    shares = units.share_out(live, reports, committed)
+    for member, holdings in found.items():
+        holdings.adopt(shares[ALL[member].stage])
+    return shares
+
+
+@pytest.mark.parametrize("copies", [0, 1, 2, 3])
+def test_after_a_move_no_unit_is_copied_and_each_has_its_holders(copies):
+    """Its receivers have followed the units that they hold in the new layout."""
+    units, found = stages(copies)
+    for member in (3, 4, 5):
+        gives = units.moved(member, THEN[1], ALL, {0: 1})
+        assert units.give(gives) and (copies or [*gives] == [1]), "one donor, that serves the fewest"
+        found[member].arriving = 0, [unit for of in gives.values() for unit in of]
+    assert units.relayout(THEN, ALL) == [0, 1]
+    assert not units.stands(0, [0, 1, 2]) and not units.stands(1, [3, 4, 5])
+    shares = adopt(units, found, 0, THEN)
+    for stage, layers in THEN.items():
+        assert [*shares[stage].holders] == [UnitId(layer, n) for layer in layers for n in range(COUNT)]
+        assert {len(of) for of in shares[stage].holders.values()} == {copies or 3}
+    assert shares[1].copies == [] and units.stands(1, [3, 4, 5])
+
+
+def test_each_receiver_follows_a_unit_of_each_new_layer():
+    """With the unit come the exponents of its layer."""
+    units, _ = stages(1, count=1)
+    for member in (3, 4, 5):
+        gives = units.moved(member, [0, 1, 2, 3], ALL, {})
+        assert {unit.layer for of in gives.values() for unit in of} == {0, 1}
+
+
+def test_a_layer_without_a_live_holder_of_some_unit_cannot_be_followed():
+    units, _ = stages(1)
+    assert units.moved(3, THEN[1], {m: worker for m, worker in ALL.items() if m in (0, 3, 4, 5)}, {}) == {}

@@ -9,16 +9,18 @@ The world simulates the supervisors, the network and the clock. `coordinator.Coo
 act. So messages are delayed and overtake each other (except on one connection, as with TCP), timers fire at any time,
 and a dead process leaves a part of its messages.
 
-Every run checks the contracts: an op uses the parameters of its step; no survivor runs an op twice; every stage sums
-each micro-batch's gradient once; peers that save or validate are in the same state; and until the end some event is
-always possible. A violation raises `Violation` with the events that led to it.
+Every run checks the contracts: an op uses the parameters of its step; no survivor runs an op twice; peers that save or
+validate are in the same state; and until the end some event is always possible. At every commit each layer of each
+micro-batch has been computed exactly once, and every block has all its holders. A violation raises `Violation` with the
+events that led to it.
 """
 
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from recycle_schedules import Problem, Worker
@@ -26,12 +28,14 @@ from recycle_schedules import Problem, Worker
 from recycle_pp.protocol.assignment import initial
 from recycle_pp.wire.messages.lifecycle import Leaving
 from recycle_pp.wire.messages.saving import Assemble
+from recycle_pp.wire.messages.units import Layout
 
 from .coordinator import COORDINATOR, Coordinator, Option
 from .node import Node
-from .sharded import lacking
+from .sharded import WRONG, blocks_of
 
 Chooser = Callable[[Sequence[Option]], int]
+LAYERS = 2  # layers of a stage at the start
 
 
 class Violation(AssertionError):
@@ -50,11 +54,13 @@ class Fault(NamedTuple):
     flip    a bit of its sharded state flips
     err     its next update of sharded state is wrong
     orphan  the coordinator dies, whatever `worker` is; later a new one takes over from the workers' reports
+    move    no fault: the stages should have these numbers of `layers`
     """
 
     at: int
     kind: str
     worker: Worker
+    layers: tuple[int, ...] = ()
 
 
 class World:
@@ -72,10 +78,14 @@ class World:
         copies: int = 0,
         third: bool = False,
         shuffled: bool = False,
+        patience: int = 0,
         seed: int = 0,
     ) -> None:
-        """shuffled: whether members play random workers. seed: of the lost messages."""
+        """shuffled: whether members play random workers. patience: events for which the job waits for followers, unless
+        nothing else can happen. seed: of the lost messages."""
+        self.patience = patience
         self.problem = Problem(pipelines=pipelines, stages=stages, microbatches=microbatches)
+        self.layout = layout_of([LAYERS] * stages)  # at the start
         self.stages, self.steps, self.clipped = stages, steps, clipped
         self.misfits = misfits  # (step, attempt) whose sums do not fit
         self.copies = copies  # of each block of sharded state; 0: all workers hold all blocks
@@ -159,19 +169,41 @@ class World:
         return self.coordinator.options(found)
 
     def check_parts(self, message: Assemble) -> bool:
-        """Whether a checkpoint of sharded state has every block. A part outlives its writer. Only dead workers may have
-        taken blocks with them."""
-        if self.copies:
-            for stage in range(self.stages):
-                of = [n for n in self.actors if str(n.me.worker) in message.parts and n.me.worker.stage == stage]
-                parts = [node.parts.get(message.step, {}) for node in of]
-                if gone := lacking(stage, parts):
-                    if held := [node for node in of if node.alive and gone & node.shards.state.keys()]:
-                        self.fail(f"the checkpoint of {message.step} steps lacks blocks {gone} that {held} have")
-                    return False
-                if not all(right for part in parts for right in part.values()):
-                    self.deceived(f"the checkpoint of {message.step} steps has wrong blocks {parts} of stage {stage}")
+        """Whether a checkpoint has every block. A part outlives its writer. Only dead workers may have taken blocks
+        with them."""
+        of = [node for node in self.actors if str(node.me.worker) in message.parts]
+        parts = [node.parts.get(message.step, {}) for node in of]
+        if gone := set(blocks_of(range(LAYERS * self.stages))).difference(*parts):
+            if held := [node for node in of if node.alive and gone & node.shards.state.keys()]:
+                self.fail(f"the checkpoint of {message.step} steps lacks blocks {gone} that {held} have")
+            return False
+        if not all(right for part in parts for right in part.values()):
+            self.deceived(f"the checkpoint of {message.step} steps has wrong blocks {parts}")
         return True
+
+    def check_commit(self, voters: Sequence[Node]) -> None:
+        """Checks a step that has just been committed, by the state of all voters."""
+        job, computed = self.coordinator.job, Counter()
+        step = job.committed
+        for stage, layers in job.units.layout.items():
+            peers = [node for node in voters if node.me.worker.stage == stage]
+            if any(node.layers != layers for node in peers):
+                self.fail(f"stage {stage} has layers {layers}, its workers {[node.layers for node in peers]}")
+            computed.update(peers[0].reduced[step])
+            if any(node.reduced[step] != peers[0].reduced[step] for node in peers):
+                self.fail(f"workers {peers} hold different sums of step {step}")
+            holders = Counter(block for node in peers for block in node.shards.state)
+            for block in blocks_of(layers):
+                if holders[block] < min(self.copies or len(peers), len(peers)):
+                    self.fail(f"block {block} has {holders[block]} holders of {len(peers)} workers after step {step}")
+        once = {(layer, mb): 1 for layer in range(LAYERS * self.stages) for mb in self.problem.microbatch_keys()}
+        computed.pop(WRONG, None)
+        if computed != once:
+            self.fail(f"step {step} has the gradients of (layer, micro-batch) {computed}")
+
+    def problem_of(self, layout: Layout) -> Problem:
+        """The planning problem of this layout: the time of a stage is its number of layers."""
+        return self.problem.replace(durations={"F": [len(layout[stage]) for stage in range(self.stages)]})
 
     def deceived(self, what: str) -> None:
         """A wrong value was accepted."""
@@ -208,6 +240,9 @@ class World:
         if fault.kind == "orphan":
             if not coordinator.headless and not self._over():
                 coordinator.orphan()
+        elif fault.kind == "move":
+            if not coordinator.headless:
+                coordinator.want(layout_of(fault.layers))
         elif fault.kind == "revive":
             if node is None and not coordinator.headless and coordinator.stage_lost is None:
                 coordinator.spawn(rank)
@@ -220,11 +255,11 @@ class World:
             else:
                 node.shards.miscomputes = self.flips
         elif fault.kind == "kill":
-            self.excused = self.excused or bool(node.shards and node.shards.tainted)
+            self.excused = self.excused or bool(node.shards.tainted)
             self.kill(node)
         elif fault.kind == "lose":
             if not coordinator.headless:
-                self.excused = self.excused or bool(node.shards and node.shards.tainted)
+                self.excused = self.excused or bool(node.shards.tainted)
                 coordinator.dead(node)
         elif fault.kind == "reset":
             if not coordinator.headless:
@@ -272,3 +307,9 @@ class World:
             if self.rng.random() < 0.5:
                 del wires[wire]
         self.touch()
+
+
+def layout_of(counts: Sequence[int]) -> Layout:
+    """The layout in which the stages have these numbers of layers."""
+    ends = list(accumulate(counts))
+    return {stage: list(range(end - n, end)) for stage, (n, end) in enumerate(zip(counts, ends, strict=True))}
