@@ -224,7 +224,7 @@ class HangDetector:
         """Expected seconds of the worker's op, or of the message that it waits for; None if unknown."""
         if activity.kind == "waits" and activity.peer is not None:
             job = self._state.job
-            return job.graph.between(worker, Worker(*activity.peer)) if job.phase == "running" else 0.0
+            return job.problem_now().graph.between(worker, Worker(*activity.peer)) if job.phase == "running" else 0.0
         return self._state.profile.seconds(worker, activity.what)
 
     def _report_data(self, signs: dict[Worker, Sign], readers: list[Worker], now: float) -> None:

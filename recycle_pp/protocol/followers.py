@@ -1,5 +1,5 @@
-"""Followers copy units from donors while the job continues: returning processes (joiners), and members whose stage will
-gain layers (receivers of a move, see `moving`).
+"""Tracks followers, which copy units from donors while the job continues: returning processes (joiners), and members
+whose stage will gain layers (receivers of a move, see `moving`).
 
 followers.add(member, earliest=40)           # a joiner
 followers.add(member, layers=[3, 4, 5])      # a receiver; its stage will have these layers
@@ -7,7 +7,7 @@ followers.find_donors(committed, generation, live, units, assignment)      # mes
 followers.synced(member, step, session)      # records that the follower has all its units in the state after `step`
 followers.about_to_join(committed)           # whether some joiners lack only the newest step; if so, wait for them
 followers.take_ready(committed)              # the joiners that lack nothing; they become members
-followers.drop_late(committed)               # followers that still lack the newest step restart with new donors
+followers.drop_late(committed)               # restarts followers that still lack the newest step, with new donors
 followers.check(give)                        # restarts followers if a donor no longer holds the units that it sends
 
 A session is one attempt to bring a follower up to date.
@@ -45,7 +45,7 @@ class Follower:
 @dataclass
 class Followers:
     _by_member: dict[Member, Follower] = field(default_factory=dict)
-    _session: int = -1  # number of the newest session; increases, also after a change of the coordinator
+    _session: int = -1  # number of the newest session; increases, even across coordinators
 
     def add(self, member: Member, earliest: int = 0, layers: list[int] | None = None) -> None:
         self._by_member[member] = Follower(earliest, layers)
@@ -63,7 +63,7 @@ class Followers:
     def find_donors(
         self, committed: int, generation: int, live: Assignment, units: Units, assignment: Assignment
     ) -> list[Send]:
-        """Begins a session for every follower that needs donors now.
+        """Assigns donors to every follower that needs them now. Returns the messages that begin the sessions.
 
         live        the worker that each live member plays
         assignment  the worker that each member plays, dead or alive
@@ -92,8 +92,8 @@ class Followers:
         return self._session
 
     def synced(self, member: Member, step: int, session: int) -> bool:
-        """Records progress of a follower. Returns False if the member is no longer one, or if the session is old: the
-        donors of an old session do not send the next step."""
+        """Records progress of a follower. Returns False if the member is no longer one, or if the session is old,
+        because its donors then do not send the next step."""
         follower = self._by_member.get(member)
         if follower is None or not follower.donors or follower.session != session:
             return False
@@ -106,7 +106,7 @@ class Followers:
         return None if follower is None else follower.synced
 
     def check(self, give: Callable[[Mapping[Member, Collection[UnitId]]], bool]) -> None:
-        """give(donor -> units that it sends): whether all these donors still hold the units (`Units.give`)."""
+        """Restarts followers if their donors no longer hold their units. give: see `Units.give`."""
         for follower in self._by_member.values():
             if follower.donors and not give(follower.donors):
                 follower.restart()

@@ -25,7 +25,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recycle_schedules import Plan, Problem
-from recycle_schedules.graph import StageGraph
 
 from recycle_pp.wire.messages.generations import FIRST, Announce, Report
 from recycle_pp.wire.messages.lifecycle import Leave, Synced
@@ -152,13 +151,8 @@ class Job:
         return self.steady.wanted and self.phase == "running"
 
     def problem_now(self) -> Problem:
-        """The problem without the dead workers."""
+        """The problem without the dead workers. Its graph is built once per membership."""
         return self._live_problem.of(self.problem, self.workers.values())
-
-    @property
-    def graph(self) -> StageGraph:
-        """The graph of live workers and links, built once per membership and shared with the planner."""
-        return self.problem_now().graph
 
     # -- events ------------------------------------------------------------------------------------------------
 
@@ -185,22 +179,16 @@ class Job:
         if self.phase == "lost":
             return []
         was_live = member in self.live
-        if not was_live and member in self.followers:
-            self.units.died(member)
-        self.followers.died(member)
-        self.live.discard(member)
-        self.leaving.discard(member)
-        self.finished.discard(member)
+        self._remove(member)
         self._wrong.pop(member, None)
         self._check_stages(self.live)
         idle = self.phase == "running" and self.committed == self.steps - 1 and self._validation.step is None
         idle = idle and (self.units.complete or self.live <= self.finished)  # otherwise a peer may need its weights
-        out: list[Send] = []
         if idle:
             self._finish_if_complete()
-        elif self.phase == "holding" or (was_live and self.phase in ("reporting", "running")):
-            out += self._regroup()
-        return out + self._find_donors()
+        elif was_live and self.phase in ("reporting", "running", "holding"):
+            return self._regroup()
+        return self._hold_no_longer() + self._find_donors()
 
     def _received(self, event: MessageReceived) -> list[Send]:
         """Ignores messages of old generations and of dead workers. Raises StageLost if the last report of a generation
@@ -211,8 +199,7 @@ class Job:
 
     def _evicted(self, event: WorkerEvicted) -> list[Send]:
         if event.member not in self.live and event.member in self.followers:
-            self.followers.died(event.member)
-            self.units.died(event.member)
+            self._remove(event.member)
             return [Send(event.member, Leave())]
         self.leaving.add(event.member)
         return []
@@ -252,14 +239,12 @@ class Job:
         return out + self._regroup(rebuild=True) + self._find_donors()
 
     def _restart(self, event: Restarted) -> list[Send]:
-        before = self.committed
+        self._note("restarted", committed=self.committed)
         self.moving.end("abandoned", "the job restarts from a checkpoint", self._note)
-        assignment = refilled(self.assignment, event.present, self.problem.stages)
-        present = set(event.present)
+        assignment, present = refilled(self.assignment, event.present, self.problem.stages), set(event.present)
         fresh = replace(self, first_step=event.step, committed=-1, assignment=assignment, waiting=present)
         fresh.steady, fresh._notes = self.steady, self._notes  # its plans remain valid
         vars(self).update(vars(fresh))
-        self._note("restarted", committed=before)
         return []
 
     def _rebuild_links(self, event: LinksBroken) -> list[Send]:
@@ -270,11 +255,12 @@ class Job:
         return []
 
     def _want_move(self, event: MoveWanted) -> list[Send]:
-        """Begins a move in place of the open one, unless the job has not begun or is about to end."""
+        """Begins a move, in place of the open one, unless the job has not begun or is about to end."""
         if self.phase in ("starting", "lost", "ended", "finished") or self.committed == self.steps - 1:
             return []
         self.moving.begin(event, self.workers, self._note)
-        return self._regroup() if self.moving.announced else self._hold_no_longer() + self._find_donors()
+        outdated = self.moving.announced not in (None, self.moving.move)
+        return self._regroup() if outdated else self._hold_no_longer() + self._find_donors()
 
     def _plan_made(self, event: PlanMade) -> list[Send]:
         if self.phase not in ("starting", "lost"):  # the first generation plans again
@@ -372,9 +358,7 @@ class Job:
         for member, detail in wrong.items():
             worker, host = self.assignment[member], self.units.hosts.get(member)
             self._note("mismatch", member=member, worker=worker, host=host, detail=detail)
-            self.followers.died(member)  # its followers may have wrong state
-            for of in (self.live, self.leaving, self.finished):
-                of.discard(member)
+            self._remove(member)  # its followers may have wrong state
         self._wrong |= wrong
         self._check_stages(self.live)
         return self._regroup()
@@ -442,10 +426,8 @@ class Job:
         """Removes the leaving members that can leave now."""
         gone = self.units.leavers(self.leaving, self.workers)
         for member in sorted(gone):
-            self.live.discard(member)
-            self.followers.died(member)
+            self._remove(member)
             self._note("left", worker=str(self.assignment[member]), step=self.committed + 1)
-        self.leaving -= gone
         return gone
 
     def _due(self, every: int, step: int) -> bool:
@@ -492,6 +474,13 @@ class Job:
         return self._regroup(rebuild=bool(ready))
 
     # -- helpers -----------------------------------------------------------------------------------------------
+
+    def _remove(self, member: Member) -> None:
+        """Removes a member or a joiner. Its followers restart with other donors."""
+        self.units.died(member)
+        self.followers.died(member)
+        for of in (self.live, self.leaving, self.finished):
+            of.discard(member)
 
     def _check_stages(self, live: Collection[Member]) -> None:
         stages = {self.assignment[member].stage for member in live}

@@ -59,7 +59,11 @@ class Moving:
     _expecting: set[Member] = field(default_factory=set)  # members that may have units of layers of other stages
 
     def begin(self, move: MoveWanted, live: Assignment, note: Noting) -> None:
-        """Begins a move in place of the open one. If it is to the current layout, none is open."""
+        """Begins a move in place of the open one. Without one, if the layout is the current one. If it is the layout of
+        the open move, only the problem is replaced."""
+        if self.move is not None and move.layout == self.move.layout:
+            self.move, self.announced = move, self.announced and move
+            return
         self.end("replaced", "", note)
         if move.layout != self.units.layout:
             self.move = move

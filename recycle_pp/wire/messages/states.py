@@ -1,4 +1,5 @@
-"""Headers in the stream (`comm.transfer`) from a donor, which sends its state, to a worker that rejoins."""
+"""Headers in the stream (`comm.transfer`) from a donor, which sends its state, to a follower: a worker that rejoins, or
+one whose stage will gain layers."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Order:
             others = [f for f in order.faults if kind == "flip" or f.kind in ("cut", "reset", "orphan")]
             order = replace(order, third=True, faults=(*others, fault))
         if moves:
-            wanted = [order._drawn_move(rng) for _ in range(rng.choice((1, 2)))]
+            wanted = [order._drawn_move(rng, share) for share in rng.choice(((0.3,), (0.3, 0.6)))]
             order = replace(order, patience=rng.choice((0, 200, 200)), faults=(*order.faults, *wanted))
             order = order._near_its_switch(rng) if rng.random() < 0.5 else order
         return order
@@ -85,11 +85,12 @@ class Order:
         later = [fault._replace(at=max(0, fault.at + at - others[0].at)) for fault in others]
         return self if at < 60 else replace(self, faults=(*wanted, *later))
 
-    def _drawn_move(self, rng: random.Random) -> Fault:
+    def _drawn_move(self, rng: random.Random, share: float) -> Fault:
+        """A move in the first `share` of all events."""
         stages = self.shape[1]
         ends = sorted(rng.sample(range(1, LAYERS * stages), stages - 1))
         layers = tuple(end - start for start, end in zip([0, *ends], [*ends, LAYERS * stages], strict=True))
-        return Fault(rng.randrange(self._events * 2 // 3), "move", self._workers[0], layers)
+        return Fault(rng.randrange(int(share * self._events)), "move", self._workers[0], layers)
 
     def _drawn_faults(self, rng: random.Random) -> Iterator[Fault]:
         workers, end = self._workers, self._events

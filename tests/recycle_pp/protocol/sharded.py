@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Generator
+from collections.abc import Callable, Collection, Generator, Iterable
+from functools import cache
 from typing import TYPE_CHECKING
 
 from recycle_pp.protocol.holdings import NOTHING
@@ -32,13 +33,18 @@ Sums = Counter[tuple[int, tuple[int, int]]]
 """(layer, micro-batch) -> how often this layer's gradient of the micro-batch is in the sum"""
 
 
-def described(layers: Collection[int]) -> dict[int, list[tuple[str, int]]]:
+def described(layers: Iterable[int]) -> dict[int, list[tuple[str, int]]]:
     """The blocks of these layers, as in `Ready.units`."""
     return {layer: [(f"{layer}.{n}", size) for n, size in enumerate(SIZES[layer % 2])] for layer in layers}
 
 
-def blocks_of(layers: Collection[int]) -> list[UnitId]:
-    return [UnitId(layer, number) for layer, blocks in described(layers).items() for number in range(len(blocks))]
+def blocks_of(layers: Iterable[int]) -> list[UnitId]:
+    return [unit for layer in layers for unit in _blocks_in(layer)]
+
+
+@cache
+def _blocks_in(layer: int) -> list[UnitId]:
+    return [UnitId(layer, number) for number in range(len(SIZES[layer % 2]))]
 
 
 class Shards:

@@ -85,6 +85,7 @@ class World:
         nothing else can happen. seed: of the lost messages."""
         self.patience = patience
         self.problem = Problem(pipelines=pipelines, stages=stages, microbatches=microbatches)
+        self._problems: dict[tuple[int, ...], Problem] = {}  # by number of layers of each stage
         self.layout = layout_of([LAYERS] * stages)  # at the start
         self.stages, self.steps, self.clipped = stages, steps, clipped
         self.misfits = misfits  # (step, attempt) whose sums do not fit
@@ -203,7 +204,10 @@ class World:
 
     def problem_of(self, layout: Layout) -> Problem:
         """The planning problem of this layout: the time of a stage is its number of layers."""
-        return self.problem.replace(durations={"F": [len(layout[stage]) for stage in range(self.stages)]})
+        counts = tuple(len(layout[stage]) for stage in range(self.stages))
+        if counts not in self._problems:
+            self._problems[counts] = self.problem.replace(durations={"F": counts})
+        return self._problems[counts]
 
     def deceived(self, what: str) -> None:
         """A wrong value was accepted."""
