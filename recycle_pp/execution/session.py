@@ -70,7 +70,6 @@ class Session:
             SteadyPlan: self._plan,
             Commit: self._commit,
             StoreValues: self._deliver,
-            Expect: lambda message: None,  # so far only joiners follow units, and always those of their stage
             Donate: lambda message: self.donate(message),
             Expect: lambda message: self.expect(message),
             Save: lambda message: self.save(message),
