@@ -206,7 +206,7 @@ class World:
         """The planning problem of this layout: the time of a stage is its number of layers."""
         counts = tuple(len(layout[stage]) for stage in range(self.stages))
         if counts not in self._problems:
-            self._problems[counts] = self.problem.replace(durations={"F": counts})
+            self._problems[counts] = self.problem.replace(durations={"F": [*counts]})
         return self._problems[counts]
 
     def deceived(self, what: str) -> None:
