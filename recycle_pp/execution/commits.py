@@ -67,12 +67,7 @@ class Commits:
         self._faults, self._spans, self._batches = faults, spans, batches
         self._waits_for = "sum"  # the collective in progress: "sum" or "copy"
         self._sent_weights = -1, -1  # (generation, step) of the newest `send_weights`
-        self.relayout()
-
-    def relayout(self) -> None:
-        """Call this when the layers of the stage have changed."""
-        session = self._session
-        self._exchange = Exchange(session.links, self._stage, self._optimizer, session.participant.member, self._wait)
+        self._exchange = Exchange(session.links, stage, optimizer, session.participant.member, self._wait)
 
     def begin(self, orders: Orders) -> None:
         """Copies units to holders that lack them. Then sends all weights again if a worker lacks some."""

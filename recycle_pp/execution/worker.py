@@ -234,17 +234,16 @@ class Process:
         )
         session.send(ready)
 
-        def relayout(layers: list[int]) -> None:
+        def relaid() -> None:
             nonlocal ready
-            following.relayout(layers)
-            commits.relayout()
             donations.relayout()
-            session.log.write(f"stage {worker.stage} has layers {', '.join(map(str, layers))} from now on")
-            if not ready.units.keys() >= {*layers}:
-                ready = structs.replace(ready, units=ready.units | stage.layout.described)
+            described = stage.layout.described
+            session.log.write(f"stage {worker.stage} has layers {', '.join(map(str, described))} from now on")
+            if not ready.units.keys() >= described.keys():
+                ready = structs.replace(ready, units=ready.units | described)
                 session.send(ready)
 
-        executor.relayout = relayout
+        executor.relayout, following.relaid = following.relayout, relaid
         # Every worker starts this, because it becomes a joiner if the other workers start without it.
         following.start(lambda step, of: session.send(Synced(step, of)))
         self._watch_for_eviction(session)

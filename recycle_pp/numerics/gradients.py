@@ -80,6 +80,7 @@ class Gradients:
         exponents: int32 (rows,) on the device, the fixed-point exponents of a step's first attempt; empty unless
             reproducible. They are state of the stage, saved in checkpoints. The tensor is replaced, never changed.
         places: `ops.places` of the layout
+        tied: the units that other stages hold too, in an order that is the same in every stage
     """
 
     def __init__(
@@ -124,6 +125,8 @@ class Gradients:
         self._index = {name: index for index, name in enumerate(layout.names)}
         self._parts = list(parts or [1] * len(layout.names))
         self._alone: dict[int, Any] = {}  # `ops.places` of single units
+        tied = [unit for unit, of in enumerate(layout.units) if layout.names[of.tensor] in self._shared]
+        self.tied = sorted(tied, key=layout.unit_names.__getitem__)
         self._memory, self._sums = memory, layout.views(memory)
         rows = sum(layout.rows) if self.reproducible else 0
         unknown = torch.full((rows,), fixed.FIRST, device=self.device)
@@ -295,15 +298,6 @@ class Gradients:
     def grads(self, reduced: Reduced) -> dict[int, Tensor]:
         """Views of the units' gradients in `reduced`."""
         return self.layout.by_unit(reduced.flat, reduced.units)
-
-    @property
-    def tied(self) -> list[int]:
-        """The units that other stages hold too, in an order that is the same in every stage."""
-        if not self._shared:
-            return []
-        names, layout = self.layout.unit_names, self.layout
-        found = [unit for unit, of in enumerate(layout.units) if layout.names[of.tensor] in self._shared]
-        return sorted(found, key=names.__getitem__)
 
     def shared_of(self, sums: Mapping[int, Tensor]) -> Tensor | None:
         """`Reduced.shared` from this worker's sums of tied units. None in a stage without tied units."""

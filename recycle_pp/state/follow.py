@@ -85,6 +85,7 @@ class Following:
         self._session = _Session(-1, [], member=False)
         self._closed = False
         self.address = self._receiver.address
+        self.relaid: Callable[[], None] = lambda: None  # called when the layers of the stage have changed
 
     def start(self, synced: Callable[[int, int], None]) -> None:
         """Receives states and steps in threads.
@@ -128,6 +129,7 @@ class Following:
             stage.relayout(layers, [of.tensors for of in arriving])
             optimizer.relayout(arriving)
             self._participant.relayout(stage.layout.ids)
+        self.relaid()
 
     def _accept(self, synced: Callable[[int, int], None]) -> None:
         while not self._closed:

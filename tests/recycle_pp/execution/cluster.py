@@ -2,6 +2,7 @@
 
 with Cluster(config) as cluster:
     cluster.at(3, lambda job: [MoveWanted(layout, job.problem)])     # events after the commit of step 3
+    cluster.returns(member, at=4, earliest=8)                        # a worker that is absent at first
     cluster.run()
 cluster.weights[0]                       # member -> SHA-256 of each parameter of its stage
 """
@@ -26,7 +27,7 @@ from recycle_pp.execution.spans import Spans
 from recycle_pp.execution.transports import transport_for
 from recycle_pp.model.stage import Stage
 from recycle_pp.numerics.optimizer import StageOptimizer
-from recycle_pp.protocol.events import MessageReceived, PlanMade, WorkerDescribed, WorkerReady
+from recycle_pp.protocol.events import MessageReceived, PlanMade, WorkerDescribed, WorkerDied, WorkerReady
 from recycle_pp.protocol.holdings import Holdings
 from recycle_pp.protocol.job import Job
 from recycle_pp.protocol.participant import Participant
@@ -58,6 +59,7 @@ class Cluster:
             clip=config.optimizer.clip, stagger=config.optimizer.stagger, copies=p.copies,
         )  # fmt: skip
         self._events = defaultdict(list)
+        self._earliest = {}  # of members that return
         self.nodes = {member: Node(self, member, worker) for member, worker in self.job.assignment.items()}
 
     def __enter__(self):
@@ -71,10 +73,18 @@ class Cluster:
         """events(job): further events, handled after the commit of this step."""
         self._events[step].append(events)
 
+    def returns(self, member, at, earliest):
+        """The member starts after the commit of step `at`, and takes part from step `earliest` on."""
+        self._earliest[member] = earliest
+        self.at(at, lambda job: self.nodes[member].start() or [])
+
     def run(self):
         """Runs the job to its end."""
-        for node in self.nodes.values():
-            node.start()
+        for member, node in self.nodes.items():
+            if member in self._earliest:
+                self._drive(WorkerDied(member))
+            else:
+                node.start()
         while self.job.phase != "finished":
             member, message = self.inbox.get(timeout=PATIENCE)
             if isinstance(message, Exception):
@@ -93,7 +103,7 @@ class Cluster:
             self.nodes[member].address = message.address
             self._drive(WorkerDescribed(member, "", message.units))
             if member not in self.job.live:
-                self._drive(WorkerReady(member))
+                self._drive(WorkerReady(member, self._earliest.get(member, 0)))
         elif isinstance(message, Report | Vote | Evaluated | Finished | Synced):
             if isinstance(message, Finished):
                 self.weights[member] = message.digests
@@ -163,15 +173,12 @@ class Node(threading.Thread):
         session.expect = following.expect
         units = stage.layout.described
 
-        def relayout(layers):
-            following.relayout(layers)
-            commits.relayout()
+        def relaid():
             donations.relayout()
-            if not units.keys() >= {*layers}:
-                units.update(stage.layout.described)
-                self.send(Ready(following.address, "", units=dict(units)))
+            units.update(stage.layout.described)
+            self.send(Ready(following.address, "", units=dict(units)))
 
-        executor.relayout = relayout
+        executor.relayout, following.relaid = following.relayout, relaid
         self.send(Ready(following.address, "", units=dict(units)))
         following.start(lambda step, of: self.send(Synced(step, of)))
         executor.run()
