@@ -108,6 +108,8 @@ def _validate_values(settings: Settings) -> None:
         raise ValueError(f"model.vocabulary must be at least 1, not {settings.model.vocabulary}")
     if settings.model.recompute == "auto" and settings.parallel.memory is None:
         raise ValueError("model.recompute=auto needs parallel.memory: the memory of a worker decides")
+    if settings.schedule.rebalance == "auto" and not settings.schedule.profile_steps and not settings.emulate.mode:
+        raise ValueError("schedule.rebalance=auto needs schedule.profile_steps above 0: measured times decide")
     if settings.control.suspicion <= settings.control.heartbeat:
         raise ValueError(
             f"control.suspicion must be above control.heartbeat = {settings.control.heartbeat}, "

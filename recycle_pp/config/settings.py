@@ -166,6 +166,17 @@ class Schedule:
     profile_steps: int = setting(
         3, "number of first steps in which F, I, W and O are measured for the planner", at_least=0
     )
+    rebalance: str = setting(
+        "never",
+        "move decoder layers between stages while the job trains; auto: if that gains more time than it costs; always: "
+        "whenever the planned step is shorter",
+        choices=("auto", "always", "never"),
+    )
+    outage: float = setting(
+        900.0,
+        "rebalance=auto: expected seconds until a dead worker is back, before one has come back in this job",
+        above=0,
+    )
 
 
 @dataclass(frozen=True)

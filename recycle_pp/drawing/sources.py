@@ -8,6 +8,8 @@ A file that cannot be read raises ValueError or OSError with one sentence.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from recycle_schedules import Plan, Problem, Trace, plan, plan_layout
 from recycle_schedules.analysis.simulate import simulate
 
@@ -27,7 +29,7 @@ def charts_of(run: RunReader, step: int, *, with_plan: bool) -> list[Chart]:
     if not with_plan or trace.problem.remainder or not trace.problem.durations:
         return [trace]
     planned = plan(trace.problem)
-    planned = type(planned)(planned.problem, planned.arrays, planned.lower_bound, trace.unit)
+    planned = replace(planned, time_unit=trace.unit, layout=trace.plan.layout)
     return [trace, Chart.of(planned, "the new plan" if trace.recovery else "the plan")]
 
 

@@ -4,6 +4,7 @@
     table.place(Worker(0, 1), "node0")               # the host of a worker
     table.wanted(live)                               # {Worker(0, 0): {"node1": Worker(1, 1)}, ...}: pairs to measure
     table.measured("node0", {"node1": (0.0001, 1e9)})  # seconds one way, bytes a second
+    table.slowest                                    # bytes a second of the slowest link
     table.describe(2, 2, sizes=[4e6], overhead=0.001, least=0.0002)     # the problem's key `links`, or None
 
 One pair of workers measures the link of two hosts, and one pair the link within a host. A job on one host measures
@@ -47,6 +48,11 @@ class LinkTable:
     def between(self, a: Worker, b: Worker) -> Link | None:
         """The link between the hosts of two workers; None if it was not measured."""
         return self._links.get(frozenset((self._host.get(a, ""), self._host.get(b, ""))))
+
+    @property
+    def slowest(self) -> float | None:
+        """Bytes per second of the slowest measured link; None if none was measured."""
+        return min((link.bandwidth for link in self._links.values()), default=None)
 
     def to_json(self) -> dict[str, Any]:
         """The table as JSON. hosts: worker -> its host. measured: [host, host, seconds one way, bytes a second] for

@@ -2,6 +2,7 @@
 
 problem = initial_problem(settings)                  # all workers live; durations are unknown before the profile
 problem = with_less_memory(problem, Worker(1, 2))    # after this worker ran out of memory
+problem = relaid_problem(problem, settings, (2, 2), (1, 3))     # the same job with other boundaries between stages
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from dataclasses import asdict
 from typing import Any
 
 from recycle_schedules import Problem, Worker
-from recycle_schedules.layers import TIMES
+from recycle_schedules.layers import TIMES, Layout
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.config.sizes import parse_size
-from recycle_pp.model.memory import room_for_tensors, stage_memory
+from recycle_pp.model.memory import layers_of_stages, room_for_tensors, stage_memory
 
+from .layer_values import relaid
 from .machine import gpu_memory
 
 Measured = Sequence[Sequence[Mapping[str, float]]]
@@ -24,9 +26,13 @@ Measured = Sequence[Sequence[Mapping[str, float]]]
 
 
 def initial_problem(settings: Settings) -> Problem:
-    """The problem of a step with all workers. Durations are those of `emulate`, or 1 until they are measured."""
+    """The problem of a step with all workers. Durations are those of `emulate`, in proportion to the layers of a stage,
+    or 1 until they are measured."""
     s, e = settings.schedule, settings.emulate
-    known: dict[str, float] = {kind: getattr(e, kind) if e.mode else 1.0 for kind in TIMES}
+    known: dict[str, Any] = {kind: getattr(e, kind) if e.mode else 1.0 for kind in TIMES}
+    shares = shares_of_stages(settings)
+    if e.mode and {*shares} != {1.0}:
+        known = {kind: [seconds * share for share in shares] for kind, seconds in known.items()}
     profiling = s.profile_steps > 0 and not e.mode
     return Problem(
         pipelines=settings.parallel.pipelines,
@@ -41,6 +47,14 @@ def initial_problem(settings: Settings) -> Problem:
     )
 
 
+def shares_of_stages(settings: Settings) -> list[float]:
+    """The number of layers of each stage, relative to an even stage. 1 if the number of layers is unknown."""
+    stages, split = settings.parallel.stages, settings.model.split
+    if settings.model.own:
+        split = [len(layers) for layers in layers_of_stages(settings)]
+    return [count * stages / sum(split) for count in split] if isinstance(split, list) else [1.0] * stages
+
+
 def memory_of(settings: Settings, measured: Measured | None = None) -> dict[str, Any] | None:
     """The value of the problem's key `memory`; None without `parallel.memory`, or if the bytes of stages are unknown.
 
@@ -51,7 +65,7 @@ def memory_of(settings: Settings, measured: Measured | None = None) -> dict[str,
     capacity = settings.parallel.memory
     if capacity in (None, "auto") or settings.emulate.mode or (not settings.model.own and measured is None):
         return None
-    device = "cpu" if settings.run.device == "cpu" or gpu_memory() is None else "cuda"
+    device = device_of(settings)
     memory: dict[str, Any] = {"capacity": room_for_tensors(parse_size(str(capacity)), device), "least": 1}
     auto = settings.model.recompute == "auto"
     modes = (False, True) if auto else (None,)
@@ -60,6 +74,11 @@ def memory_of(settings: Settings, measured: Measured | None = None) -> dict[str,
         for s in range(settings.parallel.stages)
     ]
     return memory | dict(zip(("stages", "recomputed"), zip(*found, strict=True), strict=False))
+
+
+def device_of(settings: Settings) -> str:
+    """The device of the workers, cpu or cuda, if they have that of this machine."""
+    return "cpu" if settings.run.device == "cpu" or gpu_memory() is None else "cuda"
 
 
 def with_less_memory(problem: Problem, worker: Worker) -> Problem:
@@ -75,3 +94,19 @@ def with_less_memory(problem: Problem, worker: Worker) -> Problem:
                 limit = problem.stages - s + (problem.total if Worker(d, s) != worker else 0)
             limits[f"{d},{s}"] = max(1, int(limit) - (Worker(d, s) == worker))
     return problem.replace(memory_limit={"per_worker": limits})
+
+
+def relaid_problem(problem: Problem, settings: Settings, before: Layout, after: Layout) -> Problem:
+    """The problem with the stages of another layout: their predicted durations, and their limits by bytes.
+
+    settings: with `model.split` of the layout `after`
+    """
+    if before == after:
+        return problem
+
+    def moved(value: float | Sequence[float]) -> list[float]:
+        return relaid([value] * problem.stages if isinstance(value, int | float) else value, before, after)
+
+    durations = {kind: moved(value) for kind, value in problem.durations.items()}
+    allreduce = moved(problem.allreduce) if problem.allreduce else None
+    return problem.replace(durations=durations, allreduce=allreduce, memory=memory_of(settings))

@@ -3,63 +3,65 @@
     profile = Profile(settings)
     for speed in profile.add({worker: table, ...}): ...       # workers that became slow or recovered
     problem = profile.problem(problem)       # with measured times, and the speeds of slow workers
+    profile.relayout((9, 9, 6, 8))           # the number of decoder layers of each stage, from now on
 
 Step 0 is warm-up. The other profiled steps run I and W separately, and the last one runs B, so that every kind of op is
 measured. Later plans use the medians of the spans' `own`, which excludes the time in which the thread waited for a
 core. So a busy machine changes no plan.
 
 Each later step is compared with the medians, worker by worker. `slowness` decides which workers are slow; plans use
-their speed until they recover. A worker that takes `FROM_THE_START` times as long as its peers in the profiled steps is
-left out of the medians. Its later steps are compared with the medians of its peers.
+their speed until they recover. A worker that takes much longer than its peers in the profiled steps is left out of the
+medians (`measurement.py`). Its later steps are compared with the medians of its peers.
+
+When layers move, the durations of the stages are predicted from those in the old layout (`layer_values.py`). After one
+step of warm-up, the same number of steps is measured again, in any kind of backward that the plan has. Meanwhile no
+worker becomes slow or recovers.
 
 Durations are those of a stage that does not recompute. If it recomputes, the problem adds an F to I and B.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from statistics import median
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from recycle_schedules import KINDS, OpKind, Problem, Worker
-from recycle_schedules.layers import TIMES
+from recycle_schedules.layers import Layout
 from recycle_schedules.op_kinds import COMPUTE, SPLIT
 
 from recycle_pp.config.settings import Parallel, Settings
 from recycle_pp.timing.packing import KINDS as SPANS
 from recycle_pp.timing.packing import OWN
 
-from .latency_breakdown import Spans, breakdown_of
+from .layer_values import relaid
 from .link_table import LinkTable
-from .problem import Measured
+from .measurement import Measurement, Times, joined, median_of
+from .problem import Measured, initial_problem
 from .slowness import Slowness, Speed
 
 MATTERS = 0.02  # share of the shortest op; message times below it change no plan
-FROM_THE_START = 1.6  # on shared busy cores, medians of the first steps are 0.87 to 1.1 times those of peers
+WARM_UP = 1  # steps after a move of layers that are not measured
 
 
 class Profile:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        stages = range(settings.parallel.stages)
         self._steps = settings.schedule.profile_steps
-        self._seen = 0
-        self._before: Spans = {}
-        self._seconds: dict[str, list[list[float]]] = {kind: [[] for _ in stages] for kind in KINDS}
-        self._turns: list[np.ndarray] = []
-        self._turn = 0.0  # median of `_turns`, once the profile is complete
-        self._messages: dict[tuple[Worker, Worker], list[np.ndarray]] = {}  # (from, to) -> seconds
-        self._message = self._overhead = 0.0  # seconds of a message; the same without its time on the link
-        self._sums: list[list[float]] = [[] for _ in stages]
         self._first_forward: dict[Worker, float] = {}
+        self._measuring: Measurement | None = self._measurement() if self._steps else None
+        self.measured = 0  # number of completed measurements
+        self.layout: Layout = ()  # that of the durations; empty before the job has begun
+        self._seen = 0  # number of steps in the newest measurement
+        self._turn = 0.0  # seconds between two ops, once the profile is complete
+        self._message = self._overhead = 0.0  # seconds of a message; the same without its time on the link
+        self._sums = [0.0] * settings.parallel.stages
         self._durations: dict[str, list[float]] = {}  # by stage, once the profile is complete
-        self._here: dict[Worker, dict[str, list[float]]] = {}  # worker -> kind -> seconds of its profiled ops
         self._usual: dict[Worker, dict[str, float]] = {}  # worker -> kind -> median, compared with later steps
         self._slowness = Slowness()
         self.links = LinkTable()
         self._memory: dict[int, Sequence[Mapping[str, float]]] = {}
-        self._again: Sequence[bool] = [False for _ in stages]  # the stages that recompute, in the newest step
+        self._again: Sequence[bool] = [False] * settings.parallel.stages  # the stages that recompute
         self._model: dict[int, tuple[int, float]] = {}  # by stage: boundary bytes, deferred share
 
     @property
@@ -98,26 +100,34 @@ class Profile:
         again: for each stage, whether it recomputed in this step; None: as before
         """
         self._again = self._again if again is None else again
-        if self.complete:
-            return self._compare(tables)
-        if self._steps:
-            self._collect(tables)
-            self._seen += 1
-            if self._seen == self._steps:
-                for worker, of in self._here.items():
-                    if self._again[worker.stage] and OpKind.FORWARD in of:
-                        _subtract_recomputing(of)
-                here = {w: {k: _median(x) for k, x in of.items()} for w, of in self._here.items()}
-                peers = {w: _peers(here, w) for w in here}
-                for worker, of in self._here.items():
-                    if not _slower(here[worker], peers[worker]):
-                        for kind, seconds in of.items():
-                            self._seconds[kind][worker.stage] += seconds
-                self._turn = _median(_joined(self._turns))
-                self._durations = self._medians()
-                self._set_message_times()
-                self._usual = {w: peers[w] if _slower(of, peers[w]) else of for w, of in here.items()}
+        if self._measuring is None:
+            return self._compare(tables) if self.complete else []
+        self._measuring.add(tables)
+        if self._measuring.steps == self._steps:
+            times = self._measuring.times(self._again, self._slowness.factors)
+            self._seen, self._measuring = self._steps, None
+            self.measured += 1
+            if self.complete:
+                self._correct(times)
+            else:
+                self._begin(times)
         return []
+
+    def relayout(self, layout: Layout) -> None:
+        """Predicts the durations of the stages in another layout, and measures them again. No effect if it is the
+        present one."""
+        before, self.layout = self.layout, layout
+        if not before or before == layout:
+            return
+        old, counts = self._durations, (before, layout)
+        self._durations = {kind: relaid(of, *counts) for kind, of in old.items()}
+        self._sums = relaid(self._sums, *counts)
+        for worker, usual in self._usual.items():
+            for kind in usual:
+                was = old[kind][worker.stage]
+                usual[kind] *= self._durations[kind][worker.stage] / was if was else 1.0
+        if self._steps:
+            self._measuring = self._measurement(WARM_UP if self.complete else 0)
 
     def seconds(self, worker: Worker, kind: str) -> float | None:
         """Seconds of an op of this kind on this worker; None before the profile is complete."""
@@ -136,16 +146,17 @@ class Profile:
                 backward=s.schedule.backward,
                 durations=self._durations,
                 **self._message_times(self._durations, s.parallel),
-                allreduce=[_median(x) for x in self._sums],
+                allreduce=self._sums,
                 speed={f"{w.pipeline},{w.stage}": 1 / x for w, x in sorted(self._slowness.factors.items())},
                 # peers take micro-batches of slow workers
                 reroute="any" if self._slowness.factors else s.schedule.reroute,
             )
         if s.emulate.mode:
             return problem.replace(**self._message_times(problem.durations, s.parallel))
-        if not self._steps:
+        if self._measuring is None:
             return problem
-        return problem.replace(backward="coupled" if self._seen == self._steps - 1 > 0 else "decoupled")
+        last = self._measuring.steps == self._steps - 1 > 0
+        return problem.replace(backward="coupled" if last else "decoupled")
 
     def _message_times(self, durations: Mapping[str, Any], parallel: Parallel) -> dict[str, Any]:
         """The problem's keys about messages: `links` if the links differ enough to change a plan, else `send`."""
@@ -162,12 +173,13 @@ class Profile:
             "message_seconds": self._message,
             "overhead_seconds": self._overhead,
             "links": self.links.to_json(),
-            "sum_seconds": [_median(x) for x in self._sums],
+            "sum_seconds": self._sums,
             "boundary_bytes": [boundary for boundary, _ in model[:-1]],
             "deferred_share": [share for _, share in model],
             "memory": self.memory,
             "first_forward_seconds": {str(w): t for w, t in sorted(self._first_forward.items())},
             "steps": self._seen,
+            "layout": list(self.layout),
         }
 
     def fits(self, data: Mapping[str, Any]) -> bool:
@@ -175,67 +187,57 @@ class Profile:
         stages = self._settings.parallel.stages
         durations, sums, sizes = data["durations_seconds"], data["sum_seconds"], data["boundary_bytes"]
         whole = set(durations) == set(KINDS) and all(len(of) == stages for of in (*durations.values(), sums))
-        return whole and len(sizes) == stages - 1
+        return whole and len(sizes) == stages - 1 and len(data.get("layout") or range(stages)) == stages
 
     def load(self, data: Mapping[str, Any]) -> None:
         """Takes the figures of another coordinator, from its `to_json`."""
         self._durations = data["durations_seconds"]
-        self._seen = data["steps"]
+        self._seen, self._measuring = data["steps"], None
+        self.layout = tuple(data.get("layout", ()))
         self._turn = data["turn_seconds"]
         self._message = data["message_seconds"]
         self._overhead = data.get("overhead_seconds", 0.0)
         self.links.load(data.get("links", {}))
         for stage, size in enumerate(data["boundary_bytes"]):
             self._model.setdefault(stage, (size or 0, 0.0))
-        self._sums = [[seconds] for seconds in data["sum_seconds"]]
-        self._first_forward = {Worker.parse(w): seconds for w, seconds in data["first_forward_seconds"].items()}
+        self._sums = list(data["sum_seconds"])
+        self._first_forward |= {Worker.parse(w): seconds for w, seconds in data["first_forward_seconds"].items()}
 
-    def _collect(self, spans: Spans) -> None:
-        for worker, table in spans.items():
-            here = self._here.setdefault(worker, {})
-            for kind in KINDS:
-                ops = table[table[:, 0] == SPANS.index(kind)]
-                if kind is OpKind.FORWARD and len(ops) and worker not in self._first_forward:
-                    self._first_forward[worker] = float(ops[0, 4] - ops[0, 3])
-                    ops = ops[1:]
-                if len(ops):
-                    here.setdefault(kind, []).extend(ops[:, OWN].tolist())
-        if self._before:
-            between = breakdown_of(self._before, spans, barrier=not self._settings.optimizer.stagger)
-            self._turns.append(between.turns)
-            for pair, times in between.messages.items():
-                self._messages.setdefault(pair, []).append(times)
-            for stage, seconds in between.sums.items():
-                self._sums[stage].append(seconds)
-        self._before = spans
+    def _measurement(self, skipped: int = 0) -> Measurement:
+        return Measurement(not self._settings.optimizer.stagger, skipped, self._first_forward)
 
-    def _set_message_times(self) -> None:
-        times = {pair: _joined(parts) for pair, parts in self._messages.items()}
-        unexplained = [np.maximum(0.0, x - self._link_seconds(*pair)) for pair, x in times.items()]
-        self._message = _median(_joined(times.values()))
-        self._overhead = _median(_joined(unexplained))
+    def _begin(self, times: Times) -> None:
+        """Takes the first measurement. Durations are medians plus the turn: the time until the worker's next op starts.
+
+        A `B` that never ran takes as long as `I` and `W`. Emulated ops that never ran have the durations of the
+        settings.
+        """
+        self._turn, self._usual = times.turn, times.usual
+        known = initial_problem(self._settings) if self._settings.emulate.mode else None
+        for kind in KINDS:
+            default = known.per_stage(kind) if known and kind in known.durations else (0.0,) * len(self._sums)
+            self._durations[kind] = [times.ops[kind].get(s, t) for s, t in enumerate(default)]
+        parts = [self._durations[kind] for kind in (OpKind.BACKWARD, OpKind.BACKWARD_INPUT, OpKind.BACKWARD_WEIGHT)]
+        self._durations[OpKind.BACKWARD] = [b or i + w for b, i, w in zip(*parts, strict=True)]
+        self._sums = [times.sums.get(s, 0.0) for s in range(len(self._sums))]
+        unexplained = [np.maximum(0.0, x - self._link_seconds(*pair)) for pair, x in times.messages.items()]
+        self._message = median_of(joined(times.messages.values()))
+        self._overhead = median_of(joined(unexplained))
+
+    def _correct(self, times: Times) -> None:
+        """Takes a measurement after a move of layers. Durations of ops that did not run stay as predicted."""
+        self._durations = {
+            kind: [times.ops[OpKind(kind)].get(s, t) for s, t in enumerate(of)] for kind, of in self._durations.items()
+        }
+        self._sums = [times.sums.get(s, t) for s, t in enumerate(self._sums)]
+        for worker, usual in times.usual.items():
+            self._usual[worker] = self._usual.get(worker, {}) | usual
 
     def _link_seconds(self, sender: Worker, receiver: Worker) -> float:
         """Seconds that a boundary tensor takes on its link; 0 if the link was not measured."""
         link = self.links.between(sender, receiver)
         first = min(sender.stage, receiver.stage)
         return link.time(self._model.get(first, (0, 0.0))[0]) if link else 0.0
-
-    def _medians(self) -> dict[str, list[float]]:
-        """Kind -> median seconds of an op at each stage, plus the turn: the time until the worker's next op starts.
-
-        A `B` that never ran takes as long as `I` and `W`. Emulated ops that never ran have the durations of the
-        settings.
-        """
-        emulate = self._settings.emulate
-        emulated = {kind: getattr(emulate, kind) for kind in TIMES} if emulate.mode else {}
-        medians: dict[str, list[float]] = {
-            kind: [_median(x) + self._turn if x else emulated.get(kind, 0.0) for x in self._seconds[kind]]
-            for kind in KINDS
-        }
-        parts = [medians[kind] for kind in (OpKind.BACKWARD, OpKind.BACKWARD_INPUT, OpKind.BACKWARD_WEIGHT)]
-        medians[OpKind.BACKWARD] = [b or i + w for b, i, w in zip(*parts, strict=True)]
-        return medians
 
     def _compare(self, tables: Mapping[Worker, np.ndarray]) -> list[Speed]:
         longer = {w: x for w, of in tables.items() if (x := self._longer(w, of)) is not None}
@@ -257,33 +259,3 @@ class Profile:
             return None
         total = usual.sum()
         return float(ops[:, OWN].sum() / total), float((ops[:, 4] - ops[:, 3]).sum() / total)
-
-
-def _subtract_recomputing(seconds: dict[str, list[float]]) -> None:
-    """Subtracts the time of recomputing, an `F`, from the times of a worker's `I` and `B`, in place."""
-    forward = _median(seconds[OpKind.FORWARD])
-    for kind in COMPUTE:
-        if kind.recomputes and kind in seconds:
-            seconds[kind] = [max(x - forward, x / 3) for x in seconds[kind]]
-
-
-def _peers(here: Mapping[Worker, Mapping[str, float]], worker: Worker) -> dict[str, float]:
-    """Kind -> the median over the other workers of the worker's stage."""
-    others = [of for w, of in here.items() if w.stage == worker.stage and w != worker]
-    return {kind: _median([of[kind] for of in others if kind in of]) for kind in {k for of in others for k in of}}
-
-
-def _slower(of: Mapping[str, float], peers: Mapping[str, float]) -> bool:
-    kinds = [kind for kind in SPLIT if kind in of and kind in peers]
-    return sum(of[k] for k in kinds) > FROM_THE_START * sum(peers[k] for k in kinds)
-
-
-def _joined(parts: Collection[np.ndarray]) -> np.ndarray:
-    return np.concatenate([*parts, np.empty(0)])
-
-
-def _median(values: Sequence[float] | np.ndarray) -> float:
-    """The median; 0 without values. Python's median is ten times as fast for few values, numpy's for many."""
-    if len(values) > 100:
-        return float(np.median(values))
-    return float(median(values)) if len(values) else 0.0

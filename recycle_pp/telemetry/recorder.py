@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 from recycle_schedules import OpKind, TensorKind, Worker
+from recycle_schedules.layers import Layout
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.protocol.events import Event as JobEvent
@@ -250,6 +251,17 @@ class Recorder:
         self._traces.mark(self._job.committed + 1)
         event = Slow if factor > 1.0 else SlowNoMore
         self.event(event(worker=str(worker), factor=round(factor, 2)))
+
+    @guarded
+    def relaid(self, layout: Layout) -> None:
+        """Steps use this layout from now on: decoder layers of each stage; empty if unknown."""
+        self._traces.layout = layout or None
+
+    @guarded
+    def layers_moved(self, event: Event) -> None:
+        """Records an event of moving layers, and keeps the traces of the steps around it."""
+        self._traces.mark(self._job.committed + 1)
+        self.event(event)
 
     def _restarted(self, committed: int) -> None:
         """Records that all workers restart from a checkpoint. committed: newest step that was committed before."""

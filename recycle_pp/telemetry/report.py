@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from recycle_pp.config.sizes import format_size
 from recycle_pp.wire.records import Step
 
 from .events.deaths import DeathDetected
 from .events.event import Event
+from .events.layers import Rebalanced
 from .events.recovery import Resumed
 from .events.workers import Rejoined
 from .run_folder import RunFolder
@@ -31,6 +33,8 @@ def report(run: RunFolder) -> str:
             lines.append(f"  {event.sentence(total)}{_loss_around(event.step, steps)}")
         if isinstance(event, DeathDetected):
             lines.append(f"    {_cost(event, events, steps)}")
+        if isinstance(event, Rebalanced):
+            lines += [f"  {event.sentence(total)}", f"    {_comparison(event)}"]
     if not any(isinstance(event, DeathDetected) for event in events):
         lines.append("  no worker died")
     if (summary := reader.summary()) is not None:
@@ -63,6 +67,12 @@ def _cost(death: DeathDetected, events: Sequence[Event], steps: Sequence[Step]) 
     nearest = min(recoveries, key=lambda event: abs(event.time - death.time))
     ops = f"{plural(nearest.lost_ops, 'op')} lost, {nearest.redone_ops} redone by peers"
     return f"stalled {1000 * nearest.stall_seconds:.0f} ms; {ops}"
+
+
+def _comparison(move: Rebalanced) -> str:
+    """What was expected of a move of layers."""
+    expected = f"expected to gain {move.gain_seconds:.3g} s and to cost {move.cost_seconds:.2g} s"
+    return f"{expected}; {format_size(move.bytes)} sent"
 
 
 def _loss_around(step: int, steps: Sequence[Step]) -> str:

@@ -26,6 +26,7 @@ from .events.coordinators import CoordinatorLost
 from .events.deaths import DeathDetected, DeathExplained, cause_in_words, explained
 from .events.event import Event
 from .events.job import DATA_SECONDS, Finished, PlanAdopted, Started, Stopped, WaitsForData
+from .events.layers import Rebalanced, Rebalancing, RebalancingAbandoned, in_words
 from .events.recovery import Restored, Resumed, StageLost
 from .events.workers import Left, Rejoined
 from .heartbeat import Life, Pulse, Sign
@@ -59,6 +60,9 @@ class Status:
     pipelines: int
     stages: int
     live: list[str]
+    layout: list[int] | None  # decoder layers of each stage, if they have moved in this start
+    moving_to: list[int] | None  # the layout to which layers are moving
+    moving_seconds: float | None  # since they began to move
     deaths: int
     last_deaths: list[dict[str, Any]]  # step, worker, cause (in words), seconds_ago
     stalls: int
@@ -85,6 +89,8 @@ class StatusReader:
         self._deaths: list[DeathDetected] = []
         self._stalls: list[float] = []
         self._away: set[str] = set()  # workers that died or left and are not back
+        self._layout: list[int] | None = None
+        self._moving: Rebalancing | None = None
         self._broken: int | None = None  # the step interrupted by a death or a restore
         self._restoring = False
         self._waits: WaitsForData | None = None  # the newest report
@@ -124,6 +130,9 @@ class StatusReader:
             pipelines=s.parallel.pipelines,
             stages=s.parallel.stages,
             live=sign.live if sign else [],
+            layout=self._layout,
+            moving_to=self._moving.layout if alive and self._moving else None,
+            moving_seconds=max(0.0, now - self._moving.time) if alive and self._moving else None,
             deaths=len(self._deaths),
             last_deaths=[
                 {
@@ -157,6 +166,13 @@ class StatusReader:
                 self._away.clear()
                 self._broken = None
                 self._unsaved = None
+                self._layout = self._moving = None
+            case Rebalancing():
+                self._moving = event
+            case Rebalanced():
+                self._layout, self._moving = event.layout, None
+            case RebalancingAbandoned():
+                self._moving = None
             case WaitsForData():
                 self._waits = event
             case CheckpointFailed() | CheckpointSkipped():
@@ -179,8 +195,10 @@ class StatusReader:
                 self._broken = None
             case CoordinatorLost() | StageLost():
                 self._broken = event.step
+                self._moving = None  # the next coordinator abandons the move
             case Restored():  # all workers restart from a checkpoint, with new roles
                 self._away.clear()
+                self._layout = self._moving = None
                 self._broken = event.checkpoint
                 self._restoring = True
                 kept = [line for line in self._steps if line.step < self._broken]
@@ -231,6 +249,10 @@ def text(status: Status) -> str:
             lines.append(f"no step for {duration(status.last_step_seconds_ago or 0.0)}")
     lines.append(f"{len(status.live)} of {status.pipelines * status.stages} workers live")
     lines += worker_map(status.live, status.pipelines, status.stages)
+    if status.layout is not None:
+        lines.append(f"decoder layers by stage, after moves: {in_words(status.layout)}")
+    if status.moving_to is not None:
+        lines.append(f"layers are moving to {in_words(status.moving_to)}, for {duration(status.moving_seconds or 0.0)}")
     if status.deaths:
         lines.append(f"{plural(status.deaths, 'death')}, the last:")
         for death in reversed(status.last_deaths):

@@ -3,6 +3,7 @@
     traces.progress(worker, step, spans, running)   # recent ops and the current one, in case the worker dies
     traces.died(worker, at)              # adds the worker's completed ops and its interrupted op to the step
     traces.mark(step, recovery)          # keeps the traces of this step, the one before and the one after
+    traces.layout = (9, 9, 6, 8)         # decoder layers of each stage, from the next commit on
     traces.committed(step, job)          # writes the traces that are complete
     traces.completed_by_dead(step)       # ops completed by workers that died in the step
     traces.bubbles, traces.redone        # figures of all steps so far (docs/figures.md)
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 from recycle_schedules import KINDS, Op, OpArrays, OpKind, Problem, Trace, Worker
 from recycle_schedules.analysis.figures import PARTS, bubbles_of
+from recycle_schedules.layers import Layout
 from recycle_schedules.op_kinds import COMPUTE
 
 from recycle_pp.protocol.job import Job
@@ -42,10 +44,12 @@ class Traces:
         self._spans = spans
         self.bubbles = RunningMedian()  # of all steps whose spans are known
         self.redone = 0  # number of ops
+        self.layout: Layout | None = None  # None: unknown
         self._lost: dict[int, dict[Worker, list[Span]]] = {}  # step -> spans completed by workers that died in it
         self._cut: dict[int, dict[Worker, Span]] = {}
         self._progress: dict[Worker, tuple[int, list[Span], Span]] = {}
         self._problems: dict[int, Problem] = {}
+        self._layouts: dict[int, Layout | None] = {}
         self._marked: dict[int, Recovery | None] = {}
 
     def progress(self, worker: Worker, step: int, spans: list[Span], running: Span) -> None:
@@ -75,8 +79,9 @@ class Traces:
     def committed(self, step: int, job: Job) -> None:
         live = set(job.workers.values())
         self._problems[step] = job.problem.replace(failed=[w for w in _all_workers(job) if w not in live])
+        self._layouts[step] = self.layout
         self._write(step - 1, job)
-        for kept in (self._lost, self._cut, self._problems):
+        for kept in (self._lost, self._cut, self._problems, self._layouts):
             for old in [k for k in kept if k < step - 1]:
                 del kept[old]
         self._marked = {k: recovery for k, recovery in self._marked.items() if k > step - 3}
@@ -110,7 +115,7 @@ class Traces:
             return
         # The writing thread gets copies, because this thread may change the originals.
         recovery = self._marked.get(step)
-        problem = self._problems[step]
+        problem, layout = self._problems[step], self._layouts[step]
         generation = job.generation
         lost = dict(self._lost.get(step, {}))
         cut = dict(self._cut.get(step, {}))
@@ -121,7 +126,7 @@ class Traces:
         def write(spans: Mapping[Worker, np.ndarray], after: Mapping[Worker, np.ndarray]) -> None:
             rows = _rows(step, {w: listed(t) for w, t in spans.items()}, lost, cut, again)
             rows += [(w, span, "done") for w, t in after.items() for span in listed(t) if span[0] == OpKind.OPTIMIZER]
-            trace = _trace(problem, generation, rows, phases, died)
+            trace = _trace(problem, layout, generation, rows, phases, died)
             self._run.write_json(self._run.trace(step), trace.to_json(), indent=None)
 
         self._later(guarded(write), dict(self._spans.of(step)), dict(self._spans.of(step + 1)))
@@ -146,7 +151,12 @@ def _rows(
 
 
 def _trace(
-    problem: Problem, generation: int, rows: list[Row], phases: Mapping[str, float], died: tuple[Worker, ...]
+    problem: Problem,
+    layout: Layout | None,
+    generation: int,
+    rows: list[Row],
+    phases: Mapping[str, float],
+    died: tuple[Worker, ...],
 ) -> Trace:
     """The trace, with times relative to the first op."""
     origin = min(span[3] for _, span, _ in rows)
@@ -158,6 +168,7 @@ def _trace(
         problem,
         OpArrays.of(problem, ops),
         time_unit="s",
+        layout=layout,
         generation=generation,
         status=tuple(status for _, _, status in rows),
         phases={name: at - origin for name, at in phases.items()},

@@ -93,6 +93,7 @@ class Profile(_Profile, total=False):
 
     overhead_seconds: Seconds
     links: Links
+    layout: list[Count]
 
 
 class _About(TypedDict):

@@ -69,7 +69,8 @@ class Plan:
     lower_bound  no valid plan has a smaller `value`
     time_unit    name of the unit
     layout       number of layers of each stage, (P,), if the planner chose the stage boundaries (`plan_layout`). Then
-                 the lower bound covers all layouts, and `problem` has durations per stage instead of per layer."""
+                 the lower bound covers all layouts, and `problem` has durations per stage instead of per layer. Of a
+                 trace: the decoder layers that the stages had"""
 
     problem: Problem
     arrays: OpArrays

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from .ops import Worker
-from .plans import Json, OpArrays, Plan, read_problem_and_ops
+from .plans import Json, Plan
 
 STATUSES = ("done", "cut", "redone")
 """done: the op finished. cut: the op did not finish, because its worker died or aborted it. redone: it repeats a lost
@@ -55,12 +55,13 @@ class Trace(Plan):
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """The trace from the keys of a trace file. ValueError if it is malformed; the message is one sentence."""
-        problem, ops = read_problem_and_ops(data)
+        plan = Plan.from_json(data)
         return cls(
-            problem,
-            OpArrays.of(problem, ops),
-            float(data.get("lower_bound", 0.0)),
-            str(data.get("time_unit", "slots")),
+            plan.problem,
+            plan.arrays,
+            plan.lower_bound,
+            plan.time_unit,
+            layout=plan.layout,
             generation=int(data.get("generation", 0)),
             status=tuple(entry.get("status", "done") for entry in data["ops"]),
             phases={str(k): float(t) for k, t in data.get("phases", {}).items()},

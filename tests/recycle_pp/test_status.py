@@ -157,6 +157,35 @@ def test_status_names_the_file_that_the_job_waits_for_until_the_next_commit(run,
     assert "/data/train.bin" not in shown(), "the job would have repeated it every 10 s"
 
 
+MOVE = {
+    "before": [8, 8, 8, 8], "layout": [9, 9, 5, 9], "step_seconds": 0.6, "new_step_seconds": 0.5, "gain_seconds": 99.0,
+    "cost_seconds": 0.1, "bytes": 7_000_000,
+}  # fmt: skip
+
+
+def test_status_shows_where_layers_move_and_where_they_have_moved(run, capsys):
+    def shown():
+        main([str(run.path)])
+        return [line for line in capsys.readouterr().out.splitlines()[1:] if "layers" in line]
+
+    assert shown() == []
+    begun = MOVE | {"outage_seconds": 900.0, "receivers": ["0.0"]}
+    wrote_event(run, "rebalancing", 5, **begun, time=time.time() - 3)
+    Heartbeat(run, lambda: 0, "127.0.0.1:1").write([])
+    assert shown() == ["layers are moving to 9 9 5 9, for 0:03"]
+    wrote_event(run, "rebalanced", 6, **MOVE, first_step=5, seconds=3.0, stall_seconds=0.02)
+    assert shown() == ["decoder layers by stage, after moves: 9 9 5 9"]
+    wrote_event(run, "rebalancing", 8, **begun | {"layout": [8, 8, 8, 8]})
+    assert len(shown()) == 2
+    wrote_event(run, "rebalancing_abandoned", 8, layout=[9, 9, 5, 9], detail="a receiver died")
+    assert shown() == ["decoder layers by stage, after moves: 9 9 5 9"]
+    wrote_event(run, "rebalancing", 9, **begun)
+    wrote_event(run, "coordinator_lost", 9, rank=0)
+    assert shown() == ["decoder layers by stage, after moves: 9 9 5 9"], "the next coordinator abandons the move"
+    wrote_event(run, "restored", 4, checkpoint=4)
+    assert shown() == [], "the workers start with the first layout"
+
+
 @pytest.mark.parametrize(
     ("event", "fields", "sentence"),
     [

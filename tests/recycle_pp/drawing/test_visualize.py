@@ -64,6 +64,14 @@ def test_a_run_folder_shows_the_step_with_a_death(run: Path, capsys: pytest.Capt
     assert "died" not in capsys.readouterr().out
 
 
+def test_a_step_of_a_run_shows_the_layers_of_each_stage(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = run / "traces" / "step-000019.json"
+    trace.write_text(json.dumps(json.loads(trace.read_text()) | {"layout": [9, 9, 5, 9]}))
+    assert main([str(run), "--step", "19", "--with-plan", "--width", "140"]) == 0
+    [row] = [line for line in capsys.readouterr().out.splitlines() if "layers by stage" in line]
+    assert row.count("9 9 5 9") == 2, "of the step, and of its plan"
+
+
 def test_every_format_can_be_written(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = [str(tmp_path / f"x.{ending}") for ending in ("svg", "png", "pdf", "html", "json", "csv")]
     assert main([str(run), *(word for name in names for word in ("--out", name))]) == 0

@@ -7,7 +7,7 @@ from recycle_schedules import Worker, plan
 from recycle_schedules.in_flight import peaks
 
 from recycle_pp.config.checks import validate
-from recycle_pp.fitting.problem import initial_problem, with_less_memory
+from recycle_pp.fitting.problem import initial_problem, relaid_problem, with_less_memory
 from recycle_pp.model.memory import PROCESS, stage_memory
 
 from ..in_process import small
@@ -74,8 +74,39 @@ def test_stages_of_unknown_size_have_no_limit_by_bytes(changes):
     assert initial_problem(small(**WIDE, **changes, parallel__memory="1MB")).memory is None
 
 
+@pytest.mark.parametrize("model", [{}, {"model__kind": "hf", "model__layers": None}], ids=["own", "other"])
+def test_emulated_times_are_in_proportion_to_the_layers_of_a_stage(model):
+    changes = {"model__layers": 4, "emulate__mode": "sleep"} | model
+    even, uneven = (initial_problem(small(**changes, model__split=split)).durations for split in ([2, 2], [3, 1]))
+    assert even["F"] == 0.02
+    assert uneven["F"] == pytest.approx([0.03, 0.01]) and uneven["O"] == pytest.approx([0.09, 0.03])
+
+
 def test_an_invalid_size_is_refused():
     with pytest.raises(
         ValueError, match=r"^parallel.memory must be auto, null or a size like 80GB: 'much' is not a size above 0"
     ):
         validate(small(parallel__memory="much"))
+
+
+EMULATED = {"emulate__mode": "sleep", "parallel__pipelines": 3, "parallel__stages": 4}
+
+
+def test_the_problem_of_another_layout_has_the_durations_of_a_job_that_starts_with_it():
+    job = {**EMULATED, "model__layers": 8}
+    other = small(**job, model__split=[3, 1, 2, 2])
+    moved = relaid_problem(initial_problem(small(**job)), other, (2, 2, 2, 2), (3, 1, 2, 2))
+    for kind in "FIWBO":
+        assert moved.per_stage(kind) == pytest.approx(initial_problem(other).per_stage(kind))
+    back = relaid_problem(moved, small(**job), (3, 1, 2, 2), (2, 2, 2, 2))
+    assert back.per_stage("F") == pytest.approx(initial_problem(small(**job)).per_stage("F"))
+
+
+def test_the_limits_by_bytes_follow_the_layers_and_other_limits_stay():
+    job = WIDE | {"model__layers": 8, "parallel__memory": room_for(3.5, model__layers=8)}
+    before = with_less_memory(initial_problem(small(**job)), Worker(1, 1))
+    more = small(**job, model__split=[5, 3])
+    after = relaid_problem(before, more, (4, 4), (5, 3))
+    assert after.memory == initial_problem(more).memory
+    assert after.limit(Worker(0, 0)) < before.limit(Worker(0, 0))
+    assert after.memory_limit == before.memory_limit

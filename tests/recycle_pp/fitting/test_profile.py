@@ -10,6 +10,7 @@ from recycle_schedules import Problem, Worker, plan
 
 from recycle_pp.config.compose import compose
 from recycle_pp.fitting.latency_breakdown import breakdown_of
+from recycle_pp.fitting.layer_values import relaid
 from recycle_pp.fitting.problem import initial_problem
 from recycle_pp.fitting.profile import Profile
 from recycle_pp.fitting.slowness import Speed
@@ -206,3 +207,63 @@ def test_usual_differences_on_busy_cores_make_no_worker_slow(factor):
     profile = Profile(SETTINGS)
     for _, spans in steps(30, {Worker(0, 1): factor}):
         assert profile.add(spans) == []
+
+
+EVEN, MOVED = (4, 4), (5, 3)
+AFTER = TRUE.replace(durations={"F": [0.026, 0.021], "I": [0.024, 0.024], "W": [0.013, 0.014], "O": 0.05})
+"""The true times of the moved layout; not those that even layers predict."""
+
+
+def moved_profile(slow=None):
+    """A complete profile of even stages, whose layers have moved. slow: found slow before that."""
+    profile = Profile(SETTINGS)
+    profile.relayout(EVEN)
+    for spans in (*steps(10), *steps(12, slow)):
+        profile.add(spans[1])
+    profile.relayout(MOVED)
+    return profile
+
+
+def test_after_a_move_the_profile_predicts_the_stages_and_then_measures_them_again():
+    profile, predicted = moved_profile(), complete_profile().problem(TRUE)
+    for n, (_, spans) in enumerate(steps(8, of=AFTER)):
+        now = profile.problem(TRUE)
+        assert now.backward == SETTINGS.schedule.backward, "a measurement changes no plan"
+        measured = n >= 4  # a step of warm-up, then three measured ones
+        for kind in "FIW":
+            expected = AFTER.per_stage(kind) if measured else relaid(predicted.per_stage(kind), EVEN, MOVED)
+            assert now.per_stage(kind) == pytest.approx(expected, rel=0.03 if measured else 1e-9)
+        assert profile.measured == 1 + measured
+        assert profile.add(spans) == [], "no worker is slow or fast because its stage has other layers"
+    assert profile.problem(TRUE).per_stage("B") == pytest.approx(relaid(predicted.per_stage("B"), EVEN, MOVED))
+
+
+@pytest.mark.parametrize("factor", [1.5, 3.0])
+def test_a_slow_worker_stays_slow_while_layers_move(factor):
+    slow = Worker(0, 1)
+    profile = moved_profile({slow: factor})
+    before = profile.problem(TRUE).speed
+    assert before.keys() == {"0,1"}
+    for _, spans in steps(20, {slow: factor}, of=AFTER):
+        assert profile.add(spans) == []
+    assert profile.problem(TRUE).speed["0,1"] == pytest.approx(before["0,1"], rel=0.3)
+    assert profile.problem(TRUE).per_stage("F") == pytest.approx(AFTER.per_stage("F"), rel=0.03)
+
+
+def test_a_worker_that_becomes_slow_after_a_move_is_found():
+    profile, slow = moved_profile(), Worker(0, 1)
+    for _, spans in steps(12, of=AFTER):
+        profile.add(spans)
+    found = [speed for _, spans in steps(12, {slow: 3.0}, of=AFTER) for speed in profile.add(spans)]
+    assert [(of.worker, of.factor) for of in found] == [(slow, pytest.approx(3.0, rel=0.1))]
+
+
+def test_the_next_coordinator_knows_the_layout_of_the_measured_times():
+    profile = moved_profile()
+    successor = Profile(SETTINGS)
+    data = json.loads(json.dumps(profile.to_json()))
+    assert successor.fits(data) and not successor.fits(data | {"layout": [1, 2, 3]})
+    successor.load(data)
+    successor.relayout(EVEN)  # the layout that the workers report
+    before = complete_profile().problem(TRUE)
+    assert successor.problem(TRUE).per_stage("F") == pytest.approx(before.per_stage("F"))

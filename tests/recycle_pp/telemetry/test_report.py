@@ -65,6 +65,20 @@ def test_a_death_is_reported_with_the_loss_around_it_its_stall_and_its_lost_ops(
     ]
 
 
+def test_a_move_of_layers_is_reported_with_what_was_expected_of_it(run):
+    move = {
+        "event": "rebalanced", "time": 21.0, "step": 21, "before": [8, 8], "layout": [9, 7], "first_step": 20,
+        "step_seconds": 0.6, "new_step_seconds": 0.5, "gain_seconds": 99.0, "cost_seconds": 0.1, "bytes": 7_000_000,
+        "seconds": 1.5, "stall_seconds": 0.02,
+    }  # fmt: skip
+    write_events(run, DEATH, RESUMED, move)
+    assert report(run).splitlines()[4:6] == [
+        "  step 21: layers have moved, 8 8 -> 9 7 by stage, after 1.5 s and with a stall of 20 ms; planned steps take "
+        "0.5 s instead of 0.6 s",
+        "    expected to gain 99 s and to cost 0.1 s; 7 MB sent",
+    ]
+
+
 def test_a_run_without_deaths_is_reported_as_such(run):
     assert "  no worker died" in report(run).splitlines()
 
