@@ -45,6 +45,7 @@ from .failover_discovery import FailoverDiscovery
 from .hang_detector import HangDetector
 from .job import new_job
 from .planning import Planning
+from .rebalancing import Rebalancing
 from .returns import Returns
 from .state import JobState
 from .successor import Successor
@@ -84,12 +85,13 @@ class Coordinator:
         planning = Planning(state, driver)
         after_commit = AfterCommit(state, driver)
         deaths = Deaths(state, driver, after_commit)
-        driver.handlers = (recorder, planning, after_commit, deaths)
+        rebalancing = Rebalancing(state, driver, planning)
+        driver.handlers = (recorder, planning, after_commit, deaths, rebalancing)
         returns = Returns(state)
         links = BrokenLinks(state, driver, deaths, returns)
         hangs = self._hangs = HangDetector(state, driver, planning, deaths)
         self._supervisors = Supervisors(state, leader, driver, deaths, hangs, returns)
-        self._workers = Workers(state, driver, after_commit, deaths, hangs, links)
+        self._workers = Workers(state, driver, after_commit, deaths, hangs, links, rebalancing)
         self._successor = takeover and Successor(
             state, driver, deaths, self._workers, agreement, takeover, FailoverDiscovery(token)
         )

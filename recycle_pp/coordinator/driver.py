@@ -1,7 +1,7 @@
 """Runs `protocol.Job` on real connections: handles events, sends messages and ends the job.
 
 driver = Driver(state, agreement)
-driver.handlers = (recorder, planning, after_commit, deaths)     # called in this order after each event
+driver.handlers = (recorder, planning, ...)     # called in this order after each event
 driver.drive(WorkerDied(member))
 driver.change(problem)                     # plans the next steps with new durations or limits
 driver.send(out)                           # sends messages that no event of the job has produced
@@ -96,14 +96,15 @@ class Driver:
         return [with_its_probes(send) for send in out]
 
     def _addressed(self, send: Send) -> Send:
-        """Adds the joiner's address to a `Donate`; returns other messages unchanged. Each donor of a session gets a
-        `Donate`, but only the first one is recorded as `Joining`."""
+        """Adds the receiver's address to a `Donate`; returns other messages unchanged. Each donor of a session gets a
+        `Donate`, but only the first one for a joiner is recorded as `Joining`. A member receives layers that move."""
         if not isinstance(donation := send.message, Donate):
             return send
         roster = self._state.roster
         if self._sessions.get(donation.to) != donation.session:
             self._sessions[donation.to] = donation.session
-            self._state.recorder.event(Joining(worker=str(donation.worker), donor=str(roster[send.to].role)))
+            if donation.to not in self._state.job.live:
+                self._state.recorder.event(Joining(worker=str(donation.worker), donor=str(roster[send.to].role)))
         return Send(send.to, msgspec.structs.replace(donation, address=roster[donation.to].address))
 
     # -- the end -----------------------------------------------------------------------------------------------

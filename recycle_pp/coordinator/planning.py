@@ -2,13 +2,14 @@
 
 planning = Planning(state, driver)          # a handler: after an event, starts a plan if the job wants one
 planning.busy                               # whether a plan is being made
+planning.prepare(problem)                   # plans a problem that is expected soon, when the planner is idle
 await load(profile, run.profile)            # loads the durations that an earlier coordinator measured
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ class Planning:
         self._driver = driver
         self._task: asyncio.Task[None] | None = None
         self._prepared = -1  # newest step in which a possible death was planned
+        self._expected: Problem | None = None
 
     @property
     def busy(self) -> bool:
@@ -40,20 +42,30 @@ class Planning:
     def handled(self, event: Event, outcome: Outcome) -> None:
         self._look()
 
+    def prepare(self, problem: Problem) -> None:
+        """Caches the plan of this problem, so that it is ready when the job has the problem."""
+        self._expected = problem
+        self._look()
+
     def _look(self) -> None:
         job = self._state.job
-        if not self.busy and job.wants_plan:
+        if self.busy:
+            return
+        if job.wants_plan:
             self._start(self._plan, job, job.problem_now())
-        elif not self.busy and job.committed > self._prepared and job.phase == "running":
+        elif self._expected is not None:
+            problem, self._expected = self._expected, None
+            self._start(self._plan_ahead, job, [problem])
+        elif job.committed > self._prepared and job.phase == "running":
             self._prepared = job.committed
-            self._start(self._plan_ahead, job)
+            self._start(self._plan_ahead, job, job.steady.ahead())
 
     def _start(self, work: Callable[..., Awaitable[None]], *arguments: Any) -> None:
         self._task = asyncio.create_task(self._state.lifecycle.guard(work, *arguments, part="the planner"))
 
-    async def _plan_ahead(self, job: Job) -> None:
-        """Plans for one of the possible next deaths and caches the plan, so that the death needs only a look-up."""
-        for problem in job.steady.ahead():
+    async def _plan_ahead(self, job: Job, problems: Iterable[Problem]) -> None:
+        """Plans the first of these problems and caches the plan. A possible next death then needs only a look-up."""
+        for problem in problems:
             await asyncio.to_thread(job.steady.plan, problem)
             break
         self._task = None

@@ -12,6 +12,7 @@ from recycle_schedules import Worker
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.consensus.leader_lease import LeaderLease
+from recycle_pp.fitting.model_layers import ModelLayers
 from recycle_pp.fitting.profile import Profile
 from recycle_pp.protocol.job import Job
 from recycle_pp.telemetry.recorder import Recorder
@@ -48,6 +49,7 @@ class JobState:
         self.spans = spans
         self.job = job
         self.profile = Profile(settings)
+        self.layers = ModelLayers(settings)
         self.roster = Roster(settings, lambda: self.job.assignment)
         self.restarts = RestartPolicy(settings)
         self.saving = Saving(run.checkpoints, lambda: self.job.assignment, job.first_step)

@@ -15,7 +15,10 @@ import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from recycle_schedules import Problem
+
 from recycle_pp.consensus.agreement import Agreement
+from recycle_pp.fitting.problem import relaid_problem
 from recycle_pp.protocol.events import CoordinatorReplaced
 from recycle_pp.protocol.takeover import Found, find
 from recycle_pp.telemetry.background import READ_SECONDS
@@ -105,7 +108,7 @@ class Successor:
         state.recorder.took_over(self._takeover, found)
         if lost:
             state.lifecycle.stop(_lost(saving.newest()))
-        self._driver.change(state.profile.problem(job.problem))
+        self._driver.change(self._problem(found))
         if found.begun:
             state.restarts.taken_over({found.members[member] for member in found.live}, found.committed)
             await self._continue_saving(found)
@@ -125,6 +128,15 @@ class Successor:
         # Savers may have died before the newest generation.
         self._driver.send(saving.only(state.job.live))
         self._deaths.respawn_due()
+
+    def _problem(self, found: Found) -> Problem:
+        """The job's problem, with the layers that its stages have now."""
+        job, layers, profile = self._state.job, self._state.layers, self._state.profile
+        problem = job.problem
+        if layout := layers.counts(found.layout):
+            profile.relayout(layout)
+            problem = relaid_problem(problem, layers.settings(layout), layers.start, layout)
+        return profile.problem(problem)
 
     def _handle_again(self, repeated: Sequence[tuple[int, Message]], kinds: Collection[type[Message]]) -> None:
         for number, message in repeated:

@@ -46,6 +46,7 @@ from .deaths import Deaths
 from .driver import Driver
 from .hang_detector import HangDetector
 from .ranks import Rank
+from .rebalancing import Rebalancing
 from .state import JobState
 
 
@@ -58,8 +59,10 @@ class Workers:
         deaths: Deaths,
         hangs: HangDetector,
         links: BrokenLinks,
+        rebalancing: Rebalancing,
     ) -> None:
         self._state = state
+        self._rebalancing = rebalancing
         self._driver = driver
         self._deaths = deaths
         self._hangs = hangs
@@ -72,7 +75,7 @@ class Workers:
             StoreValue: lambda rank, message: state.roster.publish(message.key, message.value),
             Measured: self._measured,
             OpProgress: lambda rank, message: state.recorder.progress(rank.role, message),
-            Resumed: lambda rank, message: state.recorder.resumed(rank.role, message),
+            Resumed: self._resumed,
             Broken: links.broken,
             Unreachable: links.unreachable,
             Ready: self._ready,
@@ -105,7 +108,9 @@ class Workers:
             job = self._state.job
             resume = job.first_step if job.phase == "starting" else 0  # a joiner gets its state from peers
             faults = self._state.restarts.faults_of(rank.role)
-            peer.send(WorkerWelcome(self._state.settings, rank.role, str(self._state.run.path), resume, faults))
+            layers = self._state.layers
+            settings = layers.settings(layers.counts(job.units.layout))
+            peer.send(WorkerWelcome(settings, rank.role, str(self._state.run.path), resume, faults))
         return rank
 
     def receive(self, rank: Rank, incarnation: int, message: Message) -> None:
@@ -155,11 +160,17 @@ class Workers:
         self._state.spans.add(rank.role, message)
         self._state.recorder.measured(rank.role, message)
 
+    def _resumed(self, rank: Rank, message: Resumed) -> None:
+        self._state.recorder.resumed(rank.role, message)
+        self._rebalancing.resumed(rank, message)
+
     def _ready(self, rank: Rank, message: Ready) -> None:
-        rank.address = message.address
         job, profile = self._state.job, self._state.profile
         profile.describe(rank.role.stage, message.boundary_bytes, message.deferred_share, message.memory)
-        profile.place(rank.role, message.machine, message.cores)
+        if rank.address != message.address:  # otherwise the process repeats the message, because its layers moved
+            rank.address = message.address
+            profile.place(rank.role, message.machine, message.cores)
+        self._state.layers.describe(message.units)
         if profile.memory is not None and job.problem.memory is None:
             memory = memory_of(self._state.settings, profile.memory)
             self._driver.change(job.problem.replace(memory=memory))

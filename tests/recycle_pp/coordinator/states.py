@@ -22,6 +22,11 @@ class Recorder:
         self.events.append(event.name())
         self.whole.append(event)
 
+    layers_moved = event
+
+    def relaid(self, layout):
+        self.layout = layout
+
     def say(self, sentence):
         self.said.append(sentence)
 

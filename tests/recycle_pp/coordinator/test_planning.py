@@ -170,6 +170,28 @@ def test_the_plan_after_a_death_is_made_in_advance():
     assert later == []
 
 
+def test_the_plan_of_an_expected_problem_is_made_before_those_of_possible_deaths():
+    asked = []
+
+    def planner(problem):
+        asked.append(problem)
+        return plan(problem)
+
+    async def run():
+        coordinator = Coordinator(job(planner))
+        expected = coordinator.job.problem.replace(durations={"F": [1, 2]})
+        coordinator.job.committed = 0
+        coordinator.look()
+        coordinator.planning.prepare(expected)
+        while len(asked) < 3:
+            await asyncio.sleep(0.01)
+        assert asked[1] == expected and asked[2].dead
+        coordinator.job.steady.plan(expected)
+        return len(asked)
+
+    assert asyncio.run(run()) == 3, "its plan is kept"
+
+
 @pytest.mark.parametrize("damage", [None, "", "{", '{"steps": 3}', '{"durations_seconds": 7}'])
 def test_a_new_coordinator_plans_with_the_profile_of_the_lost_one_and_measures_again_if_it_is_damaged(tmp_path, damage):
     run, settings = RunFolder(tmp_path), Settings(parallel=Parallel(pipelines=1, stages=1))

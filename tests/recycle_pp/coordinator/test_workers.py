@@ -31,7 +31,7 @@ def workers_of(state, driver, deaths=None):
     class Links:
         broken = unreachable = None
 
-    return Workers(state, driver, AfterCommit(state, driver), deaths=deaths, hangs=None, links=Links)
+    return Workers(state, driver, AfterCommit(state, driver), deaths=deaths, hangs=None, links=Links, rebalancing=None)
 
 
 @pytest.mark.parametrize(("phase", "loads"), [("starting", 80), ("running", 0), ("reporting", 0), ("holding", 0)])
@@ -45,6 +45,27 @@ def test_only_the_workers_of_the_first_generation_load_the_checkpoint(phase, loa
     workers = workers_of(state, Driver())
     assert workers.welcome(SimpleNamespace(send=sent.append), WorkerHello(3, rank.incarnation, moved=False)) is rank
     assert [message.resume for message in sent] == [loads]
+
+
+def test_a_new_process_builds_its_stage_with_the_layers_that_it_has_now():
+    sent = []
+    state = job_state(Settings(model=Model(layers=8), parallel=Parallel(3, 4)))
+    state.job.phase = "running"
+    state.job.units.layout = {0: [-1, 0, 1, 2], 1: [3], 2: [4, 5], 3: [6, 7, 8]}
+    rank = state.roster.enter(3)
+    rank.spawn()
+    peer = SimpleNamespace(send=sent.append)
+    workers_of(state, Driver()).welcome(peer, WorkerHello(3, rank.incarnation, moved=False))
+    assert [message.settings.model.split for message in sent] == [[3, 1, 2, 2]]
+
+
+def test_a_worker_that_describes_its_changed_stage_keeps_its_measured_times():
+    state, placed = job_state(), []
+    state.profile.place = lambda *of: placed.append(of)
+    workers, rank = workers_of(state, Driver()), state.roster.enter(0)
+    for port in (1, 1, 2):
+        workers.handle(rank, Ready(("host", port), "", machine="a", cores=4))
+    assert placed == [(rank.role, "a", 4)] * 2, "the second process is new"
 
 
 @pytest.mark.parametrize(("ends", "expected"), [(False, ["checkpoint_saved"]), (True, ["stopped"])])
