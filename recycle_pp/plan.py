@@ -37,17 +37,16 @@ from typing import Any
 
 from recycle_schedules import Plan, Problem
 from recycle_schedules.analysis.torch_csv import torch_csv
-from recycle_schedules.analysis.what_if import Table, what_if
 from recycle_schedules.planner import layout_plans, plans
 from rich.console import Console
-from rich.table import Table as Grid
 
 from recycle_pp.command import exit_code
-from recycle_pp.config.sizes import format_size, parse_size
+from recycle_pp.config.sizes import parse_size
 from recycle_pp.drawing import report
 from recycle_pp.drawing.chart import Chart
 from recycle_pp.drawing.measures import Measures
 from recycle_pp.drawing.sources import baselines, totals
+from recycle_pp.fitting.deaths_table import show_deaths
 from recycle_pp.fitting.memory_table import capacity_of, show
 from recycle_pp.fitting.problem_source import Source, add_arguments, compile_planner, read_source
 
@@ -75,7 +74,7 @@ def _run(arguments: argparse.Namespace) -> int:
     console = Console(width=None if sys.stdout.isatty() else 160)
     if arguments.what_if:
         compile_planner()
-        _show_deaths(console, source, arguments, size, capacity)
+        show_deaths(console, source, arguments.seconds, size, capacity, as_json=arguments.json)
         return 0
     best = source.shown  # compared with None, because a plan without ops is falsy
     if best is None:
@@ -191,75 +190,6 @@ def _as_json(plan: Plan) -> dict[str, Any]:
         "lost_ops": m.lost,
         "redone_ops": m.redone,
     }
-
-
-def _show_deaths(
-    console: Console, source: Source, arguments: argparse.Namespace, size: float | None, capacity: float | None
-) -> None:
-    """Prints the --what-if table."""
-    terminal = sys.stderr.isatty()
-
-    def progress(done: int, total: int) -> None:
-        if terminal:
-            print(f"\r{done} of {total} ", end="" if done < total else "\n", file=sys.stderr)
-
-    seconds = min(SECONDS if arguments.seconds is None else arguments.seconds, 0.1)
-    table = what_if(source.problem, seconds=seconds, microbatch_bytes=size, capacity=capacity, progress=progress)
-    if arguments.json:
-        print(json.dumps(_deaths_as_json(table, source.unit), indent=1))
-        return
-    console.print(_grid(table, capacity))
-    left = f"{table.left} of {source.problem.pipelines} workers alive"
-    console.print(
-        f"now {table.now.value:g} {source.unit} per step; stage {table.thinnest} has the least redundancy left: {left}"
-    )
-
-
-def _deaths_as_json(table: Table, unit: str) -> dict[str, Any]:
-    rows = [
-        {
-            "worker": str(row.worker),
-            "period": row.period,
-            "slowdown": row.slowdown,
-            "fullest_peer": None if row.peer is None else str(row.peer),
-            "in_flight": row.peak,
-            "limit": None if row.limit == float("inf") else row.limit,
-            "bytes": row.bytes,
-            "fits": row.fits,
-            "moved_period": row.moved,
-            "moved_slowdown": row.moved_slowdown,
-            "layout": row.layout,
-        }
-        for row in table.rows
-    ]
-    now = {"time_unit": unit, "period": table.now.value, "thinnest_stage": table.thinnest, "left": table.left}
-    return now | {"deaths": rows}
-
-
-def _grid(table: Table, capacity: float | None) -> Grid:
-    grid = Grid(box=None, padding=(0, 2, 0, 0))
-    layers = table.now.layout is not None
-    names = ["dies next", "period", "slowdown", *(["moved", "slowdown"] if layers else [])]
-    for name in (*names, "fullest peer", "in flight", "limit", "size", "fits", *(["layers moved"] if layers else [])):
-        grid.add_column(name, justify="left" if name in ("dies next", "fits", "layers moved") else "right")
-    for row in table.rows:
-        if row.period is None:
-            grid.add_row(str(row.worker), "none", *["-"] * (len(names) + 2), "no: its stage is gone")
-            continue
-        size = (
-            "-" if row.bytes is None else format_size(row.bytes) + (f" of {format_size(capacity)}" if capacity else "")
-        )
-        cells = (
-            f"{row.period:g}",
-            f"{100 * (row.slowdown or 0):+z.1f} %",
-            *([f"{row.moved:g}", f"{100 * (row.moved_slowdown or 0):+z.1f} %"] if layers else []),
-            str(row.peer),
-            f"{row.peak:g}",
-            f"{row.limit:g}",
-        )
-        layout = [" ".join(map(str, row.layout))] if row.layout else []
-        grid.add_row(str(row.worker), *cells, size, "yes" if row.fits else "no", *layout)
-    return grid
 
 
 if __name__ == "__main__":

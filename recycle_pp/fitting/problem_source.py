@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from recycle_schedules import Plan, Problem, Trace, Worker, compiled
+from recycle_schedules.layers import Layout
 
 from recycle_pp.config.compose import compose
 from recycle_pp.config.faults import faults
@@ -32,6 +33,7 @@ from recycle_pp.config.settings import Settings
 from recycle_pp.telemetry.run_reader import RunReader
 from recycle_pp.wire.files import UnreadableFile, read
 
+from .model_layers import ModelLayers
 from .problem import initial_problem
 from .profile import Profile
 
@@ -54,15 +56,20 @@ _FLAGS = (*_KEYS, "fail", "durations", "memory", "speed")
 class Source:
     """The input.
 
-    shown: the plan or trace to show; None if the problem still has to be planned
-    run: the reader of a run folder; None for other inputs
+    shown     the plan or trace to show; None if the problem still has to be planned
+    run       the reader of a run folder, None for other inputs
+    step      step of a run's trace
+    settings  settings of the trainer, from the command line or from the run; None for a problem without them
+    layout    decoder layers of each stage in this problem; None if unknown
     """
 
     problem: Problem
     unit: str = "slots"
     shown: Plan | None = None
     run: RunReader | None = None
-    step: int = 0  # step of a run's trace
+    step: int = 0
+    settings: Settings | None = None
+    layout: Layout | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -165,7 +172,9 @@ def _of_settings(settings: Settings) -> Source:
     """The problem of the trainer's steps, after the deaths of +fail_at and +hang_at."""
     settings = settings.with_values({"schedule.profile_steps": 0})
     dead = sorted({fault.worker for fault in faults(settings) if fault.kind in ("kill", "hang")})
-    return Source(initial_problem(settings).replace(failed=dead), "s" if settings.emulate.mode else "slots")
+    unit = "s" if settings.emulate.mode else "slots"
+    layout = ModelLayers(settings).start if settings.model.own else None
+    return Source(initial_problem(settings).replace(failed=dead), unit, settings=settings, layout=layout)
 
 
 def _of_run(run: RunReader, step: int | None) -> Source:
@@ -176,7 +185,7 @@ def _of_run(run: RunReader, step: int | None) -> Source:
     if run.traced() or step is not None:
         at = run.last_recovery() if step is None else step
         trace = run.trace(at)
-        return Source(trace.problem, trace.time_unit, trace, run, at)
+        return Source(trace.problem, trace.time_unit, trace, run, at, layout=trace.layout)
     folder = run.folder
     folder.require()
     settings = folder.read_settings().with_values({"fail_at": [], "hang_at": []})
@@ -192,7 +201,8 @@ def _of_run(run: RunReader, step: int | None) -> Source:
         raise UnreadableFile(folder.profile, "its stages are not those of config.yaml")
     profile.load(measured)
     try:
-        return Source(profile.problem(source.problem), "s", run=run)
+        layout = profile.layout or source.layout
+        return Source(profile.problem(source.problem), "s", run=run, settings=settings, layout=layout)
     except ValueError as error:
         raise UnreadableFile(folder.profile, str(error)) from None
 
@@ -214,7 +224,8 @@ def _with_flags(source: Source, arguments: argparse.Namespace) -> Source:
     if not keys:
         shown = None if source.shown is None else replace(source.shown, time_unit=unit)
         return replace(source, unit=unit, shown=shown)
-    return replace(source, problem=source.problem.replace(**keys), unit=unit, shown=None)
+    layout = None if "stages" in keys else source.layout
+    return replace(source, problem=source.problem.replace(**keys), unit=unit, shown=None, layout=layout)
 
 
 def _worker(flag: str, text: str) -> Worker:

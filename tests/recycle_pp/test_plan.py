@@ -111,6 +111,29 @@ def test_what_if_compares_re_routing_with_moved_layers(tmp_path, capsys):
     assert "layers moved" in capsys.readouterr().out
 
 
+TRAINER = ["parallel=3x4", "model.layers=32", "emulate=sleep", "--what-if", "--json"]
+
+
+def what_if(capsys, *settings):
+    assert main([*TRAINER, *settings]) == 0
+    return {row["worker"]: row for row in json.loads(capsys.readouterr().out)["deaths"]}
+
+
+def test_what_if_says_what_the_trainer_would_do_with_its_settings(capsys):
+    moves = what_if(capsys, "schedule.rebalance=auto")["1.2"]
+    assert moves["trainer_moves"] and moves["gain_seconds"] > moves["cost_seconds"] > 0
+    assert moves["moved_period"] < 0.9 * moves["period"] and sum(moves["layout"]) == 32
+    stays = what_if(capsys, "schedule.rebalance=auto", "schedule.outage=1")["1.2"]
+    assert stays["layout"] == moves["layout"] and not stays["trainer_moves"], "the outage is too short"
+    assert "trainer_moves" not in what_if(capsys)["1.2"], "schedule.rebalance=never"
+
+
+def test_what_if_shows_the_decision_of_the_trainer_in_words(capsys):
+    assert main([*TRAINER[:-1], "schedule.rebalance=auto"]) == 0
+    out = capsys.readouterr().out
+    assert "moves layers: gain" in out and "for an outage of schedule.outage=900 s" in out
+
+
 MISTAKES = {
     "--fail 0.1 1.1 2.1": "failed: no live worker at stage 1",
     "--fail 7.1": "failed: worker 7.1 does not exist",
