@@ -38,7 +38,7 @@ from recycle_pp.simulation.costs import Costs
 from recycle_pp.simulation.fleet import cheapest, demand
 from recycle_pp.simulation.job import Job
 from recycle_pp.simulation.measured import job_of
-from recycle_pp.simulation.policies import PLANNED_ONLY, TODAY
+from recycle_pp.simulation.policies import DEFAULT, MOVING
 from recycle_pp.simulation.prices import Kind, read_prices
 from recycle_pp.simulation.replay import replay
 from recycle_pp.simulation.shapes import best_shapes
@@ -106,13 +106,15 @@ def _best(given: argparse.Namespace, job: Job, there: Availability, costs: Costs
     """Prints the shapes of the job, fastest first."""
     if not given.capacity:
         raise ValueError("--best needs --capacity: with machines of any size one stage is best")
-    policy = PLANNED_ONLY if given.policy == "all" else flags.policies_of(given.policy)[0]
+    policy = MOVING if given.policy == "all" else flags.policies_of(given.policy)[0]
     compile_planner()
     found = best_shapes(job, there, costs, policy, capacity=parse_size(given.capacity, "--capacity"), seed=given.seed)
     _console().print(report.shape_table(found))
     print(f"{policy}, {there.machines} machines, {there.mean:.1f} available on average; the others are spares")
-    if policy == PLANNED_ONLY:
-        print(f"the trainer cannot move layers yet: --policy {TODAY} ranks the shapes by what it does today")
+    if policy == MOVING:
+        print(
+            f"the trainer moves layers with schedule.rebalance=auto; --policy {DEFAULT} ranks the shapes without that"
+        )
     return 0
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
+from recycle_pp.fitting.move_policy import SLOWED, SWITCH
+
 
 @dataclass(frozen=True)
 class Recovery:
@@ -63,7 +65,10 @@ class Costs:
     swap          replacement of a lost worker by a spare: about 20 s (TrainMover, arXiv 2412.12636, 1024 GPUs)
     quorum        stall of torchft's survivors: 1.05 s, measured on CPUs with timeouts of 1 s
     reconfigure   reconfiguration of Oobleck's and Bamboo's pipelines: 79 s. This is not published. It is inferred from
-                  ReCycle's trace: about 13 % of its 6.4 h, which Oobleck loses, divided by its 38 changes"""
+                  ReCycle's trace: about 13 % of its 6.4 h, which Oobleck loses, divided by its 38 changes
+    switch        stall of all workers when layers have moved to other stages
+    slowed        share by which steps take longer while layers are sent
+    outage        expected length of an outage, before one has ended (schedule.outage)"""
 
     recovery: Recovery = field(default_factory=measured)
     bandwidth: float = 2.5e9
@@ -73,6 +78,9 @@ class Costs:
     swap: float = 20.0
     quorum: float = 1.05
     reconfigure: float = 79.0
+    switch: float = SWITCH
+    slowed: float = SLOWED
+    outage: float = 900.0
 
     def transfer(self, size: float) -> float:
         return size / self.bandwidth

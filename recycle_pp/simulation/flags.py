@@ -21,7 +21,7 @@ from .hardware import GPUS, job_on
 from .job import Job
 from .policies import NAMES
 
-TIMES = ("start", "restart", "checkpoint", "swap", "quorum", "reconfigure")
+TIMES = ("start", "restart", "checkpoint", "swap", "quorum", "reconfigure", "switch", "outage")
 """The fields of Costs that have a flag."""
 
 

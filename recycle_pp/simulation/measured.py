@@ -11,12 +11,13 @@ from typing import Any, Literal, TypedDict
 from recycle_schedules import OpKind
 from recycle_schedules.layers import TIMES
 
+from recycle_pp.fitting.layer_values import relaid
 from recycle_pp.model.memory import stage_memory
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.files import UnreadableFile, decode, read
-from recycle_pp.wire.records import Seconds
+from recycle_pp.wire.records import Count, Seconds
 
-from .job import Job
+from .job import Job, even
 
 
 class _Durations(TypedDict):
@@ -28,6 +29,7 @@ class _Measured(_Durations, total=False):
 
     message_seconds: Seconds
     sum_seconds: Seconds | list[Seconds]
+    layout: list[Count]
 
 
 def job_of(
@@ -64,6 +66,11 @@ def job_of(
     measured_stages = len(durations[OpKind.FORWARD])
     if stages not in (None, measured_stages):
         raise ValueError(f"--stages {stages}: the profile has {measured_stages}")
+    if layout := tuple(measured.get("layout", ())):  # of the stages that were measured; the job starts with even ones
+        if len(layout) != measured_stages or min(layout) < 1:
+            raise UnreadableFile(profile, "layout must give the number of layers of every stage")
+        start = even(sum(layout), measured_stages)
+        durations = {kind: relaid(times, layout, start) for kind, times in durations.items()}
     if pipelines is None or microbatches is None:
         raise ValueError("--pipelines and --microbatches are needed: there is no config.yaml beside the profile")
     return Job.of(

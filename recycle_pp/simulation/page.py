@@ -32,7 +32,7 @@ def render(comparison: Comparison) -> str:
     title = f"{p.pipelines} x {p.stages} workers on {comparison.there.machines} machines that come and go"
     head = "".join(f"<th scope=col>{html.escape(name)}</th>" for name in ("policy", "1F1B = 1", "work", *CAUSES))
     rows = "".join(
-        f"<tr><td>{report.label(name)}</td><td>{names[name].relative:.3f}</td>"
+        f"<tr><td>{name}</td><td>{names[name].relative:.3f}</td>"
         + "".join(f"<td>{100 * names[name].shares[key]:z.1f} %</td>" for key in ("work", *CAUSES))
         + "</tr>"
         for name in names

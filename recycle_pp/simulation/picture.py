@@ -22,7 +22,6 @@ from recycle_pp.drawing.figure import STYLE
 
 from .availability import DAY, HOUR, MINUTE
 from .compare import Comparison
-from .policies import PLANNED_ONLY
 from .run import CAUSES, Outcome
 
 GREY = "#8A8F98"
@@ -135,8 +134,7 @@ def _losses(axes: Axes, comparison: Comparison) -> None:
     axes.invert_yaxis()
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:.0%}")
-    note = f" ({PLANNED_ONLY}: planned only)" if PLANNED_ONLY in names else ""
-    axes.set_title(f"where the workers' time went{note}", loc="left", fontsize=8)
+    axes.set_title("where the workers' time went", loc="left", fontsize=8)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=4, frameon=False, fontsize=7, handlelength=1.4)
     _plain(axes)
 

@@ -19,7 +19,7 @@ from recycle_pp.telemetry.words import plural
 
 from .availability import HOUR
 from .compare import Comparison
-from .policies import PLANNED_ONLY, TODAY
+from .policies import DEFAULT, MOVING
 from .prices import Kind
 from .run import CAUSES, Outcome
 from .shapes import Found
@@ -38,7 +38,7 @@ def table(found: Sequence[Comparison]) -> Table:
         for comparison in found:
             out.add_column(f"M = {comparison.job.problem.counts[0]}", justify="right")
         for name in names:
-            out.add_row(label(name), *(f"{comparison.outcomes[name].relative:.3f}" for comparison in found))
+            out.add_row(name, *(f"{comparison.outcomes[name].relative:.3f}" for comparison in found))
         return out
     comparison = found[0]
     unit = "tokens/h" if comparison.job.tokens else "micro-batches/h"
@@ -47,7 +47,7 @@ def table(found: Sequence[Comparison]) -> Table:
     for name, outcome in names.items():
         shares = (f"{100 * outcome.shares[key]:z.1f} %" for key in ("work", *CAUSES))
         rate = f"{_rate(comparison, outcome):,.0f}"
-        out.add_row(label(name), f"{outcome.relative:.3f}", rate, *shares, f"{outcome.redone:.0f}")
+        out.add_row(name, f"{outcome.relative:.3f}", rate, *shares, f"{outcome.redone:.0f}")
     return out
 
 
@@ -81,26 +81,15 @@ def as_json(comparison: Comparison, kinds: Sequence[Kind] = ()) -> dict[str, Any
     }
 
 
-def label(policy: str) -> str:
-    """The policy's name in a table."""
-    return f"{policy} (planned only)" if policy == PLANNED_ONLY else policy
-
-
 def summary(comparison: Comparison) -> list[str]:
-    """Sentences about the throughput of today's trainer, of a trainer that moves layers, and of the best other
-    policy."""
+    """Sentences about the throughput of the trainer, without and with moves of layers, and of the best other policy."""
     shares = {name: outcome.relative for name, outcome in comparison.outcomes.items()}
     out = []
-    if TODAY in shares:
-        out.append(
-            f"recycle_pp today re-routes ({TODAY}): {shares[TODAY]:.3f} of the throughput of 1F1B without a loss"
-        )
-    if PLANNED_ONLY in shares:
-        out.append(
-            f"moving layers between stages ({PLANNED_ONLY}) would give {shares[PLANNED_ONLY]:.3f}; "
-            "the trainer cannot do that yet"
-        )
-    others = [name for name in shares if name not in (TODAY, PLANNED_ONLY, "bound")]
+    if DEFAULT in shares:
+        out.append(f"recycle_pp re-routes ({DEFAULT}): {shares[DEFAULT]:.3f} of the throughput of 1F1B without a loss")
+    if MOVING in shares:
+        out.append(f"with schedule.rebalance=auto it also moves layers ({MOVING}): {shares[MOVING]:.3f}")
+    others = [name for name in shares if name not in (DEFAULT, MOVING, "bound")]
     if others:
         best = max(others, key=lambda name: shares[name])
         out.append(f"best of the other policies: {best}, {shares[best]:.3f}")
@@ -121,7 +110,7 @@ def remarks(comparison: Comparison) -> list[str]:
         f"assumed: a worker's state {format_size(job.state_bytes(job.layout))} at {format_size(costs.bandwidth)}/s, "
         f"start {format_seconds(costs.start)}, restart {format_seconds(costs.restart)}, checkpoint "
         f"{format_seconds(costs.checkpoint)}, spare {format_seconds(costs.swap)}, Oobleck and Bamboo reconfigure "
-        f"{format_seconds(costs.reconfigure)}",
+        f"{format_seconds(costs.reconfigure)}, switch to another layout of layers {format_seconds(costs.switch)}",
     ]
     if times.covered < 0.999:
         out.append(
@@ -155,7 +144,7 @@ def price_table(found: Sequence[tuple[Kind, Comparison]]) -> Table:
         cells = []
         for price, (_, comparison) in zip(prices, found, strict=True):
             cells += [f"{comparison.outcomes[name].relative:.3f}", f"{price[name]:.4g}"]
-        out.add_row(label(name), *cells)
+        out.add_row(name, *cells)
     return out
 
 

@@ -20,11 +20,11 @@ from .torchft import Torchft
 NAMES = ("restart", "spares", "torchft", "oobleck", "bamboo", "recycle", "rerouted", "rebalanced", "bound")
 """The policies of a comparison. `respawned` is only for replays."""
 
-TODAY = "rerouted"
+DEFAULT = "rerouted"
 """The policy of recycle_pp's trainer."""
 
-PLANNED_ONLY = "rebalanced"
-"""A policy that the planner supports and the trainer does not support yet."""
+MOVING = "rebalanced"
+"""The policy of the trainer with schedule.rebalance=auto."""
 
 
 def policies(name: str, world: World, there: Availability, broken: BrokenSteps) -> list[Base]:
@@ -44,4 +44,4 @@ def policies(name: str, world: World, there: Availability, broken: BrokenSteps) 
             return [others[name](world, name)]
 
 
-__all__ = ["NAMES", "PLANNED_ONLY", "TODAY", "Base", "World", "policies"]
+__all__ = ["DEFAULT", "MOVING", "NAMES", "Base", "World", "policies"]

@@ -6,6 +6,7 @@ from collections import Counter
 
 from recycle_schedules import Worker
 
+from recycle_pp.fitting.move_policy import Move, Outages
 from recycle_pp.protocol.assignment import refilled
 
 from ..broken_step import BrokenSteps
@@ -181,19 +182,51 @@ class Respawned(Rerouted):
 
 
 class Rebalanced(Rerouted):
-    """`Rerouted` that also moves the boundaries between stages, to balance the load (`plan_layout`).
+    """`Rerouted` that also moves the boundaries between stages (`schedule.rebalance=auto`).
 
-    While training continues with the old layout, workers receive the layers that they lack. The new layout is used from
-    the first commit after that. If the membership changes before then, the move is cancelled. A move that gains less
-    than 1 % is not started. The planner supports this; the trainer does not move layers at run time yet."""
+    - The layout is the best one for the membership (`plan_layout`). A move begins if it pays by the rule of the trainer
+      (`fitting/move_policy.py`), with the outages of the simulation so far. The rule is applied at every change, and
+      every `AGAIN` seconds.
+    - While training continues with the old layout, workers receive the layers that they lack, and steps are slower. The
+      new layout is used from the first commit after that. The switch stalls all workers.
+    - If the membership changes before the switch, the move is cancelled."""
+
+    AGAIN = 60.0
+
+    def begin(self, run: Run) -> None:
+        self.outages = Outages(self.costs.outage)
+        super().begin(run)
 
     def _adopt(self) -> None:
         super()._adopt()
-        shape, version = tuple(self.live), self.version
+        self._compare(self.version)
+
+    def _compare(self, version: int) -> None:
+        """Begins a move if it pays. version: of the membership for which this was scheduled."""
+        if self.version != version or self.stopped:
+            return
+        joining = {self.roles[self.ranks[machine]] for machine in self.joining}
+        away = {self.roles[rank] for rank in self.free} | joining
+        self.outages.observe(away, self.run.now)
+        shape = tuple(self.live)
         target = self.world.times.layout(shape)
-        if target != self.layout and self.world.times.seconds(shape, target) < 0.99 * self._step():
-            seconds = self.costs.transfer(self.job.moved_bytes(self.layout, target)) + self._step() / 2
-            self.run.later(seconds, lambda: self._moved(version, target))
+        if target == self.layout:
+            return
+        now = self._step()
+        move = Move(
+            now=now,
+            then=self.world.times.seconds(shape, target),
+            outage=min(self.run.there.seconds - self.run.now, self.outages.expected(self.run.now, joining)),
+            seconds=self.costs.transfer(self.job.moved_bytes(self.layout, target)) + now / 2,
+            back=bool(away),
+            switch=self.costs.switch,
+            slowed=self.costs.slowed,
+        )
+        if move.pays("auto"):
+            self.run.go_on(now * (1 + self.costs.slowed), sum(shape), (shape, self.layout))
+            self.run.later(move.seconds, lambda: self._moved(version, target))
+        else:
+            self.run.later(self.AGAIN, lambda: self._compare(version))
 
     def _worth(self, live: list[int], stage: int) -> float:
         """Sort key of a stage: seconds of a step if the new machine joins this stage."""
@@ -203,6 +236,7 @@ class Rebalanced(Rerouted):
     def _moved(self, version: int, target: tuple[int, ...]) -> None:
         if self.version == version:
             self.layout = target
+            self.run.stand_still(self.costs.switch)
             super()._adopt()
 
     def _layout_of(self, shape: Shape) -> tuple[int, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -105,6 +107,23 @@ def test_a_returning_machine_takes_part_once_it_has_the_state():
     found = compare(JOB, there, costs, ["rerouted"]).outcomes["rerouted"]
     assert found.shares["away"] * 12 * 1000 == pytest.approx(100)
     assert found.shares["idle"] * 12 * 1000 == pytest.approx(60 + 16 + 1.35, rel=0.01), "start, 16 GB, half a step"
+
+
+def test_moving_layers_costs_their_transfer_slower_steps_and_a_stall():
+    there = Availability(12, 20_000.0, (Change(5000.0, 6, False),))
+    costs = replace(NOTHING, switch=0.0, slowed=0.0), replace(NOTHING, switch=30.0, slowed=0.5, bandwidth=1e9)
+    free, dear = (compare(JOB, there, of, ["rebalanced"]).outcomes["rebalanced"] for of in costs)
+    assert dear.shares["recovering"] * 20_000 == pytest.approx(30 * 11 / 12, abs=1), "the stall of the switch"
+    assert free.steps - dear.steps > 30 * free.steps / 20_000, "and slower steps in the old layout"
+
+
+def test_layers_do_not_move_for_outages_that_end_before_the_move_pays():
+    """A machine is away for 10 s of every 1000 s. The first outages may be long ones."""
+    changes = [Change(1000.0 * k + after, 6, up) for k in range(1, 20) for after, up in ((0.0, False), (10.0, True))]
+    there = Availability(12, 20_000.0, tuple(changes))
+    costs = replace(NOTHING, start=1.0, bandwidth=1e9, switch=5.0)
+    found = compare(JOB, there, costs, ["rerouted", "rebalanced"]).outcomes
+    assert found["rebalanced"].steps > 0.99 * found["rerouted"].steps
 
 
 def test_a_spare_is_used_before_a_restart():

@@ -99,14 +99,13 @@ def test_a_mistake_gets_one_sentence_and_exit_code_2(flags, words, capsys):
     assert words in said and len(said.splitlines()) == 1
 
 
-def test_the_page_distinguishes_what_the_trainer_does_from_what_only_the_planner_can_do(tmp_path, capsys):
+def test_the_page_distinguishes_what_the_trainer_does_by_default_from_what_it_does_with_rebalance(tmp_path, capsys):
     assert run(f"{SMALL} --policy rerouted,rebalanced,torchft --out {tmp_path / 'a.html'}") == 0
     page = (tmp_path / "a.html").read_text()
     for text in (page, capsys.readouterr().out):
-        assert re.search(r"recycle_pp today re-routes \(rerouted\): [01]\.\d\d\d of", text)
-        assert "(rebalanced) would give" in text and "the trainer cannot do that yet" in text
+        assert re.search(r"recycle_pp re-routes \(rerouted\): [01]\.\d\d\d of", text)
+        assert re.search(r"with schedule.rebalance=auto it also moves layers \(rebalanced\): [01]\.\d\d\d", text)
         assert "best of the other policies: torchft, " in text
-    assert "rebalanced (planned only)" in page
 
 
 def test_no_share_is_printed_as_minus_zero(monkeypatch):
