@@ -72,11 +72,11 @@ class AfterCommit:
             state.timers.after(state.settings.control.lease, self._abandon_slow_save, state.saving.step)
 
     def _measure(self, step: int) -> None:
-        """Adds the spans of a committed step to the profile, and writes the profile once it is complete."""
+        """Adds the spans of a committed step to the profile, and writes the profile when times were measured."""
         state = self._state
-        was_complete = state.profile.complete
+        before = state.profile.measured
         changed = state.profile.add(state.spans.of(step), state.job.problem_now().recomputes)
-        if state.profile.complete and not was_complete:
+        if state.profile.measured > before:
             state.run.later(state.run.write_json, state.run.profile, state.profile.to_json())
         for worker, factor in changed:
             state.recorder.speed_changed(worker, factor)

@@ -60,7 +60,7 @@ def show_deaths(
         console.print(f"schedule.rebalance={mode}, for an outage of schedule.outage={outage:g} s", highlight=False)
     left = f"{table.left} of {source.problem.pipelines} workers alive"
     console.print(
-        f"now {table.now.value:g} {source.unit} a step; stage {table.thinnest} has the least redundancy left: {left}"
+        f"now {table.now.value:g} {source.unit} per step; stage {table.thinnest} has the least redundancy left: {left}"
     )
 
 

@@ -61,9 +61,7 @@ class Profile:
         self._slowness = Slowness()
         self.links = LinkTable()
         self._memory: dict[int, Sequence[Mapping[str, float]]] = {}
-        self._again: Sequence[bool] = [
-            False
-        ] * settings.parallel.stages  # whether each stage recomputes, in the newest step
+        self._again: Sequence[bool] = [False] * settings.parallel.stages  # the stages that recompute
         self._model: dict[int, tuple[int, float]] = {}  # by stage: boundary bytes, deferred share
 
     @property

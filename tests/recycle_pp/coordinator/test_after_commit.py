@@ -1,0 +1,37 @@
+"""What follows a commit."""
+
+import json
+
+from recycle_pp.coordinator.after_commit import AfterCommit
+from recycle_pp.protocol.events import Outcome
+from recycle_pp.wire.messages.steps import Commit
+
+from .states import Driver, job_state
+
+
+class Quiet(Driver):
+    def change(self, problem):
+        pass
+
+
+def test_the_profile_is_written_after_every_measurement(tmp_path):
+    state = job_state(folder=tmp_path)
+    state.job.live |= {*state.job.assignment}
+    state.run.later = lambda write, *arguments: write(*arguments)
+    measured = {3, 8}  # steps; layers have moved between them
+
+    def add(spans, again):
+        state.profile.measured += state.job.committed in measured
+        state.profile.layout = (state.job.committed,)
+        return []
+
+    state.profile.add = add
+    handler, written = AfterCommit(state, Quiet()), []
+    for step in range(10):
+        state.job.committed = step
+        commit = Commit(0, step, 1.0, 1.0, 1.0)
+        handler.handled(None, Outcome([], [{"event": "committed", "commit": commit, "skipped": False}]))
+        if state.run.profile.exists():
+            written.append(json.loads(state.run.profile.read_text())["layout"][0])
+            state.run.profile.unlink()
+    assert written == [3, 8]
