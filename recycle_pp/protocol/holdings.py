@@ -113,8 +113,11 @@ class Holdings:
         self.weights = min(self.weights, committed - 1)
 
     def distrust(self, committed: int) -> None:
-        """Records that received weights may be wrong, so the worker needs all weights again."""
+        """Records that received weights may be wrong, so the worker needs all weights again. It received weights also
+        for units that it has but need not hold, and no longer holds these."""
         self.weights = min(self.weights, committed - 1)
+        if self.shares is not None:
+            self.units.intersection_update(self.mine)
 
     def commit(self, step: int, savers: Collection[Member]) -> None:
         """Records that a step is committed. The worker holds the units in `mine`; its other units are out of date.

@@ -201,13 +201,18 @@ class Units:
         wanted = _among({joiner}, table)
         if not any(wanted.values()):
             wanted[next(iter(wanted))] = [joiner]  # at least one unit, to follow the job's steps
-        return _sources(wanted, held, sizes)
+        found: dict[Member, list[UnitId]] = {}
+        for unit, source, _ in missing(held, wanted, sizes):
+            found.setdefault(source, []).append(unit)
+        return found
 
     def moved(
         self, receiver: Member, layers: list[int], live: Assignment, serving: Mapping[Member, int]
     ) -> dict[Member, list[UnitId]]:
         """donor -> units that a live member must follow, so that it can hold its share when its stage has these
-        `layers`. Empty if a unit has no live holder. serving: donor -> number of members to which it sends units."""
+        `layers`. Empty if a unit has no live holder. serving: donor -> number of members to which it sends units.
+
+        The new copies of a unit come from different holders, so the next vote finds a wrong one."""
         stage = live[receiver].stage
         gained = {layer for layer in layers if layer not in self.layout[stage]}
         held = {unit: of for table in self._tables.values() for unit, of in table.items() if unit.layer in gained}
@@ -216,11 +221,14 @@ class Units:
             return {}
         if not self._copies:
             held = {unit: [min(of, key=lambda p: (serving.get(p, 0), p))] for unit, of in held.items()}
-        future = self._future(stage, layers, live)
-        wanted = {unit: [receiver] for unit, of in future.items() if unit.layer in gained and receiver in of}
-        for layer in gained - {unit.layer for unit in wanted}:  # any unit brings the exponents of its layer
-            wanted[UnitId(layer, 0)] = [receiver]
-        return _sources(wanted, held, self._sizes_in(layers))
+        future = self._future(stage, layers, live).items()
+        copy = {unit: of.index(receiver) for unit, of in future if unit.layer in gained and receiver in of}
+        for layer in sorted(gained - {unit.layer for unit in copy}):  # any unit brings the exponents of its layer
+            copy[UnitId(layer, 0)] = 0
+        found: dict[Member, list[UnitId]] = {}
+        for unit, k in copy.items():
+            found.setdefault(held[unit][k % len(held[unit])], []).append(unit)
+        return found
 
     def died(self, joiner: Member) -> None:
         """Removes a joiner. Other joiners keep their units; later joiners take the units of the removed one."""
@@ -332,14 +340,6 @@ class Units:
         hosts = {peer: self.hosts.get(peer) for peer in sorted(peers)}
         *most, last = (f"{live[peer]}" + (f" on {host}" if host else "") for peer, host in hosts.items())
         return f"{', '.join(most)} and {last}" if most else last
-
-
-def _sources(wanted: Table, held: Table, sizes: Sizes) -> dict[Member, list[UnitId]]:
-    """donor -> the units that it sends, so that the followers have the wanted units."""
-    found: dict[Member, list[UnitId]] = {}
-    for unit, source, _ in missing(held, wanted, sizes):
-        found.setdefault(source, []).append(unit)
-    return found
 
 
 def _among(peers: Collection[Member], table: Table) -> Table:

@@ -88,7 +88,8 @@ class Coordinator:
             found.append((COORDINATOR, "notices a death"))
         if self._mending:
             found.append((COORDINATOR, "mends"))
-        if self.job.phase == "holding" and (self._world.events >= self._expires or not found):
+        waits = self._world.patience is None or (found and self._world.events < self._expires)
+        if self.job.phase == "holding" and not waits:
             found.append((COORDINATOR, "waits no longer"))
         if self._planned is not None:
             found.append((COORDINATOR, "has planned"))
@@ -195,7 +196,7 @@ class Coordinator:
         outcome = self.job.handle(event)
         self.log.append((event, outcome))
         if outcome.expiry is not None:
-            self._expires = self._world.events + self._world.patience
+            self._expires = self._world.events + (self._world.patience or 0)
         self._send(outcome.sends)
         for note in outcome.notes:
             if note["event"] == "committed":

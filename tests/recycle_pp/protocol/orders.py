@@ -40,7 +40,7 @@ class Order:
     copies: int = 0  # of sharded state; 0: whole state
     third: bool = False  # a worker with a wrong copy is killed
     shuffled: bool = False  # members play random workers
-    patience: int = 0  # events for which the job waits for followers
+    patience: int | None = 0  # events for which the job waits for followers; None: for ever
     seed: int | None = None  # of the choices; None: all processes in turn
     delays: int | None = None  # changes of priority; None: no priorities
 

@@ -9,8 +9,6 @@ from recycle_schedules import Worker
 from .orders import Order, assert_kept, assert_kept_by_all
 from .world import Fault, layout_of
 
-LONG = 1000  # events of patience
-
 
 def move(at, *layers):
     return Fault(at, "move", Worker(0, 0), layers)
@@ -37,22 +35,23 @@ MOVES = [((2, 2, 2), (1, 3)), ((2, 3, 2), (3, 2, 1)), ((3, 3, 1), (1, 1, 4)), ((
 @pytest.mark.parametrize(("shape", "layers"), MOVES)
 def test_without_failures_a_move_ends_in_one_new_generation_in_any_order_of_events(shape, layers, copies, stagger):
     for seed in range(4):
-        order = Order(shape, (move(60, *layers),), 6, stagger, 2, 2, seed=seed, copies=copies, patience=LONG)
+        order = Order(shape, (move(60, *layers),), 6, stagger, 2, 2, seed=seed, copies=copies, patience=None)
         world = order.run()
         job = world.coordinator.job
         assert (job.committed, job.generation, world.coordinator.saved) == (5, 1, 6)
         assert world.coordinator.moves == {"switched": 1} and layers_at_the_end(world) == layout_of(layers)
 
 
-@pytest.mark.parametrize("each", [31, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("each", [61, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stagger", [False, True])
+@pytest.mark.parametrize("kind", ["kill", "reset"])
 @pytest.mark.parametrize("copies", [0, 2])
-def test_a_death_at_any_event_of_a_move_loses_nothing_and_the_move_goes_on(copies, stagger, each):
-    """Receivers, donors and others die."""
-    order, ends = Order((2, 2, 2), (move(60, 1, 3),), 6, stagger, copies=copies, patience=LONG), Counter()
+def test_a_fault_at_any_event_of_a_move_loses_nothing_and_the_move_goes_on(copies, kind, stagger, each):
+    """Of a receiver, a donor or another worker."""
+    order, ends = Order((2, 2, 2), (move(60, 1, 3),), 6, stagger, copies=copies, patience=None), Counter()
     for moment in range(60, order.run().events // 2, each):
         for victim in [Worker(d, s) for d in range(2) for s in range(2)]:
-            faults = (*order.faults, Fault(moment, "kill", victim))
+            faults = (*order.faults, Fault(moment, kind, victim))
             world = replace(order, faults=faults, seed=moment if stagger else None).run()
             assert world.coordinator.lost is None and world.coordinator.restores == 0
             assert world.coordinator.job.committed == 5
@@ -60,27 +59,27 @@ def test_a_death_at_any_event_of_a_move_loses_nothing_and_the_move_goes_on(copie
     assert ends["abandoned"] < ends["switched"] / 10
 
 
-@pytest.mark.parametrize("each", [23, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("later", ["kill", "cut", "revive", "orphan"])
+@pytest.mark.parametrize("each", [13, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("copies", [0, 2])
-def test_a_second_fault_after_the_death_of_a_receiver_in_the_switch_changes_nothing(copies, later, each):
-    order = Order((3, 2, 2), (move(60, 1, 3),), 6, copies=copies, patience=LONG)
+def test_a_second_fault_after_the_death_of_a_receiver_in_the_switch_changes_nothing(copies, each):
+    order = Order((3, 2, 2), (move(60, 1, 3),), 6, copies=copies, patience=None)
     for offset in range(0, 340, each):
         quiet = replace(order, seed=offset, stagger=offset % 2 == 1)
         first = Fault(quiet.run().coordinator.switched_at - offset % 20, "kill", Worker(0, 1))
+        later = ("kill", "cut", "revive", "orphan")[offset % 4]
         second = Fault(first.at + offset, later, Worker(0, later == "revive"))
         world = replace(quiet, faults=(*order.faults, first, second)).run()
         assert world.coordinator.lost is None and world.coordinator.restores == 0
         assert world.coordinator.job.committed == 5
 
 
-@pytest.mark.parametrize("each", [31, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("each", [61, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stagger", [False, True])
 @pytest.mark.parametrize("copies", [0, 2])
 def test_the_successor_of_a_coordinator_that_dies_at_any_event_of_a_move_finds_the_adopted_layout(
     copies, stagger, each
 ):
-    order = Order((2, 2, 2), (move(60, 1, 3),), 6, stagger, save_every=3, copies=copies, patience=LONG)
+    order = Order((2, 2, 2), (move(60, 1, 3),), 6, stagger, save_every=3, copies=copies, patience=None)
     layouts = set()
     for moment in range(60, order.run().events, each):
         for kind in ("kill", "reset"):
@@ -91,10 +90,10 @@ def test_the_successor_of_a_coordinator_that_dies_at_any_event_of_a_move_finds_t
     assert layouts == {1, 2}, "it abandons a move before its layout is adopted, and none after"
 
 
-@pytest.mark.parametrize("each", [41, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("each", [61, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("copies", [0, 2])
 def test_a_move_at_any_event_of_another_one_replaces_it_or_begins_from_its_layout(copies, each):
-    order, ends = Order((2, 3, 2), (move(60, 3, 2, 1),), 9, copies=copies, patience=LONG), Counter()
+    order, ends = Order((2, 3, 2), (move(60, 3, 2, 1),), 9, copies=copies, patience=None), Counter()
     for moment in range(61, order.run().events // 2, each):
         world = replace(
             order, faults=(*order.faults, move(moment, 1, 1, 4)), seed=moment, stagger=moment % 2 == 1
@@ -104,16 +103,16 @@ def test_a_move_at_any_event_of_another_one_replaces_it_or_begins_from_its_layou
     assert ends["switched"] > ends["replaced"] > 1
 
 
-@pytest.mark.parametrize("each", [11, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", ["kill", "lose", "reset", "cut", "orphan", "move"])
+@pytest.mark.parametrize("each", [5, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("copies", [0, 2])
-def test_a_fault_or_another_move_at_any_event_of_a_switch_changes_nothing(copies, kind, each):
-    """Also the last worker but one of the stage that gains a layer dies, and a worker that returns is on its way."""
+def test_a_fault_or_another_move_at_any_event_of_a_switch_changes_nothing(copies, each):
+    """Also if a worker of the stage that gains a layer has died, and its successor is on its way."""
     back = Fault(140, "kill", Worker(2, 1)), Fault(160, "revive", Worker(2, 1))
-    order = Order((3, 2, 2), (move(60, 1, 3), *back), 7, copies=copies, patience=LONG)
+    order = Order((3, 2, 2), (move(60, 1, 3), *back), 7, copies=copies, patience=None)
     for offset in range(-70, 70, each):
         quiet = replace(order, seed=offset + 70, stagger=offset % 2 == 1)
         at = quiet.run().coordinator.switched_at + offset
+        kind = ("kill", "lose", "reset", "cut", "orphan", "move")[offset % 6]
         fault = move(at, 3, 1) if kind == "move" else Fault(at, kind, Worker(offset % 2, offset // 2 % 2))
         world = replace(quiet, faults=(*order.faults, fault)).run()
         assert world.coordinator.lost is None and world.coordinator.restores == 0
@@ -122,7 +121,7 @@ def test_a_fault_or_another_move_at_any_event_of_a_switch_changes_nothing(copies
 
 @pytest.mark.parametrize("copies", [0, 2])
 def test_what_has_arrived_for_a_move_is_dropped_when_the_move_is_given_up(copies):
-    order = Order((2, 2, 2), (move(60, 1, 3),), 7, copies=copies, patience=LONG)
+    order = Order((2, 2, 2), (move(60, 1, 3),), 7, copies=copies, patience=None)
     at = order.run().coordinator.switched_at - 30
     for given_up, end in ((move(at, 2, 2), ["replaced"]), (Fault(at, "orphan", Worker(0, 0)), [])):
         world = replace(order, faults=(*order.faults, given_up)).run()
@@ -140,18 +139,18 @@ def test_a_move_that_is_open_at_the_end_is_dropped(copies):
 
 def test_a_lost_stage_restarts_with_the_layout_of_the_start():
     both = (Fault(900, "kill", Worker(0, 1)), Fault(900, "kill", Worker(1, 1)))
-    order = Order((2, 2, 2), (move(60, 1, 3), *both), steps=8, save_every=1, patience=LONG)
+    order = Order((2, 2, 2), (move(60, 1, 3), *both), steps=8, save_every=1, patience=None)
     world = order.run()
     assert world.coordinator.restores == 1 and world.coordinator.moves == {"switched": 1}
     assert layers_at_the_end(world) == layout_of((2, 2)) and world.coordinator.job.committed == 7
 
 
 def test_random_orders_with_moves_keep_the_contract():
-    assert_kept(drawn, range(150))
+    assert_kept(drawn, range(100))
 
 
 def test_random_orders_with_moves_and_a_wrong_block_keep_the_contract():
-    assert_kept(drawn_with_a_wrong_block, range(50))
+    assert_kept(drawn_with_a_wrong_block, range(40))
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ from recycle_schedules import Worker
 
 from recycle_pp.protocol.holdings import NOTHING, Holdings
 from recycle_pp.protocol.participant import Participant
-from recycle_pp.wire.messages.generations import Adopt, Announce, Shares
+from recycle_pp.wire.messages.generations import Adopt, Announce, Attempt, Shares
 from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.units import UnitId, packed
 
@@ -95,3 +95,15 @@ def test_a_stage_with_other_layers_keeps_the_units_that_have_arrived_and_drops_t
     assert gains.holdings.units == {*of(1, 2)} and loses.holdings.units == {*of(0)}
     assert gains.holdings.weights == loses.holdings.weights == 0
     assert enter(gains, 2, THEN).holds == gains.holdings.reported()
+
+
+def test_after_a_wrong_copy_was_found_a_worker_holds_only_what_it_must_hold():
+    """For other units that it has, it has received the weights of the wrong copy."""
+    me = member(1)
+    me.followed(0, of(1))
+    enter(me, 1, THEN)
+    me.relayout(of(1, 2))
+    me.holdings.adopt(Shares.of({unit: [9 if unit == U[2] else 1] for unit in of(1, 2)}, False, [], None))
+    me.holdings.settled()
+    again = Announce(2, MEMBERS, 0, base=0, layout=THEN, attempt=Attempt(repaired=1))
+    assert me.announce(again).holds.units == packed(of(1, 2)[1:])

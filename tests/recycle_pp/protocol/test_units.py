@@ -318,10 +318,13 @@ def adopt(units, found, committed, layout=LAYOUT):
 def test_after_a_move_no_unit_is_copied_and_each_has_its_holders(copies):
     """Its receivers have followed the units that they hold in the new layout."""
     units, found = stages(copies)
+    sources = Counter()
     for member in (3, 4, 5):
         gives = units.moved(member, THEN[1], ALL, {0: 1})
         assert units.give(gives) and (copies or [*gives] == [1]), "one donor, that serves the fewest"
+        sources.update((unit, donor) for donor, of in gives.items() for unit in of)
         found[member].arriving = 0, [unit for of in gives.values() for unit in of]
+    assert not copies or set(sources.values()) == {1}, "the copies of a unit come from different holders"
     assert units.relayout(THEN, ALL) == [0, 1]
     assert not units.stands(0, [0, 1, 2]) and not units.stands(1, [3, 4, 5])
     shares = adopt(units, found, 0, THEN)

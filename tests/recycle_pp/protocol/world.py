@@ -78,11 +78,11 @@ class World:
         copies: int = 0,
         third: bool = False,
         shuffled: bool = False,
-        patience: int = 0,
+        patience: int | None = 0,
         seed: int = 0,
     ) -> None:
         """shuffled: whether members play random workers. patience: events for which the job waits for followers, unless
-        nothing else can happen. seed: of the lost messages."""
+        nothing else can happen; None: it waits for ever. seed: of the lost messages."""
         self.patience = patience
         self.problem = Problem(pipelines=pipelines, stages=stages, microbatches=microbatches)
         self._problems: dict[tuple[int, ...], Problem] = {}  # by number of layers of each stage
