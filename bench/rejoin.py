@@ -3,7 +3,7 @@
     python bench/rejoin.py [--gigabytes 4] [--op 0.02] [--ops 24]
 
 The bench has two processes on this machine. The donor "trains": its ops sleep, and a step ends with a real AdamW step
-of its whole state. Meanwhile `recycle_pp.state.follow` feeds a joiner. The bench prints:
+of its whole state. Meanwhile `recycle_pp.state.donations` feeds a joiner. The bench prints:
 
 - the time from the commit at which a joiner was requested until it is a peer;
 - the longest time that the donor's optimizer waited for the donation;
@@ -20,6 +20,7 @@ import hashlib
 import json
 import multiprocessing
 import resource
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,10 +32,11 @@ from recycle_schedules import Worker
 from recycle_pp.config.settings import Optimizer, Run, Settings
 from recycle_pp.numerics import torch_operations
 from recycle_pp.numerics.gradients import Reduced
-from recycle_pp.numerics.layout import LayerMemory, Layout
+from recycle_pp.numerics.layer_tensors import LayerTensors
 from recycle_pp.numerics.optimizer import StageOptimizer
-from recycle_pp.state.follow import Donations, Following
-from recycle_pp.wire.messages.lifecycle import Donate
+from recycle_pp.state.donations import Donations
+from recycle_pp.state.follow import Following
+from recycle_pp.wire.messages.lifecycle import Donate, Expect
 from recycle_pp.wire.messages.units import packed
 
 OUT = Path(__file__).resolve().parent / "out" / "rejoin.json"
@@ -42,26 +44,12 @@ GB = 1e9
 TOKEN = "a token of a job of this machine alone"
 
 
-class Vectors:
+def vectors(matrices: int) -> LayerTensors:
     """A stage that does not compute: matrices of 1024 x 1024, in one layer."""
-
-    def __init__(self, matrices: int) -> None:
-        self.layout = Layout({f"layers.{k}.weight": (1024, 1024) for k in range(matrices)}, lambda *_: None)
-        self.names = self.layout.names
-        self.device = torch.device("cpu")
-        self.flat = self.working = LayerMemory([torch.ones(self.layout.size)])
-        self.gradients: Any = SimpleNamespace(
-            exponents=torch.empty(0),
-            places=self.layout,
-            layout=self.layout,
-            device=self.device,
-            follow=lambda reduced: None,
-            reproducible=False,
-        )
-        self.ops: Any = torch_operations
-
-    def changed(self) -> None:
-        """Does nothing, because this stage has no autograd."""
+    shapes = {f"layers.{k}.weight": (1024, 1024) for k in range(matrices)}
+    found = LayerTensors(settings(), shapes, [0] * matrices, torch_operations, torch.device("cpu"), cut=lambda *_: None)
+    found.flat.parts[0].fill_(1.0)
+    return found
 
 
 def main() -> None:
@@ -107,7 +95,7 @@ def main() -> None:
 
 class Donor:
     def __init__(self, matrices: int) -> None:
-        self.stage = Vectors(matrices)
+        self.stage = vectors(matrices)
         self.optimizer = StageOptimizer(settings(), self.stage)
         self.donations = Donations(self.optimizer, self.stage.gradients, TOKEN, lambda moment, step: None)
         self.number, self.pauses = 0, [0.0]
@@ -136,10 +124,13 @@ class Donor:
 
 
 def join(pipe: Any, matrices: int) -> None:
-    stage = Vectors(matrices)
+    stage: Any = vectors(matrices)
     optimizer = StageOptimizer(settings(), stage)
-    participant: Any = SimpleNamespace(generation=-1, caught_up=lambda step, units: None)
-    joining = Following(optimizer, stage.gradients, participant, TOKEN, "127.0.0.1", lambda moment, step: None)
+    participant: Any = SimpleNamespace(
+        generation=-1, announced=None, caught_up=lambda step, units: None, followed=lambda step, units: None
+    )
+    lock = threading.RLock()
+    joining = Following(stage, optimizer, participant, lock, TOKEN, "127.0.0.1", lambda moment, step: None)
     reported: list[int] = []
 
     def synced(step: int, _session: int) -> None:
@@ -148,6 +139,7 @@ def join(pipe: Any, matrices: int) -> None:
             pipe.send(time.monotonic())
 
     joining.start(synced)
+    joining.expect(Expect(session=1, layers=[0]))
     pipe.send(joining.address)
     pipe.recv()
     pipe.send(digest(optimizer))

@@ -44,6 +44,7 @@ class Executor:
     """
     on_commit  called with (commit, reduced) after a committed step was applied
     on_finish  called with the orders in every generation, once no steps are left
+    relayout   called when the stage must have other layers, before any work in a generation
     in_stream  whether the device itself sends and receives (NCCL). Otherwise messages go through the host, so an op
                must be done before the host reads its output or writes the next input
     """
@@ -58,6 +59,7 @@ class Executor:
     settings: Settings
     on_commit: list[Callable[[Commit, Reduced], None]] = field(default_factory=list)
     on_finish: Callable[[Orders], None] = lambda orders: None
+    relayout: Callable[[list[int]], None] = lambda layers: None
     in_stream: bool = False
     _counted: tuple[int, float] = (-1, 0.0)  # cached result of `_items`: (step, items per micro-batch)
     _link_times: dict[str, tuple[float, float]] = field(default_factory=dict)  # by host, see `LinksMeasured`
@@ -86,8 +88,11 @@ class Executor:
     def _follow(self, orders: Orders) -> None:
         """Runs all remaining steps. Ends only by an exception, when the orders become invalid."""
         self.session.links.follow(orders.generation)
-        self.session.followed()
+        self.session.reached("followed")
         self.mailbox.void()
+        if orders.layers != [*self.stage.layout.layers]:
+            self.relayout(orders.layers)
+            self.session.reached("relaid")
         step = self.session.participant.committed + 1
         if orders.probes:
             self._measure_links(orders, step)

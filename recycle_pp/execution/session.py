@@ -60,7 +60,8 @@ class Session:
         self.times: dict[str, float] = {}  # phase of the current generation ("announced", ...) -> its end, monotonic
         self.busy: Callable[[], float] = lambda: 0.0  # seconds until the executor can start its next op
         self.moment: Callable[[str], None] = lambda name: None  # called during a recovery, see faults.MOMENTS
-        self.donate: Callable[[Donate], None] = _not_yet  # this and the next two are set before the first request
+        self.donate: Callable[[Donate], None] = _not_yet  # this and the next three are set before the first request
+        self.expect: Callable[[Expect], None] = _not_yet
         self.save: Callable[[Save], None] = _not_yet
         self.assemble: Callable[[Assemble], None] = _not_yet
         self._handlers: dict[type[Message], Callable[[Any], None]] = {
@@ -69,8 +70,8 @@ class Session:
             SteadyPlan: self._plan,
             Commit: self._commit,
             StoreValues: self._deliver,
-            Expect: lambda message: None,  # so far only joiners follow units, and always those of their stage
             Donate: lambda message: self.donate(message),
+            Expect: lambda message: self.expect(message),
             Save: lambda message: self.save(message),
             Assemble: lambda message: self.assemble(message),
             Exit: lambda message: self._end("done"),
@@ -149,9 +150,10 @@ class Session:
                 self.changed.wait()
             return self.participant.commits[0]
 
-    def followed(self) -> None:
-        """Records the time at which the executor starts to follow its orders (`telemetry.recovery`)."""
-        self.times["followed"] = time.monotonic()
+    def reached(self, phase: str) -> None:
+        """Records when the executor ends a phase of the current generation: "followed", it starts to follow its orders
+        (`telemetry.recovery`); "relaid", the layers of its stage have changed, the next phase."""
+        self.times[phase] = time.monotonic()
 
     def broken(self, orders: Orders) -> None:
         """Reports a broken link. Drops the orders, so `orders` blocks until the next announcement."""

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import msgspec
 import torch
+from msgspec import structs
 from recycle_schedules import TensorKind
 
 from recycle_pp.comm.device_errors import is_gpu_failure, is_out_of_memory
@@ -44,7 +45,8 @@ from recycle_pp.protocol.holdings import Holdings
 from recycle_pp.protocol.liveness import read_limit
 from recycle_pp.protocol.participant import Participant
 from recycle_pp.state import checkpoint
-from recycle_pp.state.follow import Donations, Following
+from recycle_pp.state.donations import Donations
+from recycle_pp.state.follow import Following
 from recycle_pp.state.saving import StageSaving
 from recycle_pp.supervisor.lifeline import Lifeline
 from recycle_pp.supervisor.vital_signs import Board
@@ -214,23 +216,34 @@ class Process:
         donations = Donations(optimizer, stage.gradients, token, inject)
         executor.on_commit.insert(0, donations.committed)
         session.donate = donations.asked
-        following = Following(optimizer, stage.gradients, participant, token, self._interface, inject)
+        following = Following(stage, optimizer, participant, session.lock, token, self._interface, inject)
+        session.expect = following.expect
         session.moment = lambda name: faults.inject(name, participant.committed + 1)
         self._doing.starts("ready")
         session.log.write(f"stage {worker.stage} is ready after {time.monotonic() - self._started:.1f} s")
-        session.send(
-            Ready(
-                following.address,
-                platform(device, backend, settings.numerics.precision),
-                *_described(stage),
-                socket.gethostname(),
-                os.cpu_count() or 1,
-                stage.layout.described,
-                [{key: float(value) for key, value in asdict(way).items()} for way in takes],
-                notes(settings.parallel.backend, backend, device),
-                batches.fingerprint,
-            )
+        ready = Ready(
+            following.address,
+            platform(device, backend, settings.numerics.precision),
+            *_described(stage),
+            socket.gethostname(),
+            os.cpu_count() or 1,
+            stage.layout.described,
+            [{key: float(value) for key, value in asdict(way).items()} for way in takes],
+            notes(settings.parallel.backend, backend, device),
+            batches.fingerprint,
         )
+        session.send(ready)
+
+        def relaid() -> None:
+            nonlocal ready
+            donations.relayout()
+            described = stage.layout.described
+            session.log.write(f"stage {worker.stage} has layers {', '.join(map(str, described))} from now on")
+            if not ready.units.keys() >= described.keys():
+                ready = structs.replace(ready, units=ready.units | described)
+                session.send(ready)
+
+        executor.relayout, following.relaid = following.relayout, relaid
         # Every worker starts this, because it becomes a joiner if the other workers start without it.
         following.start(lambda step, of: session.send(Synced(step, of)))
         self._watch_for_eviction(session)

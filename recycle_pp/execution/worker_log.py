@@ -14,7 +14,7 @@ from contextlib import suppress
 from recycle_schedules import Worker
 
 from recycle_pp.wire.messages.generations import Adopt, Announce, SteadyPlan
-from recycle_pp.wire.messages.lifecycle import Donate, Exit, Leave
+from recycle_pp.wire.messages.lifecycle import Donate, Exit, Expect, Leave
 from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.table import Message
 
@@ -46,6 +46,8 @@ class WorkerLog:
                 self._step = message.step + 1
             case Donate():
                 self.write(f"step {self._step}: sends its state to worker {message.worker}")
+            case Expect() if message.layers:
+                self.write(f"step {self._step}: receives the state of layers {', '.join(map(str, message.layers))}")
             case Exit():
                 self.write("the job ended")
             case Leave():

@@ -7,6 +7,9 @@
     (dx,) = stage.backward(g, [dy])             # op B, instead of I and W: both at once
     stage.gradients.payload()                   # the tensors that peers sum
 
+    arriving = stage.arriving([7])              # memory for a layer that may move to this stage
+    stage.relayout([4, 5, 6, 7], [arriving])    # between two steps: from now on the stage has these layers
+
 A `StageModule` defines the computation: the project's own Transformer, or any model. The gradient is that of the mean
 loss over all G micro-batches. The factor 1/G is applied at the start of the backward.
 """
@@ -19,18 +22,14 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from recycle_pp.comm.tensor_bytes import aligned
 from recycle_pp.config.settings import Optimizer, Settings
-from recycle_pp.numerics import fixed_point
-from recycle_pp.numerics.gradients import Gradients
-from recycle_pp.numerics.hyperparameters import unit_size
-from recycle_pp.numerics.layout import Layout
+from recycle_pp.numerics.layer_tensors import LayerTensors
 from recycle_pp.numerics.weight_grad_store import Queue, WeightGradStore
 
 from . import transformer
@@ -47,20 +46,15 @@ class _Flight:
     queue: Queue | None = None
 
 
-class Stage:
+class Stage(LayerTensors):
     """The layers of stage `stage`, their parameters and gradient accumulators.
 
     A stage has no other state across steps. Every result is a pure function of (parameters, step, g, operands), so any
     peer computes the same bits.
 
-    Attributes:
+    Attributes, besides those of LayerTensors:
         parameters: full-model name -> parameter, in canonical order; views of `working`.
-        flat: the masters, float32. With bf16 and sharded state, it becomes `working` when the setup is complete.
-        working: the weights that the computation uses: `flat` itself, or with bf16 its rounded copy.
-        names: the keys of `parameters`.
         module: the computation; `module.takes` and `module.gives` are the tensors between stages.
-        gradients: the sum over the micro-batches that ran here.
-        ops: the kernels, see `numerics.operations`.
     """
 
     def __init__(self, settings: Settings, stage: int, device: torch.device, run_dir: str | Path | None = None):
@@ -69,28 +63,18 @@ class Stage:
         Raises:
             ValueError: the model cannot be trained with these settings; one sentence for the user.
         """
-        parallel = settings.parallel
-        self.settings, self.stage, self.device = settings, stage, device
-        self.first, self.last = stage == 0, stage == parallel.stages - 1
-        self.microbatches = parallel.pipelines * parallel.microbatches  # G
-
-        self.module = module_of(settings, stage, device, run_dir)
-        _refuse_unmatched_groups(settings.optimizer, self.module.all_names)
-        self.ops = self.module.ops
-        cut = partial(unit_size, settings.optimizer)
-        self.layout = Layout(self.module.shapes, cut, [self.module.layers[name] for name in self.module.shapes])
-        self.names = self.layout.names
-        self.flat = self.layout.zeros(device)
-        rounds = settings.numerics.precision == "bf16"
-        self.working = self.layout.zeros(device, torch.bfloat16) if rounds else self.flat
+        self.stage = stage
+        self.first, self.last = stage == 0, stage == settings.parallel.stages - 1
+        self.module = module = module_of(settings, stage, device, run_dir)
+        _refuse_unmatched_groups(settings.optimizer, module.all_names)
+        super().__init__(settings, *_described(module), module.ops, device, parts=_parts(module), shared=module.shared)
         self._sink = WeightGradStore()
-        self.parameters = self._bind()
-        reproducible, parts = settings.numerics.reproducible, [self.module.parts.get(name, 1) for name in self.names]
-        self.gradients = Gradients(
-            self.layout, self.microbatches, device,
-            reproducible=reproducible, ops=self.ops, parts=parts, shared=self.module.shared, form=form_of(settings),
-        )  # fmt: skip
         self._sink.gradients = self.gradients
+        masters, views = (
+            dict(zip(self.names, self.layout.views(flat), strict=True)) for flat in (self.flat, self.working)
+        )
+        with torch.no_grad():
+            self.parameters = dict(module.bind(masters, views, self._sink))
         self._flights: dict[int, _Flight] = {}
 
     def forward(self, step: int, g: int, batch: Batch | None = None, boundary: Sequence[Tensor] = ()) -> list[Tensor]:
@@ -165,6 +149,33 @@ class Stage:
         """Drops the micro-batches whose backward is not complete. Gradients of finished micro-batches stay."""
         self._flights.clear()
 
+    def arriving(self, layers: Sequence[int]) -> LayerTensors:
+        """Memory for layers that may move to this stage: zeros, without a computation. See `relayout`."""
+        shapes = [(name, shape, layer) for layer in layers for name, shape in self.module.shapes_of(layer).items()]
+        return LayerTensors(
+            self.settings,
+            {name: shape for name, shape, _ in shapes},
+            [layer for *_, layer in shapes],
+            self.ops,
+            self.device,
+            cut=self.layout.cut,
+        )
+
+    def relayout(self, layers: Sequence[int], arriving: Sequence[LayerTensors] = ()) -> None:
+        """Changes the layers of the stage in place, between two steps: no micro-batch is in flight, and the sums are
+        empty. Layers that stay or arrive keep their memory, and the memory of leaving layers is freed. Afterwards all
+        results have the bits of a stage that has had these layers from the start.
+
+        layers: all layers of the stage, in order (`StageModule.layers`); only those that can move may change
+        arriving: results of `arriving`, with every layer that the stage lacks; the stage keeps their memory
+        """
+        assert not self._flights, "a micro-batch is in flight"
+        self.module.relayout(layers)
+        self.merge(*_described(self.module), arriving, _parts(self.module))
+        with torch.no_grad():
+            views = dict(zip(self.names, self.layout.views(self.working), strict=True))
+            self.parameters = dict(self.module.bind(None, views, self._sink))
+
     def borrows(self, name: str) -> bool:
         """Whether an earlier stage also holds the parameter; that stage votes on it and saves it."""
         return min(self.module.shared.get(name, [self.stage])) != self.stage
@@ -180,13 +191,6 @@ class Stage:
     def changed(self) -> None:
         """Invalidates autocast's bf16 copies after an in-place change of the weights."""
         torch.autograd.graph.increment_version(list(self.parameters.values()))
-
-    def _bind(self) -> dict[str, nn.Parameter]:
-        masters, views = (
-            dict(zip(self.names, self.layout.views(flat), strict=True)) for flat in (self.flat, self.working)
-        )
-        with torch.no_grad():
-            return dict(self.module.bind(masters, views, self._sink))
 
     def _backward(self, g: int, grads: Sequence[Tensor], queue: Queue | None) -> list[Tensor]:
         flight = self._flights[g]
@@ -216,11 +220,6 @@ class Stage:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=enabled)
 
 
-def form_of(settings: Settings) -> fixed_point.Format:
-    """The fixed-point format of the sums, if they are fixed-point."""
-    return fixed_point.INT32 if settings.numerics.sums == "int32" else fixed_point.INT64
-
-
 def module_of(settings: Settings, stage: int, device: torch.device, run_dir: str | Path | None) -> StageModule:
     """The stage of the model that `model.kind` names."""
     if not settings.model.own:
@@ -245,6 +244,15 @@ def _refuse_unmatched_groups(optimizer: Optimizer, names: Collection[str], shown
         if not any(fnmatchcase(name, pattern) for name in names):
             near = get_close_matches(pattern, names, shown, cutoff=0.3) or list(names)[:shown]
             raise ValueError(f"optimizer.groups: {pattern} matches no parameter; near names: {', '.join(near)}")
+
+
+def _described(module: StageModule) -> tuple[Mapping[str, Sequence[int]], list[int]]:
+    """(shape, layer) of each parameter."""
+    return module.shapes, [module.layers[name] for name in module.shapes]
+
+
+def _parts(module: StageModule) -> list[int]:
+    return [module.parts.get(name, 1) for name in module.shapes]
 
 
 def _gradient(leaf: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
     module = transformer.part(settings, stage, device)         # the project's own Transformer: fused kernels
     module = general.part(settings, stage, device, run_dir)    # any nn.Module, any Hugging Face decoder
     leaves = module.bind(masters, views, sink)                 # from now on, its parameters are the views
+    module.relayout([2, 3, 4]); module.bind(None, views, sink)  # changes its layers
     outputs = module(batch, boundary, key)                     # the forward; autograd and the sink do the backward
 
 A stage module only computes. It does not communicate or sum gradients over workers, and it holds parameters of its own
@@ -98,6 +99,8 @@ class StageModule(Protocol):
     deferred   parameters whose gradients wait for the op W; the op I adds all others
     reads      whether the forward uses the batch
     all_names  the parameters of the whole model
+    depth      L, the number of layers that a model is cut between; these can move to other stages
+    stays      why no layer can move to another stage, one sentence for the user; None: all of them can
     recompute  whether layers keep only their input and run again in the backward. May change between two forwards.
                Does not change any bit of the results
     """
@@ -111,17 +114,29 @@ class StageModule(Protocol):
     shared: Mapping[str, Sequence[int]]
     deferred: frozenset[str]
     reads: bool
+    depth: int
+    stays: str | None
     recompute: bool
 
     @property
     def all_names(self) -> Collection[str]: ...
 
     def bind(
-        self, masters: Mapping[str, Tensor], views: Mapping[str, Tensor], sink: WeightGradStore
+        self, masters: Mapping[str, Tensor] | None, views: Mapping[str, Tensor], sink: WeightGradStore
     ) -> Mapping[str, nn.Parameter]:
         """Writes the initial values into `masters` (by name, float32) and, rounded, into `views`, which become the
         parameters. Both may be the same tensors. The sink gets gradients by the index of the parameter in `shapes`.
-        Called once."""
+
+        masters: None after `relayout`, when the views have their values already"""
+        ...
+
+    def shapes_of(self, layer: int) -> Mapping[str, Sequence[int]]:
+        """Full-model name -> shape of every parameter of a layer from 0 to L - 1, of any stage, in the order of use."""
+        ...
+
+    def relayout(self, layers: Sequence[int]) -> None:
+        """Changes the layers of the stage, the values of `layers`, and everything that depends on them. `takes`,
+        `gives` and `shared` stay the same. Requires that `stays` is None. To be followed by `bind`."""
         ...
 
     def __call__(self, batch: Batch | None, boundary: Sequence[Tensor], key: Key | None) -> Sequence[Tensor]:

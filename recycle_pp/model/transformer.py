@@ -19,7 +19,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -54,7 +54,7 @@ class Build:
     seed: int
     device: torch.device
     stream: torch.dtype = torch.float32  # dtype of the activations between layers
-    drawn: bool = True  # False: matrices are allocated without initial values
+    drawn: bool = True  # False: matrices have shapes only, without memory (`meta`)
 
     def __post_init__(self) -> None:
         self.ops: Operations = operations(self.model.kernels, self.device)
@@ -62,7 +62,7 @@ class Build:
     def normal(self, rows: int, columns: int, std: float, *name: object) -> nn.Parameter:
         """A random matrix that depends on (seed, name) alone. It is drawn on the CPU, whatever the device."""
         if not self.drawn:
-            return nn.Parameter(torch.empty(rows, columns, device=self.device))
+            return nn.Parameter(torch.empty(rows, columns, device="meta"))
         random = generator(torch.device("cpu"), self.seed, *name)
         return nn.Parameter(torch.empty(rows, columns).normal_(0, std, generator=random).to(self.device))
 
@@ -294,14 +294,12 @@ class TransformerStage:
         folder = Folder(Path(model.path)) if model.path and model.init == "weights" else None
         build = Build(model, settings.run.seed, device, stream_dtype(settings), drawn=folder is None)
         self.module, self.ops = Transformer(build, layers), build.ops
-        self._model, self._folder = model, folder
-        uses = sorted(self.module.uses(), key=lambda use: _layer_of(use[0], model))
-        self.shapes: Mapping[str, Sequence[int]] = {name: module.weight.shape for name, module in uses}
-        self.layers: Mapping[str, int] = {name: _layer_of(name, model) for name in self.shapes}
-        self.deferred = frozenset(self.shapes)
-        self.parts: Mapping[str, int] = Counter(name for name, _ in uses)
+        self._model, self._folder, self._undrawn = model, folder, replace(build, drawn=False)
+        self._describe()
         ends = model.tied and parallel.stages > 1 and stage in (0, parallel.stages - 1)
         self.shared: Mapping[str, Sequence[int]] = {"embedding.weight": [0, parallel.stages - 1]} if ends else {}
+        self.depth = depth(model)
+        self.stays: str | None = None
         stream = Boundary((parallel.microbatch_size, model.sequence, model.width), build.stream)
         self._first, self._last = stage == 0, stage == parallel.stages - 1
         self.takes = [] if self._first else [stream]
@@ -321,15 +319,40 @@ class TransformerStage:
         return to_llama(self._model)
 
     def bind(
-        self, masters: Mapping[str, Tensor], views: Mapping[str, Tensor], sink: WeightGradStore
+        self, masters: Mapping[str, Tensor] | None, views: Mapping[str, Tensor], sink: WeightGradStore
     ) -> Mapping[str, nn.Parameter]:
         index, leaves = {name: k for k, name in enumerate(self.shapes)}, {}
         for name, module in self.module.uses():
             if name not in leaves:
-                value = module.weight.detach() if self._folder is None else self._read(self._folder, name)
-                leaves[name] = nn.Parameter(views[name].copy_(masters[name].copy_(value)))
+                if masters is not None:
+                    value = module.weight.detach() if self._folder is None else self._read(self._folder, name)
+                    views[name].copy_(masters[name].copy_(value))
+                leaves[name] = nn.Parameter(views[name])
             module.sink, module.index, module.weight = sink, index[name], leaves[name]
         return leaves
+
+    def shapes_of(self, layer: int) -> Mapping[str, Sequence[int]]:
+        mine = next(of for of in self.layers.values() if 0 <= of < self.depth)  # all layers have the same shapes
+        return {
+            name.replace(f"layers.{mine}.", f"layers.{layer}.", 1): shape
+            for name, shape in self.shapes.items()
+            if self.layers[name] == mine
+        }
+
+    def relayout(self, layers: Sequence[int]) -> None:
+        held = self.module.layers
+        names = [str(layer) for layer in layers if 0 <= layer < self.depth]
+        self.module.layers = nn.ModuleDict(
+            {name: held[name] if name in held else Layer(self._undrawn, int(name)) for name in names}
+        )
+        self._describe()
+
+    def _describe(self) -> None:
+        uses = sorted(self.module.uses(), key=lambda use: _layer_of(use[0], self._model))
+        self.shapes: Mapping[str, Sequence[int]] = {name: module.weight.shape for name, module in uses}
+        self.layers: Mapping[str, int] = {name: _layer_of(name, self._model) for name in self.shapes}
+        self.deferred = frozenset(self.shapes)
+        self.parts: Mapping[str, int] = Counter(name for name, _ in uses)
 
     def _read(self, folder: Folder, name: str) -> Tensor:
         value = from_llama(self._model, name, folder.read)

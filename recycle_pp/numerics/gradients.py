@@ -9,7 +9,8 @@
 By default the sums are float32. With `reproducible` they are fixed point (see `fixed_point`): int64 with one exponent
 per unit, or int32 with one per row. `follow(reduced)` derives the next exponents from the reduced gradient, which all
 peers hold, so all peers have the same exponents. After a gradient that did not fit, `begin_again(attempt, reduced)`
-clears the sums and sets other exponents.
+clears the sums and sets other exponents. Each layer has its own rows of exponents (`exponents_of_layers`), which go
+wherever the layer goes: to a checkpoint, to a follower, to another stage.
 
 The book is reduced together with the gradient. It has four rows of G float64 numbers. They contain, for each
 micro-batch: how often it was counted, its loss, whether its gradient did not fit the fixed point, and whether its
@@ -79,6 +80,7 @@ class Gradients:
         exponents: int32 (rows,) on the device, the fixed-point exponents of a step's first attempt; empty unless
             reproducible. They are state of the stage, saved in checkpoints. The tensor is replaced, never changed.
         places: `ops.places` of the layout
+        tied: the units that other stages hold too, in an order that is the same in every stage
     """
 
     def __init__(
@@ -96,24 +98,39 @@ class Gradients:
         """parts: number of addends of a micro-batch's gradient, by tensor; None: one each
         shared: names of the tensors that other stages hold too
         form: format of the sums, if `reproducible`"""
-        self.names = layout.names
         self.microbatches, self.reproducible = microbatches, reproducible
-        self.places = ops.places(layout, device)
         self._ops = ops
         self._shared = set(shared)
         self.device, self.dtype = device, form.dtype if reproducible else torch.float32  # dtype of the sums
         # _attempt: number of the current attempt; _learnt: number of the attempt that set the exponents, or 0
         self._form, self._attempt, self._learnt = form, 0, 0
-        self._parts = list(parts or [1] * len(layout.names))
-        self.layout, self._index = layout, {name: index for index, name in enumerate(layout.names)}
-        self._alone: dict[int, Any] = {}  # `ops.places` of single units
-        self._memory = layout.memory(device, self.dtype)  # not zeroed: the first gradient overwrites it
-        self._sums = layout.views(self._memory)
         self._book = torch.zeros(4, microbatches, dtype=torch.float64, device=device)
         self._bad = torch.zeros(2, dtype=torch.float64, device=device)
-        rows = sum(layout.rows) if reproducible else 0
-        self.exponents = fixed.exponents(torch.full((rows,), fixed.FIRST, device=device), microbatches, form)
-        self._first = self.exponents
+        self._place(layout, layout.memory(device, self.dtype), parts)  # not zeroed: the first gradient overwrites it
+        self.exponents = self._first
+
+    def relayout(self, layout: Layout, others: Sequence[Gradients], parts: Sequence[int] | None = None) -> None:
+        """Changes the layers in place. The layers that these gradients lack come from `others`, with their memory and
+        their exponents. All sums must be empty: the accumulators change between two steps."""
+        sources = [self, *others]
+        found: dict[int, Tensor] = {}
+        for of in reversed(sources):
+            found |= of.exponents_of_layers()
+        self._place(layout, layout.gathered([(of.layout, of._memory) for of in sources]), parts)
+        self.exponents = torch.cat([found[layer] for layer in layout.layers])
+
+    def _place(self, layout: Layout, memory: LayerMemory, parts: Sequence[int] | None) -> None:
+        self.layout, self.names = layout, layout.names
+        self.places = self._ops.places(layout, self.device)
+        self._index = {name: index for index, name in enumerate(layout.names)}
+        self._parts = list(parts or [1] * len(layout.names))
+        self._alone: dict[int, Any] = {}  # `ops.places` of single units
+        tied = [unit for unit, of in enumerate(layout.units) if layout.names[of.tensor] in self._shared]
+        self.tied = sorted(tied, key=layout.unit_names.__getitem__)
+        self._memory, self._sums = memory, layout.views(memory)
+        rows = sum(layout.rows) if self.reproducible else 0
+        unknown = torch.full((rows,), fixed.FIRST, device=self.device)
+        self._first = fixed.exponents(unknown, self.microbatches, self._form)
         self.clear()
 
     # --- the gradient of a micro-batch
@@ -253,6 +270,17 @@ class Gradients:
         """Takes the exponents of a peer or of a checkpoint."""
         self.exponents = exponents.to(self.device)
 
+    def exponents_of_layers(self) -> dict[int, Tensor]:
+        """Layer -> its exponents, in the order of its rows; empty tensors if sums have none."""
+        rows = self.layout.layer_rows
+        sizes = [count * self.reproducible for count in rows.values()]
+        return dict(zip(rows, self.exponents.split(sizes), strict=True))
+
+    def take_exponents_of_layers(self, exponents: Mapping[int, Tensor]) -> None:
+        """Takes the exponents of a peer for those layers that this stage has."""
+        found = {layer: exponents.get(layer, own) for layer, own in self.exponents_of_layers().items()}
+        self.take_exponents(torch.cat([of.to(self.device) for of in found.values()]))
+
     @property
     def known(self) -> bool:
         """Whether the exponents were derived from a gradient. If not, the first attempt with int32 sums only measures
@@ -269,18 +297,7 @@ class Gradients:
 
     def grads(self, reduced: Reduced) -> dict[int, Tensor]:
         """Views of the units' gradients in `reduced`."""
-        units = range(len(self.layout.units)) if reduced.units is None else reduced.units
-        sizes = [self.layout.spans[unit].stop - self.layout.spans[unit].start for unit in units]
-        return dict(zip(units, reduced.flat.split(sizes), strict=True))
-
-    @property
-    def tied(self) -> list[int]:
-        """The units that other stages hold too, in an order that is the same in every stage."""
-        if not self._shared:
-            return []
-        names, layout = self.layout.unit_names, self.layout
-        found = [unit for unit, of in enumerate(layout.units) if layout.names[of.tensor] in self._shared]
-        return sorted(found, key=names.__getitem__)
+        return self.layout.by_unit(reduced.flat, reduced.units)
 
     def shared_of(self, sums: Mapping[int, Tensor]) -> Tensor | None:
         """`Reduced.shared` from this worker's sums of tied units. None in a stage without tied units."""

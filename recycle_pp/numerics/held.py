@@ -6,6 +6,7 @@ held.seal = held.checksum(); held.inspect()          # detects a change of memor
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from recycle_pp.comm.tensor_bytes import aligned_bytes
 
+from .layout import Layout
 from .operations import State
 
 VECTORS = ("model", "exp_avg", "exp_avg_sq")  # names of a unit's vectors in a checkpoint
@@ -48,6 +50,18 @@ class Held:
         if self.seal is not None:
             now = self.checksum() != self.seal
             self.changed = now if self.changed is None else self.changed | now
+
+
+def renumbered(held: Mapping[int, Held], before: Layout, after: Layout) -> dict[int, Held]:
+    """The units in `held` that `after` has, by their numbers there. Changes the numbers in each `Held`."""
+    found: dict[int, Held] = {}
+    for layer in before.layers.keys() & after.layers.keys():
+        shift = after.layers[layer].start - before.layers[layer].start
+        mine = {unit: held[unit] for unit in before.layers[layer] if unit in held}
+        for of in {id(of): of for of in mine.values()}.values():  # several units may share it
+            of.units = range(of.units.start + shift, of.units.stop + shift)
+        found |= {unit + shift: of for unit, of in mine.items()}
+    return found
 
 
 def parts(state: State, place: slice) -> State:

@@ -83,6 +83,7 @@ class Layout:
     names, shapes: of each tensor
     sizes: number of elements of each tensor, including the gap after it
     rows: number of rows of each tensor
+    cut: see `__init__`
     units: all units, in order
     spans: the elements of the vector that each unit occupies; the last unit of a tensor includes the gap after it.
         Spans are contiguous, and begin and end at multiples of `ALIGNMENT`.
@@ -94,6 +95,7 @@ class Layout:
     def __init__(self, shapes: Mapping[str, Sequence[int]], cut: Cut, layers: Sequence[int] = ()):
         """cut: returns the maximum size of a tensor's units in elements, unless a row has more; None: one unit
         layers: the layer number of each tensor, ascending; if empty, there is one layer"""
+        self.cut = cut
         self.names = list(shapes)
         self.shapes = [tuple(shape) for shape in shapes.values()]
         self.sizes = [-(-prod(shape) // ALIGNMENT) * ALIGNMENT for shape in self.shapes]
@@ -125,6 +127,19 @@ class Layout:
     def number(self, unit: UnitId) -> int:
         """The unit with this identity."""
         return self.layers[unit.layer][unit.number]
+
+    def gathered(self, sources: Sequence[tuple[Layout, LayerMemory]]) -> LayerMemory:
+        """Memory of this layout: each layer's tensor from the first source that has the layer. Copies nothing."""
+        found: dict[int, Tensor] = {}
+        for layout, memory in reversed(sources):
+            found |= zip(layout.layers, memory.parts, strict=True)
+        return LayerMemory([found[layer] for layer in self.layers])
+
+    def by_unit(self, flat: Tensor, units: Sequence[int] | None = None) -> dict[int, Tensor]:
+        """Views of the units in `flat`, the concatenation of their elements. units: ascending; None: all."""
+        numbers = range(len(self.units)) if units is None else units
+        sizes = [self.spans[unit].stop - self.spans[unit].start for unit in numbers]
+        return dict(zip(numbers, flat.split(sizes), strict=True))
 
     def part(self, units: range) -> Layout:
         """A layout with these neighbouring units only, cut in the same way. If not all rows of a tensor are among them,
@@ -184,6 +199,11 @@ class Layout:
         """Layer -> (name, size) of each of its units."""
         pairs = list(zip(self.unit_names, self.unit_sizes, strict=True))
         return {layer: pairs[units.start : units.stop] for layer, units in self.layers.items()}
+
+    @property
+    def layer_rows(self) -> dict[int, int]:
+        """Layer -> number of rows of its tensors."""
+        return {layer: sum(self.units[unit].length for unit in units) for layer, units in self.layers.items()}
 
     @property
     def unit_sizes(self) -> list[int]:

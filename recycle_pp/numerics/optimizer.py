@@ -9,6 +9,11 @@
     optimizer.speculate(reduced, step); optimizer.confirm()     # the same bits as step(..., scale=1)
     optimizer.speculate(reduced, step); optimizer.undo()        # all bits as before
 
+    arriving = optimizer.beside(stage.arriving([7]))            # for a layer that may move to the stage
+    arriving.take(units, state); arriving.follow(reduced, step, scale)
+    stage.relayout([4, 5, 6, 7], [arriving.tensors])            # between two steps
+    optimizer.relayout([arriving])
+
 A unit (`numerics.layout`) has three float32 vectors: masters, mean gradients, mean squared gradients. A step updates
 the units that have a gradient in `reduced`, and drops the others because their state is out of date. AdamW is
 elementwise, and units begin and end at multiples of 16 elements, the width of a CPU's vector loop. So a unit gets the
@@ -31,61 +36,46 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from recycle_pp.config.settings import Settings
+from recycle_pp.wire.messages.units import UnitId
 
-from .gradients import Gradients, Reduced
-from .held import VECTORS, Held, empty, parts
+from .gradients import Reduced
+from .held import VECTORS, Held, empty, parts, renumbered
 from .hyperparameters import learning_rate
 from .initial_moments import InitialMoments, Load
 from .launches import Run, runs_of
-from .layout import LayerMemory, Layout
-from .operations import Operations, State
-
-
-class Updated(Protocol):
-    """The attributes of a stage (`model.stage.Stage`) that the optimizer uses.
-
-    flat: the masters, in the order of `layout`
-    working: the weights, in the same order; bf16, or `flat` itself
-    changed: a function to call after an update
-    """
-
-    flat: LayerMemory
-    working: LayerMemory
-    layout: Layout
-    names: list[str]
-    gradients: Gradients
-    ops: Operations
-    device: torch.device
-
-    def changed(self) -> None: ...
+from .layer_tensors import LayerTensors
+from .layout import LayerMemory
+from .operations import State
 
 
 class StageOptimizer:
     """The units that one worker holds, and AdamW on them.
 
-    held: unit -> its state. Units in one piece of memory share one `Held`."""
+    held: unit -> its state. Units in one piece of memory share one `Held`.
+    tensors: the weights and the gradient sums of the stage"""
 
-    def __init__(self, settings: Settings, stage: Updated, whole: bool = True) -> None:
-        self._settings, self._stage, self._whole = settings.optimizer, stage, whole
+    def __init__(self, settings: Settings, tensors: LayerTensors, whole: bool = True) -> None:
+        self.tensors = tensors
+        self._all_settings, self._settings, self._whole = settings, settings.optimizer, whole
         self._steps = settings.run.steps
         self._seals = settings.control.mismatch == "third"
-        self._rounds = stage.working is not stage.flat
+        self._rounds = tensors.working is not tensors.flat
+        self._layout = tensors.layout  # numbers the units in `held`
         self._runs: dict[range, list[Run]] = {}
-        self._initial = InitialMoments(stage.layout, stage.device)
+        self._initial = InitialMoments(tensors.layout, tensors.device)
         self._lock = threading.Lock()  # held while the state changes or a part of it is copied
         self._committed = -1  # newest step in the state
         self._ahead: tuple[Reduced, int, Tensor] | None = None  # open speculation: gradient, step, exponents before it
         self.held: dict[int, Held] = {}
         if whole:
-            moments = stage.layout.zeros(stage.device), stage.layout.zeros(stage.device)
-            parts_of_layers = zip(stage.flat.parts, *(moment.parts for moment in moments), strict=True)
-            for units, state in zip(stage.layout.layers.values(), parts_of_layers, strict=True):
+            moments = [tensors.layout.zeros(tensors.device) for _ in range(2)]
+            parts_of_layers = zip(tensors.flat.parts, *(moment.parts for moment in moments), strict=True)
+            for units, state in zip(tensors.layout.layers.values(), parts_of_layers, strict=True):
                 self.held |= dict.fromkeys(units, Held(units, state))
 
     def lr(self, step: int) -> float:
@@ -99,7 +89,7 @@ class StageOptimizer:
         if self._whole:
             self.load(load(list(self.state())))
             return
-        stage = self._stage
+        stage = self.tensors
         for name, view in zip(stage.names, stage.layout.views(stage.flat), strict=True):
             key = f"model.{name}"
             view.copy_(load([key])[key])
@@ -111,7 +101,7 @@ class StageOptimizer:
     @torch.no_grad()
     def begin(self, unit: int) -> None:
         """Starts to hold a unit, in its initial state."""
-        master = self._stage.flat[self._stage.layout.spans[unit]]
+        master = self.tensors.flat[self._layout.spans[unit]]
         own = empty(len(master), master.device).copy_(master) if self._rounds else master
         held = Held(range(unit, unit + 1), (own, *self._initial.of(unit)))
         self.held[unit] = held
@@ -123,14 +113,14 @@ class StageOptimizer:
 
         parcel: the three vectors, then the seal if there are seals. The optimizer keeps these tensors, or copies them
             if it has memory for the unit already."""
-        span, (master, mean, square, *seal) = self._stage.layout.spans[unit], parcel
+        span, (master, mean, square, *seal) = self._layout.spans[unit], parcel
         if self._whole:
             for mine, vector in zip(self.vectors(unit), parcel, strict=True):
                 mine.copy_(vector)
             self._round(span, master)
             return
         if not self._rounds:
-            mine = self._stage.flat[span]
+            mine = self.tensors.flat[span]
             mine.data.copy_(master)  # in place: micro-batches in flight may have used these weights
             master = mine
         self.held[unit] = Held(range(unit, unit + 1), (master, mean, square), seal=seal[0] if seal else None)
@@ -143,25 +133,25 @@ class StageOptimizer:
 
     def room(self, unit: int) -> list[Tensor]:
         """Uninitialised memory for a parcel, for `put`."""
-        seal = [torch.empty(1, dtype=torch.int64, device=self._stage.device)] if self._seals else []
+        seal = [torch.empty(1, dtype=torch.int64, device=self.tensors.device)] if self._seals else []
         return [*self._vectors(range(unit, unit + 1)), *seal]
 
     def settled(self) -> None:
         """Ends the setup, once the worker holds all its units. Frees the initial state. With bf16 and sharded state,
         also frees the stage's float32 vector."""
-        self._initial = InitialMoments(self._stage.layout, self._stage.device)
+        self._initial = InitialMoments(self._layout, self.tensors.device)
         if self._rounds and not self._whole:
-            self._stage.flat = self._stage.working
+            self.tensors.flat = self.tensors.working
 
     def vectors(self, unit: int) -> State:
         """Views of a unit's state."""
-        held, span = self.held[unit], self._stage.layout.spans[unit]
-        start = span.start - self._stage.layout.spans[held.units[0]].start
+        held, span = self.held[unit], self._layout.spans[unit]
+        start = span.start - self._layout.spans[held.units[0]].start
         return parts(held.state, slice(start, start + span.stop - span.start))
 
     # -- copies for followers (`state.follow`)
 
-    def copy(self, units: Sequence[int], newest: int) -> dict[str, Tensor] | None:
+    def copy(self, names: Sequence[UnitId], newest: int) -> dict[str, Tensor] | None:
         """A copy of the state of these units on the CPU, concatenated in order. May be called from any thread.
 
         Keys: VECTORS, and "seal" if there are seals. None while the state is speculative or includes a step after
@@ -169,6 +159,7 @@ class StageOptimizer:
         with self._lock:
             if self._ahead is not None or self._committed > newest:
                 return None
+            units = [self._layout.number(name) for name in names]
             cut = [parts(held.state, place) for held, _, place, _ in self._pieces(units)]
             found = {
                 name: vectors[0].to("cpu", copy=True) if len(vectors) == 1 else torch.cat([v.cpu() for v in vectors])
@@ -185,7 +176,7 @@ class StageOptimizer:
     @torch.no_grad()
     def take(self, units: Sequence[int], state: Mapping[str, Tensor]) -> None:
         """Starts to hold these units, in the state that `copy` returned on another worker."""
-        sizes = [self._stage.layout.spans[unit].stop - self._stage.layout.spans[unit].start for unit in units]
+        sizes = [self._layout.spans[unit].stop - self._layout.spans[unit].start for unit in units]
         vectors = [state[name].split(sizes) for name in VECTORS]
         seals = [state["seal"].split(1)] if self._seals else []
         for unit, *parcel in zip(units, *vectors, *seals, strict=True):
@@ -196,9 +187,29 @@ class StageOptimizer:
     def follow(self, reduced: Reduced, step: int, scale: float) -> None:
         """Updates followed units. Keeps other units and the exponents as they are. New exponents arrive with the
         gradient."""
-        grads = replace(reduced, flat=reduced.flat.to(self._stage.device))
+        grads = replace(reduced, flat=reduced.flat.to(self.tensors.device))
         with self._lock:
             self._update(grads, step, scale, ahead=False)
+
+    # -- layers that move
+
+    def beside(self, tensors: LayerTensors) -> StageOptimizer:
+        """An optimizer for layers that may move to the stage (`Stage.arriving`). It follows their units, in any thread,
+        until `relayout`."""
+        return StageOptimizer(self._all_settings, tensors, self._whole)
+
+    def relayout(self, arriving: Sequence[StageOptimizer]) -> None:
+        """Takes the layers that the stage now has (`Stage.relayout`): those that it had keep their state, the others
+        come from `arriving`, with their state. Copies nothing. To be called between two steps."""
+        assert self._ahead is None, "a speculation is open"
+        with self._lock:
+            layout = self.tensors.layout
+            held: dict[int, Held] = {}
+            for of in [*arriving, self]:
+                held |= renumbered(of.held, of._layout, layout)
+            self.held, self._layout = held, layout
+            self._runs.clear()
+            self._initial = InitialMoments(self._layout, self.tensors.device)
 
     # -- a step
 
@@ -218,7 +229,7 @@ class StageOptimizer:
         with seals."""
         assert self._ahead is None, "confirm() or undo() the last speculation first"
         with self._lock:
-            self._ahead = reduced, step, self._stage.gradients.exponents
+            self._ahead = reduced, step, self.tensors.gradients.exponents
             self._update(reduced, step, 1.0, ahead=True)
             self._learn(reduced)
 
@@ -245,9 +256,9 @@ class StageOptimizer:
                 assert held.before is not None
                 for kept, vector in zip(parts(held.before, place), parts(held.state, place), strict=True):
                     vector.copy_(kept)
-                self._round(self._stage.layout.span(units), held.state[0][place])
-            self._stage.gradients.exponents, self._ahead = exponents, None
-            self._stage.changed()
+                self._round(self._layout.span(units), held.state[0][place])
+            self.tensors.gradients.exponents, self._ahead = exponents, None
+            self.tensors.changed()
 
     @torch.no_grad()
     def inspected(self, reduced: Reduced) -> tuple[dict[int, int], list[int]]:
@@ -270,14 +281,14 @@ class StageOptimizer:
         for unit, held in () if self._whole else sorted(self.held.items()):
             held.inspect()
             if held.changed is not None and held.changed.item():
-                raise RuntimeError(f"its copy of {self._stage.layout.unit_names[unit]} has changed since its update")
+                raise RuntimeError(f"its copy of {self._layout.unit_names[unit]} has changed since its update")
             found[unit] = int(held.checksum().item())
         return found
 
     @torch.no_grad()
     def warm(self) -> None:
         """Launches the kernels of a step (see `Stage.warm`). Requires fresh state, and does not change it."""
-        layout = self._stage.layout
+        layout = self._layout
         for units in (
             layout.layers.values() if self._whole else [range(unit, unit + 1) for unit in range(len(layout.units))]
         ):
@@ -292,7 +303,7 @@ class StageOptimizer:
                 if self._whole:
                     self.held[units[0]].before = undo
             if not self._whole:
-                self._stage.gradients.square(units[0], grad)
+                self.tensors.gradients.square(units[0], grad)
 
     # -- the state by name, if each layer is in one piece of memory
 
@@ -302,7 +313,7 @@ class StageOptimizer:
         `model.NAME`, `exp_avg.NAME`, `exp_avg_sq.NAME` (float32, the parameter's shape) and, when reproducible,
         `exponent.NAME` (int32, one for every row, see `layout`).
         """
-        layout, state = self._stage.layout, {}
+        layout, state = self._layout, {}
         layers = [self.held[units[0]].state for units in layout.layers.values()]
         for prefix, memory in zip(VECTORS, zip(*layers, strict=True), strict=True):
             for name, view in zip(layout.names, layout.views(LayerMemory(memory)), strict=True):
@@ -311,8 +322,8 @@ class StageOptimizer:
 
     def exponents(self) -> dict[str, Tensor]:
         """The part of `state` that all workers of the stage have; empty if sums have no exponents."""
-        gradients = self._stage.gradients
-        names = self._stage.names if gradients.reproducible else []
+        gradients = self.tensors.gradients
+        names = self.tensors.names if gradients.reproducible else []
         return {f"exponent.{name}": gradients.exponents_of(index) for index, name in enumerate(names)}
 
     @torch.no_grad()
@@ -323,7 +334,7 @@ class StageOptimizer:
                 tensor.copy_(state[key])
         self._take_exponents(state)
         self._round_all()
-        self._stage.changed()
+        self.tensors.changed()
 
     # -- private
 
@@ -335,16 +346,16 @@ class StageOptimizer:
             held.inspect()  # before the update, because the new seal would hide a change
             state, kept = parts(held.state, place), parts(held.before, place) if ahead and held.before else None
             self._launch(units, state, reduced.flat[start : start + size], self.lr(step), step, scale, kept)
-            self._round(self._stage.layout.span(units), state[0])
+            self._round(self._layout.span(units), state[0])
             self._seal(held)
             start += size
-        self._stage.changed()
+        self.tensors.changed()
 
     def _launch(
         self, units: range, state: State, grad: Tensor, lr: float, step: int, scale: float, undo: State | None
     ) -> None:
         for run in self._runs_of(units):
-            self._stage.ops.adamw(
+            self.tensors.ops.adamw(
                 parts(state, run.part), grad[run.part], run.places, run.settings, lr=lr * run.lr, step=step,
                 scale=scale, undo=parts(undo, run.part) if undo else None,
             )  # fmt: skip
@@ -354,7 +365,7 @@ class StageOptimizer:
 
         units: None: all
         """
-        layout, held = self._stage.layout, self.held
+        layout, held = self._layout, self.held
         if units is None and self._whole:
             for layer in layout.layers.values():
                 size = len(held[layer[0]].state[0])
@@ -369,7 +380,7 @@ class StageOptimizer:
 
     def _learn(self, reduced: Reduced) -> None:
         """Sets the exponents of the next step."""
-        self._stage.gradients.follow(reduced)
+        self.tensors.gradients.follow(reduced)
 
     def _agreed(self, reduced: Reduced, step: int) -> None:
         """Records the step as committed. Drops units that the step has not updated, because they are out of date."""
@@ -379,15 +390,15 @@ class StageOptimizer:
 
     def _runs_of(self, units: range) -> list[Run]:
         if units not in self._runs:
-            runs = runs_of(self._settings, self._stage.gradients, self._stage.ops, units)
-            if len(units) > 1 and units not in self._stage.layout.layers.values():
+            runs = runs_of(self._settings, self.tensors.gradients, self.tensors.ops, units)
+            if len(units) > 1 and units not in self._layout.layers.values():
                 return runs  # not cached, because a follower has more units at the next step
             self._runs[units] = runs
         return self._runs[units]
 
     def _vectors(self, units: range) -> State:
-        span = self._stage.layout.span(units)
-        size, device = span.stop - span.start, self._stage.device
+        span = self._layout.span(units)
+        size, device = span.stop - span.start, self.tensors.device
         return empty(size, device), empty(size, device), empty(size, device)
 
     def _seal(self, held: Held) -> None:
@@ -397,13 +408,13 @@ class StageOptimizer:
     def _round(self, span: slice, master: Tensor) -> None:
         """Rounds the masters of held units into the weights."""
         if self._rounds:
-            self._stage.working[span].data.copy_(master)
+            self.tensors.working[span].data.copy_(master)
 
     def _round_all(self) -> None:
-        for span in map(self._stage.layout.span, self._stage.layout.layers.values()):
-            self._round(span, self._stage.flat[span])
+        for span in map(self._layout.span, self._layout.layers.values()):
+            self._round(span, self.tensors.flat[span])
 
     def _take_exponents(self, state: Mapping[str, Tensor]) -> None:
         found = [state[key].to(own).expand_as(own) for key, own in self.exponents().items()]
         if found:  # older checkpoints have one exponent for each tensor
-            self._stage.gradients.take_exponents(torch.cat(found))
+            self.tensors.gradients.take_exponents(torch.cat(found))

@@ -26,16 +26,21 @@ class Ties:
     """The tied units of a stage.
 
     stage: number of this stage
-    units: numbers of its tied units, in an order that is the same in all stages
-    stages: unit -> all stages that hold it, ascending
     """
 
     def __init__(self, gradients: Gradients, stage: int, shared: Mapping[str, Sequence[int]]) -> None:
         """shared: name of a tied tensor -> the stages that hold it."""
-        self.gradients, self.stage = gradients, stage
-        self.units = gradients.tied
-        layout = gradients.layout
-        self.stages = {unit: sorted(shared[layout.names[layout.units[unit].tensor]]) for unit in self.units}
+        self.gradients, self.stage, self._shared = gradients, stage, shared
+
+    @property
+    def units(self) -> list[int]:
+        """The numbers of the tied units, in an order that is the same in all stages. They change if layers move."""
+        return self.gradients.tied
+
+    def stages(self, unit: int) -> list[int]:
+        """All stages that hold the unit, ascending."""
+        layout = self.gradients.layout
+        return sorted(self._shared[layout.names[layout.units[unit].tensor]])
 
     def own(self, reduced: Reduced, mine: Sequence[int]) -> dict[int, Tensor]:
         """This stage's own sums, by unit. mine: tied units that this worker sums, in order."""
@@ -73,7 +78,7 @@ class Ties:
         largest = None if reduced.largest is None else reduced.largest.clone()
         for unit in mine:
             total = torch.zeros_like(sums[unit, self.stage], dtype=wide)
-            for stage in self.stages[unit]:
+            for stage in self.stages(unit):
                 total += sums[unit, stage]
             gradients.restore(unit, total, grads[unit])
             if largest is not None and counts[unit]:
@@ -86,7 +91,7 @@ class Ties:
 
     def counted_once(self, reduced: Reduced) -> Reduced:
         """`reduced` without the norms that another stage counts."""
-        others = {unit for unit, stages in self.stages.items() if stages[0] != self.stage}
+        others = {unit for unit in self.units if self.stages(unit)[0] != self.stage}
         return replace(reduced, squares=[0.0 if k in others else x for k, x in enumerate(reduced.squares)])
 
     def _size(self, unit: int) -> int:

@@ -47,7 +47,6 @@ class Exchange:
         self._links, self._stage, self._optimizer = links, stage, optimizer
         self._me, self._wait = me, wait
         self._passing = passing(links, me, wait)
-        self._spans = stage.layout.spans
         self.tied = Ties(links, stage, me, wait, self._forward)
         self._spares: dict[torch.dtype, Tensor] = {}
         self._cut: tuple[Shares | None, list[Run]] = None, []  # cache: (shares, runs of these shares)
@@ -175,6 +174,10 @@ class Exchange:
             self._wait(self._links.all_reduce([torch.zeros(1, device=self._stage.device)]))
             first += len(units)
             yield name, flat[: prod(layout.shapes[index])].view(layout.shapes[index])
+
+    @property
+    def _spans(self) -> list[slice]:
+        return self._stage.layout.spans
 
     def _room(self, units: Sequence[int]) -> tuple[dict[int, Tensor], Tensor]:
         """Allocates memory for the gradients of these units: (unit -> part of the vector, whole vector). The memory is

@@ -44,7 +44,11 @@ class Ties:
     def __init__(self, links: Links, stage: Stage, me: Member, wait: Wait, forward: Forward) -> None:
         self._links, self._stage, self._me, self._wait, self._forward = links, stage, me, wait, forward
         self._sums = ties.Ties(stage.gradients, stage.stage, stage.module.shared)
-        self.units = self._sums.units
+
+    @property
+    def units(self) -> list[int]:
+        """See `numerics.ties`."""
+        return self._sums.units
 
     def reduce(self, shares: Shares, reduced: Reduced) -> Reduced:
         """Adds the sums of the other stages. Afterwards the holders of tied units have the gradients of these units,

@@ -69,9 +69,9 @@ def summed_over_stages(ties: Sequence[Ties], alone: Sequence[Reduced]) -> list[R
     for here, own in zip(ties, alone, strict=True):
         parcels = []
         for stage, (there, other) in enumerate(zip(ties, alone, strict=True)):
-            mine = [unit for unit in here.units if stage in here.stages[unit]]
+            mine = [unit for unit in here.units if stage in here.stages(unit)]
             if there is not here and mine:
-                theirs = [unit for unit in there.units if here.stage in there.stages[unit]]
+                theirs = [unit for unit in there.units if here.stage in there.stages(unit)]
                 parcels.append((stage, mine, there.parcel(other, there.units, theirs)))
         found.append(here.counted_once(here.summed(own, here.units, parcels)) if here.units else own)
     return found

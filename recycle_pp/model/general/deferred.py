@@ -22,14 +22,15 @@ from recycle_pp.numerics.weight_grad_store import WeightGradStore
 
 
 def defer(model: nn.Module, index: Mapping[str, int], sink: WeightGradStore) -> set[str]:
-    """Replaces the classes of the model's modules. Returns the names whose gradients wait for W.
+    """Replaces the classes of the model's modules. Returns the local names whose gradients wait for W. May be called
+    again with other local parameters.
 
     index: full name of each local parameter -> index of its tensor in the sink"""
     deferred = set()
     for name, module in model.named_modules():
         kind = _kind(module)
         of = {p: index[f"{name}.{p}"] for p in module._parameters if f"{name}.{p}" in index}
-        if kind is None or "weight" not in of:
+        if kind is None:
             continue
         module.__class__ = kind
         module._sink, module._index = sink, of  # type: ignore[assignment]
@@ -58,6 +59,8 @@ _conv1d: dict[type, type] = {}
 
 def _kind(module: nn.Module) -> type | None:
     """The replacement class; None: the gradients stay with autograd."""
+    if isinstance(module, DeferredLinear) or type(module) in _conv1d.values():
+        return type(module)
     if set(module._parameters) != {"weight", "bias"} or "forward" in module.__dict__:
         return None
     if type(module) is nn.Linear:

@@ -107,6 +107,22 @@ class Outline:
                 found[first] = -1 if region == 0 else last + 1
         return found
 
+    @cached_property
+    def stays(self) -> str | None:
+        """See `StageModule.stays`. Only after the run."""
+        why, depth = None, len(self.layers)
+        for k in range(2, depth):
+            if [of for _, of in self.crossing[k]] != [of for _, of in self.crossing[1]]:
+                why = f"{self.layers[k]} takes other tensors than {self.layers[1]}"
+        if alone := [name for k, name in enumerate(self.layers) if k not in self.layer_of.values()]:
+            why = f"{alone[0]} has no parameters of its own"
+        for name, first in self.canonical.items():
+            if self.layer_of[first] > depth and not self.regions.get(name, set()) <= {0, depth - 1}:
+                why = f"several layers share {first}"
+        for layer, reason in self.joined.items():
+            why = f"no stage may start with {self.layers[layer]}: {reason}"
+        return why and f"the layers of this model cannot move between stages while it trains: {why}"
+
     def refuse(self, layers: range) -> None:
         if (why := self.joined.get(layers.start)) is not None:
             free = [k for k in range(1, len(self.layers)) if k not in self.joined]

@@ -34,6 +34,9 @@ from .initial_values import Values, initial_values
 from .label_shift import LabelShift
 from .source import Source, source_of
 
+Place = tuple[nn.Module, str, nn.Parameter | None]
+"""A module, the name of a parameter, and the parameter itself."""
+
 
 def part(settings: Settings, stage: int, device: torch.device, run_dir: str | Path | None) -> Part:
     """Stage `stage` of the model in `settings`. ValueError if it cannot be trained; one sentence for users."""
@@ -61,23 +64,18 @@ class Part:
         values: Values,
     ) -> None:
         self._source, self._outline, self._values, self._device = source, outline, values, device
-        self._layers, self.recompute = layout[stage], settings.model.recompute is True
-        self.ops = operations(settings.model.kernels, device)
-        held = outline.names_of(self._layers)
-        self.shapes: Mapping[str, Sequence[int]] = {name: outline.shapes[name] for name in held}
-        self.layers: Mapping[str, int] = {name: outline.layer_of[name] for name in held}
-        self.parts: Mapping[str, int] = {name: outline.parts[name] for name in held}
-        holders: dict[str, list[int]] = {name: [] for name in held}
+        self.recompute, self.ops = settings.model.recompute is True, operations(settings.model.kernels, device)
+        self.depth, self.stays = len(outline.layers), outline.stays
+        self._describe(layout[stage])
+        holders: dict[str, list[int]] = {name: [] for name in self.shapes}
         for k, layers in enumerate(layout):
-            for name in set(outline.names_of(layers)) & set(held):
+            for name in set(outline.names_of(layers)) & set(self.shapes):
                 holders[name].append(k)
         self.shared: Mapping[str, Sequence[int]] = {name: of for name, of in holders.items() if len(of) > 1}
-        self._entry, self._exit = outline.boundary(self._layers.start), outline.boundary(self._layers.stop)
-        self.takes = [of for _, of in self._entry]
-        self.gives = [of for _, of in self._exit]
         self.deferred: frozenset[str] = frozenset()
         self._zeros: dict[Boundary, Tensor] = {}
-        self._leaves: dict[int, list[tuple[nn.Module, str, nn.Parameter]]] = defaultdict(list)  # by region (`dry_run`)
+        self._leaves: dict[int, list[Place]] = defaultdict(list)  # by region (`dry_run`)
+        self._absent: list[Place] = []  # the parameters of this stage as they were before `bind`
         self.model = self._empty_model()
         self._autocast = settings.numerics.precision == "bf16-autocast"
         custom = settings.model.kind == "custom" and not self._exit
@@ -87,20 +85,45 @@ class Part:
     def all_names(self) -> Collection[str]:
         return self._outline.shapes
 
+    def _describe(self, layers: range) -> None:
+        outline = self._outline
+        self._layers, held = layers, outline.names_of(layers)
+        self.shapes: Mapping[str, Sequence[int]] = {name: outline.shapes[name] for name in held}
+        self.layers: Mapping[str, int] = {name: outline.layer_of[name] for name in held}
+        self.parts: Mapping[str, int] = {name: outline.parts[name] for name in held}
+        self._entry, self._exit = outline.boundary(layers.start), outline.boundary(layers.stop)
+        self.takes = [of for _, of in self._entry]
+        self.gives = [of for _, of in self._exit]
+
+    def shapes_of(self, layer: int) -> Mapping[str, Sequence[int]]:
+        of = self._outline.layer_of
+        return {name: shape for name, shape in self._outline.shapes.items() if of[name] == layer}
+
+    def relayout(self, layers: Sequence[int]) -> None:
+        if self.stays is not None:
+            raise ValueError(self.stays)
+        for module, attribute, parameter in self._absent:
+            module._parameters[attribute] = parameter
+        mine = [layer for layer in layers if 0 <= layer < self.depth]
+        self._describe(range(mine[0], mine[-1] + 1))
+
     def bind(
-        self, masters: Mapping[str, Tensor], views: Mapping[str, Tensor], sink: WeightGradStore
+        self, masters: Mapping[str, Tensor] | None, views: Mapping[str, Tensor], sink: WeightGradStore
     ) -> Mapping[str, nn.Parameter]:
         index = {name: k for k, name in enumerate(self.shapes)}
-        for name, view in views.items():
+        for name, master in masters.items() if masters is not None else ():
             value = self._initial(name)
-            if value.shape != view.shape:
-                raise ValueError(f"{name} is {tuple(value.shape)} in the file and {tuple(view.shape)} in the model")
-            view.copy_(masters[name].copy_(value))
+            if value.shape != master.shape:
+                raise ValueError(f"{name} is {tuple(value.shape)} in the file and {tuple(master.shape)} in the model")
+            views[name].copy_(master.copy_(value))
         uses = {name: sorted(self._outline.regions[name] & set(self._layers)) for name in list(self._outline.regions)}
         places = {name: self._outline.canonical[name] for name, regions in uses.items() if regions}
         leaves = {of: nn.Parameter(views[of]) for of in views}
+        self._leaves.clear()
+        self._absent = []
         for name, of in places.items():
             module, attribute = self._place(name)
+            self._absent.append((module, attribute, module._parameters[attribute]))
             for region in uses[name]:
                 # A separate leaf for every use, so that the sum over the uses is the same for any layout.
                 leaf = nn.Parameter(views[of])
@@ -112,7 +135,8 @@ class Part:
             of for of in views if all(name in ways for name, first in places.items() if first == of)
         )
         self._several = {r for r, uses in self._leaves.items() if any(self._is_switched(use) for use in uses)}
-        self._install()
+        if masters is not None:
+            self._install()
         return leaves
 
     def __call__(self, batch: Batch | None, boundary: Sequence[Tensor], key: Key | None) -> Sequence[Tensor]:
@@ -162,7 +186,7 @@ class Part:
         owner, _, attribute = name.rpartition(".")
         return self.model.get_submodule(owner), attribute
 
-    def _is_switched(self, use: tuple[nn.Module, str, nn.Parameter]) -> bool:
+    def _is_switched(self, use: Place) -> bool:
         module, attribute, _ = use
         return sum((m, a) == (module, attribute) for uses in self._leaves.values() for m, a, _ in uses) > 1
 

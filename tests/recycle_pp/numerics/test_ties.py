@@ -98,7 +98,7 @@ def test_summing_some_or_all_tied_units_gives_the_same_bits():
         alone = replace(reduced[0], shared=own)
         parcels = [
             (stage, [unit], stages.ties[stage].parcel(reduced[stage], stages.ties[stage].units, [theirs]))
-            for stage in here.stages[unit][1:]
+            for stage in here.stages(unit)[1:]
             for theirs in stages.ties[stage].units
             if stages.gradients[stage].layout.unit_names[theirs] == here.gradients.layout.unit_names[unit]
         ]

@@ -51,8 +51,7 @@ def test_the_boxes_of_its_units_cover_a_tensor(shapes, block):
 def cut(stage, block):
     """The stage with units of `block` elements; None: one unit per tensor, which a small model has by default."""
     stage.layout = Layout(stage.module.shapes, lambda *_: block, [*stage.module.layers.values()])
-    stage.gradients.places = stage.ops.places(stage.layout, CPU)
-    stage.gradients.layout = stage.layout
+    stage.gradients.relayout(stage.layout, [], [stage.module.parts.get(name, 1) for name in stage.names])
     return stage
 
 
@@ -118,7 +117,7 @@ def test_a_worker_with_a_copy_detects_a_change_before_the_copy(follows):
     flip(one.vectors(3)[1], 5, 7)
     if follows:
         other.start_following()
-        other.take(range(len(stage.layout.units)), one.copy(range(len(stage.layout.units)), newest=0))
+        other.take(range(len(stage.layout.units)), one.copy(stage.layout.ids, newest=0))
         other.follow(every(there, 0), 0, 1.0)
     else:
         for unit in (2, 3):

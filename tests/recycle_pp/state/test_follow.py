@@ -14,9 +14,11 @@ from recycle_pp.comm.transfer import TransferError
 from recycle_pp.model.stage import Stage
 from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.numerics.optimizer import StageOptimizer
-from recycle_pp.state import follow
-from recycle_pp.state.follow import WAITING, Donations, Following
-from recycle_pp.wire.messages.lifecycle import Donate
+from recycle_pp.state import donations as sending
+from recycle_pp.state.donations import WAITING, Donations
+from recycle_pp.state.follow import Following
+from recycle_pp.wire.messages.lifecycle import Donate, Expect
+from recycle_pp.wire.messages.states import StatePart
 from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.units import packed
 from tests.recycle_pp.in_process import CPU, part, small
@@ -26,12 +28,12 @@ from tests.recycle_pp.numerics.test_units import cut
 class Worker:
     """A stage whose gradients are drawn from the step's number. units: the ones it holds; None: all."""
 
-    def __init__(self, reproducible=False, units=None):
+    def __init__(self, reproducible=False, units=None, stage=1):
         groups = ["*norm*:0.5:2", "layers.2.*:0.3"]
         config = small(
             numerics__reproducible=reproducible, optimizer__stagger=True, run__steps=1000, optimizer__groups=groups
         )
-        self.stage = cut(Stage(config, 1, CPU), 512)
+        self.stage = cut(Stage(config, stage, CPU), 512)
         self.units, self.every = units, range(len(self.stage.layout.units))
         self.optimizer = StageOptimizer(config, self.stage, whole=units is None)
         for unit in units or ():
@@ -90,14 +92,14 @@ class Pipe:
 @pytest.fixture
 def pipe(monkeypatch):
     made = Pipe()
-    monkeypatch.setattr(follow, "connect", lambda *_, **__: made)
+    monkeypatch.setattr(sending, "connect", lambda *_, **__: made)
     yield made
     made.closed = True
     made.taking.release(1000)
 
 
 def donor(worker, monkeypatch, size, units=(), session=7):
-    monkeypatch.setattr(follow, "PART", size)
+    monkeypatch.setattr(sending, "PART", size)
     donations = Donations(worker.optimizer, worker.stage.gradients, "token", lambda *_: None)
     ids = worker.stage.layout.ids
     names = [ids[unit] for unit in units or worker.every]
@@ -106,12 +108,22 @@ def donor(worker, monkeypatch, size, units=(), session=7):
 
 
 def joiner(worker, steps=None):
-    """steps: receives each step whose state the worker has"""
+    """A worker in session 7. steps: receives each step whose state the worker has"""
     reached = [] if steps is None else steps
-    participant = SimpleNamespace(generation=-1, caught_up=lambda step, units: reached.append(step))
-    following = Following(worker.optimizer, worker.stage.gradients, participant, "token", "127.0.0.1", lambda *_: None)
+    participant = SimpleNamespace(
+        generation=-1, announced=None, followed=lambda *_: None, caught_up=lambda step, units: reached.append(step)
+    )
+    following = Following(
+        worker.stage, worker.optimizer, participant, threading.RLock(), "token", "127.0.0.1", lambda *_: None
+    )
     following.close()
+    following.expect(Expect(7, [*worker.stage.layout.layers]))
     return following
+
+
+def take(following, parcel):
+    """Applies a message of the newest session. Returns whether the worker is in step."""
+    return following._take(following._session, *parcel)
 
 
 def assert_same(one, two):
@@ -133,7 +145,7 @@ def test_a_joiner_has_the_bits_of_its_donor(size, reproducible, events):
     """events: a commit of that kind, or a number of messages that arrive."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         pipe = Pipe()
-        monkeypatch.setattr(follow, "connect", lambda *_, **__: pipe)
+        monkeypatch.setattr(sending, "connect", lambda *_, **__: pipe)
         here, there = Worker(reproducible), Worker(reproducible)
         for unit in there.every:  # its own state must not remain
             there.optimizer.put(unit, [torch.full_like(vector, 9.0) for vector in there.optimizer.vectors(unit)])
@@ -148,7 +160,7 @@ def test_a_joiner_has_the_bits_of_its_donor(size, reproducible, events):
                 donations.committed(*here.commit(last, event))
         pipe.taking.release(1 << 20)
         for taken in iter_parcels(pipe):
-            if following._take(*taken) and taken[0].step == last:
+            if take(following, taken) and taken[0].step == last:
                 break
         pipe.closed = True
         mine, theirs = here.state(), there.state()
@@ -183,7 +195,7 @@ def test_a_joiner_with_several_donors_has_the_bits_of_a_holder_since_the_start(r
         pipes = [Pipe() for _ in donors]
         found = []
         for worker, pipe, of in zip(donors, pipes, gives, strict=True):
-            monkeypatch.setattr(follow, "connect", lambda *_, pipe=pipe, **__: pipe)
+            monkeypatch.setattr(sending, "connect", lambda *_, pipe=pipe, **__: pipe)
             found.append(donor(worker, monkeypatch, 1024, of))
             found[-1].committed(*worker.commit(0, "stepped"))
             assert pipe.begun.wait(10)
@@ -191,17 +203,17 @@ def test_a_joiner_with_several_donors_has_the_bits_of_a_holder_since_the_start(r
         steps, last, taken = [], 0, [0, 0, 0]
         following = joiner(there, steps)
 
-        def take(d):
+        def take_all(d):
             pipe, done = pipes[d], False
             while taken[d] < len(pipe.parcels):
-                done = following._take(*pipe.parcels[taken[d]])
+                done = take(following, pipe.parcels[taken[d]])
                 taken[d] += 1
             return done
 
         for event in [*events, "stepped"]:
             if isinstance(event, tuple):
                 pipes[event[0]].taking.release(event[1])
-                take(event[0])
+                take_all(event[0])
             else:
                 last += 1
                 always.commit(last, event)
@@ -213,7 +225,7 @@ def test_a_joiner_with_several_donors_has_the_bits_of_a_holder_since_the_start(r
         while steps[-1:] != [last]:
             assert time.monotonic() < deadline
             for d in range(3):
-                take(d)
+                take_all(d)
             time.sleep(0.001)
         for pipe in pipes:
             pipe.closed = True
@@ -239,12 +251,13 @@ def test_a_new_session_starts_empty_and_voids_messages_of_the_last_one(monkeypat
     following = joiner(there)
 
     def state(session, units, of):
-        names = packed(here.stage.layout.ids[unit] for unit in units)
-        return follow.StatePart(session, 0, names, of), here.optimizer.copy(units, 0)
+        names = [here.stage.layout.ids[unit] for unit in units]
+        return StatePart(session, 0, packed(names), of), here.optimizer.copy(names, 0)
 
-    assert not following._take(*state(3, [0, 1], 3))
-    assert following._take(*state(4, [2, 3], 2)) and sorted(there.optimizer.held) == [2, 3]
-    stream = OldStream(state(3, [2], 3))
+    assert not take(following, state(7, [0, 1], 3))
+    following.expect(Expect(8, [*there.stage.layout.layers]))
+    assert take(following, state(8, [2, 3], 2)) and sorted(there.optimizer.held) == [2, 3]
+    stream = OldStream(state(7, [2], 3))
     following._follow(stream, lambda step, session: pytest.fail("an older session"))
     assert sorted(there.optimizer.held) == [2, 3]
 
@@ -280,9 +293,10 @@ def test_a_donors_optimizer_waits_at_most_for_the_copy_of_one_part(pipe, monkeyp
 def test_speculative_state_is_never_copied():
     worker = Worker()
     worker.commit(0, "stepped")
-    assert worker.optimizer.copy([0], newest=0) is not None
+    first = worker.stage.layout.ids[:1]
+    assert worker.optimizer.copy(first, newest=0) is not None
     worker.optimizer.speculate(worker.gradient(1), 1)
-    assert worker.optimizer.copy([0], newest=1) is None
+    assert worker.optimizer.copy(first, newest=1) is None
     worker.optimizer.confirm()
-    assert worker.optimizer.copy([0], newest=0) is None, "step 1 is in it, and the joiner does not know"
-    assert worker.optimizer.copy([0], newest=1) is not None
+    assert worker.optimizer.copy(first, newest=0) is None, "step 1 is in it, and the joiner does not know"
+    assert worker.optimizer.copy(first, newest=1) is not None

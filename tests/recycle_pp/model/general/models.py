@@ -150,6 +150,33 @@ class Routed(Plain):
         return x
 
 
+class Movable(Routed):
+    """Five layers that can move. The embedding is also used after the last one."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(self.Block(dropout=0.1) for _ in range(5))
+        del self.head
+
+    loss = TiedByHand.loss
+
+
+class Activations(Plain):
+    """A layer without parameters."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([Block(), nn.GELU(), Block()])
+
+
+class Widening(Plain):
+    """Layers that take tensors of different shapes."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(16, 24), nn.Linear(24, 32), nn.Linear(32, 16)])
+
+
 class Bare(Plain):
     """Parameters of the root module, also used between the layers."""
 

@@ -1,0 +1,193 @@
+"""A donor sends the state of its units to a follower while it continues to train (`state.follow`).
+
+    donations = Donations(optimizer, gradients, token, inject)        # on every worker
+    session.donate = donations.asked
+    executor.on_commit.append(donations.committed)
+
+The coordinator assigns units to donors (`Donate`). A thread of each donor copies and sends the assigned units, a few at
+a time (a part). After each commit the thread sends the step's reduced gradient for the units sent so far. Units are
+named by their layers, so a donor continues if other layers of its stage move.
+
+A donor keeps no copy of its state and never waits for a follower. Its optimizer waits at most until one part is copied
+(a few milliseconds, see `PART`). If more than `WAITING` gradients are queued for a follower, the donor drops them and
+restarts from its newest state.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from recycle_pp.comm.transfer import Stream, TransferError, connect
+from recycle_pp.numerics.gradients import Gradients, Reduced
+from recycle_pp.numerics.layout import Layout
+from recycle_pp.numerics.optimizer import StageOptimizer
+from recycle_pp.wire.messages.lifecycle import Donate
+from recycle_pp.wire.messages.states import StatePart, StepGradient
+from recycle_pp.wire.messages.steps import Commit
+from recycle_pp.wire.messages.units import UnitId, packed, unpacked
+
+Inject = Callable[[str, int], None]  # callback for fault injection: (moment, step)
+PATIENCE = 3600.0  # seconds of silence before a stream times out; a step may take long, and heartbeats detect deaths
+EXPONENTS = "exponents."  # names of tensors in a message: with the number of a layer, its exponents
+_log = logging.getLogger(__name__)
+# Maximum number of elements of a part in each vector, unless a single unit has more. Such a part has 12 MB of state and
+# is copied in about 3 ms.
+PART = 1 << 20
+# Maximum number of queued gradients per follower. The limit is not in bytes, because a single gradient has a third of
+# the state's size. With two queued gradients, a follower with complete state can fall one step behind and still catch
+# up.
+WAITING = 2
+
+
+class _Step(NamedTuple):
+    """A commit as sent to followers.
+
+    reduced    the gradient; None if the update was skipped
+    exponents  layer -> its exponents after the step
+    layout     of `reduced`; a later step may have another one
+    """
+
+    step: int
+    scale: float | None
+    reduced: Reduced | None
+    exponents: dict[int, Tensor]
+    layout: Layout
+
+
+class Donations:
+    """The donor's side. `asked` runs in the listening thread, `committed` in the executor. Neither blocks."""
+
+    def __init__(self, optimizer: StageOptimizer, gradients: Gradients, token: str, inject: Inject) -> None:
+        self._optimizer, self._gradients, self._token, self._inject = optimizer, gradients, token, inject
+        self._lock = threading.Lock()
+        self._newest: _Step | None = None  # without its gradient
+        self._asked: list[Donate] = []  # requests that arrived before the first commit
+        self._donors: list[_Donor] = []
+
+    def asked(self, message: Donate) -> None:
+        """Starts sending units to the worker at the address in the message."""
+        with self._lock:
+            if self._newest is None:
+                self._asked.append(message)
+            else:
+                self._begin(message, self._newest)
+
+    def committed(self, commit: Commit, reduced: Reduced) -> None:
+        """Queues the step for all followers. Call it after the optimizer has applied the step."""
+        gradient = None if commit.scale is None else reduced
+        gradients = self._gradients
+        step = _Step(commit.step, commit.scale, gradient, gradients.exponents_of_layers(), gradients.layout)
+        with self._lock:
+            self._newest = step._replace(reduced=None)
+            self._donors = [donor for donor in self._donors if donor.is_alive()]
+            for donor in self._donors:
+                donor.committed(step)
+            asked, self._asked = self._asked, []
+            for message in asked:
+                self._begin(message, self._newest)
+
+    def relayout(self) -> None:
+        """Call this when layers have moved, before the next commit. Donors whose units are still here continue."""
+        with self._lock:
+            if self._newest is not None:
+                of = self._gradients
+                self._newest = self._newest._replace(exponents=of.exponents_of_layers(), layout=of.layout)
+
+    def _begin(self, message: Donate, newest: _Step) -> None:
+        self._donors.append(_Donor(self._optimizer, message, self._token, newest))
+        self._inject("donate", newest.step + 1)  # the step in progress
+
+
+class _Donor(threading.Thread):
+    """Sends to one follower until the stream breaks, or until this worker no longer holds one of the units (their layer
+    may have moved to another stage)."""
+
+    def __init__(self, optimizer: StageOptimizer, message: Donate, token: str, begin: _Step) -> None:
+        super().__init__(name="donate", daemon=True)
+        self._optimizer, self._message, self._token = optimizer, message, token
+        self._units = unpacked(message.units)
+        self._changed = threading.Condition()
+        self._waiting: deque[_Step] = deque()  # commits that have not been sent
+        self._newest = begin  # the newest commit sent
+        self._sent = 0  # number of units sent
+        self.start()
+
+    def committed(self, step: _Step) -> None:
+        with self._changed:
+            self._waiting.append(step)
+            if len(self._waiting) > WAITING:  # too slow: restart from the newest state
+                self._waiting.clear()
+                self._newest, self._sent = step, 0
+            self._changed.notify()
+
+    def run(self) -> None:
+        address = self._message.address
+        assert address is not None  # set by the coordinator
+        try:
+            with connect(address, self._token, idle=PATIENCE) as stream:
+                while True:
+                    self._send_next(stream)
+        except TransferError as error:
+            _log.info("stopped sending state to %s: %s", address, error)
+        except KeyError as error:
+            _log.info("stopped sending state: this worker no longer holds unit %s", error)
+
+    def _send_next(self, stream: Stream) -> None:
+        """Sends the next commit or the next part of the state. If there is neither, waits for a commit."""
+        with self._changed:
+            sent = self._sent
+            step = self._waiting.popleft() if self._waiting else None
+            newest = step or self._newest
+            self._newest = newest
+            if step is None and sent == len(self._units):
+                self._changed.wait()
+                return
+        session, of = self._message.session, self._message.of
+        if step is not None:
+            if sent:  # before the first part the follower has no units to update
+                units = self._units[:sent]
+                gradient = {} if step.reduced is None else {"gradient": _gradient(step.reduced, step.layout, units)}
+                stream.send(StepGradient(session, step.step, packed(units), of, step.scale), gradient | _sent(step))
+            return
+        units = self._part(sent, newest.layout)
+        part = self._optimizer.copy(units, newest=newest.step)
+        if part is None:  # the state is speculative, or includes a step that was not sent
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting, timeout=0.001)
+            return
+        stream.send(StatePart(session, newest.step, packed(units), of), part | _sent(newest))
+        with self._changed:
+            if self._sent == sent and self._newest is newest:  # otherwise `committed` has restarted the transfer
+                self._sent = sent + len(units)
+
+    def _part(self, first: int, layout: Layout) -> list[UnitId]:
+        """The units from index `first` on, up to PART elements in total, but at least one unit."""
+        sizes, size = layout.unit_sizes, 0
+        units: list[UnitId] = []
+        for unit in self._units[first:]:
+            size += sizes[layout.number(unit)]
+            if units and size > PART:
+                break
+            units.append(unit)
+        return units
+
+
+def _gradient(reduced: Reduced, layout: Layout, names: Sequence[UnitId]) -> Tensor:
+    units = [layout.number(name) for name in names]
+    if reduced.units is None and units == list(range(len(units))):
+        return reduced.flat[: layout.span(range(len(units))).stop]
+    grads = layout.by_unit(reduced.flat, reduced.units)
+    return torch.cat([grads[unit] for unit in units])
+
+
+def _sent(step: _Step) -> dict[str, Tensor]:
+    """The exponents of the donor's layers. Every message includes them, because they are much smaller than the
+    units."""
+    return {f"{EXPONENTS}{layer}": of for layer, of in step.exponents.items() if len(of)}
