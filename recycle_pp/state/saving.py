@@ -64,7 +64,7 @@ class StageSaving:
             return
         if commit.savers:
             try:
-                arguments = (commit.step + 1, self._masters(commit.last), self._optimizer.checksums())
+                arguments = (commit.step + 1, self._masters(commit.last), self._checksums())
             except RuntimeError as error:
                 self._refuse(commit.step + 1, error)
                 return
@@ -121,10 +121,14 @@ class StageSaving:
             masters = dict(self._stage.masters())
         return {name: master.to("cpu", copy=not final) for name, master in masters.items()}
 
-    def _digest(self, step: int, masters: Mapping[str, Tensor], checksums: Mapping[int, int]) -> None:
+    def _checksums(self) -> dict[str, str]:
+        """The checksum of each unit's state, by name. RuntimeError: see `StageOptimizer.checksums`."""
         names = self._stage.layout.unit_names
-        states = {f"state of {names[unit]}": str(checksum) for unit, checksum in checksums.items()}
-        self._send(Digests(step, digests(masters) | states))
+        return {f"state of {names[unit]}": str(checksum) for unit, checksum in self._optimizer.checksums().items()}
+
+    def _digest(self, step: int, masters: Mapping[str, Tensor], checksums: Mapping[str, str]) -> None:
+        """Runs in a thread. The layers of the stage may change meanwhile."""
+        self._send(Digests(step, {**digests(masters), **checksums}))
 
     def _report(self, step: int, saving: Future[str], whole: bool) -> None:
         answer: Saved | SaveFailed

@@ -1,5 +1,7 @@
 """The parts that a worker with sharded state saves."""
 
+import queue
+import threading
 import time
 from types import SimpleNamespace
 
@@ -39,3 +41,26 @@ def test_a_worker_that_must_save_all_its_units_rejects_units_changed_since_the_c
     (answer,) = said
     assert isinstance(answer, SaveFailed if changed else Saved)
     assert not changed or "has changed since its update" in answer.detail
+
+
+def test_digests_name_the_units_of_the_commit_even_if_layers_move_meanwhile(tmp_path, monkeypatch):
+    config, said, moved = small(parallel__pipelines=2, parallel__sharded=True), queue.Queue(), threading.Event()
+    stage = Stage(config, 0, CPU)
+    optimizer = StageOptimizer(config, stage, whole=False)
+    for unit in range(len(stage.layout.units)):
+        optimizer.begin(unit)
+    expected = {f"state of {name}" for name in stage.layout.unit_names}
+    me = Participant(0, Worker(0, 0), Holdings(0, stage.layout.ids, -1))
+    saving = StageSaving(config, str(tmp_path), stage, optimizer, Batches(config), me, said.put, lambda *_: None)
+
+    class Late(threading.Thread):
+        def run(self):
+            moved.wait(30)
+            super().run()
+
+    monkeypatch.setattr(threading, "Thread", Late)
+    saving.committed(SimpleNamespace(step=3, savers=[1], last=False), None)
+    stage.relayout([-1, 0])
+    optimizer.relayout([])
+    moved.set()
+    assert expected <= {*said.get(timeout=30).digests}
