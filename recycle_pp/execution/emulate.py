@@ -1,5 +1,7 @@
 """Emulates compute. Every op sleeps for its configured time. Messages are real and have their real size.
 
+The configured times are those of an even stage. A stage with more or fewer layers takes its share.
+
     stage = EmulatedStage(settings, 1, device); optimizer = EmulatedOptimizer(settings, stage)
 
 Emulation shows the cost of a schedule or a recovery with dozens of workers on two cores. Losses and weights are
@@ -19,6 +21,7 @@ from recycle_pp.config.settings import Settings
 from recycle_pp.model.stage import Stage
 from recycle_pp.model.stage_module import Batch, Boundary
 from recycle_pp.numerics.gradients import Reduced
+from recycle_pp.numerics.layer_tensors import LayerTensors
 from recycle_pp.numerics.optimizer import StageOptimizer
 
 HOST_AHEAD = 0.001  # seconds of host work (Python and a wake-up) between two ops
@@ -43,22 +46,28 @@ class EmulatedStage(Stage):
 
     def __init__(self, settings: Settings, stage: int, device: torch.device, run_dir: str | Path | None = None) -> None:
         super().__init__(settings, stage, device, run_dir)
-        self.queue = EmulatedDevice()
+        self._device = EmulatedDevice()
+
+    def run(self, seconds: float) -> None:
+        """Takes as long as this stage, if an even stage takes `seconds`."""
+        depth = self.module.depth
+        mine = sum(0 <= layer < depth for layer in self.layout.layers)
+        self._device.run(seconds * mine * self.settings.parallel.stages / depth)
 
     def forward(self, step: int, g: int, batch: Batch | None = None, boundary: Sequence[Tensor] = ()) -> list[Tensor]:
-        self.queue.run(self.settings.emulate.F)
+        self.run(self.settings.emulate.F)
         return [torch.zeros(())] if self.last else self._made(self.module.gives)
 
     def backward_input(self, g: int, grads: Sequence[Tensor] = ()) -> list[Tensor]:
-        self.queue.run(self.settings.emulate.I)
+        self.run(self.settings.emulate.I)
         return self._gradients()
 
     def backward_weight(self, g: int) -> None:
-        self.queue.run(self.settings.emulate.W)
+        self.run(self.settings.emulate.W)
         self.gradients.close(g, 0.0 if self.last else None)
 
     def backward(self, g: int, grads: Sequence[Tensor] = ()) -> list[Tensor]:
-        self.queue.run(self.settings.emulate.I + self.settings.emulate.W)
+        self.run(self.settings.emulate.I + self.settings.emulate.W)
         self.gradients.close(g, 0.0 if self.last else None)
         return self._gradients()
 
@@ -72,17 +81,27 @@ class EmulatedStage(Stage):
         return [tensor.empty(self.device) for tensor in boundary]
 
 
-class EmulatedOptimizer(StageOptimizer):
-    """Sleeps instead of updating. State and exponents do not change."""
-
-    def __init__(self, settings: Settings, stage: EmulatedStage, whole: bool = True) -> None:
-        super().__init__(settings, stage, whole)
-        self._queue, self._seconds = stage.queue, settings.emulate.O
+class StillOptimizer(StageOptimizer):
+    """Takes no time. State and exponents do not change."""
 
     def _update(self, reduced: Reduced, step: int, scale: float, ahead: bool) -> None:
         for held in self.held.values():
             held.before = held.state  # for `undo`
-        self._queue.run(self._seconds)
 
     def _learn(self, reduced: Reduced) -> None:
         pass
+
+
+class EmulatedOptimizer(StillOptimizer):
+    """Sleeps instead of updating."""
+
+    def __init__(self, settings: Settings, stage: EmulatedStage, whole: bool = True) -> None:
+        super().__init__(settings, stage, whole)
+        self._stage = stage
+
+    def beside(self, tensors: LayerTensors) -> StageOptimizer:
+        return StillOptimizer(self._all_settings, tensors, self._whole)
+
+    def _update(self, reduced: Reduced, step: int, scale: float, ahead: bool) -> None:
+        super()._update(reduced, step, scale, ahead)
+        self._stage.run(self.tensors.settings.emulate.O)

@@ -15,7 +15,7 @@ from recycle_schedules.layers import TIMES
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.config.sizes import parse_size
-from recycle_pp.model.memory import room_for_tensors, stage_memory
+from recycle_pp.model.memory import layers_of_stages, room_for_tensors, stage_memory
 
 from .machine import gpu_memory
 
@@ -24,9 +24,13 @@ Measured = Sequence[Sequence[Mapping[str, float]]]
 
 
 def initial_problem(settings: Settings) -> Problem:
-    """The problem of a step with all workers. Durations are those of `emulate`, or 1 until they are measured."""
+    """The problem of a step with all workers. Durations are those of `emulate`, in proportion to the layers of a stage,
+    or 1 until they are measured."""
     s, e = settings.schedule, settings.emulate
-    known: dict[str, float] = {kind: getattr(e, kind) if e.mode else 1.0 for kind in TIMES}
+    known: dict[str, Any] = {kind: getattr(e, kind) if e.mode else 1.0 for kind in TIMES}
+    shares = shares_of_stages(settings)
+    if e.mode and {*shares} != {1.0}:
+        known = {kind: [seconds * share for share in shares] for kind, seconds in known.items()}
     profiling = s.profile_steps > 0 and not e.mode
     return Problem(
         pipelines=settings.parallel.pipelines,
@@ -39,6 +43,14 @@ def initial_problem(settings: Settings) -> Problem:
         memory=memory_of(settings),
         reroute=s.reroute,
     )
+
+
+def shares_of_stages(settings: Settings) -> list[float]:
+    """The number of layers of each stage, relative to an even stage. 1 if the number of layers is unknown."""
+    stages, split = settings.parallel.stages, settings.model.split
+    if settings.model.own:
+        split = [len(layers) for layers in layers_of_stages(settings)]
+    return [count * stages / sum(split) for count in split] if isinstance(split, list) else [1.0] * stages
 
 
 def memory_of(settings: Settings, measured: Measured | None = None) -> dict[str, Any] | None:

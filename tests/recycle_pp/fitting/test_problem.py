@@ -74,6 +74,14 @@ def test_stages_of_unknown_size_have_no_limit_by_bytes(changes):
     assert initial_problem(small(**WIDE, **changes, parallel__memory="1MB")).memory is None
 
 
+@pytest.mark.parametrize("model", [{}, {"model__kind": "hf", "model__layers": None}], ids=["own", "other"])
+def test_emulated_times_are_in_proportion_to_the_layers_of_a_stage(model):
+    changes = {"model__layers": 4, "emulate__mode": "sleep"} | model
+    even, uneven = (initial_problem(small(**changes, model__split=split)).durations for split in ([2, 2], [3, 1]))
+    assert even["F"] == 0.02
+    assert uneven["F"] == pytest.approx([0.03, 0.01]) and uneven["O"] == pytest.approx([0.09, 0.03])
+
+
 def test_an_invalid_size_is_refused():
     with pytest.raises(
         ValueError, match=r"^parallel.memory must be auto, null or a size like 80GB: 'much' is not a size above 0"
