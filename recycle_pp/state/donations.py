@@ -10,7 +10,7 @@ named by their layers, so a donor continues if other layers of its stage move.
 
 A donor keeps no copy of its state and never waits for a follower. Its optimizer waits at most until one part is copied
 (a few milliseconds, see `PART`). If more than `WAITING` gradients are queued for a follower, the donor drops them and
-starts over with its newest state.
+restarts from its newest state.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ Inject = Callable[[str, int], None]  # callback for fault injection: (moment, st
 PATIENCE = 3600.0  # seconds of silence before a stream times out; a step may take long, and heartbeats detect deaths
 EXPONENTS = "exponents."  # names of tensors in a message: with the number of a layer, its exponents
 _log = logging.getLogger(__name__)
-# Maximum number of elements of a part in each vector, unless a single unit has more. These are 12 MB of state, which
-# are copied in about 3 ms.
+# Maximum number of elements of a part in each vector, unless a single unit has more. Such a part has 12 MB of state and
+# is copied in about 3 ms.
 PART = 1 << 20
-# Maximum number of gradients in the queue of a follower. It is not a limit in bytes, because a single gradient has a
-# third of the state's size. With two queued steps, a follower with complete state may fall behind by one step and catch
+# Maximum number of queued gradients per follower. The limit is not in bytes, because a single gradient has a third of
+# the state's size. With two queued gradients, a follower with complete state can fall one step behind and still catch
 # up.
 WAITING = 2
 
 
 class _Step(NamedTuple):
-    """A commit, as sent to followers.
+    """A commit as sent to followers.
 
     reduced    the gradient; None if the update was skipped
     exponents  layer -> its exponents after the step
@@ -80,7 +80,7 @@ class Donations:
                 self._begin(message, self._newest)
 
     def committed(self, commit: Commit, reduced: Reduced) -> None:
-        """Queues the step for all followers. To be called after the optimizer has applied the step."""
+        """Queues the step for all followers. Call it after the optimizer has applied the step."""
         gradient = None if commit.scale is None else reduced
         gradients = self._gradients
         step = _Step(commit.step, commit.scale, gradient, gradients.exponents_of_layers(), gradients.layout)
@@ -106,8 +106,8 @@ class Donations:
 
 
 class _Donor(threading.Thread):
-    """Sends to one follower until the stream breaks or this worker no longer holds one of the units, for instance
-    because their layer has moved to another stage."""
+    """Sends to one follower until the stream breaks, or until this worker no longer holds one of the units (their layer
+    may have moved to another stage)."""
 
     def __init__(self, optimizer: StageOptimizer, message: Donate, token: str, begin: _Step) -> None:
         super().__init__(name="donate", daemon=True)
@@ -137,7 +137,7 @@ class _Donor(threading.Thread):
         except TransferError as error:
             _log.info("stopped sending state to %s: %s", address, error)
         except KeyError as error:
-            _log.info("stopped sending state: unit %s is now held by other workers", error)
+            _log.info("stopped sending state: this worker no longer holds unit %s", error)
 
     def _send_next(self, stream: Stream) -> None:
         """Sends the next commit or the next part of the state. If there is neither, waits for a commit."""
@@ -168,7 +168,7 @@ class _Donor(threading.Thread):
                 self._sent = sent + len(units)
 
     def _part(self, first: int, layout: Layout) -> list[UnitId]:
-        """The next units after the first `first` ones: up to PART elements in total, but at least one unit."""
+        """The units from index `first` on, up to PART elements in total, but at least one unit."""
         sizes, size = layout.unit_sizes, 0
         units: list[UnitId] = []
         for unit in self._units[first:]:
@@ -188,6 +188,6 @@ def _gradient(reduced: Reduced, layout: Layout, names: Sequence[UnitId]) -> Tens
 
 
 def _sent(step: _Step) -> dict[str, Tensor]:
-    """The exponents of the donor's layers. Every message includes them, because they are small compared with the
+    """The exponents of the donor's layers. Every message includes them, because they are much smaller than the
     units."""
     return {f"{EXPONENTS}{layer}": of for layer, of in step.exponents.items() if len(of)}

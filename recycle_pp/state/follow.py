@@ -63,7 +63,7 @@ class _Session:
 
 
 class Following:
-    """The follower's side. Listens from construction on, as long as the worker lives.
+    """The follower's side. The constructor starts to listen, for as long as the worker lives.
 
     lock: guards `participant`. A thread that holds it never waits for `_taking`.
     """
@@ -165,7 +165,7 @@ class Following:
             return self._session
 
     def _take(self, session: _Session, about: StatePart | StepGradient, tensors: dict[str, Tensor]) -> bool:
-        """Applies a message. Returns whether all units are then in the state after `about.step`."""
+        """Applies a message. Returns whether all units now have the state after `about.step`."""
         if session.optimizer is None:
             session.optimizer = self._begin(session)
             self._inject("join", about.step)

@@ -51,8 +51,7 @@ def test_the_boxes_of_its_units_cover_a_tensor(shapes, block):
 def cut(stage, block):
     """The stage with units of `block` elements; None: one unit per tensor, which a small model has by default."""
     stage.layout = Layout(stage.module.shapes, lambda *_: block, [*stage.module.layers.values()])
-    stage.gradients.places = stage.ops.places(stage.layout, CPU)
-    stage.gradients.layout = stage.layout
+    stage.gradients.relayout(stage.layout, [], [stage.module.parts.get(name, 1) for name in stage.names])
     return stage
 
 
