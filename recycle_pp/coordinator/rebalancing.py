@@ -128,10 +128,9 @@ class Rebalancing:
         state, job, layout = self._state, self._state.job, self._state.profile.layout
         settings = state.settings
         measured = state.profile.complete or not settings.schedule.profile_steps
-        sized = job.problem.memory is None or settings.model.own  # otherwise the bytes of other layouts are unknown
         calm = job.phase == "running" and not self._joining and state.ending.signal is None
-        movable = settings.schedule.rebalance != "never" and 1 < len(layout) < sum(layout)
-        return movable and measured and sized and calm and not state.lifecycle.over
+        movable = settings.schedule.rebalance != "never" and settings.model.own and 1 < len(layout) < sum(layout)
+        return movable and measured and calm and not state.lifecycle.over
 
     def _compare(self) -> None:
         """Decides if the best layout is known, else searches it."""

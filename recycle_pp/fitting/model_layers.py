@@ -101,7 +101,7 @@ def what_moves(settings: Settings) -> str | None:
         return (
             f"{said}: no layer can move, because {'there is one stage' if stages == 1 else 'each stage has one layer'}"
         )
-    stay = "the embedding, the final norm and the head" if model.own else "all modules outside the list of layers"
-    if not model.own and settings.parallel.memory is not None:
-        return f"{said}: no layer moves, because the memory of this model's layers is unknown (parallel.memory is set)"
+    if not model.own:
+        return f"{said}: no layer moves, because so far only model.kind=transformer and llama support it"
+    stay = "the embedding, the final norm and the head"
     return f"{said}: decoder layers may move between stages while the job trains; {stay} never move"
