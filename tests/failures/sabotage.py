@@ -93,7 +93,7 @@ def step_units(self, reduced, step, scale=1.0):
     _step_units(self, reduced, step, scale)
     now, sharded = sabotage(), reduced.units is not None
     for kind, at in (("err", step), ("rot", step + 1)):
-        meant = (now.get(kind), now.get("step")) == (self._stage.stage, at)
+        meant = (now.get(kind), now.get("step")) == (self.tensors.stage, at)
         if meant and sharded and 0 in self.held and _first(now["once"]):
             self.vectors(0)[0].view(torch.int32)[0] ^= 1 << 20
             if kind == "err":

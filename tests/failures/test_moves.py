@@ -14,7 +14,9 @@ SHARDED = ("parallel.sharded=true",)
 GONE = fails("6:1.1@backward")
 CASES = [
     Case("dies for good", "2x2", (*MOVING, *GONE), steps=100, bound=200),
-    Case("returns", "2x2", (*MOVING, *SHARDED, *GONE, *rejoins("60:1.1")), steps=100, stagger=True),
+    pytest.param(
+        Case("returns", "2x2", (*MOVING, *SHARDED, *GONE, *rejoins("60:1.1")), steps=100, stagger=True), marks=slow
+    ),
     pytest.param(Case("returns", "2x2", (*MOVING, *GONE, *rejoins("60:1.1")), steps=100), marks=slow),
     pytest.param(Case("dies for good", "2x2", (*MOVING, *GONE), steps=100, stagger=True), marks=slow),
     pytest.param(Case("dies for good", "2x2", (*MOVING, *SHARDED, *GONE), steps=100), marks=slow),

@@ -177,7 +177,7 @@ def test_without_a_checkpoint_the_job_reports_the_lost_blocks(zygote):
     with zygote.run([*arguments, *SHAPE, *TWO, "run.steps=20", "checkpoint.minutes=0", *both]) as job:
         assert job.wait(60) != 0
         lost = [e for e in job.run.lines(job.run.events) if e["event"] == "stage_lost"]
-        assert "copy left of" in lost[0]["detail"], lost
+        assert "lost all copies of" in lost[0]["detail"], lost
         assert "units, and there is no checkpoint to restore it from; set checkpoint.every" in job.output
 
 
