@@ -161,7 +161,8 @@ class Mesh:
         self._handshakes.close()
         self._selector.close()
         self._listener.close()
-        os.close(self._bell)
+        with self._lock:  # `close` may not have written to it yet
+            os.close(self._bell)
 
     def _update(self, now: float) -> None:
         """Ends attempts that are late or no longer needed, and starts attempts to reach members without a working
