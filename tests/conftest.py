@@ -32,11 +32,12 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_xdist_auto_num_workers(config):
-    """Two tests at a time in separate processes; a single test in this one, where -s and --pdb work."""
+    """Three tests at a time in separate processes, because jobs under test also wait; a single test in this one, where
+    -s and --pdb work."""
     if any("::" in argument for argument in config.args) or config.option.keyword:
         config.option.dist = "no"
         return 0
-    return 2
+    return 3
 
 
 @pytest.fixture(scope="session")

@@ -167,7 +167,8 @@ class Units:
                 table = refilled(held, sizes, peers, self._copies, hosts)
             self._tables[stage], self._peers[stage] = table, set(peers)
             self._followers[stage] = self._followers.get(stage, set()) - {*peers}
-            has = ((unit, peer) for peer in peers for unit in unpacked(holds[peer].units))
+            # Only sharded copies are compared in each vote.
+            has = ((unit, peer) for peer in (peers if self._copies else ()) for unit in unpacked(holds[peer].units))
             followed = {(unit, peer) for unit, peer in has if peer in new or unit not in before}
         else:
             table, followed = self._tables[stage], set()

@@ -28,7 +28,8 @@ def test_after_a_cut_one_of_the_two_nodes_leaves_within_suspicion_plus_two_secon
     print(f"suspicion {suspicion}: longest gap {longest_gap(outcome):.2f} s")
     assert outcome.code == 0, explain(outcome)
     runs.check_exact(outcome)
-    assert {e["worker"] for e in outcome.all("death_detected")} == {"2.0", "2.1"}, explain(outcome)
+    lost = {e["worker"] for e in outcome.all("death_detected")}
+    assert lost in ({"1.0", "1.1"}, {"2.0", "2.1"}), explain(outcome)
     assert longest_gap(outcome) < suspicion + 2, explain(outcome)
 
 

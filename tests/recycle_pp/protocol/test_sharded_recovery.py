@@ -118,7 +118,7 @@ def test_a_wrong_block_is_detected_again_or_its_step_void_after_the_coordinator_
     """When it dies, all, some or none of the survivors know that the step is void."""
     order = Order((2, 2, 2), steps=3, copies=2, third=True)
     begins = order.run().events // 3
-    for seed in range(100):
+    for seed in range(40):
         flip = Fault(begins + seed, "flip", Worker(1, 0))
         found = replace(order, faults=(flip,), seed=seed).run()
         if found.coordinator.mismatches:
@@ -154,11 +154,11 @@ def test_a_block_lost_before_it_is_in_the_last_checkpoint_means_the_previous_one
 
 
 def test_random_deaths_returns_and_delays_keep_the_contract():
-    assert_kept(drawn, range(200))
+    assert_kept(drawn, range(80))
 
 
 def test_random_orders_with_a_wrong_block_keep_the_contract():
-    assert_kept(drawn_with_a_wrong_block, range(100))
+    assert_kept(drawn_with_a_wrong_block, range(50))
 
 
 @pytest.mark.slow
