@@ -31,7 +31,7 @@ from recycle_pp.command import exit_code
 from recycle_pp.drawing import page, perfetto, terminal, torch_csv
 from recycle_pp.drawing.chart import Chart
 from recycle_pp.drawing.report import Baselines
-from recycle_pp.drawing.sources import baselines, charts_of, progress, title_of, totals
+from recycle_pp.drawing.sources import baselines, before_move, charts_of, progress, title_of, totals
 from recycle_pp.fitting.problem_source import Source, add_arguments, compile_planner, read_file, read_source
 from recycle_pp.telemetry.run_reader import RunReader
 
@@ -89,7 +89,8 @@ def _once(a: argparse.Namespace) -> int:
 def _charts(a: argparse.Namespace, source: Source) -> list[Chart]:
     """One chart, or several to compare. The first one is the reference."""
     if source.run and source.shown is not None:
-        return charts_of(source.run, source.step, with_plan=a.with_plan)
+        before = before_move(source.run, source.step)
+        return [*before, *charts_of(source.run, source.step, with_plan=a.with_plan)]
     chosen = _plan_of(source)
     moved = source.problem.layers is not None and bool(source.problem.dead)
     charts = [Chart.of(chosen, "boundaries moved" if moved else title_of(chosen) if a.against else "")]

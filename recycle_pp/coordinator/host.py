@@ -18,7 +18,6 @@ import traceback
 from recycle_pp.config.settings import Settings
 from recycle_pp.consensus.agreement import Agreement, Leader
 from recycle_pp.fitting.footprint import footprint
-from recycle_pp.fitting.model_layers import what_moves
 from recycle_pp.telemetry.background import BackgroundStream, in_thread
 from recycle_pp.telemetry.event_log import EventLog
 from recycle_pp.telemetry.exporters.processes import Exporters
@@ -62,8 +61,6 @@ class Host:
             progress.say(f"{world} {'worker starts' if world == 1 else 'workers start'}; run folder {run.path}")
             for line in footprint(settings, int(os.environ.get("LOCAL_WORLD_SIZE", world))):
                 progress.say(line)
-            if moves := what_moves(settings):
-                progress.say(moves)
         run.later(guarded(run.make))
         self._run = run
         self._events = EventLog(run.events, settings.run.steps, progress.say, run.later, self._term)

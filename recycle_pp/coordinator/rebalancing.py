@@ -126,10 +126,10 @@ class Rebalancing:
 
     def _may_move(self) -> bool:
         state, job, layout = self._state, self._state.job, self._state.profile.layout
-        settings = state.settings
-        measured = state.profile.complete or not settings.schedule.profile_steps
+        schedule = state.settings.schedule
+        measured = state.profile.complete or not schedule.profile_steps
         calm = job.phase == "running" and not self._joining and state.ending.signal is None
-        movable = settings.schedule.rebalance != "never" and settings.model.own and 1 < len(layout) < sum(layout)
+        movable = schedule.rebalance != "never" and state.layers.stays is None and 1 < len(layout) < sum(layout)
         return movable and measured and calm and not state.lifecycle.over
 
     def _compare(self) -> None:

@@ -26,6 +26,7 @@ from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.frames import ChannelClosed
 from recycle_pp.wire.messages.agreement import Takeover
 from recycle_pp.wire.messages.handshake import WorkerHello
+from recycle_pp.wire.messages.lifecycle import Ready
 from recycle_pp.wire.messages.saving import Assembled, Assembling
 from recycle_pp.wire.messages.steps import Measured
 from recycle_pp.wire.messages.table import Message
@@ -133,6 +134,9 @@ class Successor:
         """The job's problem, with the layers that its stages have now."""
         job, layers, profile = self._state.job, self._state.layers, self._state.profile
         problem = job.problem
+        for _, message in self.discovery.repeated():
+            if isinstance(message, Ready):
+                layers.describe(message.depth, message.stays, message.units)
         if layout := layers.counts(found.layout):
             profile.relayout(layout)
             problem = relaid_problem(problem, layers.settings(layout), layers.start, layout)

@@ -170,11 +170,13 @@ class Workers:
         if rank.address != message.address:  # otherwise the process repeats the message, because its layers moved
             rank.address = message.address
             profile.place(rank.role, message.machine, message.cores)
-        self._state.layers.describe(message.units)
+        layers = self._state.layers
+        layers.describe(message.depth, message.stays, message.units)
         if profile.memory is not None and job.problem.memory is None:
             memory = memory_of(self._state.settings, profile.memory)
             self._driver.change(job.problem.replace(memory=memory))
-        for note in message.notes:
+        moves = layers.what_moves if job.phase == "starting" else None
+        for note in [*message.notes, *([moves] if moves else [])]:
             if note not in self._printed:
                 self._printed.add(note)
                 self._state.recorder.say(note)

@@ -1,6 +1,7 @@
 """The charts of a run, and the plans with which they are compared.
 
     charts_of(RunReader("runs/demo"), step=20, with_plan=True)
+    before_move(RunReader("runs/demo"), step=20)                   # the step before, if layers moved in between
     baselines(plan)                                                # the same job without deaths
 
 A file that cannot be read raises ValueError or OSError with one sentence.
@@ -31,6 +32,14 @@ def charts_of(run: RunReader, step: int, *, with_plan: bool) -> list[Chart]:
     planned = plan(trace.problem)
     planned = replace(planned, time_unit=trace.unit, layout=trace.plan.layout)
     return [trace, Chart.of(planned, "the new plan" if trace.recovery else "the plan")]
+
+
+def before_move(run: RunReader, step: int) -> list[Chart]:
+    """The step before this one, if layers moved to other stages between the two; else nothing."""
+    if step - 1 not in run.traced():
+        return []
+    before, after = run.trace(step - 1), run.trace(step)
+    return [] if before.layout == after.layout else [Chart.of(before, f"step {step - 1}")]
 
 
 def baselines(

@@ -231,6 +231,8 @@ class Process:
             [{key: float(value) for key, value in asdict(way).items()} for way in takes],
             notes(settings.parallel.backend, backend, device),
             batches.fingerprint,
+            stage.module.depth,
+            stage.module.stays,
         )
         session.send(ready)
 

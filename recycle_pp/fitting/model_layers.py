@@ -2,13 +2,14 @@
 
     layers = ModelLayers(settings)
     layers.start                                         # (2, 2): the decoder layers of each stage at the start
-    layers.describe({3: [("layers.3.norm", 512)]})       # the units of layers that a worker has built
+    layers.describe(4, None, {3: [("layers.3.norm", 512)]})   # what a worker says about another model
     layers.counts({0: [-1, 0, 1], 1: [2, 3, 4]})         # (2, 2): the same for a layout of the protocol
     layers.relaid({0: [-1, 0, 1], 1: [2, 3, 4]}, (1, 3))      # {0: [-1, 0], 1: [1, 2, 3, 4]}
     layers.settings((1, 3))                              # settings with `model.split` of this layout
 
 All other layers stay at their stages: the embedding, the final norm and the head, and tensors that several layers
-share.
+share. The decoder layers of the project's own Transformer are known from the settings, those of another model when
+the first worker has built its stage.
 """
 
 from __future__ import annotations
@@ -23,36 +24,52 @@ from recycle_pp.model.split import layers_of
 from recycle_pp.wire.messages.units import Layout
 
 STATE = 12  # bytes of an element's state: the master and two moments, in float32
+UNKNOWN_BYTES = (
+    "no layer moves with parallel.memory, because the memory of this model's layers is known only while they run"
+)
 
 
 class ModelLayers:
+    """
+    depth  number of decoder layers; 0 while it is unknown
+    stays  why no layer can move, one sentence for the user; None if they can
+    """
+
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._elements: dict[int, int] = {}  # decoder layer -> number of its parameters
+        self.depth, self.stays = 0, None if settings.parallel.memory is None else UNKNOWN_BYTES
+        self._elements: dict[int, int] = {}  # layer -> number of its parameters
         if settings.model.own and isinstance(depth := settings.model.layers, int):
+            self.depth, self.stays = depth, None
             self._elements = dict.fromkeys(range(depth), parameters(settings.model, range(1, 2)))  # all are alike
 
     @property
-    def depth(self) -> int:
-        """Number of decoder layers that are known."""
-        return len(self._elements)
-
-    @property
     def start(self) -> Counts:
-        """The layout with which the job starts. All layers must be known."""
+        """The layout with which the job starts. The depth must be known."""
         return tuple(map(len, layers_of(self.depth, self._settings.parallel.stages, self._settings.model.split)))
 
-    def describe(self, units: Mapping[int, Sequence[tuple[str, int]]]) -> None:
-        """Records the layers that a worker has built. units: layer -> (name, number of elements) of each of its units.
-
-        For models that are not the project's own: a layer with its number in the name of a tensor is a decoder layer.
-        """
+    def describe(self, depth: int, stays: str | None, units: Mapping[int, Sequence[tuple[str, int]]]) -> None:
+        """Records what a worker says about the model (`Ready`). No effect for the project's own Transformer."""
         if not self._settings.model.own:
-            self._elements |= {
-                layer: sum(size for _, size in of)
-                for layer, of in units.items()
-                if any(str(layer) in name.split("[")[0].split(".") for name, _ in of)
-            }
+            self.depth, self.stays = depth, self.stays or stays
+            self._elements |= {layer: sum(size for _, size in of) for layer, of in units.items()}
+
+    @property
+    def what_moves(self) -> str | None:
+        """A sentence about the layers that may move while the job trains; None if the settings allow no move. The depth
+        must be known."""
+        mode, stages = self._settings.schedule.rebalance, self._settings.parallel.stages
+        if mode == "never":
+            return None
+        said = f"schedule.rebalance={mode}: "
+        if stages in (1, self.depth):
+            only = "there is one stage" if stages == 1 else "each stage has one layer"
+            return f"{said}no layer can move, because {only}"
+        if self.stays is not None:
+            return said + self.stays
+        own = "the embedding, the final norm and the head"
+        rest = own if self._settings.model.own else "modules outside of them, and parameters that several layers share,"
+        return f"{said}{self.depth} decoder layers may move between stages while the job trains; {rest} never move"
 
     def counts(self, layout: Layout) -> Counts:
         """The number of decoder layers of each stage; empty while the layers of a stage are unknown."""
@@ -65,7 +82,7 @@ class ModelLayers:
         found: Layout = {}
         for (stage, layers), count in zip(sorted(layout.items()), counts, strict=True):
             first = layers.index(self._decoder(layers)[0])
-            others = [layer for layer in layers if layer not in self._elements]
+            others = [layer for layer in layers if not 0 <= layer < self.depth]
             found[stage] = [*others[:first], *each[:count], *others[first:]]
             del each[:count]
         return found
@@ -88,20 +105,4 @@ class ModelLayers:
         return self._settings.with_values({"model.split": list(counts), "parallel.stages": len(counts)})
 
     def _decoder(self, layers: Sequence[int]) -> list[int]:
-        return [layer for layer in layers if layer in self._elements]
-
-
-def what_moves(settings: Settings) -> str | None:
-    """A sentence about the layers that may move while the job trains; None if none may by the settings."""
-    model, schedule, stages = settings.model, settings.schedule, settings.parallel.stages
-    if schedule.rebalance == "never":
-        return None
-    said = f"schedule.rebalance={schedule.rebalance}"
-    if stages == 1 or model.layers == stages:
-        return (
-            f"{said}: no layer can move, because {'there is one stage' if stages == 1 else 'each stage has one layer'}"
-        )
-    if not model.own:
-        return f"{said}: no layer moves, because so far only model.kind=transformer and llama support it"
-    stay = "the embedding, the final norm and the head"
-    return f"{said}: decoder layers may move between stages while the job trains; {stay} never move"
+        return [layer for layer in layers if 0 <= layer < self.depth]

@@ -173,7 +173,8 @@ def _of_settings(settings: Settings) -> Source:
     settings = settings.with_values({"schedule.profile_steps": 0})
     dead = sorted({fault.worker for fault in faults(settings) if fault.kind in ("kill", "hang")})
     unit = "s" if settings.emulate.mode else "slots"
-    layout = ModelLayers(settings).start if settings.model.own else None
+    layers = ModelLayers(settings)
+    layout = layers.start if layers.depth else None
     return Source(initial_problem(settings).replace(failed=dead), unit, settings=settings, layout=layout)
 
 

@@ -312,7 +312,8 @@ class Job:
     def _adopt(self) -> list[Send]:
         """Plans the rest of the step from all reports, and sends each member its orders."""
         if self.moving.announced is not None:
-            self.problem = self.moving.announced.problem
+            # The limits by count are those of the workers, whatever has changed since the move began.
+            self.problem = self.moving.announced.problem.replace(memory_limit=self.problem.memory_limit)
             self.moving.adopted(self.committed, self.workers, self.assignment, self._note)
         problem, workers = self.problem_now(), self.workers
         try:

@@ -6,6 +6,8 @@ import random
 
 import pytest
 
+from tests.recycle_pp.model.general import models
+
 from .harness import Case, explain, fails, rejoins
 
 slow = pytest.mark.slow
@@ -33,6 +35,20 @@ def test_layers_move_after_a_death_and_back_after_a_return_and_no_bit_changes(ca
     outcome = runs.of(case, "moved layers")
     runs.check_exact(outcome)
     assert switches(outcome), explain(outcome)
+
+
+@slow
+@pytest.mark.parametrize(
+    ("kind", "more"), [("qwen2", ()), ("qwen2", SHARDED), ("gpt2", ())], ids=["qwen2", "sharded", "tied"]
+)
+def test_layers_of_a_hugging_face_model_move_there_and_back_and_no_bit_changes(kind, more, runs, tmp_path):
+    folder = models.folder(kind, tmp_path, num_hidden_layers=8, n_layer=8, vocab_size=512)
+    model = ("model=hf", f"model.path={folder}", "model.init=random", "model.sequence=16")
+    overrides = (*model, *MOVING[1:], *more, *GONE, *rejoins("60:1.1"))
+    outcome = runs.of(Case(f"a tiny {kind}", "2x2", overrides, steps=100, bound=200), "moved layers")
+    runs.check_exact(outcome)
+    assert "8 decoder layers may move" in outcome.output
+    assert len(switches(outcome)) >= 2, explain(outcome)
 
 
 @slow

@@ -46,6 +46,7 @@ class Ready(Message, frozen=True):
     memory          the fields of a `StageMemory` for each way in which the stage may run, if they were measured
     notes           sentences about its device for the user; the coordinator prints each sentence once
     data            fingerprint of its training data; "" if it is irrelevant
+    depth, stays    the layers of the model that can move to other stages, see `StageModule`
     """
 
     address: Address
@@ -58,6 +59,8 @@ class Ready(Message, frozen=True):
     memory: list[dict[str, float]] = msgspec.field(default_factory=list)
     notes: list[str] = msgspec.field(default_factory=list)
     data: str = ""
+    depth: int = 0
+    stays: str | None = None
 
 
 @sent(WORKER, COORDINATOR, lasting=True)

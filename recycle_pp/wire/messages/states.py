@@ -20,7 +20,7 @@ class StatePart(msgspec.Struct, frozen=True, tag="part", forbid_unknown_fields=T
     """The state of some units (blocks of a layer's state) after a step.
 
     The tensors are the masters, both moments, the seals (checksums of the state) if units have them, and if sums are
-    fixed-point, all exponents (`numerics.gradients`).
+    fixed-point, the exponents of each of the donor's layers (`numerics.gradients`).
 
     session  see `Donate`
     units    each tensor contains the units one after another
@@ -34,7 +34,8 @@ class StatePart(msgspec.Struct, frozen=True, tag="part", forbid_unknown_fields=T
 
 
 class StepGradient(msgspec.Struct, frozen=True, tag="step", forbid_unknown_fields=True):
-    """A step's reduced gradient for units whose state the donor has sent, and the exponents after the step.
+    """A step's reduced gradient for units whose state the donor has sent, and the exponents of each of the donor's
+    layers after the step.
 
     session, units, of  see `StatePart`
     scale               the step's clip scale; None: the step was skipped, and there is no gradient

@@ -2,10 +2,13 @@
 
 import asyncio
 
+from recycle_schedules import Worker
+
 from recycle_pp.coordinator.job import new_job
 from recycle_pp.coordinator.rebalancing import Rebalancing
 from recycle_pp.fitting.model_layers import ModelLayers
-from recycle_pp.protocol.events import MessageReceived, WorkerDescribed, WorkerDied, WorkerReady
+from recycle_pp.fitting.problem import with_less_memory
+from recycle_pp.protocol.events import MessageReceived, ProblemChanged, WorkerDescribed, WorkerDied, WorkerReady
 from recycle_pp.wire.messages.generations import Announce, Holds, Report
 from recycle_pp.wire.messages.lifecycle import Donate, Expect, Synced
 from recycle_pp.wire.messages.steps import Vote
@@ -70,6 +73,23 @@ class Trainer:
             if layers and member in job.followers:
                 self.drive(MessageReceived(member, Synced(step, session)))
         await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
+
+
+def test_a_limit_that_was_lowered_during_a_move_stays_after_the_switch():
+    async def scenario():
+        trainer, short = Trainer(), Worker(0, 0)
+        await trainer.commit()
+        trainer.drive(WorkerDied(DEAD))
+        trainer.state.roster[DEAD].alive = False
+        await trainer.commit()
+        before = trainer.job.problem.limit(short)
+        trainer.drive(ProblemChanged(with_less_memory(trainer.job.problem, short)))
+        for _ in range(3):
+            await trainer.commit()
+        assert names(trainer) == ["rebalancing", "rebalanced"]
+        assert trainer.job.problem.limit(short) == before - 1
+
+    asyncio.run(scenario())
 
 
 def names(trainer):

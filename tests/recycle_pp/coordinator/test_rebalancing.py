@@ -179,6 +179,21 @@ def test_never_moves_nothing():
     assert played(much_later, mode="never").asked == []
 
 
+@pytest.mark.parametrize(("stays", "moves"), [(None, True), ("blocks.1 has no parameters of its own", False)])
+def test_layers_of_another_model_move_if_its_workers_say_that_they_can(stays, moves):
+    async def scenario(trainer):
+        await trainer.commit()
+        trainer.die()
+        await trainer.commit()
+        assert trainer.asked == [], "no worker has described the model"
+        trainer.state.layers.describe(32, stays, {layer: [("w", 9)] for layer in range(32)})
+        trainer.note("plan_adopted")
+        await trainer.commit()
+
+    trainer = played(scenario, model__kind="custom", model__build="a:b", model__layers="blocks")
+    assert trainer.asked == [(9, 9, 5, 9)] * moves
+
+
 def test_each_stage_keeps_its_only_layer():
     assert played(much_later, model__layers=4).asked == []
 

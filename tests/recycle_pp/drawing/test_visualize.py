@@ -72,6 +72,19 @@ def test_a_step_of_a_run_shows_the_layers_of_each_stage(run: Path, capsys: pytes
     assert row.count("9 9 5 9") == 2, "of the step, and of its plan"
 
 
+def test_the_step_before_a_move_of_layers_is_drawn_above_the_first_step_after_it(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step, layout in ((19, [8, 8, 8, 8]), (20, [9, 9, 5, 9])):
+        trace = run / "traces" / f"step-{step:06}.json"
+        trace.write_text(json.dumps(json.loads(trace.read_text()) | {"layout": layout}))
+    assert main([str(run), "--step", "20", "--width", "140"]) == 0
+    out = capsys.readouterr().out
+    [row] = [line for line in out.splitlines() if "layers by stage" in line]
+    assert "8 8 8 8" in row and "9 9 5 9" in row
+    assert out.count("against step 19") == 1
+
+
 def test_every_format_can_be_written(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = [str(tmp_path / f"x.{ending}") for ending in ("svg", "png", "pdf", "html", "json", "csv")]
     assert main([str(run), *(word for name in names for word in ("--out", name))]) == 0

@@ -4,13 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recycle_pp.fitting.model_layers import ModelLayers, what_moves
+from recycle_pp.fitting.model_layers import ModelLayers
 from recycle_pp.model.stage import Stage
 
 from ..in_process import CPU, small
 
 OWN = small(model__layers=8, parallel__stages=4)
 GENERAL = small(model__kind="custom", model__layers="blocks", parallel__stages=2)
+HF = {"model__kind": "hf", "model__layers": None}
 
 
 def layout_of(counts, tied=()):
@@ -68,28 +69,43 @@ def test_the_state_of_a_layer_has_three_floats_for_each_parameter():
     assert sharded.state_bytes([1], peers=4) == 6 * inner, "two of four workers hold each unit"
 
 
-def test_the_layers_of_other_models_are_known_by_the_names_of_their_tensors():
+def test_the_layers_of_other_models_are_known_by_what_a_worker_says():
     layers = ModelLayers(GENERAL)
     layout = {0: [-1, 0, 1], 1: [2, 3, 4]}
-    assert layers.counts(layout) == ()
-    layers.describe({-1: [("wte.weight[0:9]", 90)], 0: [("blocks.0.w[0:2]", 5), ("blocks.0.b[0:2]", 1)]})
-    layers.describe({1: [("blocks.1.w[0:2]", 6)]})
-    layers.describe({2: [("blocks.2.w[0:2]", 6)], 3: [("blocks.3.w[0:2]", 6)], 4: [("norm.weight[0:4]", 4)]})
+    assert layers.counts(layout) == () and layers.settings(()) is GENERAL
+    layers.describe(4, None, {-1: [("wte.weight[0:9]", 90)], 0: [("blocks.0.w[0:2]", 5), ("blocks.0.b[0:2]", 1)]})
     assert layers.counts(layout) == (2, 2) == layers.start
+    layers.describe(4, None, {2: [("blocks.2.w[0:2]", 7)], 3: [("w", 6)], 4: [("norm.weight[0:4]", 4)]})
     assert layers.relaid(layout, (1, 3)) == {0: [-1, 0], 1: [1, 2, 3, 4]}
-    assert layers.state_bytes([0], peers=1) == 72
+    assert layers.settings((1, 3)).model.split == [1, 3]
+    assert layers.state_bytes([0], peers=1) == 72 and layers.state_bytes([0, 2], peers=1) == 156
+
+
+def test_the_layers_of_the_own_transformer_are_known_without_a_worker():
+    layers = ModelLayers(OWN)
+    layers.describe(7, "they are stuck", {0: [("layers.0.norm", 1)]})
+    assert layers.depth == 8 and layers.stays is None
+    assert layers.state_bytes([0], 1) == layers.state_bytes([1], 1)
+
+
+STUCK = "the layers of this model cannot move"
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "stays", "words"),
     [
-        ({"schedule__rebalance": "never"}, None),
-        ({}, "decoder layers may move between stages while the job trains; the embedding, the final norm and the head"),
-        ({"model__layers": 4}, "no layer can move, because each stage has one layer"),
-        ({"parallel__stages": 1}, "no layer can move, because there is one stage"),
-        ({"model__kind": "hf", "model__layers": None}, "so far only model.kind=transformer and llama support it"),
+        ({"schedule__rebalance": "never"}, None, None),
+        ({}, None, "8 decoder layers may move between stages while the job trains; the embedding, the final norm and"),
+        ({"model__layers": 4}, None, "no layer can move, because each stage has one layer"),
+        ({"parallel__stages": 1}, None, "no layer can move, because there is one stage"),
+        ({"parallel__memory": "80GB"}, None, "8 decoder layers may move"),
+        (HF, None, "8 decoder layers may move between stages while the job trains; modules outside of them, and"),
+        (HF, STUCK, f"schedule.rebalance=auto: {STUCK}"),
+        (HF | {"parallel__stages": 8}, STUCK, "no layer can move, because each stage has one layer"),
+        (HF | {"parallel__memory": "80GB"}, None, "no layer moves with parallel.memory"),
     ],
 )  # fmt: skip
-def test_the_start_says_what_can_move(changes, words):
-    said = what_moves(small(**{"model__layers": 8, "parallel__stages": 4, "schedule__rebalance": "auto"} | changes))
-    assert said is None if words is None else words in said
+def test_the_start_says_what_can_move(changes, stays, words):
+    layers = ModelLayers(small(**{"model__layers": 8, "parallel__stages": 4, "schedule__rebalance": "auto"} | changes))
+    layers.describe(8, stays, {})
+    assert layers.what_moves is None if words is None else words in layers.what_moves
