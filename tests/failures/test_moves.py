@@ -1,6 +1,8 @@
 """Layers move to other stages while a job trains, and no bit changes, whatever dies meanwhile.
 
-With schedule.rebalance=always layers move whenever the new plan is shorter: after a death, and back after a return."""
+With schedule.rebalance=always layers move whenever the new plan is shorter: after a death, and back after a return.
+Where a test expects a move, all ops are planned with the same time: on busy cores measured sums of tiny stages take
+longer than their ops, and then re-routing is planned to be as fast."""
 
 import random
 
@@ -8,33 +10,47 @@ import pytest
 
 from tests.recycle_pp.model.general import models
 
-from .harness import Case, explain, fails, rejoins
+from .harness import Case, SignalAt, explain, fails, rejoins
 
 slow = pytest.mark.slow
-MOVING = ("model.layers=8", "model.split=null", "schedule.rebalance=always", "run.respawns=0")
+MOVING = ("model.split=null", "schedule.rebalance=always", "run.respawns=0")
+LAYERS, UNMEASURED = ("model.layers=8",), ("schedule.profile_steps=0",)
+ALIKE = (*MOVING, *LAYERS, *UNMEASURED)
 SHARDED = ("parallel.sharded=true",)
 GONE = fails("6:1.1@backward")
+BACK = rejoins("16:1.1")
 CASES = [
-    Case("dies for good", "2x2", (*MOVING, *GONE), steps=100, bound=200),
-    pytest.param(
-        Case("returns", "2x2", (*MOVING, *SHARDED, *GONE, *rejoins("60:1.1")), steps=100, stagger=True), marks=slow
+    Case("dies for good", "2x2", (*ALIKE, *GONE), steps=16, bound=200),
+    *(
+        pytest.param(Case(claim, "2x2", (*ALIKE, *GONE, *more), steps=32, stagger=stagger, bound=200), marks=slow)
+        for claim, more, stagger in (
+            ("returns, sharded", (*SHARDED, *BACK), True),
+            ("returns", BACK, False),
+            ("dies for good", (), True),
+            ("dies for good, sharded", SHARDED, False),
+            ("in bf16", ("numerics.precision=bf16",), False),
+        )
     ),
-    pytest.param(Case("returns", "2x2", (*MOVING, *GONE, *rejoins("60:1.1")), steps=100), marks=slow),
-    pytest.param(Case("dies for good", "2x2", (*MOVING, *GONE), steps=100, stagger=True), marks=slow),
-    pytest.param(Case("dies for good", "2x2", (*MOVING, *SHARDED, *GONE), steps=100), marks=slow),
-    pytest.param(Case("in bf16", "2x2", (*MOVING, *GONE, "numerics.precision=bf16"), steps=100), marks=slow),
 ]
 
 
-def switches(outcome):
-    return [event["layout"] for event in outcome.all("rebalanced")]
+def hugging_face(kind, at):
+    folder = models.folder(kind, at, num_hidden_layers=8, n_layer=8, vocab_size=512)
+    return ("model=hf", f"model.path={folder}", "model.init=random", "model.sequence=16")
+
+
+def assert_moves(outcome):
+    """Layers moved away from stage 1, and back if its worker returned."""
+    first, *back = [event["layout"] for event in outcome.all("rebalanced")]
+    assert first[0] > 4, explain(outcome)
+    assert back == ([[4, 4]] if outcome.all("rejoined") else []), explain(outcome)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_layers_move_after_a_death_and_back_after_a_return_and_no_bit_changes(case, runs):
     outcome = runs.of(case, "moved layers")
     runs.check_exact(outcome)
-    assert switches(outcome), explain(outcome)
+    assert_moves(outcome)
 
 
 @slow
@@ -42,13 +58,24 @@ def test_layers_move_after_a_death_and_back_after_a_return_and_no_bit_changes(ca
     ("kind", "more"), [("qwen2", ()), ("qwen2", SHARDED), ("gpt2", ())], ids=["qwen2", "sharded", "tied"]
 )
 def test_layers_of_a_hugging_face_model_move_there_and_back_and_no_bit_changes(kind, more, runs, tmp_path):
-    folder = models.folder(kind, tmp_path, num_hidden_layers=8, n_layer=8, vocab_size=512)
-    model = ("model=hf", f"model.path={folder}", "model.init=random", "model.sequence=16")
-    overrides = (*model, *MOVING[1:], *more, *GONE, *rejoins("60:1.1"))
-    outcome = runs.of(Case(f"a tiny {kind}", "2x2", overrides, steps=100, bound=200), "moved layers")
+    overrides = (*hugging_face(kind, tmp_path), *MOVING, *UNMEASURED, *more, *GONE, *BACK)
+    outcome = runs.of(Case(f"a tiny {kind}", "2x2", overrides, steps=32, bound=200), "moved layers")
     runs.check_exact(outcome)
     assert "8 decoder layers may move" in outcome.output
-    assert len(switches(outcome)) >= 2, explain(outcome)
+    assert_moves(outcome)
+
+
+@slow
+def test_a_new_coordinator_knows_the_layers_of_a_hugging_face_model_and_moves_them_on(runs, tmp_path):
+    """The node of W(0,0) is lost after layers have moved away from stage 1. Then both stages have one worker."""
+    overrides = (*hugging_face("qwen2", tmp_path), *MOVING, *UNMEASURED, *GONE)
+    signals = (SignalAt("rebalanced", "0.0", supervisor=True),)
+    outcome = runs.of(
+        Case("the coordinator dies", "2x2", overrides, signals, steps=32, deaths=2, nodes=4, bound=200), "moved layers"
+    )
+    runs.check_exact(outcome)
+    assert outcome.all("coordinator_elected")
+    assert [event["layout"] for event in outcome.all("rebalanced")][1:] == [[4, 4]], explain(outcome)
 
 
 @slow
@@ -62,10 +89,10 @@ def test_random_deaths_and_returns_among_moves_change_no_bit(seed, runs):
         fallen.append(f"{step}:{worker}@{moment}")
         back.append(f"{step + chance.randrange(3, 8)}:{worker}")
         step += chance.randrange(2, 12)
-    more = chance.choice([(), SHARDED])
-    overrides = (*MOVING, *more, *fails(*fallen), *rejoins(*back))
+    more = (*chance.choice([(), SHARDED]), *chance.choice([(), UNMEASURED]))
+    overrides = (*MOVING, *LAYERS, "checkpoint.every=4", *more, *fails(*fallen), *rejoins(*back))
     case = Case(
-        f"seed {seed}", "2x2", overrides, steps=step + 16, stagger=chance.random() < 0.5, deaths=None, bound=200
+        f"seed {seed}", "3x3", overrides, steps=step + 16, stagger=chance.random() < 0.5, deaths=None, bound=200
     )
     outcome = runs.of(case, "moved layers")
     runs.check_exact(outcome)
