@@ -2,6 +2,7 @@
 
     python -m recycle_pp.export runs/mine out                  # the newest complete checkpoint, also while the job runs
     python -m recycle_pp.export runs/mine out --step 2000 --dtype bfloat16
+    python -m recycle_pp.export runs/lora out --merge          # without --merge: the adapters, for peft
 
 Writes safetensors (with an index if there are several files), config.json and the tokenizer. The project's own model
 becomes a Llama. A model from a folder (model.path) keeps that folder's config.json, tokenizer and names. A model from
@@ -33,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         out = Path(arguments.out)
         refuse_existing(out)
-        model, path = of_run(arguments.run_dir, arguments.step, DTYPES[arguments.dtype])
+        model, path = of_run(arguments.run_dir, arguments.step, DTYPES[arguments.dtype], arguments.merge)
         has_tokenizer = write(model, out, report=_report)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -71,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="the checkpoint step-N, the state before step N (default: the newest)",
     )
+    add("--merge", action="store_true", help="of a run with model.lora: the whole model, not only the adapters")
     add("--dtype", choices=list(DTYPES), default="float32", help="dtype of the weights (default float32)")
     return parser
 

@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, _stop)
     try:
         _check(arguments)
-        model, tokenizer = load(of_run(arguments.run_dir, arguments.step, torch.float32)[0])
+        model, tokenizer = load(of_run(arguments.run_dir, arguments.step, torch.float32, merge=True)[0])
         generate(model, tokenizer, arguments)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -46,6 +46,11 @@ def _validate_model(model: Model) -> None:
     """Checks that the kind of the model allows the keys that are set. The workers check whether the model can be built
     and cut."""
     kind, layers = model.kind, model.layers
+    if model.lora.rank and (kind != "hf" or model.init != "weights"):
+        raise ValueError(
+            "model.lora.rank above 0 needs model=hf and model.init=weights: adapters are trained beside the weights in "
+            "model.path"
+        )
     if kind == "custom":
         for key in ("build", "loss"):
             value = getattr(model, key)

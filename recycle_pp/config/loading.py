@@ -46,13 +46,11 @@ def load(data: Mapping[str, Any], cls: type[Group] = Settings, prefix: str = "")
     return cls(**values)
 
 
-def known(data: Mapping[str, Any]) -> dict[str, Any]:
+def known(data: Mapping[str, Any], cls: Any = Settings) -> dict[str, Any]:
     """`data` without the keys that this version does not have, for runs that an older version started."""
-    groups = {name: hint for name, hint in get_type_hints(Settings).items() if name in data}
+    groups = {name: hint for name, hint in get_type_hints(cls).items() if name in data}
     return {
-        name: {key: value for key, value in data[name].items() if key in get_type_hints(hint)}
-        if is_dataclass(hint) and isinstance(data[name], Mapping)
-        else data[name]
+        name: known(data[name], hint) if is_dataclass(hint) and isinstance(data[name], Mapping) else data[name]
         for name, hint in groups.items()
     }
 
@@ -61,7 +59,7 @@ def flat(data: Mapping[str, Any]) -> dict[str, Any]:
     """{"run.steps": 3} for {"run": {"steps": 3}}."""
     found: dict[str, Any] = {}
     for key, value in data.items():
-        found |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {key: value}
+        found |= {f"{key}.{k}": v for k, v in flat(value).items()} if isinstance(value, Mapping) else {key: value}
     return found
 
 
@@ -74,7 +72,7 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
             data.setdefault(group, {})[name] = value
         else:
             data[key] = value
-    return data
+    return {key: nested(value) if isinstance(value, dict) else value for key, value in data.items()}
 
 
 def _typed(key: str, value: Any, hint: Any) -> Any:

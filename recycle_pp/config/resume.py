@@ -62,15 +62,9 @@ def take_up(arguments: Sequence[str], before: Mapping[str, Any]) -> tuple[Settin
 
 def _check_file(before: Mapping[str, Any], asked: Collection[str], folder: str) -> None:
     """ValueError, naming config.yaml, if a value that is taken from it has the wrong type or range."""
-    kept = {
-        group: {key: value for key, value in keys.items() if f"{group}.{key}" not in asked}
-        if isinstance(keys, Mapping)
-        else keys
-        for group, keys in before.items()
-        if group not in asked
-    }
+    kept = {key: value for key, value in flat(before).items() if key not in asked}
     try:
-        settings: Settings = load(known(kept))
+        settings: Settings = load(known(nested(kept)))
         check_ranges(settings)
     except ValueError as error:
         raise ValueError(f"{folder}/config.yaml cannot be read: {error}") from None

@@ -20,6 +20,20 @@ YES_NO_AUTO = (True, False, "auto")
 
 
 @dataclass(frozen=True)
+class Lora:
+    """Low-rank adapters of a Hugging Face decoder, through peft. All other parameters are frozen."""
+
+    rank: int = fixed(0, "hf: columns of an adapter's first matrix; 0: no adapters, all parameters train", at_least=0)
+    alpha: float = fixed(16.0, "an adapter's product counts alpha / rank times", above=0)
+    targets: list[str] | str = fixed(
+        "all-linear",
+        "ends of the names of the adapted modules, for instance [q_proj,v_proj]; a text is a regular expression of the "
+        "whole name; all-linear: every linear module but the head",
+    )
+    dropout: float = fixed(0.0, "probability, on the input of an adapter", at_least=0, below=1)
+
+
+@dataclass(frozen=True)
 class Model:
     """The model to train.
 
@@ -81,6 +95,7 @@ class Model:
         choices=YES_NO_AUTO,
     )
     kernels: str = setting("auto", "auto: triton on GPUs", choices=("auto", "triton", "reference"))
+    lora: Lora = field(default_factory=Lora)
 
     @property
     def own(self) -> bool:
@@ -380,16 +395,20 @@ class Settings:
 
         values: key -> new value, for instance {"model.split": [2, 2], "fail_at": []}
         """
-        groups: dict[str, dict[str, Any]] = {}
-        changed: dict[str, Any] = {}
-        for key, value in values.items():
-            group, dot, name = key.partition(".")
-            if dot:
-                groups.setdefault(group, {})[name] = value
-            else:
-                changed[key] = value
-        changed |= {group: replace(getattr(self, group), **of) for group, of in groups.items()}
-        return replace(self, **changed)
+        return _replaced(self, values)
+
+
+def _replaced(of: Any, values: Mapping[str, Any]) -> Any:
+    """A copy of a dataclass of groups with other values, see `Settings.with_values`."""
+    groups: dict[str, dict[str, Any]] = {}
+    changed: dict[str, Any] = {}
+    for key, value in values.items():
+        group, dot, name = key.partition(".")
+        if dot:
+            groups.setdefault(group, {})[name] = value
+        else:
+            changed[key] = value
+    return replace(of, **changed, **{group: _replaced(getattr(of, group), keys) for group, keys in groups.items()})
 
 
 FAULTS = ("fail_at", "hang_at", "slow_at", "rejoin_at")

@@ -69,6 +69,7 @@ class Workers:
         self._received: dict[tuple[int, type[Message], int], Message] = {}  # newest lasting message by `_kind`
         self._platform: str | None = None  # platform of the first worker: see execution.device
         self._data = ""  # fingerprint of the first worker's training data
+        self._origin = ""  # digest of the first worker's model.path, if parameters are frozen
         self._printed: set[str] = set()  # notes of workers that were printed
         self._handlers: dict[type[Message], Callable[[Rank, Any], None]] = {
             WorkerHeartbeat: self._beats,
@@ -194,10 +195,10 @@ class Workers:
         self._reject(rank, Refused(worker=str(rank.role), detail=message.reason))
 
     def _fits(self, rank: Rank, message: Ready) -> bool:
-        """Whether the worker has the platform and the training data of the first one, so that all compute the same
-        bits. Otherwise a starting job is stopped, but a running one only rejects the worker."""
+        """Whether the worker has the platform, training data and frozen parameters of the first one, so that all
+        compute the same bits. Otherwise a starting job is stopped, but a running one only rejects the worker."""
         self._platform = self._platform or message.platform
-        self._data = self._data or message.data
+        self._data, self._origin = self._data or message.data, self._origin or message.origin
         worker, where = str(rank.role), f"on {rank.host or 'its host'}"
         if message.platform != self._platform:
             reason = f"all workers need the same platform: worker {worker} has {message.platform}, not {self._platform}"
@@ -207,6 +208,10 @@ class Workers:
                 f"data.path: all workers must read the same tokens, but worker {worker} {where} reads different ones"
             )
             detail = f"data.path has changed {where}: its tokens differ from those at the start of the job"
+            refused = Refused(worker=worker, detail=detail)
+        elif message.origin != self._origin:
+            reason = f"model.path: all workers must read the same weights, but worker {worker} {where} reads others"
+            detail = f"model.path {where} holds other weights than at the start of the job"
             refused = Refused(worker=worker, detail=detail)
         else:
             return True

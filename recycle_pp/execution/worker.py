@@ -181,7 +181,8 @@ class Process:
             if welcome.resume:
                 self._doing.starts("state")
                 path = Path(welcome.run_dir) / "checkpoints" / checkpoint.name(welcome.resume)
-                checkpoint.refuse_mismatch(path, checkpoint.describe(settings, batches.fingerprint))
+                now = checkpoint.describe(settings, batches.fingerprint, stage.module.origin)
+                checkpoint.refuse_mismatch(path, now)
                 optimizer.resume(lambda names: checkpoint.load(path, names))
             takes = measured_memory(stage) if settings.parallel.memory and not settings.model.own else []
             participant.holdings = Holdings(participant.member, stage.layout.ids, welcome.resume - 1)
@@ -233,6 +234,7 @@ class Process:
             batches.fingerprint,
             stage.module.depth,
             stage.module.stays,
+            stage.module.origin,
         )
         session.send(ready)
 

@@ -3,6 +3,7 @@
     python -m recycle_pp.plan --memory 80GB --model llama8b --pipelines 8 --stages 4 --microbatches 32
     python -m recycle_pp.plan --memory 80GB --model meta-llama/Llama-3-8B parallel=2x4 numerics=bf16
     python -m recycle_pp.plan --memory 16GB model.layers=12 run.device=cpu --json
+    python -m recycle_pp.plan --memory 80GB --model meta-llama/Llama-3-8B parallel=2x4 model.lora.rank=16
 
 Settings of the trainer describe the rest, as for a training run. If the job does not fit even without deaths, a
 sentence states which settings would help, and the exit code is 2. Bytes count tensors and

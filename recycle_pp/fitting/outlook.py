@@ -21,7 +21,14 @@ from recycle_schedules.memory import Mode, fastest, modes
 from recycle_schedules.op_kinds import SPLIT, OpKind
 
 from recycle_pp.config.settings import Settings
-from recycle_pp.model.memory import layers_of_stages, linear_sizes, parameters, room_for_tensors, stage_memory
+from recycle_pp.model.memory import (
+    layers_of_stages,
+    linear_sizes,
+    parameters,
+    room_for_tensors,
+    stage_memory,
+    weight_grad_sizes,
+)
 
 from .problem import initial_problem
 
@@ -185,5 +192,5 @@ class _Job:
         return {
             OpKind.FORWARD: [(m + a) / unit for m, a in zip(matrices, attention, strict=True)],
             OpKind.BACKWARD_INPUT: [(m + 2 * a) / unit for m, a in zip(matrices, attention, strict=True)],
-            OpKind.BACKWARD_WEIGHT: [m / unit for m in matrices],
+            OpKind.BACKWARD_WEIGHT: [sum(weight_grad_sizes(model, layers)) / unit for layers in self._layers],
         }

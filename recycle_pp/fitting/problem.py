@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from recycle_schedules import Problem, Worker
+from recycle_schedules import OpKind, Problem, Worker
 from recycle_schedules.layers import TIMES, Layout
 
 from recycle_pp.config.settings import Settings
@@ -27,9 +27,11 @@ Measured = Sequence[Sequence[Mapping[str, float]]]
 
 def initial_problem(settings: Settings) -> Problem:
     """The problem of a step with all workers. Durations are those of `emulate`, in proportion to the layers of a stage,
-    or 1 until they are measured."""
+    or 1 until they are measured; those of W are 0 if only adapters are trained."""
     s, e = settings.schedule, settings.emulate
     known: dict[str, Any] = {kind: getattr(e, kind) if e.mode else 1.0 for kind in TIMES}
+    if settings.model.lora.rank and not e.mode:
+        known[OpKind.BACKWARD_WEIGHT] = 0.0  # frozen weights have no gradients, and those of adapters are small
     shares = shares_of_stages(settings)
     if e.mode and {*shares} != {1.0}:
         known = {kind: [seconds * share for share in shares] for kind, seconds in known.items()}

@@ -47,7 +47,7 @@ def remedies(settings: Settings, capacity: float, device: str, dead: int) -> lis
             values = {key: _value(text) for key, _, text in (word.partition("=") for word in words)}
             changed = settings.with_values(values | {"model.split": None})
             try:
-                validate(changed)
+                validate(changed.with_values({"model.lora.rank": 0}))  # `plan` has adapters of its own Transformer
                 if fits(changed, capacity, device, dead):
                     found.append(set(words))
             except ValueError:

@@ -86,8 +86,12 @@ def _with_activations(stage: Stage) -> StageMemory:
     split_peak = max(forward.peak, flight + inputs.peak, waiting + weights.peak)
     takes = [of for of in stage.module.takes if of.differentiable]  # gradients that the stage sends
     boundary = sum(of.nbytes for of in [*takes, *stage.module.gives])
+    module = stage.module
+    held = parameter_memory(stage.settings, [prod(shape) for shape in module.shapes.values()], stage.device.type)
+    frozen = sum(prod(shape) for shape in module.frozen.values()) * stage.working.dtype.itemsize
     return replace(
-        parameter_memory(stage.settings, [prod(shape) for shape in stage.module.shapes.values()], stage.device.type),
+        held,
+        weights=held.weights + frozen,
         boundary=0 if log_elsewhere(stage.settings, stage.device.type) else boundary,
         flight=max(0, flight),
         waiting=max(0, waiting),

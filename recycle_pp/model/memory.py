@@ -27,6 +27,7 @@ BUCKET = 1 << 20  # elements summed at a time if the state is sharded (state.run
 PIECE = 1 << 18  # elements received from each peer at a time; a second piece may be ahead (state.passing, over TCP)
 TOGETHER = 4  # buckets that all peers sum at a time (over NCCL or Gloo)
 COMMUNICATOR = 200_000_000  # estimated bytes of an NCCL communicator; reports range from 100 to 500 MB
+SAME_INPUT = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}  # matrices with the input of another one
 CHUNK = 512 << 20  # bytes of logits that the fused head computes at a time (recycle_kernels.head_loss)
 
 
@@ -42,7 +43,11 @@ def stage_memory(
     device: cpu or cuda. recompute: overrides `model.recompute`, whose `auto` counts as false here."""
     model, numerics, parallel = settings.model, settings.numerics, settings.parallel
     layers = layers_of_stages(settings)[stage]
-    held = parameter_memory(settings, list(_tensors(model, layers)), device)
+    tensors, adapters = _tensors(model, layers), _adapters(model) * len(layers)
+    held = parameter_memory(settings, adapters or tensors, device)
+    if adapters:
+        frozen = (HALF if numerics.precision == "bf16" else FLOAT) * sum(tensors)
+        held = replace(held, weights=held.weights + frozen)
     rounded, cast = numerics.precision == "bf16", numerics.precision == "bf16-autocast"
     matrices = linear_sizes(model, layers)
     tokens = parallel.microbatch_size * model.sequence
@@ -50,15 +55,16 @@ def stage_memory(
     fused = _fused(model, device)
     masked = settings.data.document_mask
     activations = Activations(model, layers, tokens, numerics.precision, fused, again, masked)
+    operands = tokens * len(layers) * (FLOAT if numerics.precision == "fp32" else HALF) * _operands(model)
     sides = (stage > 0) + (stage < parallel.stages - 1)
-    matrix = max(matrices) * (HALF if rounded or cast else FLOAT)
+    matrix = max(weight_grad_sizes(model, layers)) * (HALF if rounded or cast else FLOAT)
     product = matrix if not fused and (numerics.reproducible or rounded or cast) else 0
     return replace(
         held,
         weights=held.weights + HALF * sum(matrices) * cast,
         boundary=0 if log_elsewhere(settings, device) else activations.stream * tokens * model.width * sides,
         flight=activations.flight,
-        waiting=activations.waiting,
+        waiting=operands if adapters else activations.waiting,
         op=max(activations.op, product),
         whole_op=max(activations.whole_op, product),
         **communicators(settings, stage, device),
@@ -168,6 +174,38 @@ def _tensors(model: Model, layers: range) -> list[int]:
     return inside + [table] * first + [table] * (last and not tied_here) + [width] * last
 
 
+def weight_grad_sizes(model: Model, layers: range) -> list[int]:
+    """Number of elements of each matrix whose gradient `W` computes."""
+    return _adapters(model) * len(layers) or linear_sizes(model, layers)
+
+
+def _adapters(model: Model) -> list[int]:
+    """Number of elements of each matrix of the adapters in a layer; empty without model.lora."""
+    return [model.lora.rank * size for both in _adapted(model).values() for size in both]
+
+
+def _operands(model: Model) -> int:
+    """Number of elements per token and layer of the operands of the products that are the adapters' gradients."""
+    sizes = _adapted(model)
+    inputs = {SAME_INPUT.get(name, name): size for name, (size, _) in sizes.items()}
+    return sum(inputs.values()) + sum(outputs + 2 * model.lora.rank for _, outputs in sizes.values())
+
+
+def _adapted(model: Model) -> dict[str, tuple[int, int]]:
+    """(inputs, outputs) of each adapted matrix of a layer, by its name in a Llama."""
+    if not model.lora.rank:
+        return {}
+    width, q, kv, ffn = model.width, model.heads * model.head_size, model.kv_heads * model.head_size, model.ffn
+    known = {
+        **{"q_proj": (width, q), "k_proj": (width, kv), "v_proj": (width, kv), "o_proj": (q, width)},
+        **{"gate_proj": (width, ffn), "up_proj": (width, ffn), "down_proj": (ffn, width)},
+    }
+    targets = list(known) if model.lora.targets == "all-linear" else model.lora.targets
+    if not isinstance(targets, list) or not set(targets) <= known.keys():
+        raise ValueError(f"model.lora.targets: memory is known for all-linear and for {', '.join(known)} alone")
+    return {name: known[name] for name in targets}
+
+
 class Activations:
     """Memory of a stage for one micro-batch of `tokens` tokens, in bytes.
 
@@ -230,4 +268,5 @@ __all__ = [
     "parameters",
     "room_for_tensors",
     "stage_memory",
+    "weight_grad_sizes",
 ]

@@ -3,14 +3,35 @@
 folder = Folder(Path("SmolLM2-135M"))
 folder.read("model.norm.weight")        # only that tensor, in the dtype of the file
 folder.find("lm_head.weight")           # None if missing
+folder_digest(Path("SmolLM2-135M"))     # the same for the same configuration and weights
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor
+
+PIECES, PIECE = 256, 1 << 16  # number and bytes of the pieces of a large file that its digest covers
+
+
+def folder_digest(path: Path) -> str:
+    """SHA-256 of config.json and of the safetensors, as 16 digits. In a large file, its size and 256 pieces stand for
+    the whole. OSError if a file cannot be read."""
+    digest = hashlib.sha256()
+    for file in sorted([*path.glob("config.json"), *path.glob("model*.safetensors")]):
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}\n".encode())
+        whole = size <= PIECES * PIECE
+        starts = range(0, size, PIECE) if whole else np.linspace(0, size - PIECE, PIECES).astype(np.int64).tolist()
+        with file.open("rb") as opened:
+            for start in starts:
+                digest.update(os.pread(opened.fileno(), PIECE, start))
+    return digest.hexdigest()[:16]
 
 
 class Folder:

@@ -89,7 +89,10 @@ class StageModule(Protocol):
     """One stage of a model.
 
     ops        kernels for sums and updates, see `numerics.operations`
-    shapes     full-model name -> shape of every parameter of this stage, in the order of use
+    shapes     full-model name -> shape of every parameter that this stage trains, in the order of use
+    frozen     full-model name -> shape of every other parameter of this stage. The module reads them from model.path
+               in `bind`. They have no gradient and no optimizer state, and are not saved
+    origin     digest of model.path if the model has frozen parameters, else ""
     layers     parameter -> the number of its layer, ascending; -1: before the first layer; L, the number of layers:
                after the last layer; above L: each parameter that several layers use is a layer of its own
     takes      inputs of the forward from the previous stage; empty at the first stage
@@ -98,7 +101,7 @@ class StageModule(Protocol):
     shared     parameter that other stages also hold -> all stages that hold it; its gradient is the sum over them
     deferred   parameters whose gradients wait for the op W; the op I adds all others
     reads      whether the forward uses the batch
-    all_names  the parameters of the whole model
+    all_names  the trained parameters of the whole model
     depth      L, the number of layers that a model is cut between; these can move to other stages
     stays      why no layer can move to another stage, one sentence for the user; None: all of them can
     recompute  whether layers keep only their input and run again in the backward. May change between two forwards.
@@ -107,6 +110,8 @@ class StageModule(Protocol):
 
     ops: Operations
     shapes: Mapping[str, Sequence[int]]
+    frozen: Mapping[str, Sequence[int]]
+    origin: str
     layers: Mapping[str, int]
     takes: list[Boundary]
     gives: list[Boundary]
@@ -125,7 +130,8 @@ class StageModule(Protocol):
         self, masters: Mapping[str, Tensor] | None, views: Mapping[str, Tensor], sink: WeightGradStore
     ) -> Mapping[str, nn.Parameter]:
         """Writes the initial values into `masters` (by name, float32) and, rounded, into `views`, which become the
-        parameters. Both may be the same tensors. The sink gets gradients by the index of the parameter in `shapes`.
+        parameters. Both may be the same tensors. Reads frozen parameters that the stage did not have before. The sink
+        gets gradients by the index of the parameter in `shapes`.
 
         masters: None after `relayout`, when the views have their values already"""
         ...

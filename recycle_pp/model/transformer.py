@@ -300,6 +300,7 @@ class TransformerStage:
         self.shared: Mapping[str, Sequence[int]] = {"embedding.weight": [0, parallel.stages - 1]} if ends else {}
         self.depth = depth(model)
         self.stays: str | None = None
+        self.origin = ""
         stream = Boundary((parallel.microbatch_size, model.sequence, model.width), build.stream)
         self._first, self._last = stage == 0, stage == parallel.stages - 1
         self.takes = [] if self._first else [stream]
@@ -350,6 +351,7 @@ class TransformerStage:
     def _describe(self) -> None:
         uses = sorted(self.module.uses(), key=lambda use: _layer_of(use[0], self._model))
         self.shapes: Mapping[str, Sequence[int]] = {name: module.weight.shape for name, module in uses}
+        self.frozen: Mapping[str, Sequence[int]] = {}
         self.layers: Mapping[str, int] = {name: _layer_of(name, self._model) for name in self.shapes}
         self.deferred = frozenset(self.shapes)
         self.parts: Mapping[str, int] = Counter(name for name, _ in uses)

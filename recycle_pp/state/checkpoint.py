@@ -254,8 +254,11 @@ def shapes(path: str | Path) -> dict[str, tuple[int, ...]]:
     return {name: tuple(held.size) for name, held in read_table(path).state_dict_metadata.items()}
 
 
-def describe(settings: Settings, fingerprint: str) -> dict[str, Any]:
-    """Configuration key -> value, for settings that a resume must not change. fingerprint: identifies the data."""
+def describe(settings: Settings, fingerprint: str, origin: str = "") -> dict[str, Any]:
+    """Configuration key -> value, for settings that a resume must not change.
+
+    fingerprint: identifies the data
+    origin: identifies the content of model.path, from which frozen parameters are read; "": none are frozen"""
     model, parallel = settings.model, settings.parallel
     keys = [
         "layers",
@@ -271,8 +274,10 @@ def describe(settings: Settings, fingerprint: str) -> dict[str, Any]:
     ]
     if not model.own:
         keys = ["kind", "build", "loss", "path", "init", "layers", "sequence", "vocabulary"]
+    frozen = {"model.path (its contents)": origin, "model.lora.alpha": model.lora.alpha} if origin else {}
     return {
         **{f"model.{key}": getattr(model, key) for key in keys},
+        **frozen,
         "parallel.microbatch_size": parallel.microbatch_size,
         "parallel.pipelines * parallel.microbatches": parallel.pipelines * parallel.microbatches,
         "numerics.reproducible": settings.numerics.reproducible,

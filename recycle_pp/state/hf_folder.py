@@ -1,12 +1,13 @@
 """Exports a checkpoint as a folder for Hugging Face's `from_pretrained`: safetensors, config.json, the tokenizer.
 
     model, path = of_run("runs/mine", step=None, dtype=torch.float32)    # the newest undamaged checkpoint
+    model, path = of_run("runs/lora", None, torch.float32, merge=True)   # else the adapters alone
     write(model, Path("out"))                                # blocks until the folder is on disk
     model.config; model.load(["lm_head.weight"])             # config.json and single tensors
 
 The project's own Transformer is exported as a Llama. A model loaded from a folder (`model.path`) keeps its names,
-config.json and tokenizer. A user's own model is exported without config.json. Only the weights are read, one output
-file at a time.
+config.json and tokenizer. A user's own model is exported without config.json. A run with adapters is exported for
+peft, or merged. Only the weights are read, one output file at a time.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recycle_pp.config.settings import Model
-from recycle_pp.data import tokenizer
-from recycle_pp.data.sources import is_text, paths
+from recycle_pp.config.loading import load
+from recycle_pp.config.settings import Model, Settings
+from recycle_pp.model.general.lora import peft_config
+from recycle_pp.model.general.source import HuggingFace
 from recycle_pp.model.llama_names import llama_config, to_llama
+from recycle_pp.model.safetensors_folder import Folder
 from recycle_pp.telemetry.checkpoint_folders import finished
 from recycle_pp.telemetry.run_folder import RunFolder
 
 from . import checkpoint
 from .checksum import damage
+from .hf_tokenizer import copy_files, write_json, write_tokenizer
 
+A, B = ".lora_A.default.weight", ".lora_B.default.weight"  # ends of the names of an adapter's matrices
 TRIES = 3  # attempts, because a running job may delete the checkpoint that is being read
 SHARD = 4 << 30  # maximum bytes per file; a larger tensor gets its own file
-TOKENIZER = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
-    "vocab.json", "merges.txt", "tokenizer.model",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,12 @@ class Exported:
 
     config  content of config.json; None for a user's own model
     parts   name -> Part, in the model's order
+    stem    name of the files of weights
 
     Raises ValueError if the checkpoint does not match the run's configuration.
     """
+
+    stem = "model"
 
     def __init__(self, run: Mapping[str, Any], path: Path, dtype: torch.dtype):
         self._path, self.dtype = path, dtype
@@ -103,35 +107,68 @@ class Exported:
     def write_config(self, folder: Path) -> bool:
         """Writes config.json and the tokenizer. Returns False if the tokenizer is unknown."""
         if self._folder is not None:
-            _copy(Path(self._folder), ("generation_config.json",), folder)
+            copy_files(Path(self._folder), ("generation_config.json",), folder)
         if self.config is not None:
-            _write_json(folder / "config.json", self.config)
-        data = self._run["data"]
-        place = data.get("tokenizer")
-        if place is None and self._folder is not None:
-            return _copy(Path(self._folder), TOKENIZER, folder)
-        if place == tokenizer.BYTES or (place is None and all(map(is_text, paths(data.get("path"))))):
-            _write_bytes_tokenizer(folder)
-            return True
-        if place is None:  # trained on token files
-            return False
-        _copy_tokenizer(tokenizer.definition(place), data.get("separator"), folder)
-        return True
+            write_json(folder / "config.json", self.config)
+        return write_tokenizer(self._run["data"], self._folder, folder)
 
 
-def of_run(run_dir: str | Path, step: int | None, dtype: torch.dtype) -> tuple[Exported, Path]:
+class Adapter(Exported):
+    """The adapters of a run with model.lora, for peft's `from_pretrained`."""
+
+    stem = "adapter_model"
+
+    def __init__(self, run: Mapping[str, Any], path: Path, dtype: torch.dtype):
+        super().__init__(run, path, dtype)
+        self.parts = {f"base_model.model.{name.replace('.default.', '.')}": of for name, of in self.parts.items()}
+
+    def write_config(self, folder: Path) -> bool:
+        peft_config(load(self._run["model"], Model)).save_pretrained(folder)
+        return write_tokenizer(self._run["data"], self._folder, folder)
+
+
+class Merged(Exported):
+    """The whole model of a run with model.lora: the weights in model.path, with the products of the adapters added."""
+
+    def __init__(self, run: Mapping[str, Any], path: Path, dtype: torch.dtype):
+        super().__init__(run, path, dtype)
+        settings: Settings = load(run)
+        lora, source = settings.model.lora, HuggingFace(settings.with_values({"model.lora.rank": 0}))
+        with torch.device("meta"):
+            model = source.build()
+        self._base, self._scale = Folder(Path(str(self._folder)), source.prefix), lora.alpha / lora.rank
+        # adapted module -> whether its weight is stored with its inputs as rows
+        adapted = [name.removesuffix(A) for name in self.parts if name.endswith(A)]
+        self._adapted = {name: type(model.get_submodule(name)).__name__ == "Conv1D" for name in adapted}
+        self.parts = {name: Part(name, slice(None), tuple(of.shape)) for name, of in model.named_parameters()}
+
+    def load(self, names: Sequence[str]) -> dict[str, Tensor]:
+        return {name: self._merged(name).to(self.dtype, copy=True).contiguous() for name in names}
+
+    def _merged(self, name: str) -> Tensor:
+        value, (module, _, kind) = self._base.read(name).float(), name.rpartition(".")
+        if module not in self._adapted or kind != "weight":
+            return value
+        a, b = checkpoint.load(self._path, [f"model.{module}{end}" for end in (A, B)]).values()
+        return value + ((b @ a).T if self._adapted[module] else b @ a) * self._scale
+
+
+def of_run(run_dir: str | Path, step: int | None, dtype: torch.dtype, merge: bool = False) -> tuple[Exported, Path]:
     """The model of a run's checkpoint, and the checkpoint's path. step=None selects the newest undamaged checkpoint.
+
+    merge: whether a run with model.lora gives its whole model, and not its adapters alone
 
     Raises ValueError if the run or the checkpoint does not exist, or if the checkpoint is damaged.
     """
     run = RunFolder(run_dir)
     run.require()
     settings = asdict(run.read_settings())
+    kind = Exported if not settings["model"]["lora"]["rank"] else Merged if merge else Adapter
     for last in (False,) * (TRIES - 1) + (True,):
         before = finished(run.checkpoints)
         try:
             path = _checkpoint(run, step)
-            return Exported(settings, path, dtype), path
+            return kind(settings, path, dtype), path
         except (ValueError, OSError):
             if last or finished(run.checkpoints) == before:  # the job has not deleted a checkpoint meanwhile
                 raise
@@ -197,20 +234,20 @@ def _write_weights(model: Exported, folder: Path, shard: int, report: Callable[[
         ) from None
     shards: list[list[str]] = [[]]
     for name in model.parts:
-        if shards[-1] and sum(map(model.size, shards[-1])) + model.size(name) > shard:
+        if shards[-1] and model.stem == "model" and sum(map(model.size, shards[-1])) + model.size(name) > shard:
             shards.append([])
         shards[-1].append(name)
     total, done = sum(map(model.size, model.parts)), 0
     index: dict[str, str] = {}
     for number, names in enumerate(shards, 1):
-        file = "model.safetensors" if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
+        file = f"{model.stem}{f'-{number:05}-of-{len(shards):05}' * (len(shards) > 1)}.safetensors"
         save_file(model.load(names), folder / file, metadata={"format": "pt"})
         (folder / file).chmod(folder.stat().st_mode & 0o666)  # safetensors writes files that only this user can read
         index |= dict.fromkeys(names, file)
         done += sum(map(model.size, names))
         report(done, total)
     if len(shards) > 1:
-        _write_json(
+        write_json(
             folder / "model.safetensors.index.json",
             {"metadata": {"total_size": total}, "weight_map": dict(sorted(index.items()))},
         )
@@ -218,52 +255,6 @@ def _write_weights(model: Exported, folder: Path, shard: int, report: Callable[[
 
 def _rows(shape: tuple[int, ...], rows: slice) -> tuple[int, ...]:
     return (len(range(shape[0])[rows]), *shape[1:])
-
-
-def _copy(source: Path, names: Sequence[str], folder: Path) -> bool:
-    """Copies the named files that exist in `source`. Returns whether any exists."""
-    there = [name for name in names if (source / name).is_file()]
-    for name in there:
-        shutil.copyfile(source / name, folder / name)
-    return bool(there)
-
-
-def _copy_tokenizer(definition: Path, separator: str | None, folder: Path) -> None:
-    """Copies a tokenizer.json and the files next to it. If there is no tokenizer_config.json, writes the minimum that
-    `from_pretrained` needs."""
-    if definition.name == "tokenizer.json":
-        _copy(definition.parent, TOKENIZER, folder)
-    shutil.copyfile(definition, folder / "tokenizer.json")
-    if not (folder / "tokenizer_config.json").exists():
-        end = tokenizer.end_of_text(definition, separator)
-        _write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end})
-
-
-def _write_bytes_tokenizer(folder: Path) -> None:
-    """Writes a byte-level BPE without merges. The id of a byte is its value; byte 0 ends a text."""
-    symbols = _byte_symbols()
-    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    model = {"type": "BPE", "vocab": {symbol: byte for byte, symbol in enumerate(symbols)}, "merges": []}
-    _write_json(
-        folder / "tokenizer.json",
-        {"version": "1.0", "added_tokens": [], "pre_tokenizer": level, "decoder": level, "model": model},
-    )
-    _write_json(
-        folder / "tokenizer_config.json",
-        {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False},
-    )
-
-
-def _byte_symbols() -> list[str]:
-    """GPT-2's printable character for each byte. This is the character with the byte's code if that is printable, else
-    one from U+0100 on."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    others = iter(range(256, 512))
-    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
-
-
-def _write_json(path: Path, content: object) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def _sync(path: Path) -> None:

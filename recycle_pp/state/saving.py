@@ -143,7 +143,7 @@ class StageSaving:
 
     def _assemble(self, message: Assemble) -> None:
         step = message.step
-        about = checkpoint.describe(self._settings, self._batches.fingerprint)
+        about = checkpoint.describe(self._settings, self._batches.fingerprint, self._stage.module.origin)
         try:
             checkpoint.finish(self._folder, step, message.parts, about)
             checkpoint.prune(self._folder, self._settings.checkpoint.keep)

@@ -23,15 +23,15 @@ from recycle_pp.numerics.weight_grad_store import WeightGradStore
 
 def defer(model: nn.Module, index: Mapping[str, int], sink: WeightGradStore) -> set[str]:
     """Replaces the classes of the model's modules. Returns the local names whose gradients wait for W. May be called
-    again with other local parameters.
+    again with other local parameters. Modules with a frozen parameter keep their class.
 
-    index: full name of each local parameter -> index of its tensor in the sink"""
+    index: full name of each local trainable parameter -> index of its tensor in the sink"""
     deferred = set()
     for name, module in model.named_modules():
         kind = _kind(module)
         of = {p: index[f"{name}.{p}"] for p in module._parameters if f"{name}.{p}" in index}
-        if kind is None:
-            continue
+        if kind is None or len(of) < sum(p is not None for p in module._parameters.values()):
+            continue  # of another stage, or frozen: autograd computes the input's gradient alone
         module.__class__ = kind
         module._sink, module._index = sink, of  # type: ignore[assignment]
         deferred |= {f"{name}.{p}" for p in of}

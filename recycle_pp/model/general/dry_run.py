@@ -56,7 +56,8 @@ class Outline:
     """The data flow of the run.
 
     layers      the full names of the layers, in the order of their calls
-    shapes      canonical name -> shape of every parameter, in the order of use
+    shapes      canonical name -> shape of every trainable parameter, in the order of use
+    frozen      canonical name -> shape of every other parameter
     canonical   every name of a parameter or buffer -> the first name of its tensor; a tied or shared one has several
     regions     every name of a parameter -> the regions that use it by this name
     parts       canonical name -> number of addends of its gradient (one for every operation on it)
@@ -69,6 +70,7 @@ class Outline:
 
     layers: list[str] = field(default_factory=list)
     shapes: dict[str, torch.Size] = field(default_factory=dict)
+    frozen: dict[str, torch.Size] = field(default_factory=dict)
     canonical: dict[str, str] = field(default_factory=dict)
     regions: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     parts: Counter[str] = field(default_factory=Counter)
@@ -84,9 +86,17 @@ class Outline:
         return self.crossing[layer] if 0 < layer < len(self.layers) else []
 
     def names_of(self, layers: range) -> list[str]:
-        """The parameters that a stage with these layers uses, by their first names."""
-        used = {self.canonical[name] for name, regions in self.regions.items() if regions & set(layers)}
+        """The trainable parameters that a stage with these layers uses, by their first names."""
+        used = self._used(layers)
         return [name for name in self.shapes if name in used]
+
+    def frozen_of(self, layers: range) -> list[str]:
+        """The frozen parameters that a stage with these layers uses, by their first names."""
+        used = self._used(layers)
+        return [name for name in self.frozen if name in used]
+
+    def _used(self, layers: range) -> set[str]:
+        return {self.canonical[name] for name, regions in self.regions.items() if regions & set(layers)}
 
     @cached_property
     def layer_of(self) -> dict[str, int]:
@@ -114,8 +124,9 @@ class Outline:
         for k in range(2, depth):
             if [of for _, of in self.crossing[k]] != [of for _, of in self.crossing[1]]:
                 why = f"{self.layers[k]} takes other tensors than {self.layers[1]}"
-        if alone := [name for k, name in enumerate(self.layers) if k not in self.layer_of.values()]:
-            why = f"{alone[0]} has no parameters of its own"
+        trained = {self.layer_of[name] for name in self.shapes}
+        if alone := [name for k, name in enumerate(self.layers) if k not in trained]:
+            why = f"{alone[0]} has no parameters of its own to train"
         for name, first in self.canonical.items():
             if self.layer_of[first] > depth and not self.regions.get(name, set()) <= {0, depth - 1}:
                 why = f"several layers share {first}"
@@ -168,7 +179,12 @@ def dry_run(source: Source, batch: Batch, autocast: bool = False) -> Outline:
         raise ValueError(f"{source.name} shifts its labels itself; its loss must take `shift_labels` as they are")
     if not watch.used(labels):
         raise ValueError(f"{source.name}: its loss does not depend on the labels")
-    outline.shapes = {name: watch.shapes[name] for name in sorted(watch.shapes, key=outline.layer_of.__getitem__)}
+    ordered = sorted(watch.shapes, key=outline.layer_of.__getitem__)
+    outline.frozen = {name: watch.shapes[name] for name in ordered if name in watch.frozen}
+    outline.shapes = {name: watch.shapes[name] for name in ordered if name not in watch.frozen}
+    if outline.frozen and source.folder is None:
+        name = next(iter(outline.frozen))
+        raise ValueError(f"{name} is frozen, so no checkpoint holds it: model.path must name a folder of safetensors")
     return outline
 
 
@@ -205,7 +221,9 @@ class _Watch(TorchDispatchMode):
         self._made: dict[int, int] = {}  # storage -> the region that wrote it last
         self._read: set[int] = set()
         self._kept: list[Any] = []  # keeps storages alive, so that their addresses are not reused
-        self.shapes = {name: p.shape for name, p in model.named_parameters() if outline.canonical[name] == name}
+        named = [(name, p) for name, p in model.named_parameters() if outline.canonical[name] == name]
+        self.shapes = {name: p.shape for name, p in named}
+        self.frozen = {name for name, p in named if not p.requires_grad}
         self._parameters = {_storage(p): name for name, p in _all(model.named_parameters)}
         self._buffers = {_storage(b): n for n, b in _all(model.named_buffers)}
         self._held = {name: id(buffer) for name, buffer in _all(model.named_buffers)}
@@ -237,10 +255,8 @@ class _Watch(TorchDispatchMode):
                 raise ValueError(_changes(name))
         ends = [self._parameters.get(_storage(leaf)) for leaf in _leaves(loss)]
         reached = {outline.canonical[name] for name in ends if name is not None}
-        for name, parameter in self._model.named_parameters():
-            if not parameter.requires_grad:
-                raise ValueError(f"{name} does not require a gradient: frozen parameters are not supported")
-            if outline.canonical[name] not in reached:
+        for name in self.shapes:
+            if name not in self.frozen | reached:
                 raise ValueError(f"no gradient would reach {name}: the loss does not depend on it")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -6,7 +6,7 @@
 
 Without a folder, the first worker of a machine builds the whole model on the CPU with `run.seed` and writes
 RUN_DIR/seed.pt. The others wait for that file. So initial values are the same for every split and worker. A model that
-does not fit into memory needs a folder.
+does not fit into memory needs a folder. Adapters (`lora`) are drawn by each worker.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from torch import Tensor
 from recycle_pp.config.settings import Settings
 from recycle_pp.model.safetensors_folder import Folder
 
-from .source import Source
+from .empty import empty
+from .lora import Adapted, drawn
+from .source import Source, source_of
 
 
 class Values(Protocol):
@@ -37,7 +39,11 @@ class Values(Protocol):
 def initial_values(source: Source, settings: Settings, run_dir: str | Path | None) -> Values:
     """The initial values. run_dir: folder for the seed checkpoint; None: it stays in memory."""
     if source.folder is not None:
-        return Folder(source.folder, source.prefix)
+        folder = Folder(source.folder, source.prefix)
+        if not settings.model.lora.rank:
+            return folder
+        bare = empty(source_of(settings.with_values({"model.lora.rank": 0})))
+        return Adapted(folder, drawn(bare, settings.model, settings.run.seed))
     if run_dir is None:
         return Built(seeded(source, settings.run.seed))
     path = Path(run_dir) / "seed.pt"

@@ -14,6 +14,7 @@ import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from recycle_pp.comm.tensor_bytes import aligned_bytes
 from recycle_pp.config.settings import Settings
+from recycle_pp.model.safetensors_folder import folder_digest
 from recycle_pp.model.split import layers_of as split_layers
 from recycle_pp.model.stage_module import IGNORED, Batch, Boundary, Key
 from recycle_pp.numerics.backends import operations
@@ -43,8 +46,13 @@ def part(settings: Settings, stage: int, device: torch.device, run_dir: str | Pa
     source, parallel = source_of(settings), settings.parallel
     outline = dry_run(source, Batch.blank(settings), settings.numerics.precision == "bf16-autocast")
     layout = split_layers(len(outline.layers), parallel.stages, settings.model.split)
-    for layers in layout:
+    for k, layers in enumerate(layout):
         outline.refuse(layers)
+        if not outline.names_of(layers):
+            raise ValueError(
+                f"stage {k} has nothing to train: all parameters of {outline.layers[layers.start]} to "
+                f"{outline.layers[layers.stop - 1]} are frozen; model.split can give each stage a layer that is not"
+            )
     return Part(settings, source, outline, layout, stage, device, initial_values(source, settings, run_dir))
 
 
@@ -76,6 +84,8 @@ class Part:
         self._zeros: dict[Boundary, Tensor] = {}
         self._leaves: dict[int, list[Place]] = defaultdict(list)  # by region (`dry_run`)
         self._absent: list[Place] = []  # the parameters of this stage as they were before `bind`
+        self._read: dict[str, Tensor] = {}  # the frozen parameters of this stage
+        self.origin = folder_digest(source.folder) if outline.frozen and source.folder else ""
         self.model = self._empty_model()
         self._autocast = settings.numerics.precision == "bf16-autocast"
         custom = settings.model.kind == "custom" and not self._exit
@@ -89,6 +99,7 @@ class Part:
         outline = self._outline
         self._layers, held = layers, outline.names_of(layers)
         self.shapes: Mapping[str, Sequence[int]] = {name: outline.shapes[name] for name in held}
+        self.frozen: Mapping[str, Sequence[int]] = {name: outline.frozen[name] for name in outline.frozen_of(layers)}
         self.layers: Mapping[str, int] = {name: outline.layer_of[name] for name in held}
         self.parts: Mapping[str, int] = {name: outline.parts[name] for name in held}
         self._entry, self._exit = outline.boundary(layers.start), outline.boundary(layers.stop)
@@ -112,10 +123,8 @@ class Part:
     ) -> Mapping[str, nn.Parameter]:
         index = {name: k for k, name in enumerate(self.shapes)}
         for name, master in masters.items() if masters is not None else ():
-            value = self._initial(name)
-            if value.shape != master.shape:
-                raise ValueError(f"{name} is {tuple(value.shape)} in the file and {tuple(master.shape)} in the model")
-            views[name].copy_(master.copy_(value))
+            views[name].copy_(master.copy_(self._initial(name, master.shape)))
+        self._read = {name: self._read[name] if name in self._read else self._fixed(name) for name in self.frozen}
         uses = {name: sorted(self._outline.regions[name] & set(self._layers)) for name in list(self._outline.regions)}
         places = {name: self._outline.canonical[name] for name, regions in uses.items() if regions}
         leaves = {of: nn.Parameter(views[of]) for of in views}
@@ -124,13 +133,16 @@ class Part:
         for name, of in places.items():
             module, attribute = self._place(name)
             self._absent.append((module, attribute, module._parameters[attribute]))
+            if of in self._read:
+                module._parameters[attribute] = nn.Parameter(self._read[of], requires_grad=False)
+                continue
             for region in uses[name]:
                 # A separate leaf for every use, so that the sum over the uses is the same for any layout.
                 leaf = nn.Parameter(views[of])
                 leaf.register_post_accumulate_grad_hook(partial(_take, sink, index[of]))
                 self._leaves[region].append((module, attribute, leaf))
                 module._parameters[attribute] = leaf
-        ways = defer(self.model, {name: index[of] for name, of in places.items()}, sink)
+        ways = defer(self.model, {name: index[of] for name, of in places.items() if of in index}, sink)
         self.deferred = frozenset(
             of for of in views if all(name in ways for name, first in places.items() if first == of)
         )
@@ -171,16 +183,25 @@ class Part:
         for name in self._outline.bare:  # code outside the modules runs on every stage
             owner, _, attribute = name.rpartition(".")
             zero = torch.zeros((), dtype=self._source.dtype, device=self._device)
-            zeros = zero.expand(self._outline.shapes[self._outline.canonical[name]])
+            of = self._outline.canonical[name]
+            zeros = zero.expand((self._outline.shapes | self._outline.frozen)[of])
             model.get_submodule(owner)._parameters[attribute] = nn.Parameter(zeros, requires_grad=False)
         return model
 
-    def _initial(self, name: str) -> Tensor:
+    def _fixed(self, name: str) -> Tensor:
+        """A frozen parameter on the device, in the dtype of the computation, aligned like those that are trained."""
+        shape, dtype = self.frozen[name], self._source.dtype
+        memory = aligned_bytes(prod(shape) * dtype.itemsize, self._device).view(dtype).view(*shape)
+        return memory.copy_(self._initial(name, shape))
+
+    def _initial(self, name: str, shape: Sequence[int]) -> Tensor:
         """The initial value of a parameter. A file may contain a tied parameter under any of its names."""
-        for other, first in self._outline.canonical.items():
-            if first == name and (value := self._values.find(other)) is not None:
-                return value
-        return self._values.read(name)
+        names = [other for other, first in self._outline.canonical.items() if first == name]
+        value = next((found for other in names if (found := self._values.find(other)) is not None), None)
+        value = self._values.read(name) if value is None else value
+        if value.shape != torch.Size(shape):
+            raise ValueError(f"{name} is {tuple(value.shape)} in the file and {tuple(shape)} in the model")
+        return value
 
     def _place(self, name: str) -> tuple[nn.Module, str]:
         owner, _, attribute = name.rpartition(".")

@@ -27,6 +27,7 @@ from recycle_pp.config.settings import Settings
 from recycle_pp.model.stage_module import Batch
 from recycle_pp.model.transformer import stream_dtype
 
+from .lora import inject
 from .user_code import called, shown
 
 
@@ -116,7 +117,7 @@ class HuggingFace:
             raise ValueError(f"{self.name}: transformers has no causal language model for {self.config.model_type}")
         self.config.use_cache = False
         self.dtype = stream_dtype(settings)
-        self._class = transformers.AutoModelForCausalLM
+        self._class, self._model = transformers.AutoModelForCausalLM, model
         self.folder = None if model.init == "random" else Path(model.path)
         with torch.device("meta"):
             whole = self.build()
@@ -131,7 +132,10 @@ class HuggingFace:
         # token. Its shapes are known without values, also in fp32; for `grouped_mm` torch knows them only in bf16.
         experts = {"experts_implementation": "batched_mm" if traced else "grouped_mm"}
         given = experts if _has_experts(self.config) else {}
-        return self._class.from_config(self.config, dtype=dtype or self.dtype, **given)
+        model = self._class.from_config(self.config, dtype=dtype or self.dtype, **given)
+        if self._model.lora.rank:
+            inject(model, self._model)
+        return model
 
     def loss(self, model: nn.Module, batch: Batch, items: Tensor | None, labels: Tensor) -> Any:
         """The loss. `labels` only request a loss; the shifted labels are passed as `shift_labels`."""

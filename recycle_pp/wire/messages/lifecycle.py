@@ -47,6 +47,7 @@ class Ready(Message, frozen=True):
     notes           sentences about its device for the user; the coordinator prints each sentence once
     data            fingerprint of its training data; "" if it is irrelevant
     depth, stays    the layers of the model that can move to other stages, see `StageModule`
+    origin          digest of model.path, from which its frozen parameters were read; "" if it has none
     """
 
     address: Address
@@ -61,6 +62,7 @@ class Ready(Message, frozen=True):
     data: str = ""
     depth: int = 0
     stays: str | None = None
+    origin: str = ""
 
 
 @sent(WORKER, COORDINATOR, lasting=True)

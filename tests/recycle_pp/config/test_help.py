@@ -4,6 +4,7 @@ import dataclasses
 from pathlib import Path
 
 from recycle_pp.config.help import help_text, table
+from recycle_pp.config.loading import flat
 from recycle_pp.config.setting import rules
 from recycle_pp.config.settings import Settings
 
@@ -12,12 +13,8 @@ DOCUMENT = Path(__file__).parents[3] / "docs" / "configuration.md"
 
 def test_the_help_describes_every_key():
     text = help_text()
-    for group in dataclasses.fields(Settings):
-        if dataclasses.is_dataclass(getattr(Settings(), group.name)):
-            for key in dataclasses.fields(getattr(Settings(), group.name)):
-                assert f"    {group.name}.{key.name}=" in text
-        else:
-            assert f"+{group.name}=" in text
+    for key in flat(dataclasses.asdict(Settings())):
+        assert (f"    {key}=" if "." in key else f"+{key}=") in text
     assert "layers per stage; null: as even as possible" in text
     assert "torchrun --nproc-per-node=12" in text
 

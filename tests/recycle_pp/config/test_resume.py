@@ -26,6 +26,14 @@ def test_keys_that_the_command_line_does_not_set_are_unchanged():
     assert said == []
 
 
+def test_keys_of_a_group_within_a_group_are_unchanged():
+    old = before("model.lora.rank=8", "model.lora.targets=[q_proj]")
+    old["model"]["lora"]["gone"] = 1
+    settings, said = take_up(["run.dir=runs/mine", "run.resume=true"], old)
+    assert (settings.model.lora.rank, settings.model.lora.targets) == (8, ["q_proj"])
+    assert said == ["model.lora.gone is no longer a key and was ignored"]
+
+
 def test_keys_that_it_sets_are_listed_even_if_they_are_the_default():
     old = before("parallel=2x2", "optimizer.lr=0.001", "run.steps=10")
     settings, said = take_up(["run.resume=auto", "optimizer.lr=0.003", "run.steps=60"], old)
@@ -62,6 +70,7 @@ def test_pipelines_that_cannot_share_a_step_are_refused_with_those_that_can(chan
         "data.validation_share=0.2",
         "run.seed=1",
         "model.width=128",
+        "model.lora.rank=8",
         "data.path=other",
         "numerics.precision=bf16",
         "numerics.reproducible=true",

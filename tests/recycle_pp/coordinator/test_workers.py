@@ -68,6 +68,21 @@ def test_a_worker_that_describes_its_changed_stage_keeps_its_measured_times():
     assert placed == [(rank.role, "a", 4)] * 2, "the second process is new"
 
 
+@pytest.mark.parametrize(("phase", "event"), [("starting", "stopped"), ("running", "refused")])
+def test_a_worker_with_other_frozen_weights_stops_a_start_and_is_refused_later(phase, event):
+    state, driver, sent = job_state(), Driver(), []
+    workers = workers_of(state, driver)
+    for number, origin in enumerate(("one", "one", "other")):
+        if number == 2:
+            state.job.phase = phase
+            assert not state.recorder.events
+        rank = state.roster.enter(number)
+        rank.worker = SimpleNamespace(send=sent.append)
+        workers.handle(rank, Ready(("host", 1), "", origin=origin))
+    assert state.recorder.events == [event] and len(sent) == (event == "refused")
+    assert [type(event) for event in driver.driven].count(WorkerReady) == 2
+
+
 @pytest.mark.parametrize(("ends", "expected"), [(False, ["checkpoint_saved"]), (True, ["stopped"])])
 def test_the_last_line_is_the_reason_of_the_stop_even_if_a_checkpoint_finishes_later(ends, expected, tmp_path):
     state = job_state(folder=tmp_path)

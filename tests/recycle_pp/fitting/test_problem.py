@@ -82,6 +82,11 @@ def test_emulated_times_are_in_proportion_to_the_layers_of_a_stage(model):
     assert uneven["F"] == pytest.approx([0.03, 0.01]) and uneven["O"] == pytest.approx([0.09, 0.03])
 
 
+def test_before_they_are_measured_the_weight_gradients_of_adapters_take_no_time():
+    assert initial_problem(small(model__kind="hf", model__lora__rank=4)).durations["W"] == 0
+    assert initial_problem(small(model__kind="hf")).durations["W"] == 1
+
+
 def test_an_invalid_size_is_refused():
     with pytest.raises(
         ValueError, match=r"^parallel.memory must be auto, null or a size like 80GB: 'much' is not a size above 0"

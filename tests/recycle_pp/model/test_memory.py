@@ -71,6 +71,23 @@ def test_a_stage_allocates_the_predicted_bytes(stage, numerics, recompute):
     assert memory.boundary == of.boundary
 
 
+def test_adapters_take_state_and_sums_and_frozen_weights_nothing_else():
+    of = small(**LARGER, model__lora__rank=4, numerics__precision="bf16")
+    layers, model, rank = layers_of_stages(of)[0], of.model, 4
+    linear = [(model.width, 128), (model.width, 64), (model.width, 64), (128, model.width)]
+    linear += [(model.width, model.ffn)] * 2 + [(model.ffn, model.width)]
+    adapters = len(layers) * sum(-(-rank * size // 128) * 128 for both in linear for size in both)
+    whole, some = stage_memory(small(**LARGER, numerics__precision="bf16"), 0), stage_memory(of, 0)
+    assert some.state == 12 * adapters and some.sums == 4 * adapters and some.gradient == 4 * adapters
+    assert some.weights == 2 * adapters + 2 * parameters(model, layers)
+    assert 0 < stage_memory(of.with_values({"model.lora.targets": ["q_proj"]}), 0).waiting < some.waiting
+    tokens = of.model.sequence * of.parallel.microbatch_size
+    ends = tokens * (8 + 2 * model.width)  # of the embedding
+    assert some.waiting == whole.waiting - ends + tokens * len(layers) * 2 * 14 * rank
+    with pytest.raises(ValueError, match="memory is known for all-linear and for q_proj"):
+        stage_memory(of.with_values({"model.lora.targets": ["query"]}), 0)
+
+
 @settings(max_examples=4 if settings.default.derandomize else 16, deadline=None)
 @given(st.data())
 def test_a_stage_keeps_the_predicted_activations_for_any_shape(data):

@@ -46,6 +46,16 @@ def folder(kind, at, **changes):
     return at
 
 
+def with_weights(kind, at, **changes):
+    """A folder with a tiny model of that architecture and its weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(folder(kind, at, **changes))
+    torch.manual_seed(7)
+    AutoModelForCausalLM.from_config(config).save_pretrained(at)
+    return at
+
+
 def of_folder(path, stages=1, **changes):
     return settings({"kind": "hf", "path": str(path), "init": "random", "layers": None}, stages, **changes)
 

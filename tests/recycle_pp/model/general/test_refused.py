@@ -16,7 +16,7 @@ from . import models
         ("SkipsTwo", 4, r"no stage may start with blocks\.1: .*; possible first layers: 2, 3 \(model\.split\)"),
         ("Normed", 1, r"forward changes the buffer blocks\.1\.norm\.1\.running_mean: workers that run other"),
         ("Counting", 1, "forward changes the buffer calls"),
-        ("Frozen", 1, r"embedding\.weight does not require a gradient"),
+        ("Frozen", 1, r"embedding\.weight is frozen, so no checkpoint holds it: model\.path must name"),
         ("Unused", 1, r"no gradient would reach spare\.weight"),
         ("Backwards", 1, r"blocks\.2 is not called in its turn"),
         ("Looking", 1, "cannot be tried on tensors without values, so its Python must depend on values"),

@@ -1,0 +1,85 @@
+"""The tokenizer of an exported model.
+
+write_tokenizer(run["data"], model_path, folder)     # False: the tokenizer is unknown
+copy_files(source, ["config.json"], folder); write_json(folder / "config.json", {...})
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from recycle_pp.data import tokenizer
+from recycle_pp.data.sources import is_text, paths
+
+TOKENIZER = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+    "vocab.json", "merges.txt", "tokenizer.model",
+)  # fmt: skip
+
+
+def write_tokenizer(data: Mapping[str, Any], origin: str | None, folder: Path) -> bool:
+    """Writes the files of the tokenizer to `folder`. Returns False if it is unknown.
+
+    data    the run's settings of this group
+    origin  model.path, whose tokenizer is used if data.tokenizer is not set
+    """
+    place = data.get("tokenizer")
+    if place is None and origin is not None:
+        return copy_files(Path(origin), TOKENIZER, folder)
+    if place == tokenizer.BYTES or (place is None and all(map(is_text, paths(data.get("path"))))):
+        _write_bytes_tokenizer(folder)
+        return True
+    if place is None:  # trained on token files
+        return False
+    _copy_tokenizer(tokenizer.definition(place), data.get("separator"), folder)
+    return True
+
+
+def copy_files(source: Path, names: Sequence[str], folder: Path) -> bool:
+    """Copies the named files that exist in `source`. Returns whether any exists."""
+    there = [name for name in names if (source / name).is_file()]
+    for name in there:
+        shutil.copyfile(source / name, folder / name)
+    return bool(there)
+
+
+def _copy_tokenizer(definition: Path, separator: str | None, folder: Path) -> None:
+    """Copies a tokenizer.json and the files next to it. If there is no tokenizer_config.json, writes the minimum that
+    `from_pretrained` needs."""
+    if definition.name == "tokenizer.json":
+        copy_files(definition.parent, TOKENIZER, folder)
+    shutil.copyfile(definition, folder / "tokenizer.json")
+    if not (folder / "tokenizer_config.json").exists():
+        end = tokenizer.end_of_text(definition, separator)
+        write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end})
+
+
+def _write_bytes_tokenizer(folder: Path) -> None:
+    """Writes a byte-level BPE without merges. The id of a byte is its value; byte 0 ends a text."""
+    symbols = _byte_symbols()
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    model = {"type": "BPE", "vocab": {symbol: byte for byte, symbol in enumerate(symbols)}, "merges": []}
+    write_json(
+        folder / "tokenizer.json",
+        {"version": "1.0", "added_tokens": [], "pre_tokenizer": level, "decoder": level, "model": model},
+    )
+    write_json(
+        folder / "tokenizer_config.json",
+        {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False},
+    )
+
+
+def _byte_symbols() -> list[str]:
+    """GPT-2's printable character for each byte. This is the character with the byte's code if that is printable, else
+    one from U+0100 on."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
+
+
+def write_json(path: Path, content: object) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
