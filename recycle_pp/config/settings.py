@@ -337,6 +337,9 @@ class Control:
         "what to do if copies of a unit of sharded state differ; third: kill the worker with the wrong copy",
         choices=("stop", "third"),
     )
+    health: float = setting(
+        10.0, "seconds between two looks of a supervisor at its GPU and its host; 0: never", at_least=0
+    )
     lease: float = setting(
         600.0, "seconds allowed for a worker's start, its first ops and the run's last checkpoint", above=0
     )

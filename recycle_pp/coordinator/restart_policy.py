@@ -20,6 +20,7 @@ from recycle_pp.wire.messages.supervisors import Death
 
 from .ranks import NODE_LOSS, Rank
 
+FINAL = ("node_loss", "eviction", "quarantine")  # causes after which the process is not restarted
 REMEMBERED = 100  # limit on the number of remembered ops in which a worker died
 
 
@@ -45,7 +46,7 @@ class RestartPolicy:
     def is_respawned(self, rank: Rank, death: Death) -> bool:
         """Call once per death. A worker is restarted after the first failure of its GPU, because most GPU errors end
         with the process. Restarting it after a second one would risk yet another recovery."""
-        if death.injected or death.cause in ("node_loss", "eviction") or self.is_due(rank.role):
+        if death.injected or death.cause in FINAL or self.is_due(rank.role):
             return False
         if death.cause == "gpu":
             if rank.number in self._failed_gpus:
@@ -61,7 +62,7 @@ class RestartPolicy:
     def is_given_up(self, rank: Rank, death: Death) -> bool:
         """Whether earlier restarts are the only reason why the worker stays dead: `run.respawns` of them, or one after
         a GPU failure. Call after `is_respawned` has returned False."""
-        restartable = not death.injected and death.cause not in ("node_loss", "eviction")
+        restartable = not death.injected and death.cause not in FINAL
         return restartable and not self.is_due(rank.role) and (death.cause == "gpu" or rank.respawns >= self._respawns)
 
     def is_due(self, role: Worker) -> bool:

@@ -20,6 +20,7 @@ from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.frames import encode
 from recycle_pp.wire.messages.agreement import Leader
 from recycle_pp.wire.messages.handshake import SupervisorHello
+from recycle_pp.wire.messages.health import Health
 from recycle_pp.wire.messages.lifecycle import Exit
 from recycle_pp.wire.messages.supervisors import (
     Died,
@@ -42,6 +43,7 @@ from recycle_pp.wire.messages.table import Message
 from .deaths import Deaths
 from .driver import Driver
 from .hang_detector import HangDetector
+from .hardware import Hardware
 from .ranks import Rank
 from .returns import Returns
 from .state import JobState
@@ -69,6 +71,7 @@ class Supervisors:
             Dying: deaths.dying,
             Died: deaths.reported,
             Probed: returns.probed,
+            Health: Hardware(state, deaths).reported,
         }
 
     def welcome(self, peer: Peer, hello: SupervisorHello) -> int | None:

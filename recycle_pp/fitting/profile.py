@@ -59,10 +59,22 @@ class Profile:
         self._durations: dict[str, list[float]] = {}  # by stage, once the profile is complete
         self._usual: dict[Worker, dict[str, float]] = {}  # worker -> kind -> median, compared with later steps
         self._slowness = Slowness()
+        self._throttled: dict[Worker, float] = {}
         self.links = LinkTable()
         self._memory: dict[int, Sequence[Mapping[str, float]]] = {}
         self._again: Sequence[bool] = [False] * settings.parallel.stages  # the stages that recompute
         self._model: dict[int, tuple[int, float]] = {}  # by stage: boundary bytes, deferred share
+
+    @property
+    def slow(self) -> dict[Worker, float]:
+        """The factor of each worker that the planner gives less work: as measured, or as its hardware reports."""
+        measured, reported = self._slowness.factors, self._throttled
+        return {w: max(measured.get(w, 1.0), reported.get(w, 1.0)) for w in measured.keys() | reported.keys()}
+
+    def throttle(self, factors: Mapping[Worker, float]) -> None:
+        """Takes the workers whose hardware reports that it is throttled, with estimated factors. Replaces the earlier
+        ones; 1.0: not throttled. Applies to problems from now on."""
+        self._throttled = {worker: factor for worker, factor in factors.items() if factor > 1.0}
 
     @property
     def complete(self) -> bool:
@@ -135,7 +147,7 @@ class Profile:
             return None
         recomputes = self._again[worker.stage] and OpKind(kind).recomputes
         again = self._durations[OpKind.FORWARD][worker.stage] if recomputes else 0.0
-        return (self._durations[kind][worker.stage] + again) * self._slowness.factors.get(worker, 1.0)
+        return (self._durations[kind][worker.stage] + again) * self.slow.get(worker, 1.0)
 
     def problem(self, problem: Problem) -> Problem:
         """The problem of the next step, with measured times. While times are measured, it has the kind of backward to
@@ -147,9 +159,9 @@ class Profile:
                 durations=self._durations,
                 **self._message_times(self._durations, s.parallel),
                 allreduce=self._sums,
-                speed={f"{w.pipeline},{w.stage}": 1 / x for w, x in sorted(self._slowness.factors.items())},
+                speed={f"{w.pipeline},{w.stage}": 1 / x for w, x in sorted(self.slow.items())},
                 # peers take micro-batches of slow workers
-                reroute="any" if self._slowness.factors else s.schedule.reroute,
+                reroute="any" if self.slow else s.schedule.reroute,
             )
         if s.emulate.mode:
             return problem.replace(**self._message_times(problem.durations, s.parallel))

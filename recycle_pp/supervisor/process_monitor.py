@@ -5,6 +5,8 @@ monitor.spawn(order, make_spec, log)        # at the coordinator's order; kills 
 monitor.kill(incarnation)                   # with SIGKILL
 monitor.kill(incarnation, stacks=True)      # the same, after the worker has written its stack traces
 monitor.evict()                             # with SIGTERM, so that the worker can hand over
+monitor.bar(death)                          # kills the worker and starts no other one: its GPU is broken
+monitor.bar(death, signal.SIGTERM)          # the same, after the worker has handed over
 monitor.signs(max_interval)                         # vital signs of the worker, for a heartbeat
 monitor.start_standby(settings)             # starts a process that imports in advance and becomes the next worker
 await monitor.end(gently=True)              # starts no more workers; the last one has time to exit by itself
@@ -22,6 +24,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from recycle_pp.telemetry.log_file import LogFile
 from recycle_pp.wire.messages.supervisors import CoordinatorAt, Death, Died, Dying, Signs, Spawn, Spawned, Stacks
@@ -56,6 +60,8 @@ class ProcessMonitor:
         self._log: LogFile | None = None  # log of the current worker and of the standby process
         self._next: Callable[[], None] | None = None  # starts the next worker when the current one is dead
         self._killed_by_request = False
+        self._barred: Death | None = None  # the death of any worker that would be started now
+        self._condemned: Child | None = None  # the worker that `bar` has killed
         self._ending = False
         self._killing: asyncio.Task[None] | None = None
 
@@ -74,7 +80,7 @@ class ProcessMonitor:
     def start_standby(self, settings: Mapping[str, Any]) -> bool:
         """Starts a process in advance, so that the next worker need not import or read anything. Returns whether the
         process was started."""
-        if self._child is None or self._standby is not None or self._ending or self._log is None:
+        if self._child is None or self._standby or self._ending or self._barred or self._log is None:
             return False
         with suppress(OSError):
             self._standby = Child.spawn(settings, self._log, self._module)
@@ -108,6 +114,17 @@ class ProcessMonitor:
     def evict(self) -> None:
         if self._child is not None:
             self._child.send_signal(signal.SIGTERM)
+
+    def bar(self, death: Death, number: int = signal.SIGKILL) -> None:
+        """Ends the worker, if there is one, with this signal. Later orders to start one are answered by this death.
+
+        death: why no worker may run here. The killed worker's death has this cause too."""
+        self._barred = death
+        self._kill_standby()
+        if self._child is not None:
+            if number == signal.SIGKILL:
+                self._condemned = self._child
+            self._child.send_signal(number)
 
     def stop_starting(self) -> None:
         self._ending = True
@@ -146,6 +163,9 @@ class ProcessMonitor:
     def _start(self, incarnation: int, make_spec: MakeSpec, log: Path) -> None:
         loop = asyncio.get_running_loop()
         self._killed_by_request = False
+        if self._barred is not None:
+            self._report(replace(self._barred, at=loop.time()), incarnation)
+            return
         try:
             spec = make_spec(incarnation)
             child = self._take_standby(log)
@@ -201,7 +221,11 @@ class ProcessMonitor:
         self._child = None
         assert child is not None
         asyncio.get_running_loop().remove_reader(child.pidfd)
-        self._report(child.reap(), child.incarnation)
+        death = child.reap()
+        if child is self._condemned and self._barred is not None:
+            death = replace(self._barred, at=death.at)
+        self._condemned = None
+        self._report(death, child.incarnation)
         self._start_next()
         if self._child is None:
             self.gone.set()

@@ -44,6 +44,7 @@ from recycle_pp.wire.messages.supervisors import (
     TO_SUPERVISOR,
     CoordinatorAt,
     CoordinatorHeartbeat,
+    Died,
     EndsSoon,
     Evict,
     Finish,
@@ -60,6 +61,7 @@ from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.worker_spec import WorkerSpec
 
 from .exit_barrier import limit_wait, release
+from .hardware import Hardware
 from .heartbeats import Heartbeats
 from .joining import JOIN_SECONDS, explain, find_coordinator
 from .leadership import Leadership
@@ -126,7 +128,8 @@ class Supervisor:
         self._launch = launch
         self._joins = joins
         self._node = node
-        self._monitor = ProcessMonitor(module, self._send)
+        self._monitor = ProcessMonitor(module, self._report_process)
+        self._hardware = Hardware(launch, self._monitor, self._send)
         self._settings: Settings | None = None
         self._peer: Peer | None = None
         self._server: asyncio.Server | None = None
@@ -170,6 +173,7 @@ class Supervisor:
             raise ValueError(str(lost)) from lost
         startup.end()
         self._heartbeats.begin(self._own_settings)
+        self._hardware.begin(settings, run)
         bound = Address(self._place.host, self._place.port, wanted.token)
         if self._launch.one_node and self._launch.world > 1:
             publish(self._launch, bound)
@@ -203,6 +207,7 @@ class Supervisor:
     def close(self) -> None:
         """Ends all processes, tasks and connections, in any state."""
         self._heartbeats.close()
+        self._hardware.close()
         if self._leadership.host is not None:
             withdraw(self._launch)
         self._leadership.close()
@@ -286,6 +291,7 @@ class Supervisor:
             self._settings = message.settings
             self._run = RunFolder(message.run_dir)
             self._heartbeats.begin(self._own_settings)
+            self._hardware.begin(self._settings, self._run)
         peer.set_keepalive(self._settings.control.suspicion)
         if self._leadership.leader is None:
             self._sent_address = message.leader.host, message.leader.port
@@ -341,6 +347,11 @@ class Supervisor:
         assert self._settings is not None
         interface = self._node.interface if self._node is not None else None
         return self._settings.with_values({"control.interface": interface}) if interface else self._settings
+
+    def _report_process(self, message: Message) -> None:
+        self._send(message)
+        if isinstance(message, Died):
+            self._hardware.look()
 
     def _send(self, message: Message) -> None:
         if self._peer is not None:

@@ -12,6 +12,7 @@ samples.jsonl    with run.sample_log=true: the samples that each step was traine
 protocol.jsonl   every event of the protocol since the newest checkpoint, for python -m recycle_pp.replay
 logs/            worker-1.2.log                      checkpoints/     step-000020/
 heartbeat.json   the coordinator's heartbeat         hangs/           the op of every worker during a hang
+health.json      figures of all GPUs and hosts       quarantine.json  GPUs on which no worker may start
 
 docs/run-folder.md explains every field.
 """
@@ -83,6 +84,8 @@ class RunFolder:
         self.profile = self.path / "profile.json"
         self.summary = self.path / "summary.json"
         self.heartbeat = self.path / "heartbeat.json"
+        self.health = self.path / "health.json"
+        self.quarantine = self.path / "quarantine.json"
         self.logs = self.path / "logs"
         self.traces = self.path / "traces"
         self.hangs = self.path / "hangs"

@@ -19,7 +19,7 @@ import msgspec
 from recycle_schedules import Plan, Trace, load
 
 from recycle_pp.wire.files import UnreadableFile, decode, open_regular, read
-from recycle_pp.wire.records import Profile, Step, Summary
+from recycle_pp.wire.records import HealthRecord, Profile, Step, Summary
 from recycle_pp.wire.terms import without_undone
 
 from .events.catalog import parse
@@ -70,6 +70,10 @@ class RunReader:
     def profile(self) -> Profile | None:
         """None before the profile is complete. UnreadableFile if profile.json is damaged."""
         return _read(self.folder.profile, Profile)
+
+    def health(self) -> HealthRecord | None:
+        """None before the first look at the hardware. UnreadableFile if health.json is damaged."""
+        return _read(self.folder.health, HealthRecord)
 
     def traced(self) -> list[int]:
         """The steps that have a trace: those around a death or a rejoin."""

@@ -11,10 +11,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
+from msgspec.structs import asdict as asdict_of
 from msgspec.structs import replace
 from recycle_schedules import Worker
 
@@ -25,6 +27,7 @@ from .events.checkpoints import CheckpointFailed, CheckpointSaved, CheckpointSki
 from .events.coordinators import CoordinatorLost
 from .events.deaths import DeathDetected, DeathExplained, cause_in_words, explained
 from .events.event import Event
+from .events.health import HealthFound, HealthOver
 from .events.job import DATA_SECONDS, Finished, PlanAdopted, Started, Stopped, WaitsForData
 from .events.layers import Rebalanced, Rebalancing, RebalancingAbandoned, in_words
 from .events.recovery import Restored, Resumed, StageLost
@@ -71,6 +74,8 @@ class Status:
     recovering: bool  # a death has interrupted a step that has not resumed yet
     waits: str | None  # while the disk of the training data does not answer, a sentence with the file and the duration
     unsaved: str | None  # if the last due checkpoint was not saved, a sentence with the reason and the newest one's age
+    health: list[str]  # a sentence for each fault of hardware that lasts
+    devices: list[dict[str, Any]]  # the newest figures of each GPU and of the hosts, see health.json
     damaged: list[str]  # a sentence for each file with damaged lines
 
     def to_json(self) -> dict[str, Any]:
@@ -83,7 +88,8 @@ class StatusReader:
         run.require()
         self._run = run
         self._settings = run.read_settings()
-        self._lines = RunReader(run).follow()
+        self._reader = RunReader(run)
+        self._lines = self._reader.follow()
         self._pulse = Pulse(run)
         self._steps: deque[Step] = deque(maxlen=RECENT)
         self._deaths: list[DeathDetected] = []
@@ -95,6 +101,7 @@ class StatusReader:
         self._restoring = False
         self._waits: WaitsForData | None = None  # the newest report
         self._unsaved: CheckpointFailed | CheckpointSkipped | None = None  # no checkpoint was saved since
+        self._faults: dict[tuple[str, str, str], HealthFound] = {}  # by worker, device and signal
 
     def read(self) -> Status:
         """The current status. The first call waits like `Pulse.look`.
@@ -149,8 +156,16 @@ class StatusReader:
             recovering=alive and self._recovering(committed),
             waits=self._waiting(committed, now) if alive else None,
             unsaved=self._not_saved(now),
+            health=[fault.text() for fault in self._faults.values()],
+            devices=self._devices(),
             damaged=[str(damage) for damage in damaged],
         )
+
+    def _devices(self) -> list[dict[str, Any]]:
+        with suppress(UnreadableFile):
+            record = self._reader.health()
+            return [asdict_of(device) for device in record.devices] if record else []
+        return []
 
     def _life(self) -> Life:
         try:
@@ -167,6 +182,11 @@ class StatusReader:
                 self._broken = None
                 self._unsaved = None
                 self._layout = self._moving = None
+                self._faults.clear()
+            case HealthFound(worker=worker, device=device, signal=signal):
+                self._faults[worker, device, signal] = event
+            case HealthOver(worker=worker, device=device, signal=signal):
+                self._faults.pop((worker, device, signal), None)
             case Rebalancing():
                 self._moving = event
             case Rebalanced():
@@ -266,8 +286,22 @@ def text(status: Status) -> str:
     if status.last_stall_seconds is not None:
         total = f"{plural(status.stalls, 'stall')}, {1000 * status.stall_seconds:.0f} ms in all"
         lines.append(f"{total}, the last {1000 * status.last_stall_seconds:.0f} ms")
+    lines += status.health
+    if figures := _figures(status.devices):
+        lines.append(figures)
     lines += status.damaged
     return "\n".join(lines)
+
+
+def _figures(devices: Sequence[dict[str, Any]]) -> str:
+    """ "8 GPUs: 51 to 83 C, 380 to 690 W, 1410 to 1980 MHz"; "" without GPUs."""
+    gpus = [device for device in devices if device["device"] != "host"]
+    parts = []
+    for key, unit in (("temperature", "C"), ("power", "W"), ("clock", "MHz")):
+        if values := [gpu[key] for gpu in gpus if gpu[key] is not None]:
+            least, most = round(min(values)), round(max(values))
+            parts.append(f"{least} {unit}" if least == most else f"{least} to {most} {unit}")
+    return f"{plural(len(gpus), 'GPU')}: {', '.join(parts)}" if parts else ""
 
 
 def _late(status: Status) -> bool:

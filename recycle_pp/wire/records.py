@@ -96,6 +96,26 @@ class Profile(_Profile, total=False):
     layout: list[Count]
 
 
+class Device(Struct, frozen=True, kw_only=True):
+    """A device in health.json: the newest figures of a GPU, or of a worker's host ("host"). None: unknown."""
+
+    worker: WorkerName
+    host: str
+    device: str
+    temperature: Number | None = None  # degrees Celsius
+    power: Number | None = None  # watts
+    clock: Number | None = None  # MHz
+    uncorrected: Count | None = None  # memory errors
+    corrected: Count | None = None
+
+
+class HealthRecord(Struct, frozen=True, kw_only=True):
+    """health.json."""
+
+    time: Seconds
+    devices: list[Device]
+
+
 class _About(TypedDict):
     step: Count
 

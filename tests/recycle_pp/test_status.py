@@ -17,6 +17,7 @@ from recycle_pp.config.loading import load
 from recycle_pp.linux.processes import process_stat
 from recycle_pp.status import main
 from recycle_pp.telemetry import heartbeat
+from recycle_pp.telemetry.events.health import HealthFound, HealthOver
 from recycle_pp.telemetry.heartbeat import Heartbeat, Sign
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.status import StatusReader, worker_map
@@ -295,3 +296,25 @@ def test_of_many_pipelines_only_incomplete_ones_have_a_line():
 def test_a_folder_without_a_run_gets_one_sentence_and_exit_code_2(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"recycle_pp: {tmp_path} holds no run: there is no config.yaml\n"
+
+
+def test_faults_of_hardware_are_shown_while_they_last(recorded, tmp_path, capsys):
+    run = RunFolder(tmp_path)
+    for name in ("config.yaml", "metrics.jsonl"):
+        (tmp_path / name).write_bytes((recorded.run.path / name).read_bytes())
+    hot = HealthFound(
+        worker="0.1", host="node3", device="GPU-7", signal="throttle", action="slow", detail="heat", factor=1.5
+    )
+    lines = [
+        hot,
+        msgspec.structs.replace(hot, signal="ecc", action="note"),
+        HealthOver(worker="0.1", device="GPU-7", signal="ecc"),
+    ]
+    run.events.write_text("".join(json.dumps(event.line()) + "\n" for event in lines))
+    device = {"worker": "0.1", "host": "node3", "device": "GPU-7", "temperature": 88.0, "clock": 1410.0}
+    run.health.write_text(json.dumps({"time": 1.0, "devices": [device, device | {"temperature": 51.0}]}))
+    seen = status(run, capsys)
+    assert seen["health"] == ["worker 0.1, GPU-7 on node3: heat; its peers take over a part of its work"]
+    assert seen["devices"][0]["temperature"] == 88.0
+    main([str(tmp_path)])
+    assert "2 GPUs: 51 to 88 C, 1410 MHz" in capsys.readouterr().out

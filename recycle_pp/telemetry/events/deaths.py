@@ -13,8 +13,8 @@ from .event import Event, WorkerEvent
 
 
 class DeathDetected(WorkerEvent):
-    """A worker died. `cause`: signal, exception, out_of_memory, gpu, hang, eviction, node_loss, mismatch, exit or
-    unknown. `detail`: more about it. `injected`: whether a fault of `+fail_at` or `+hang_at` caused it."""
+    """A worker died. `cause`: signal, exception, out_of_memory, gpu, hang, eviction, node_loss, mismatch, quarantine,
+    exit or unknown. `detail`: more about it. `injected`: whether a fault of `+fail_at` or `+hang_at` caused it."""
 
     exported = True
     cause: str = "unknown"
@@ -61,6 +61,7 @@ def cause_in_words(death: DeathDetected | DeathExplained | Death) -> str:
         "gpu": f"its GPU failed: {last}",
         "hang": f"stuck in {last}, so it was killed",
         "mismatch": f"{last}, so it was killed",
+        "quarantine": f"no worker may run on its GPU, {last}",
         "eviction": "its machine was reclaimed",
         "node_loss": "its node is lost",
         "exit": last,

@@ -2,18 +2,35 @@
 
 Gauges have the measures of the newest step (`recycle_loss`, `recycle_tokens_per_second`, ...). Counters have the
 deaths, stalls, plans, returns and checkpoints. Grafana can annotate changes: `changes(recycle_deaths_total[1m]) > 0`.
+`recycle_device_...` are the figures of health.json, by worker, node and device. `recycle_health` is 1 for each finding
+that lasts.
 """
 
 from __future__ import annotations
+
+from contextlib import suppress
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from recycle_pp.telemetry.events.catalog import parse
 from recycle_pp.telemetry.events.deaths import DeathDetected
+from recycle_pp.telemetry.events.health import HealthFound, HealthOver
+from recycle_pp.telemetry.events.job import Started
 from recycle_pp.telemetry.events.recovery import Resumed
 from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.telemetry.run_reader import RunReader
+from recycle_pp.wire.files import UnreadableFile
 
 from .exporter import MEASURES, Record
+
+FIGURES = {
+    "temperature": "degrees Celsius",
+    "power": "watts",
+    "clock": "MHz",
+    "uncorrected": "memory errors that were not corrected",
+    "corrected": "memory errors that were corrected",
+}
+"""Of `records.Device`, with units"""
 
 
 def make(run: RunFolder, port: str) -> Prometheus:
@@ -35,6 +52,15 @@ class Prometheus:
         self._events = Counter(
             "recycle_events", "events of the job (events.jsonl)", ["run", "event"], registry=registry
         )
+        labels = ["run", "worker", "host", "device"]
+        self._figures = {
+            key: Gauge(f"recycle_device_{key}", f"{unit} (health.json)", labels, registry=registry)
+            for key, unit in FIGURES.items()
+        }
+        labels = ["run", "worker", "device", "signal", "action"]
+        self._findings = Gauge("recycle_health", "1 while the finding lasts", labels, registry=registry)
+        self._lasting: dict[tuple[str, str, str], str] = {}  # (worker, device, signal) -> action
+        self._reader = RunReader(run)
         self._name = run.path.name
         self._server, self._thread = start_http_server(port, registry=registry)
 
@@ -42,6 +68,7 @@ class Prometheus:
         for key, gauge in self._gauges.items():
             if record.get(key) is not None:
                 gauge.labels(self._name).set(record[key])  # a gauge without a value is not exported
+        self._read_health()
 
     def event(self, record: Record) -> None:
         event = parse(record)
@@ -50,8 +77,29 @@ class Prometheus:
         elif isinstance(event, Resumed):
             self._stalls.labels(self._name).inc(event.stall_seconds)
             self._lost.labels(self._name).inc(event.lost_ops)
+        elif isinstance(event, Started):
+            self._findings.clear()
+            self._lasting.clear()
+        elif isinstance(event, HealthFound | HealthOver):
+            self._follow_finding(event)
         if event.exported:
             self._events.labels(self._name, event.name()).inc()
+
+    def _follow_finding(self, event: HealthFound | HealthOver) -> None:
+        at = event.worker, event.device, event.signal
+        if (action := self._lasting.pop(at, None)) is not None:
+            self._findings.remove(self._name, *at, action)
+        if isinstance(event, HealthFound):
+            self._lasting[at] = event.action
+            self._findings.labels(self._name, *at, event.action).set(1)
+
+    def _read_health(self) -> None:
+        with suppress(UnreadableFile):
+            record = self._reader.health()
+            for device in record.devices if record else ():
+                for key, gauge in self._figures.items():
+                    if (value := getattr(device, key)) is not None:
+                        gauge.labels(self._name, device.worker, device.host, device.device).set(value)
 
     def close(self) -> None:
         self._server.shutdown()

@@ -18,7 +18,8 @@ from .table import COORDINATOR, SUPERVISOR, WORKER, Message, Vocabulary, sent
 class Death(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The death of a worker.
 
-    cause     signal | exception | out_of_memory | gpu | exit | eviction | hang | node_loss | mismatch | unknown
+    cause     signal | exception | out_of_memory | gpu | exit | eviction | hang | node_loss | mismatch | quarantine |
+              unknown
     detail    for instance "SIGKILL", "exit code 3" or the last lines of a traceback
     at        best known time of the death: time.monotonic() on the worker's machine
     injected  whether an injected fault caused the death

@@ -140,3 +140,30 @@ def test_prometheus_exports_no_measure_before_its_first_value(tmp_path):
     finally:
         exported.close()
     assert "recycle_loss{" in text and "recycle_val_loss{" not in text
+
+
+def test_prometheus_shows_the_figures_of_gpus_and_the_findings_that_last(tmp_path):
+    pytest.importorskip("prometheus_client")
+    from recycle_pp.telemetry.exporters.prometheus import make
+
+    def shown():
+        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
+        lines = [line for line in text.splitlines() if line.startswith(("recycle_health{", "recycle_device"))]
+        return {line.replace(f'run="{tmp_path.name}",', "") for line in lines}
+
+    device = {"worker": "0.1", "host": "a", "device": "GPU-7", "temperature": 88.0, "power": None}
+    (tmp_path / "health.json").write_text(json.dumps({"time": 1.0, "devices": [device]}))
+    found = {"worker": "0.1", "host": "a", "device": "GPU-7", "signal": "ecc", "detail": "2 errors", "factor": 1.0}
+    port = free_ports()
+    exported = make(RunFolder(tmp_path), str(port))
+    try:
+        exported.step({"step": 0})
+        for action in ("note", "drain"):
+            exported.event({"event": "health_found", "step": 0, "action": action, **found})
+        finding = 'recycle_health{action="drain",device="GPU-7",signal="ecc",worker="0.1"} 1.0'
+        figure = 'recycle_device_temperature{device="GPU-7",host="a",worker="0.1"} 88.0'
+        assert shown() == {finding, figure}
+        exported.event({"event": "health_over", "step": 1, **found})
+        assert shown() == {figure}
+    finally:
+        exported.close()

@@ -1,7 +1,7 @@
 """any_message(Vote)     # a hypothesis strategy for all messages of that class"""
 
 from functools import cache
-from typing import Annotated, get_args, get_origin, get_type_hints
+from typing import Annotated, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from hypothesis import strategies as st
@@ -31,6 +31,8 @@ def _values(hint):
         return _PLAIN[hint]
     if origin is Annotated:  # a nonce
         return st.binary(min_size=32, max_size=32)
+    if origin is Literal:
+        return st.sampled_from(arguments)
     if origin is list:
         return st.lists(_values(arguments[0]), max_size=3)
     if origin is dict:

@@ -13,6 +13,7 @@ from recycle_pp.wire.messages import (
     agreement,
     generations,
     handshake,
+    health,
     lifecycle,
     saving,
     states,
@@ -26,7 +27,7 @@ from recycle_pp.wire.messages.workers import FROM_WORKER, LASTING, State
 
 from .any_message import any_message
 
-MODULES = (agreement, generations, handshake, lifecycle, saving, states, steps, supervisors, workers)
+MODULES = (agreement, generations, handshake, health, lifecycle, saving, states, steps, supervisors, workers)
 VOCABULARIES = {
     (sender, receiver): Vocabulary(sender, receiver) for sender, receiver in {rule[:2] for rule in MESSAGES.values()}
 }

@@ -1,0 +1,89 @@
+"""Prints the state of this machine's hardware, or lifts the quarantine of a GPU.
+
+    python -m recycle_pp.health                      # one look at every GPU and at the host
+    python -m recycle_pp.health --clear GPU-... RUN  # workers of the run may start on this GPU again
+
+The first form needs no run. Exit code 0: nothing is wrong; 1: a finding; 2: an error, printed as one sentence. The
+second form takes effect at the next start of the run, or when a node joins it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.wire.messages.health import Finding, Reading
+
+from . import quarantine
+from .host import HOST, Host
+from .ladder import History, judge
+from .nvml import Gpu, MissingPackage
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    about, _, more = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        "python -m recycle_pp.health",
+        description=about,
+        epilog=more,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--clear", nargs=2, metavar=("UUID", "RUN"), help="lift the quarantine of a GPU in a run folder"
+    )
+    arguments = parser.parse_args(argv)
+    try:
+        if arguments.clear:
+            uuid, folder = arguments.clear
+            run = RunFolder(folder)
+            run.require()
+            quarantine.lift(run.quarantine, uuid)
+            print(f"{uuid} is no longer in {run.quarantine}; workers may use it from the next start on")
+            return 0
+        return _look()
+    except ValueError as error:
+        print(f"recycle_pp: {error}", file=sys.stderr)
+        return 2
+
+
+def _look() -> int:
+    try:
+        gpus = Gpu.all()
+    except MissingPackage:
+        raise ValueError("nvidia-ml-py is not installed: pip install 'recycle-pp[gpu]'") from None
+    samples = [Host().sample(), *(gpu.sample() for gpu in gpus)]
+    findings = [finding for sample in samples for finding in judge(History.begin(sample))]
+    for sample in samples:
+        print(f"{sample.device:42}{figures(sample.reading)}")
+    if not gpus:
+        print("no GPU")
+    for finding in findings:
+        print(line(finding))
+    return 1 if findings else 0
+
+
+def figures(reading: Reading) -> str:
+    """ "55 C, 400 W, 1980 MHz, 0 memory errors" """
+    parts = [
+        f"{value:.0f} {unit}"
+        for value, unit in (
+            (reading.temperature, "C"),
+            (reading.power, "W"),
+            (reading.clock, "MHz"),
+            (reading.uncorrected, "memory errors"),
+        )
+        if value is not None
+    ]
+    return ", ".join(parts) or "no figures"
+
+
+def line(finding: Finding) -> str:
+    """ "[health] DRAIN GPU-...: recovery: the driver asks for GPU_RESET" """
+    device = "" if finding.device == HOST else f"{finding.device}: "
+    return f"[health] {finding.action.upper()} {device}{finding.signal}: {finding.detail}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

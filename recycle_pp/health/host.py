@@ -1,0 +1,109 @@
+"""Reads samples of the host: memory errors, heat, network ports, and the kernel's log.
+
+    host = Host()
+    host.sample()              # Sample("host", uncorrected=0, ...)
+    host.xids                  # [("0000:65:00", 79)]: XIDs in the log since the sample before
+
+Everything is read from files, and what a machine or a container lacks is left out: memory errors are
+/sys/devices/system/edac, heat is the throttle counts of the processors, ports are those of /sys/class/infiniband and
+/sys/class/net. /dev/kmsg, the kernel's log, needs root or kernel.dmesg_restrict=0.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from statistics import mean
+
+from .sample import Sample
+
+HOST = "host"
+_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:]+)[^)]*\): (\d+)")
+_DISK = re.compile(
+    r"I/O error, dev |Buffer I/O error|(EXT4-fs|XFS|BTRFS)\b.*\b(error|corrupt)|nvme\S*: (I/O .*timeout|.* is down)",
+    re.IGNORECASE,
+)
+
+
+class Host:
+    """sys, kmsg: the paths of sysfs and of the kernel's log."""
+
+    def __init__(self, sys: Path = Path("/sys"), kmsg: Path = Path("/dev/kmsg")) -> None:
+        self._sys = sys
+        self._log = _Log(kmsg)
+        self._throttles = sorted(sys.glob("devices/system/cpu/cpu[0-9]*/thermal_throttle/*_throttle_count"))
+        self._throttled = _total(self._throttles)
+        self.xids: list[tuple[str, int]] = []
+
+    def sample(self) -> Sample:
+        lines = self._log.new()
+        self.xids = [(found[1], int(found[2])) for line in lines if (found := _XID.search(line))]
+        before, self._throttled = self._throttled, _total(self._throttles)
+        hot = before is not None and self._throttled is not None and self._throttled > before
+        up, downs = self._ports()
+        cpus = self._sys / "devices/system/cpu"
+        return Sample(
+            HOST,
+            uncorrected=_total(self._sys.glob("devices/system/edac/mc/mc*/ue_count")),
+            corrected=_total(self._sys.glob("devices/system/edac/mc/mc*/ce_count")),
+            throttle=frozenset(["heat"] if hot else []),
+            clock=_mhz(cpus.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")) if hot else None,
+            top_clock=_mhz(cpus.glob("cpu[0-9]*/cpufreq/cpuinfo_max_freq")) if hot else None,
+            ports=up,
+            link_downs=downs,
+            disk=tuple(line for line in lines if _DISK.search(line)),
+        )
+
+    def _ports(self) -> tuple[frozenset[str], int | None]:
+        """The ports that are up, and how often a port went down."""
+        up = [path.parts[-4] for path in self._sys.glob("class/infiniband/*/ports/*/state") if "ACTIVE" in _text(path)]
+        cards = [path.parent for path in self._sys.glob("class/net/*/device")]  # those without are bridges and the like
+        up += [card.name for card in cards if _text(card / "operstate") == "up"]
+        downs = [*self._sys.glob("class/infiniband/*/ports/*/counters/link_downed")]
+        return frozenset(up), _total(downs + [card / "carrier_down_count" for card in cards])
+
+
+class _Log:
+    """New lines of the kernel's log; none if it may not be read."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = -1
+        with suppress(OSError):
+            self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.lseek(self._file, 0, os.SEEK_END)  # a pipe cannot seek, and has no old lines
+
+    def new(self) -> list[str]:
+        out = []
+        while self._file >= 0:
+            try:
+                record = os.read(self._file, 8192)  # /dev/kmsg returns one record a read: "6,339,5140900,-;text\n"
+            except BrokenPipeError:  # records were overwritten before they were read
+                continue
+            except OSError:  # BlockingIOError: no more
+                break
+            if not record:
+                break
+            out += [line.partition(";")[2] for line in record.decode(errors="replace").splitlines() if ";" in line]
+        return out
+
+
+def _total(paths: Iterable[Path]) -> int | None:
+    """The sum of the numbers in these files; None if there are none."""
+    numbers = [int(text) for path in paths if (text := _text(path)).isdecimal()]
+    return sum(numbers) if numbers else None
+
+
+def _mhz(paths: Iterable[Path]) -> float | None:
+    clocks = [int(text) / 1000 for path in paths if (text := _text(path)).isdecimal()]
+    return mean(clocks) if clocks else None
+
+
+def _text(path: Path) -> str:
+    """The content of a file of sysfs; "" if it cannot be read."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""

@@ -1,0 +1,44 @@
+"""NVIDIA's catalogue of XIDs, the driver's error codes.
+
+    xid = of(79)        # Xid(79, "RESTART_BM", "GPU has fallen off the bus")
+    xid.drains          # whether the GPU can only be used again after a reset, a reboot or a repair
+
+`xid_catalog.csv` has the rows and their source.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+from typing import NamedTuple
+
+OFF_THE_BUS = 79
+_DRAINS = ("RESET_GPU", "RESTART_BM", "RESTART_VM", "CHECK_MECHANICALS", "WORKFLOW_XID_48", "WORKFLOW_NVLINK")
+
+
+class Xid(NamedTuple):
+    """bucket: NVIDIA's immediate action; "" if the catalogue has none. meaning: "" if it does not have the code."""
+
+    code: int
+    bucket: str = ""
+    meaning: str = ""
+
+    @property
+    def drains(self) -> bool:
+        return self.bucket.startswith(_DRAINS)
+
+    def text(self) -> str:
+        """ "XID 79 (GPU has fallen off the bus; NVIDIA: RESTART_BM)" """
+        about = "; ".join([self.meaning] * bool(self.meaning) + [f"NVIDIA: {self.bucket}"] * bool(self.bucket))
+        return f"XID {self.code}" + (f" ({about})" if about else ", which is not in NVIDIA's catalogue")
+
+
+def of(code: int) -> Xid:
+    return _catalog().get(code, Xid(code))
+
+
+@cache
+def _catalog() -> dict[int, Xid]:
+    text = (files(__package__) / "xid_catalog.csv").read_text()
+    rows = (line.split(",", 2) for line in text.splitlines() if not line.startswith("#"))
+    return {int(code): Xid(int(code), bucket, meaning) for code, bucket, meaning in rows}

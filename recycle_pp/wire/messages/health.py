@@ -1,0 +1,52 @@
+"""What a supervisor reports about the hardware of its worker."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from .table import COORDINATOR, SUPERVISOR, Message, sent
+
+Action = Literal["note", "slow", "drain", "kill"]
+
+
+class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Something wrong with a device, and what is done about it.
+
+    device  the GPU's UUID, or "host"
+    signal  recovery | xid | ecc | remap | throttle | lost | nvlink | nic | temperature | disk | quarantine | nvml
+    action  note: nothing. slow: the planner gives the worker less work. drain: the worker leaves after its commit.
+            kill: the worker is killed, and none starts on this GPU before a person lifts its quarantine
+    detail  the evidence, in words
+    factor  for slow: estimated duration of the worker's ops, as a multiple of the usual one
+    """
+
+    device: str
+    signal: str
+    action: Action
+    detail: str
+    factor: float = 1.0
+
+
+class Reading(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Figures of a device in the newest look. None: unknown."""
+
+    device: str
+    temperature: float | None = None  # degrees Celsius
+    power: float | None = None  # watts
+    clock: float | None = None  # MHz: of the GPU's multiprocessors, or the mean of the host's cores
+    uncorrected: int | None = None  # memory errors since the driver was loaded, or since the boot
+    corrected: int | None = None
+
+
+@sent(SUPERVISOR, COORDINATOR)
+class Health(Message, frozen=True):
+    """The result of a look at the hardware. Sent after every look, so that a new coordinator learns it too.
+
+    readings  one for each device
+    findings  everything that is wrong now
+    """
+
+    readings: list[Reading]
+    findings: list[Finding]
