@@ -1,6 +1,7 @@
 """The command `recycle`: one name for every command of the project.
 
     recycle                                      # the list of commands
+    recycle init run.yaml model=gpt124m          # writes a file with every setting; recycle train run.yaml
     recycle train parallel=2x2 model=tiny        # starts torchrun for the four workers of this machine
     recycle status runs/mine                     # the same as python -m recycle_pp.status runs/mine
 
@@ -18,6 +19,7 @@ import sys
 from collections.abc import Sequence
 
 COMMANDS = {
+    "init": "write a commented file with every setting, for this machine",
     "train": "train a model; starts torchrun for the workers of this machine",
     "status": "show whether a run is alive, its speed, its loss and its dead workers",
     "report": "summarize a run: deaths, their causes and their cost",

@@ -1,6 +1,7 @@
-"""Builds Settings from a command line and the files under `configs/`, with Hydra.
+"""Builds Settings from a command line, a file of settings and the files under `configs/`, with Hydra.
 
     settings = compose(["model=tiny", "run.steps=100", "+fail_at=20:1.2"])   # ValueError: one sentence for the user
+    settings = compose(["run.yaml", "run.steps=100"])                        # the command line overrides the file
 
 `group=name` selects another file of a group. `group.key=value` sets one key. `--config-dir DIR` adds a folder with more
 files. `parallel=DxP` sets the numbers of pipelines and stages and needs no file. Unknown keys are rejected, even if
@@ -11,42 +12,104 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from .llama import llama_sizes
-from .loading import load
+from .loading import flat, load, nested
+from .run_file import read_run_file, split
 from .settings import FAULTS, Settings
 
 _PLAIN = ("data.path", "data.validation_path", "data.tokenizer", "run.dir", "run.on_event", "model.path")
 _MORE_GROUPS = ("coordinator", "experiment")  # folders of configs/ whose files set keys in several groups
 
 
-def compose(arguments: list[str]) -> Settings:
+def compose(arguments: Sequence[str]) -> Settings:
     """The settings of a command line. ValueError: one sentence for the user.
 
     arguments: the command line without the program's name
     """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    words, path = split(arguments)
+    config = _composed(words)
+    if path is not None:
+        config = _over(read_run_file(path), config, words)
+    try:
+        data = OmegaConf.to_container(OmegaConf.create(config), resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise ValueError(_sentence(error, words)) from error
+    return _with_sizes(_with_paths(load(data)))  # type: ignore[arg-type]
+
+
+def chosen(arguments: Sequence[str]) -> set[str]:
+    """The keys that the command line sets: directly, through a group, or by its file of settings."""
+    words, path = split(arguments)
+    return _chosen(words, flat(_composed(words))) | (set() if path is None else read_run_file(path).keys())
+
+
+def keys_of(words: Sequence[str]) -> set[str]:
+    """The names before the equals signs. `parallel=DxP` stands for the two keys that it sets."""
+    found: set[str] = set()
+    for text in words:
+        if shape(text):
+            found |= {"parallel.pipelines", "parallel.stages"}
+        elif not text.startswith("-"):
+            found.add(text.lstrip("+").partition("=")[0])
+    return found
+
+
+def split_of(counts: Any, stages: Any) -> Any:
+    """The value of model.split in a file, or "auto" if it belongs to another number of stages."""
+    return "auto" if isinstance(counts, list) and len(counts) != stages else counts
+
+
+def _over(file: Mapping[str, Any], config: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
+    """The composed configuration with the file's values of all keys that `words` do not set."""
+    values = flat(config)
+    mine = _chosen(words, values)
+    values |= {key: value for key, value in file.items() if key not in mine}
+    if "parallel.stages" in mine and "model.split" not in mine:
+        values["model.split"] = split_of(values["model.split"], values["parallel.stages"])
+    return nested(values)
+
+
+def _chosen(words: Sequence[str], composed: Mapping[str, Any]) -> set[str]:
+    """The keys that `words`, without a file, set directly or through a group."""
+    found: set[str] = set()
+    for name in keys_of(words):
+        if "." in name or name in FAULTS:
+            found.add(name)
+        else:  # a group: adds all keys of the group, and keys of other groups that its file sets
+            defaults = flat(_composed([]))
+            found |= {key for key in composed if key.startswith(f"{name}.") or composed[key] != defaults.get(key)}
+    return found
+
+
+def _composed(words: Sequence[str]) -> dict[str, Any]:
+    """The configuration that Hydra composes from a command line without a file. Interpolations are not replaced."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    rest, folders = _config_dirs(arguments)
+    rest, folders = _config_dirs(words)
     overrides = [override for text in _layout_first(rest) for override in _overrides(text, folders)]
     if folders:
         overrides.append(f"hydra.searchpath=[{','.join(folder.as_uri() for folder in folders)}]")
     _refuse_repeated_faults(overrides)
     try:
         with initialize_config_dir(str(config_dir()), version_base="1.3", job_name="recycle_pp"):
-            config = OmegaConf.to_container(hydra_compose("config", overrides), resolve=True, throw_on_missing=True)
+            config = OmegaConf.to_container(hydra_compose("config", overrides))
     except (HydraException, OmegaConfBaseException) as error:
         raise ValueError(_sentence(error, overrides)) from error
     assert isinstance(config, dict)
     config.pop("experiment", None)
-    return _with_sizes(_with_paths(load(config)))  # type: ignore[arg-type]
+    return config  # type: ignore[return-value]
 
 
 def _with_paths(settings: Settings) -> Settings:
@@ -107,7 +170,7 @@ def config_dir() -> Path:
 # ------------------------------------------------------------------------------------------------------ overrides
 
 
-def _config_dirs(arguments: list[str]) -> tuple[list[str], list[Path]]:
+def _config_dirs(arguments: Sequence[str]) -> tuple[list[str], list[Path]]:
     """Splits a command line: (the settings, the folders of `--config-dir DIR`). ValueError for any other option."""
     rest, folders, queue = [], [], list(arguments)
     while queue:
@@ -149,7 +212,9 @@ def _override(text: str) -> str:
     if key.startswith("~"):
         raise ValueError(f"{text}: a setting cannot be deleted; give it a value, {key[1:] or 'KEY'}=VALUE")
     if not equals or not bare:
-        raise ValueError(f"{text!r} is not a setting; allowed: KEY=VALUE, for instance run.steps=100")
+        raise ValueError(
+            f"{text!r} is not a setting; allowed: KEY=VALUE, for instance run.steps=100, and a file, run.yaml"
+        )
     if bare.startswith("hydra."):
         return text
     if re.split("[.@]", bare)[0] == bare and bare not in FAULTS and bare in (*_groups(), *_MORE_GROUPS):

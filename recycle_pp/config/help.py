@@ -16,9 +16,10 @@ from .settings import FAULTS, Settings
 _HELP = """\
 recycle_pp: data x pipeline parallel training that continues when workers die.
 
-usage: torchrun --nproc-per-node=WORKERS -m recycle_pp.train [GROUP=NAME | GROUP.KEY=VALUE | +FAULT=... ]...
+usage: torchrun --nproc-per-node=WORKERS -m recycle_pp.train [FILE.yaml] [GROUP=NAME | GROUP.KEY=VALUE | +FAULT=... ]...
        WORKERS = parallel.pipelines * parallel.stages; a single worker (parallel=1x1) needs no torchrun
-   or: recycle train [GROUP=NAME | GROUP.KEY=VALUE | +FAULT=... ]...   (one machine; runs torchrun for you)
+   or: recycle train [FILE.yaml] [GROUP=NAME | GROUP.KEY=VALUE | +FAULT=... ]...
+       (one machine; runs torchrun for you)
 
 examples:
   torchrun --nproc-per-node=12 -m recycle_pp.train +fail_at=20:1.2 +rejoin_at=40:1.2
@@ -34,7 +35,8 @@ faults (steps count from 0; one fault, or a list in brackets):
 nodes: torchrun --nproc-per-node=WORKERS -m recycle_pp.train +join=HOST:PORT (or +join=RUN_DIR) adds a node to a
        running job
 
-files: --config-dir DIR adds files of a group, DIR/GROUP/NAME.yaml
+files: FILE.yaml holds any of the keys below, as `recycle init` writes it; the config.yaml of a run is such a file
+       --config-dir DIR adds files of a group, DIR/GROUP/NAME.yaml
 """
 
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from .loading import flat
+from .run_file import read_run_file, split
 from .setting import rules, shown
 from .settings import Settings
 
@@ -39,10 +40,14 @@ class NodeSettings:
         """The settings of this node.
 
         settings   the settings composed from `arguments`, before a resume or a measurement changes them
-        arguments  the command line; nodes compare run.dir as it is written there, because its default contains the time
+        arguments  the command line; nodes compare run.dir as it is written there or in the
+                   file of settings, because its default contains the time
         """
         shared = {key: shown(value) for key, value in flat(asdict(settings)).items() if key not in OF_A_NODE}
-        given = [text.partition("=")[2] for text in arguments if text.lstrip("+").startswith("run.dir=")]
+        words, path = split(arguments)
+        given = [text.partition("=")[2] for text in words if text.lstrip("+").startswith("run.dir=")]
+        if not given and path is not None and "run.dir" in (file := read_run_file(path, resolve=False)):
+            given = [file["run.dir"]]
         shared["run.dir"] = given[-1] if given else _DATED
         return cls(shared, settings.control.interface)
 

@@ -3,6 +3,7 @@
     settings, said = take_up(arguments, before)     # before: config.yaml; ValueError: a change that is not allowed
     said                                            # ["optimizer.lr 0.001 -> 0.003"]: the changes
 
+- The keys of a file of settings (`run.yaml`) count as keys of the command line.
 - A group on the command line (`optimizer=staggered`) replaces the whole group. `parallel=2x3` sets only the numbers of
   pipelines and stages.
 - The number of micro-batches in a step stays the same. If the number of pipelines changes, parallel.microbatches is
@@ -19,8 +20,9 @@ from dataclasses import asdict
 from typing import Any
 
 from .checks import check_ranges
-from .compose import compose, shape
+from .compose import chosen, compose, keys_of, split_of
 from .loading import flat, known, load, nested
+from .run_file import read_run_file, split
 from .setting import Change, rules
 from .settings import Parallel, Settings
 
@@ -39,6 +41,10 @@ def take_up(arguments: Sequence[str], before: Mapping[str, Any]) -> tuple[Settin
     """
     keys = flat(asdict(Settings()))
     defaults = flat(asdict(compose([])))
+    words, path = split(arguments)
+    named = keys_of(words)
+    if path is not None and "parallel.pipelines" not in named:  # else the file's microbatches belong to its pipelines
+        named |= read_run_file(path).keys()
     old = {key: value for key, value in flat(before).items() if key in keys and key not in _OF_A_START}
     said = [f"{key} is no longer a key and was ignored" for key in flat(before) if key not in keys]
     if old.get("numerics.precision") == "bf16" and "numerics.sums" not in old:
@@ -47,13 +53,13 @@ def take_up(arguments: Sequence[str], before: Mapping[str, Any]) -> tuple[Settin
     if "run.validate_samples" not in old:
         old.pop("run.validate_microbatches", None)  # before validate_samples existed, its default was not null
     now = flat(asdict(compose(list(arguments))))
-    asked = _OF_A_START | _chosen(arguments, now, defaults)
+    asked = _OF_A_START | chosen(arguments)
     _check_file(before, asked, now["run.dir"])
     values = {key: now[key] if key in asked else old.get(key, defaults[key]) for key in now}
-    if "parallel.microbatches" not in _keys(arguments):
+    if "parallel.microbatches" not in named:
         values["parallel.microbatches"] = _share(old, values["parallel.pipelines"], now["run.dir"])
-    if now["model.split"] == "auto" and "model.split=auto" not in arguments:
-        values["model.split"] = _measured_before(old, values["parallel.stages"])
+    if now["model.split"] == "auto" and "model.split=auto" not in words:
+        values["model.split"] = split_of(old.get("model.split", "auto"), values["parallel.stages"])
     settings: Settings = load(nested(values))
     refuse_changes(old, settings)
     said += [f"{key} {old[key]} -> {values[key]}" for key in values if key in old and values[key] != old[key]]
@@ -87,12 +93,6 @@ def _share(old: Mapping[str, Any], pipelines: int, folder: str) -> int:
     return total // pipelines
 
 
-def _measured_before(old: Mapping[str, Any], stages: int) -> Any:
-    """The value of model.split in config.yaml; "auto" if it belongs to another number of stages."""
-    split = old.get("model.split", "auto")
-    return "auto" if isinstance(split, list) and len(split) != stages else split
-
-
 def refuse_changes(old: Mapping[str, Any], settings: Settings) -> None:
     """ValueError if a setting differs that must not change during a run. old: key -> value, as `flat` returns them."""
     default = flat(asdict(Settings()))
@@ -110,25 +110,3 @@ def refuse_changes(old: Mapping[str, Any], settings: Settings) -> None:
             f"parallel.pipelines * parallel.microbatches must stay {pipelines * microbatches} {where}, "
             f"not {settings.parallel.pipelines} * {settings.parallel.microbatches}"
         )
-
-
-def _chosen(arguments: Sequence[str], now: Mapping[str, Any], defaults: Mapping[str, Any]) -> set[str]:
-    """The keys that the command line sets, directly or through a group."""
-    found: set[str] = set()
-    for name in _keys(arguments):
-        if "." in name:
-            found.add(name)
-        else:  # a group: adds all keys of the group, and keys of other groups that its file sets
-            found |= {key for key in now if key.startswith(f"{name}.") or now[key] != defaults[key]}
-    return found
-
-
-def _keys(arguments: Sequence[str]) -> set[str]:
-    """The names before the equals signs. `parallel=DxP` stands for the two keys that it sets."""
-    found: set[str] = set()
-    for text in arguments:
-        if shape(text):
-            found |= {"parallel.pipelines", "parallel.stages"}
-        elif not text.startswith("-"):
-            found.add(text.lstrip("+").partition("=")[0])
-    return found

@@ -1,6 +1,7 @@
 """The memory that a worker of this machine has.
 
 gpu_memory()                # bytes of the first GPU; None without one
+gpus()                      # bytes of each GPU
 memory_of_a_worker("cpu")   # "4.2 GB": the share of one worker, for `parallel.memory=auto`
 """
 
@@ -33,10 +34,15 @@ def memory_of_a_worker(device: str, workers_here: int | None = None) -> str | No
 
 def gpu_memory() -> float | None:
     """Bytes of the first GPU, as nvidia-smi reports them; None without a GPU."""
+    return next(iter(gpus()), None)
+
+
+def gpus() -> list[float]:
+    """Bytes of each GPU of this machine, as nvidia-smi reports them."""
     if shutil.which("nvidia-smi") is None:
-        return None
+        return []
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
-    with suppress(OSError, ValueError, IndexError, subprocess.SubprocessError):
+    with suppress(OSError, ValueError, subprocess.SubprocessError):
         out = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True).stdout
-        return float(out.splitlines()[0]) * 2**20
-    return None
+        return [float(line) * 2**20 for line in out.splitlines()]
+    return []

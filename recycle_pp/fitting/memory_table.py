@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from recycle_pp.config.compose import compose
+from recycle_pp.config.run_file import is_run_file
 from recycle_pp.config.settings import Settings
 from recycle_pp.config.sizes import format_size, parse_size
 
@@ -77,7 +78,7 @@ def show(arguments: argparse.Namespace, capacity: float, console: Console) -> in
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
     """The settings of the command line: `--model`, the flags of a problem's shape, and settings of the trainer."""
-    if wrong := next((word for word in arguments.source if "=" not in word), None):
+    if wrong := next((word for word in arguments.source if "=" not in word and not is_run_file(word)), None):
         raise ValueError(
             f"--memory: a model and settings of the trainer (parallel=2x4) are needed as well, not {wrong}"
         )

@@ -93,15 +93,15 @@ class Outcome:
         return DEATHS[self.dead]
 
 
-def outlook(settings: Settings, capacity: float, device: str) -> list[Outcome]:
-    """The outcomes with 0, 1 and 2 dead workers.
+def outlook(settings: Settings, capacity: float, device: str, deaths: int = 2) -> list[Outcome]:
+    """The outcomes with 0, 1, ... and `deaths` dead workers.
 
-    capacity: bytes of memory of a worker. device: cpu or cuda.
+    capacity: bytes of memory of a worker. device: cpu or cuda. deaths: at most 2.
 
     Raises ValueError if the model is not the project's own Transformer.
     """
     job = _Job(settings, capacity, device)
-    return [job.outcome(dead) for dead in range(len(DEATHS))]
+    return [job.outcome(dead) for dead in range(deaths + 1)]
 
 
 def fits(settings: Settings, capacity: float, device: str, dead: int) -> bool:

@@ -29,6 +29,7 @@ from recycle_schedules.layers import Layout
 
 from recycle_pp.config.compose import compose
 from recycle_pp.config.faults import faults
+from recycle_pp.config.run_file import is_run_file
 from recycle_pp.config.settings import Settings
 from recycle_pp.telemetry.run_reader import RunReader
 from recycle_pp.wire.files import UnreadableFile, read
@@ -78,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "source",
         nargs="*",
-        help="a file (a problem, a plan or a trace), a run folder, or settings of the trainer (parallel=2x4)",
+        help="a file (a problem, a plan or a trace), a run folder, or settings of the trainer (parallel=2x4, run.yaml)",
     )
     add("--step", type=int, help="step of a run folder; default: the last step with a death")
     flags = parser.add_argument_group("a problem by flags; defaults as in a training run")
@@ -164,7 +165,7 @@ def compile_planner() -> None:
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Splits the words into (files and folders, settings of the trainer)."""
-    settings = [word for word in words if "=" in word and not Path(word).exists()]
+    settings = [word for word in words if is_run_file(word) or ("=" in word and not Path(word).exists())]
     return [word for word in words if word not in settings], settings
 
 

@@ -1,6 +1,7 @@
 """The command `recycle`, run as a module, because an older installation may not have the command."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -79,6 +80,7 @@ def test_train_prints_the_help_of_the_trainer(tmp_path):
 
 MISTAKES = [
     (["run.stepz=3"], "run.stepz is not a configuration key; did you mean run.steps?"),
+    (["run.yaml"], "run.yaml: there is no such file; recycle init run.yaml writes one"),
     (["parallel=2x3", "model.layers=2"], "model.layers must be at least parallel.stages = 3"),
     (["run.steps=0"], "run.steps must be at least 1, not 0"),
     (["+join=host:1"], "use torchrun --nproc-per-node=WORKERS -m recycle_pp.train +join=host:1"),
@@ -112,6 +114,20 @@ def test_train_starts_the_workers_and_a_resume_reads_their_number_from_the_run(t
     assert "starts torchrun for 2 workers (parallel=2x1)" in again.stdout
     folder = RunFolder(tmp_path / "run")
     assert [line["step"] for line in folder.lines(folder.metrics)] == [0, 1, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.torchrun
+def test_the_config_of_a_resumed_run_trains_the_same_again(tmp_path):
+    words = ["parallel=1x1", *TINY[1:], "run.standby=off"]
+    for more in (["run.steps=2"], ["run.steps=4", "run.resume=true"]):
+        assert run("train", *words, *more, cwd=tmp_path).returncode == 0
+    again = run("train", "run/config.yaml", "run.dir=again", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    first, second = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("run", "again"))
+    assert first["weights_sha256"] == second["weights_sha256"] is not None
+    refused = run("train", "run/config.yaml", cwd=tmp_path)
+    assert (refused.returncode, "run.dir=run holds another run" in refused.stderr) == (2, True)
 
 
 @pytest.mark.torchrun

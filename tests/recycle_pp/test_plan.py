@@ -56,6 +56,15 @@ def test_flags_override_the_keys_of_a_problem_or_plan_file(tmp_path):
     assert again.problem == best.problem.replace(memory_limit=None)
 
 
+def test_a_file_of_settings_is_planned_like_a_command_line(tmp_path, capsys):
+    (tmp_path / "run.yaml").write_text("parallel: {pipelines: 2, stages: 3, microbatches: 5}\nmodel: {width: 16}\n")
+    path = str(tmp_path / "run.yaml")
+    best = saved(tmp_path, path, "parallel.microbatches=4")
+    assert (best.problem.pipelines, best.problem.stages, best.problem.microbatches) == (2, 3, 4)
+    assert main(["--memory", "8GB", path]) == 0
+    assert "no deaths: fits" in capsys.readouterr().out
+
+
 def test_the_remainder_of_a_step_has_no_period(tmp_path, capsys):
     keys = {"pipelines": 2, "stages": 2, "microbatches": 2, "failed": [[0, 1]], "done": [], "busy_until": {"1,1": 0.5}}
     (tmp_path / "left.json").write_text(json.dumps(keys))

@@ -24,6 +24,7 @@ MISTAKES = [
     (["run.steps.x=3"], "run.steps must be a whole number"),
     (["~model"], "~model: a setting cannot be deleted"),
     (["steps"], "'steps' is not a setting; allowed: KEY=VALUE"),
+    (["no/such/run.yaml"], "no/such/run.yaml: there is no such file; recycle init no/such/run.yaml writes one"),
     (["--frobnicate"], "--frobnicate is not an option; allowed: --help, --config-dir DIR"),
     (["--config-dir=/no/such/folder"], "--config-dir must name a folder"),
     # types

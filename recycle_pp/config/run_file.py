@@ -1,0 +1,150 @@
+"""The file with the settings of a run, in YAML: `recycle train run.yaml KEY=VALUE`.
+
+    words, path = split(["run.yaml", "run.steps=100"])    # (["run.steps=100"], "run.yaml"); path is None without a file
+    read_run_file(path)                                   # {"optimizer.lr": 0.001, ...}: the keys that the file sets
+    commented(settings, ["a comment"])                    # the text of a file with every key, for `recycle init`
+
+A file holds any keys of `Settings`, in their groups. A run's config.yaml is such a file. Numbers and words are those of
+YAML 1.2: 3e-4 is a number, 20:1.2 and on are texts, and only true and false are truth values.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+
+from .loading import flat, load
+from .setting import rules
+from .settings import FAULTS, Settings
+
+SUFFIXES = (".yaml", ".yml")
+
+
+def is_run_file(text: str) -> bool:
+    """Whether an argument names a file of settings, which may be missing."""
+    return text.endswith(SUFFIXES) and ("=" not in text or Path(text).is_file())
+
+
+def split(arguments: Sequence[str]) -> tuple[list[str], str | None]:
+    """(the other arguments, the path of the file or None). ValueError if several files are named."""
+    found = [text for text in arguments if is_run_file(text)]
+    if len(found) > 1:
+        raise ValueError(f"one file of settings at a time, not {' and '.join(found)}")
+    return [text for text in arguments if text not in found], found[0] if found else None
+
+
+def read_run_file(path: str, resolve: bool = True) -> dict[str, Any]:
+    """The keys that the file sets, as `flat` returns them.
+
+    resolve: whether to replace interpolations, ${...}
+
+    Raises:
+        ValueError: one sentence with the file, and the line if one is to blame: the file is missing or not YAML, a key
+            is unknown or given twice, or a value has the wrong type or range.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    node, parsed = _parsed(path)
+    lines = _lines(path, node)
+    try:
+        data: Any = OmegaConf.to_container(OmegaConf.create(parsed), resolve=resolve)
+        keys = flat(data)
+        load(data)
+        for key, rule in rules(Settings).items():
+            if key in keys and key not in FAULTS:
+                rule.check(key, keys[key])
+    except OmegaConfBaseException as error:
+        raise ValueError(f"{path}: {str(error).splitlines()[0]}") from None
+    except ValueError as error:  # its sentence begins with the key
+        raise ValueError(f"{_at(path, lines.get(str(error).split()[0]))}: {error}") from None
+    return keys
+
+
+def commented(settings: Settings, comment: Sequence[str]) -> str:
+    """The text of a file with every key of `settings`, each below its meaning and its allowed values.
+
+    comment: lines for the top of the file
+    """
+    top = ["Settings of a run: recycle train FILE [KEY=VALUE ...]", *comment]
+    lines = [f"# {line}".rstrip() for line in top]
+    known, group = rules(Settings), ""
+    for key, value in flat(asdict(settings)).items():
+        before, dot, name = key.rpartition(".")
+        if before != group or not dot:
+            group = before
+            lines += ["", f"{group}:"] if dot else [""]
+        indent = "  " if dot else ""
+        rule = known[key]
+        about = f"{rule.text} ({rule.allowed})" if rule.allowed else rule.text
+        lines += textwrap.wrap(about, 100, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
+        text = yaml.safe_dump([value], default_flow_style=True, width=10**6, allow_unicode=True)
+        lines.append(f"{indent}{name}: {text.strip()[1:-1]}")
+    return "\n".join(lines) + "\n"
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads plain scalars as YAML 1.2 does. PyYAML's own rules, those of YAML 1.1, make a text of 3e-4."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
+
+
+for _tag, _pattern, _first in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?(0|[1-9][0-9]*)", list("-+0123456789")),
+    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?", list("-+.0123456789")),
+    ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", list("-+.")),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), _first)
+
+
+def _parsed(path: str) -> tuple[yaml.Node, dict[str, Any]]:
+    """The root node of the file and its data."""
+    try:
+        text = Path(path).read_text("utf-8")
+    except FileNotFoundError:
+        raise ValueError(f"{path}: there is no such file; recycle init {path} writes one") from None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} cannot be read: it is not text") from None
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        data = None if node is None else loader.construct_document(node)
+    except RecursionError:
+        raise ValueError(f"{path} cannot be read: it is nested too deeply") from None
+    except yaml.YAMLError as error:
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        line = None if mark is None else mark.line + 1
+        raise ValueError(f"{_at(path, line)}: it is not YAML ({problem or ' '.join(str(error).split())})") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{path}: it has no settings; a file holds KEY: VALUE in groups, as recycle init writes it")
+    return node, data
+
+
+def _lines(path: str, node: yaml.Node, prefix: str = "") -> dict[str, int]:
+    """Key -> its line. ValueError if a key is given twice or is not a text."""
+    found: dict[str, int] = {}
+    for key, value in node.value:
+        line = key.start_mark.line + 1
+        if key.tag != "tag:yaml.org,2002:str":
+            raise ValueError(f"{_at(path, line)}: {prefix}{key.value or 'an empty key'} is not a configuration key")
+        name = f"{prefix}{key.value}"
+        if name in found:
+            raise ValueError(f"{_at(path, line)}: {name} is given twice, first in line {found[name]}")
+        found[name] = line
+        if isinstance(value, yaml.MappingNode):
+            found |= _lines(path, value, f"{name}.")
+    return found
+
+
+def _at(path: str, line: int | None) -> str:
+    return path if line is None else f"{path}, line {line}"
