@@ -62,4 +62,4 @@ def _then_copy(pending: Pending, tensors: Sequence[Tensor], hosts: Sequence[Tens
         for tensor, host in zip(tensors, hosts, strict=True):
             tensor.copy_(host)
 
-    return Pending(finish, pending.arrived)
+    return Pending(finish, pending.arrived, pending.lacks)

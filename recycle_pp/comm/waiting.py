@@ -192,14 +192,20 @@ class Generation:
 class Pending:
     """A pending operation. One thread may wait for it, any number of times."""
 
-    __slots__ = ("_finish", "arrived")
+    __slots__ = ("_finish", "arrived", "lacks")
 
-    def __init__(self, finish: Callable[[], object] | None, arrived: Callable[[], bool] = lambda: False):
+    def __init__(
+        self,
+        finish: Callable[[], object] | None,
+        arrived: Callable[[], bool] = lambda: False,
+        lacks: Callable[[], list[Member]] = list,
+    ):
         """
         finish   blocks until the operation is done; None if it is already done
         arrived  whether `wait` is known to return at once; may be called from any thread
+        lacks    members whose messages have not arrived, if that is known; may be called from any thread
         """
-        self._finish, self.arrived = finish, arrived
+        self._finish, self.arrived, self.lacks = finish, arrived, lacks
 
     def wait(self) -> None:
         """Blocks until the operation is done. LinkBroken if the generation ends first or a peer's connection breaks."""

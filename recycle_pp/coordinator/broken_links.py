@@ -11,6 +11,7 @@ from recycle_schedules import Worker
 
 from recycle_pp.protocol.events import LinksBroken
 from recycle_pp.protocol.partition_resolution import give_up
+from recycle_pp.telemetry.events.recovery import LinksCut
 from recycle_pp.wire.messages.generations import Broken, Unreachable
 from recycle_pp.wire.messages.members import Member
 
@@ -58,17 +59,15 @@ class BrokenLinks:
         if self._state.lifecycle.over or not cut:
             return
         lost = give_up(cut, self._state.job.workers.values())
+        if lost or cut != self._announced:
+            self._announced = {} if lost else cut
+            pairs = sorted({(min(a, b), max(a, b)) for a, others in cut.items() for b in others})
+            leaving = [str(worker) for worker in sorted(lost)]
+            self._state.recorder.event(LinksCut(cut=[f"{a} {b}" for a, b in pairs], leaving=leaving))
         for rank in self._state.roster:
             if rank.role in lost and rank.alive:
                 self._deaths.end(rank, "node_loss", "its links to other workers are cut")
                 self._returns.cut_off(rank, self._hosts_behind(rank.role, cut))
-        if not lost and cut != self._announced:
-            self._announced = cut
-            worker, (other, *_) = min(cut.items())
-            self._state.recorder.say(
-                f"workers {worker} and {other} cannot connect to each other. Without either of them a stage would be "
-                "lost, so the job waits until the network between them works"
-            )
 
     def _silent(self) -> set[Member]:
         """Members whose supervisor has sent no heartbeat for half of the time after which it counts as lost."""

@@ -8,7 +8,8 @@ await hangs.run()                         # never returns
 
 A stuck worker is killed and counts as dead at once. If all workers wait and none works, all links are rebuilt. Files
 in the run folder explain why: `hangs/step-000020.json` has the activity of each worker and the wait-for graph, and
-`hangs/step-000020-1.2.txt` has the stacks of all threads of worker 1.2.
+`hangs/step-000020-1.2.txt` has the stacks of all threads of worker 1.2. While a step lasts long, `hangs/now.json` has
+the same of the present moment, for `recycle_pp.doctor`.
 
 If no reader of training data gets an answer from its disk, no reader is killed. An event every DATA_SECONDS then shows
 the waiting workers, the file, and the seconds waited.
@@ -17,27 +18,24 @@ the waiting workers, the file, and the seconds waited.
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 from recycle_schedules import Worker
 
 from recycle_pp.protocol.events import LinksBroken
-from recycle_pp.protocol.liveness import Patience, Sign, Verdict, judge
+from recycle_pp.protocol.liveness import Patience, Sign, judge
 from recycle_pp.telemetry.events.job import DATA_SECONDS, WaitsForData
 from recycle_pp.telemetry.events.recovery import Renewed
-from recycle_pp.telemetry.run_folder import RunFolder
-from recycle_pp.telemetry.warn import warn_once
 from recycle_pp.wire.messages.activity import Activity
 from recycle_pp.wire.messages.lifecycle import WorkerHeartbeat
 from recycle_pp.wire.messages.supervisors import CoordinatorHeartbeat, Signs, Stacks, SupervisorHeartbeat
 
 from .deaths import Deaths
 from .driver import Driver
+from .hang_reports import HangReports
 from .planning import Planning
 from .ranks import Rank
 from .state import JobState
@@ -54,6 +52,7 @@ class _Known:
     delivered: tuple[int, float] = (-1, 0.0)  # number of a wait whose data has arrived, time of that report
     path: str = ""  # file of training data that the worker reads; "" if none
     read_since: float | None = None  # start of the worker's oldest unfinished read
+    lacks: tuple[int, ...] = ()  # members whose messages its sum lacks
 
 
 class HangDetector:
@@ -74,7 +73,7 @@ class HangDetector:
         self._disks_silent = -math.inf  # last time at which none of the readers' disks answered
         self._awaited_data = math.inf  # due time of the next event about training data; inf if none
         self._deadlocked: float | None = None  # start of a suspected deadlock
-        self._reports: tuple[int, list[Any]] = (-1, [])  # step, reports of that step
+        self._reports = HangReports(state)
 
     def supervisor_beats(self, rank: Rank, message: SupervisorHeartbeat) -> None:
         if message.signs is not None and message.signs.incarnation == rank.incarnation:
@@ -96,6 +95,7 @@ class HangDetector:
         reading = message.reading
         known.path = reading.path if reading else ""
         known.read_since = now - reading.seconds if reading and reading.seconds else None
+        known.lacks = tuple(message.lacks)
 
     def start_in_words(self, rank: Rank) -> str:
         """The activity of this rank's worker during the start of the job."""
@@ -105,8 +105,7 @@ class HangDetector:
         return known.signs.activity.at_start()
 
     def stacks(self, rank: Rank, message: Stacks) -> None:
-        step, _ = self._reports
-        self._state.run.later(self._write, f"{_name(step)}-{rank.role}.txt", message.text)
+        self._reports.stacks(rank.role, message.text)
 
     async def run(self) -> None:
         before = time.monotonic()
@@ -161,6 +160,7 @@ class HangDetector:
         if verdict.no_disk:
             self._disks_silent = now
         self._report_data(signs, verdict.no_disk, now)
+        self._reports.note(step, signs, verdict)
         if not verdict.deadlock:
             self._deadlocked = None
         elif self._deadlocked is None:
@@ -168,7 +168,7 @@ class HangDetector:
         deadlock = verdict.deadlock if self._confirmed(present.values()) else []
         if not verdict.stuck and not deadlock:
             return
-        self._report(step, signs, verdict)
+        self._reports.add(step, signs, verdict)
         for worker, stuck in verdict.stuck.items():
             self._deaths.end_stuck(present[worker], stuck)
         if deadlock:
@@ -218,6 +218,9 @@ class HangDetector:
             self._expected(rank.role, activity),
             member,
             None if not known.path else 0.0 if known.read_since is None else now - known.read_since,
+            known.path,
+            signs.delayed,
+            tuple(self._state.roster[member].role for member in known.lacks if member in self._state.roster),
         )
 
     def _expected(self, worker: Worker, activity: Activity) -> float | None:
@@ -252,41 +255,10 @@ class HangDetector:
         before, times = self._renewed
         self._renewed = step, times + 1 if before == step else 1
         if self._renewed[1] > RENEWALS:
-            report = self._state.run.hangs / f"{_name(step)}.json"
             self._state.lifecycle.stop(
                 f"all workers wait in step {step} and none runs an op, although all links were rebuilt "
-                f"{RENEWALS} times; {report} shows what each worker waits for"
+                f"{RENEWALS} times; {self._reports.path(step)} shows what each worker waits for"
             )
             return
         self._state.recorder.event(Renewed(waiting=[str(worker) for worker in waiting]))
         self._driver.drive(LinksBroken())
-
-    # -- the run folder ----------------------------------------------------------------------------------------
-
-    def _report(self, step: int, signs: dict[Worker, Sign], verdict: Verdict) -> None:
-        """Adds a report to the file of this step."""
-        before, reports = self._reports
-        reports = reports if before == step else []
-        reports.append({
-            "time": time.time(),
-            "generation": self._generation,
-            "stuck": {
-                str(w): {**stuck._asdict(), "stacks": f"{_name(step)}-{w}.txt"} for w, stuck in verdict.stuck.items()
-            },
-            "deadlock": [str(w) for w in verdict.deadlock],
-            "workers": {str(w): sign.to_json() for w, sign in sorted(signs.items())},
-            "waits": [[str(a), str(b)] for a, b in verdict.graph.edges],
-        })  # fmt: skip
-        self._reports = step, reports
-        self._state.run.later(self._write, f"{_name(step)}.json", json.dumps(reports, indent=1) + "\n")
-
-    def _write(self, name: str, text: str) -> None:
-        try:
-            self._state.run.hangs.mkdir(exist_ok=True)
-            RunFolder.write_text(self._state.run.hangs / name, text)
-        except OSError as error:
-            warn_once(f"{self._state.run.hangs} cannot be written: {error.strerror}")
-
-
-def _name(step: int) -> str:
-    return f"step-{step:06d}"

@@ -27,6 +27,7 @@ from recycle_pp.wire.messages.generations import Broken, LinksMeasured, Report, 
 from recycle_pp.wire.messages.handshake import WorkerHello
 from recycle_pp.wire.messages.lifecycle import (
     CannotRun,
+    FirstOps,
     Leave,
     Leaving,
     Ready,
@@ -80,6 +81,7 @@ class Workers:
             Broken: links.broken,
             Unreachable: links.unreachable,
             Ready: self._ready,
+            FirstOps: lambda rank, message: state.recorder.first_ops(rank.role, rank.host, message),
             CannotRun: self._cannot_run,
             Leaving: self._leaving,
             LinksMeasured: lambda rank, message: state.profile.links.measured(message.machine, message.found),

@@ -5,6 +5,7 @@
     doing.waits("tensor", step, (1, 3), peer, pending.arrived)
     doing.on_device("F", step, (1, 3))                      # before a wait for the device to finish this op
     doing.delivered()                # any thread: serial number of the current wait if it could end, else None
+    doing.lacks()                    # any thread: members whose messages the current wait lacks, if that is known
 
 Each activity is written to the board before it begins. A write takes 2 us. The first activity is the start of the
 worker.
@@ -18,8 +19,10 @@ from recycle_schedules import KINDS, MicroBatch, Worker
 
 from recycle_pp.supervisor.vital_signs import Board
 from recycle_pp.wire.messages.activity import VALIDATION, Activity
+from recycle_pp.wire.messages.members import Member
 
 Arrived = Callable[[], bool]
+Lacks = Callable[[], list[Member]]
 COMPILED = frozenset((*KINDS, VALIDATION))  # ops whose first run may compile kernels
 
 
@@ -29,7 +32,7 @@ class Doing:
         self._number = 0
         self._now = Activity()
         self._done: set[str] = set()  # kinds of ops that have run before, so their kernels are compiled
-        self._awaited: tuple[int, Arrived] | None = None  # replaced as a whole, because other threads read it
+        self._awaited: tuple[int, Arrived, Lacks] | None = None  # replaced as a whole, because other threads read it
 
     def starts(self, what: str) -> None:
         """Records the start of a startup phase. `Activity.what` lists the phases."""
@@ -46,9 +49,10 @@ class Doing:
         microbatch: MicroBatch | None = None,
         peer: Worker | None = None,
         arrived: Arrived = lambda: False,
+        lacks: Lacks = list,
     ) -> None:
-        """arrived: whether the wait could end. Other threads call it."""
-        self._awaited = (self._number + 1, arrived)
+        """arrived: whether the wait could end; lacks: members whose messages it lacks. Other threads call both."""
+        self._awaited = (self._number + 1, arrived, lacks)
         self._set(Activity("waits", what, step, microbatch, peer))
 
     def on_device(self, what: str, step: int, microbatch: MicroBatch) -> None:
@@ -58,6 +62,10 @@ class Doing:
     def delivered(self) -> int | None:
         awaited = self._awaited
         return awaited[0] if awaited is not None and awaited[1]() else None
+
+    def lacks(self) -> list[Member]:
+        awaited = self._awaited
+        return awaited[2]() if awaited is not None else []
 
     def _set(self, activity: Activity) -> None:
         before, self._now = self._now, activity

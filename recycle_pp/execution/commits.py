@@ -156,7 +156,7 @@ class Commits:
         doing, step = self._session.doing, self._session.participant.committed + 1
         what = self._waits_for if giver is None else "tensor"
         peer = None if giver is None else self._session.links.members[giver]
-        doing.waits(what, step, peer=peer, arrived=pending.arrived)
+        doing.waits(what, step, peer=peer, arrived=pending.arrived, lacks=pending.lacks)
         pending.wait()
         doing.works(REDUCTION, step)
 

@@ -91,6 +91,7 @@ class Spans:
         self._delays: BinaryIO | None = None
         self._opened = False
         self._last: dict[str, float] = {}  # kind -> length of the last span of this kind, in seconds
+        self.first: dict[str, float] = {}  # kind -> own seconds of the first span
 
     @contextmanager
     def launch(self, step: int, kind: str, microbatch: MicroBatch, done: Callable[[], None]) -> Iterator[None]:
@@ -159,6 +160,7 @@ class Spans:
         start, end = op.begin.time(), op.end.time()
         own = self._own(start, end, op.delay)
         self._last[op.kind], self._free = end - start, end
+        self.first.setdefault(op.kind, own)
         self._spans.setdefault(op.step, []).append((op.kind, *op.microbatch, start, end, own))
         self._launched = self._launched[1:]
         op.done()

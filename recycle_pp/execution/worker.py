@@ -68,11 +68,13 @@ from recycle_pp.wire.worker_spec import Ahead, WorkerSpec, last_words
 
 from .activity import Doing
 from .commits import Commits
+from .compile_caches import compiling
 from .coordinator_client import CoordinatorClient
 from .device import backend_for, choose, is_unfit, large_blocks_apart, notes, platform, settle_memory
 from .disk_probe import probe_disks
 from .emulate import EmulatedOptimizer, EmulatedStage
 from .executor import Executor
+from .first_ops import FirstOpsReport
 from .injection import Injector
 from .mailbox import Mailbox
 from .marks import marks_of
@@ -173,9 +175,10 @@ class Process:
         session.log.write(f"{'restarted' if self._spec.incarnation else 'started'} for {about}")
         session.start()  # before long calls, because the coordinator may be lost during them
 
+        first = FirstOpsReport(backend, device, session.send)
         try:
             self._doing.starts("model")
-            stage, optimizer = _stage(settings, worker.stage, device, welcome.run_dir, self._doing)
+            stage, optimizer = _stage(settings, worker.stage, device, welcome.run_dir, self._doing, first.kernels)
             self._doing.starts("data")
             batches = _read_ahead.pop(_of_data(settings), None) or Batches(settings)
             if welcome.resume:
@@ -237,6 +240,8 @@ class Process:
             stage.module.origin,
         )
         session.send(ready)
+        first.ready(spans)
+        executor.on_commit.append(first.stepped)
 
         def relaid() -> None:
             nonlocal ready
@@ -296,7 +301,8 @@ class Process:
             while True:
                 read = slowest_read()
                 reading = None if read is None else Reading(*read)
-                self._client.send(WorkerHeartbeat(time.monotonic(), boot, self._doing.delivered(), reading))
+                doing = self._doing
+                self._client.send(WorkerHeartbeat(time.monotonic(), boot, doing.delivered(), reading, doing.lacks()))
                 time.sleep(self._settings.control.heartbeat)
 
         threading.Thread(target=beat, name="heartbeat", daemon=True).start()
@@ -310,10 +316,10 @@ def _described(stage: Stage) -> tuple[int, float]:
 
 
 def _stage(
-    settings: Settings, stage: int, device: torch.device, run_dir: str, doing: Doing
+    settings: Settings, stage: int, device: torch.device, run_dir: str, doing: Doing, kernels: dict[str, float]
 ) -> tuple[Stage, StageOptimizer]:
     """Builds the stage and its optimizer. On a GPU also compiles all kernels now, because compiling takes long and no
-    other worker waits for this one yet."""
+    other worker waits for this one yet. kernels: gets the seconds of each."""
     whole = not settings.parallel.copies
     if settings.emulate.mode:
         emulated = EmulatedStage(settings, stage, device, run_dir)
@@ -322,8 +328,9 @@ def _stage(
     optimizer = StageOptimizer(settings, real, whole)
     if device.type == "cuda":
         doing.starts("kernels")
-        real.warm()
-        optimizer.warm()
+        with compiling(kernels):
+            real.warm()
+            optimizer.warm()
     if settings.data.document_mask and not settings.model.own:
         refuse_leaks(real)
     return real, optimizer

@@ -44,17 +44,17 @@ class Times(NamedTuple):
 
 class Measurement:
     """
-    steps          number of steps until now
-    first_forward  worker -> seconds of its first F, which is no part of the times
+    steps  number of steps until now
     """
 
-    def __init__(self, barrier: bool, skipped: int = 0, first_forward: dict[Worker, float] | None = None) -> None:
+    def __init__(self, barrier: bool, skipped: int = 0, warm: set[Worker] | None = None) -> None:
         """
         barrier  whether optimizer steps wait for the gradients of all stages
         skipped  number of steps to leave out before the first one
+        warm     workers whose first F is over; the first F of any other one is left out, and adds it here
         """
         self.steps = -skipped
-        self.first_forward = {} if first_forward is None else first_forward
+        self._warm = set() if warm is None else warm
         self._barrier = barrier
         self._before: Spans = {}
         self._ops: dict[Worker, dict[str, list[float]]] = {}
@@ -70,8 +70,8 @@ class Measurement:
             here = self._ops.setdefault(worker, {})
             for kind in KINDS:
                 ops = table[table[:, 0] == SPANS.index(kind)]
-                if kind is OpKind.FORWARD and len(ops) and worker not in self.first_forward:
-                    self.first_forward[worker] = float(ops[0, 4] - ops[0, 3])
+                if kind is OpKind.FORWARD and len(ops) and worker not in self._warm:
+                    self._warm.add(worker)
                     ops = ops[1:]
                 if len(ops):
                     here.setdefault(kind, []).extend(ops[:, OWN].tolist())

@@ -48,7 +48,7 @@ class Profile:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._steps = settings.schedule.profile_steps
-        self._first_forward: dict[Worker, float] = {}
+        self._warm: set[Worker] = set()  # workers whose first F was seen
         self._measuring: Measurement | None = self._measurement() if self._steps else None
         self.measured = 0  # number of completed measurements
         self.layout: Layout = ()  # that of the durations; empty before the job has begun
@@ -189,7 +189,6 @@ class Profile:
             "boundary_bytes": [boundary for boundary, _ in model[:-1]],
             "deferred_share": [share for _, share in model],
             "memory": self.memory,
-            "first_forward_seconds": {str(w): t for w, t in sorted(self._first_forward.items())},
             "steps": self._seen,
             "layout": list(self.layout),
         }
@@ -213,10 +212,9 @@ class Profile:
         for stage, size in enumerate(data["boundary_bytes"]):
             self._model.setdefault(stage, (size or 0, 0.0))
         self._sums = list(data["sum_seconds"])
-        self._first_forward |= {Worker.parse(w): seconds for w, seconds in data["first_forward_seconds"].items()}
 
     def _measurement(self, skipped: int = 0) -> Measurement:
-        return Measurement(not self._settings.optimizer.stagger, skipped, self._first_forward)
+        return Measurement(not self._settings.optimizer.stagger, skipped, self._warm)
 
     def _begin(self, times: Times) -> None:
         """Takes the first measurement. Durations are medians plus the turn: the time until the worker's next op starts.

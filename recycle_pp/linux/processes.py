@@ -2,6 +2,7 @@
 
 process_stat(pid).started                # identifies a process uniquely, together with the pid and `boot_id()`
 process_stat(pid, thread=pid).cpu_ticks  # processor time of the main thread alone
+run_delay(pid, thread=pid)               # seconds for which that thread had to wait for a core
 process_size(pid)                        # ProcessSize(mib=310.2, threads=14, descriptors=31)
 """
 
@@ -47,6 +48,22 @@ def process_stat(pid: int, thread: int | None = None) -> ProcessStat | None:
         return None
     state, *fields = text.rpartition(")")[2].split()  # the second field, a name in parentheses, may contain spaces
     return ProcessStat(state, int(fields[10]) + int(fields[11]), int(fields[18]))
+
+
+def run_delay(pid: int, thread: int) -> float:
+    """Total seconds in which a thread was ready to run but had no core. OSError if there is no such thread, or if the
+    kernel does not report it."""
+    return int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[1]) / 1e9
+
+
+def thread_states(pid: int) -> dict[int, str]:
+    """Thread -> its state (`ProcessStat`), for all threads of a process; {} if there is no such process."""
+    try:
+        threads = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except FileNotFoundError:
+        return {}
+    stats = {thread: process_stat(pid, thread) for thread in threads}
+    return {thread: stat.state for thread, stat in stats.items() if stat is not None}
 
 
 def process_status(pid: int | Self = "self") -> dict[str, str]:

@@ -59,6 +59,9 @@ class Sign:
     unanswered  time since the announcement of a generation that it has not answered; None: it has answered
     expected    profiled time of its op, or of the message that it waits for; None: unknown
     reading     age of its oldest unfinished read of training data; 0: none is unfinished; None: it reads no files
+    path        the file of that read; "" if it reads no files
+    delayed     time of the activity in which its main thread was ready to run but had no core
+    lacks       with a wait for a sum: workers whose message is missing, if that is known
     member      whether it is a member of the current generation; otherwise it is starting or catching up
     """
 
@@ -71,6 +74,9 @@ class Sign:
     expected: float | None = None
     member: bool = True
     reading: float | None = None
+    path: str = ""
+    delayed: float = 0.0
+    lacks: tuple[Worker, ...] = ()
 
     def waits(self, suspicion: float) -> bool:
         """Whether the worker waits for something that has not arrived. False if the worker is silent or has not
@@ -79,8 +85,11 @@ class Sign:
         return self.activity.kind == "waits" and self.delivered is None and answers
 
     def to_json(self) -> dict[str, Any]:
-        about = {name: getattr(self, name) for name in ("seconds", "quiet", "delivered", "silent", "unanswered")}
-        return {"does": str(self.activity), "kind": self.activity.kind, **about}
+        activity = self.activity
+        times = ("seconds", "quiet", "delivered", "silent", "unanswered", "delayed", "reading", "path")
+        about = {name: getattr(self, name) for name in times} | {"lacks": [str(worker) for worker in self.lacks]}
+        does = activity.at_start() if activity.kind == "starts" else str(activity)
+        return {"does": does, "kind": activity.kind, "what": activity.what, "first": activity.first, **about}
 
 
 class Stuck(NamedTuple):

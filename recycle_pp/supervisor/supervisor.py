@@ -33,6 +33,7 @@ from recycle_pp.consensus.process_identity import identity
 from recycle_pp.consensus.refusal import REFUSED
 from recycle_pp.telemetry import startup
 from recycle_pp.telemetry.background import in_thread
+from recycle_pp.telemetry.contact_log import ContactLog
 from recycle_pp.telemetry.failure import fail, record_failure, refuse
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.connection import Peer, connect, serve
@@ -139,6 +140,7 @@ class Supervisor:
         self._heartbeats = Heartbeats(launch, self._monitor)
         self._prober = Prober(self._send, prints=launch.local_rank == 0)
         self._finished = False  # the coordinator has sent `Finish`
+        self._contact: ContactLog | None = None  # once a coordinator was lost
         self._evicted = False  # this node's machine is taken, and the job continues without it
         self._shutdown = Shutdown(self._send)
         self._handlers: dict[type[Message], Callable[[Any], None]] = {
@@ -247,9 +249,16 @@ class Supervisor:
                 if leader is None:
                     raise LostMajority("the coordinator had not sent the settings yet")
                 where = f"{leader.host}:{leader.port}"
+                contact = self._contact = self._contact or ContactLog(self._run, self._launch.rank)
+                contact.write("lost", f"rank {leader.rank} at {where}")
                 refused = min(REFUSED, self._settings.control.suspicion) if self._settings else REFUSED
                 self._peer = await self._leadership.follow(self._connect, refused)
+                assert self._leadership.leader is not None
+                contact.write("follows", f"rank {self._leadership.leader.rank}")
             except LostMajority as lost:
+                if self._contact is not None:
+                    self._contact.write("gave_up", str(lost))
+                    await in_thread(self._contact.flush)
                 if not self._shutdown.signal.done():
                     fail(f"rank {self._launch.rank} lost the coordinator at {where} and exits: {lost}")
                 return 1

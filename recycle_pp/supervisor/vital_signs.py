@@ -16,7 +16,7 @@ import time
 from contextlib import suppress
 from mmap import mmap
 
-from recycle_pp.linux.processes import process_stat
+from recycle_pp.linux.processes import process_stat, run_delay
 from recycle_pp.wire.messages.activity import Activity
 from recycle_pp.wire.messages.supervisors import Signs
 
@@ -63,6 +63,8 @@ class VitalSigns:
         self._seconds = 0.0
         self._quiet = 0.0
         self._cpu_ticks = -1
+        self._delay: float | None = None  # run delay since the start of the thread, at the last sample
+        self._delayed = 0.0
 
     def sample(self, incarnation: int, max_interval: float) -> Signs:
         """The vital signs now. max_interval: seconds; a longer interval since the last call counts as a pause."""
@@ -71,14 +73,18 @@ class VitalSigns:
         self._sampled = now
         self._seconds += elapsed
         self._quiet += elapsed
+        with suppress(OSError, IndexError):
+            before, self._delay = self._delay, run_delay(self._pid, thread=self._pid)
+            self._delayed += 0.0 if before is None else self._delay - before
         found = self._board.read()
         if found is not None and found[0] != self._number:
             self._number, since, self._activity = found
             self._seconds = min(now - since, elapsed)
             self._quiet = min(self._quiet, self._seconds)
+            self._delayed = min(self._delayed, self._seconds)
         with suppress(OSError):
             stat = process_stat(self._pid, thread=self._pid)
             if stat is not None and (stat.cpu_ticks != self._cpu_ticks or stat.state == "R"):
                 self._cpu_ticks = stat.cpu_ticks
                 self._quiet = 0.0
-        return Signs(incarnation, self._number, self._activity, self._seconds, self._quiet)
+        return Signs(incarnation, self._number, self._activity, self._seconds, self._quiet, self._delayed)

@@ -33,6 +33,7 @@ from recycle_pp.protocol.takeover import Found
 from recycle_pp.timing.span_tables import SpanTables
 from recycle_pp.wire.messages.agreement import Takeover
 from recycle_pp.wire.messages.generations import Resumed
+from recycle_pp.wire.messages.lifecycle import FirstOps
 from recycle_pp.wire.messages.steps import Commit, Measured, OpProgress, Span
 from recycle_pp.wire.messages.supervisors import Death, KeepLines
 
@@ -46,6 +47,7 @@ from .events.recovery import Restored
 from .events.workers import GivenUp, Left, Mismatch, Rejoined, Slow, SlowNoMore
 from .guard import guarded, guarded_returning
 from .history import History
+from .lines import Lines
 from .progress import Progress
 from .protocol_log import ProtocolLog
 from .recovery import Part, Recovery
@@ -72,6 +74,7 @@ class Recorder:
         self._log = ProtocolLog(run.protocol, events.term, run.later.permitted)
         self._steps = StepRecords(settings, run, events.term, partial(events.then, progress.step), events.unwritten)
         self._started_at = time.monotonic()
+        self._first_ops = Lines(run.first_ops, run.later, events.term)
         self._later = Background("traces")
         self._later.permitted = run.later.permitted
         self._traces = Traces(run, self._later, spans)
@@ -89,6 +92,13 @@ class Recorder:
     @guarded
     def measured(self, worker: Worker, message: Measured) -> None:
         self._steps.measured(worker, message)
+
+    @guarded
+    def first_ops(self, worker: Worker, host: str | None, message: FirstOps) -> None:
+        """Writes a line of receipts/first-forward.jsonl."""
+        about = {key: value for key, value in msgspec.to_builtins(message).items() if key != "type"}
+        head = {"time": time.time(), "step": self._job.committed + 1, "worker": str(worker), "host": host}
+        self._first_ops.write(head | about)
 
     @guarded
     def progress(self, worker: Worker, message: OpProgress) -> None:
@@ -348,6 +358,7 @@ class Recorder:
     def abandon(self) -> None:
         """Closes the files so that another coordinator can write them. Drops a line that still lacks its val_loss."""
         self._steps.close()
+        self._first_ops.close()
 
     async def flushed(self, seconds: float) -> None:
         """Waits until all records are on the disk, or for `seconds`."""

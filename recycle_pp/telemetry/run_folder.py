@@ -5,7 +5,7 @@ run = RunFolder("runs/mine")         # to read
 run.lines(run.metrics), run.log("1.2"), run.write_json(run.summary, {...})
 run.later(run.write_json, run.summary, {...})            # the same in a thread, see Background
 
-config.yaml      the resolved configuration          profile.json     measured durations, first forward per rank
+config.yaml      the resolved configuration          profile.json     measured durations
 metrics.jsonl    one line a step                     summary.json     the run in a dozen numbers (see Summary)
 events.jsonl     deaths, plans, rejoins, ...         traces/          step-000020.json around every event
 samples.jsonl    with run.sample_log=true: the samples that each step was trained on
@@ -13,6 +13,7 @@ protocol.jsonl   every event of the protocol since the newest checkpoint, for py
 logs/            worker-1.2.log                      checkpoints/     step-000020/
 heartbeat.json   the coordinator's heartbeat         hangs/           the op of every worker during a hang
 health.json      figures of all GPUs and hosts       quarantine.json  GPUs on which no worker may start
+receipts/        what processes leave for recycle_pp.doctor: first-forward.jsonl, supervisor-3.jsonl
 
 docs/run-folder.md explains every field.
 """
@@ -89,6 +90,8 @@ class RunFolder:
         self.logs = self.path / "logs"
         self.traces = self.path / "traces"
         self.hangs = self.path / "hangs"
+        self.receipts = self.path / "receipts"
+        self.first_ops = self.receipts / "first-forward.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.later = Background("run folder")  # for writes that must not block the caller
         self.kept = Unwritten()  # copies of lines that the coordinator cannot write
@@ -169,12 +172,16 @@ class RunFolder:
 
     def make(self) -> None:
         """Creates the folder and its subfolders, if they do not exist."""
-        for folder in (self.logs, self.traces, self.checkpoints):
+        for folder in (self.logs, self.traces, self.receipts, self.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
 
     def log(self, worker: object) -> Path:
         """The log of a worker, given as "d.s" or a Worker."""
         return self.logs / f"worker-{worker}.log"
+
+    def contact(self, rank: object) -> Path:
+        """The receipt of a supervisor about its coordinators. rank: a number, or "*" for a pattern."""
+        return self.receipts / f"supervisor-{rank}.jsonl"
 
     def trace(self, step: int) -> Path:
         return self.traces / f"step-{step:06d}.json"

@@ -5,6 +5,7 @@
     lines = run.follow()
     lines.steps.new(), lines.events.new()       # since the last call
     run.summary(), run.profile(), run.trace(20)
+    run.hang_now(), run.hangs(20), run.first_ops(), run.contacts(), run.last_line("1.2")       # for `evidence`
 
 All commands and `History` read runs with this class. It accepts folders of earlier versions. It skips lines that a
 crash has cut short, and lines that a replaced coordinator wrote (`wire.terms`).
@@ -12,6 +13,10 @@ crash has cut short, and lines that a replaced coordinator wrote (`wire.terms`).
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -19,8 +24,8 @@ import msgspec
 from recycle_schedules import Plan, Trace, load
 
 from recycle_pp.wire.files import UnreadableFile, decode, open_regular, read
-from recycle_pp.wire.records import HealthRecord, Profile, Step, Summary
-from recycle_pp.wire.terms import without_undone
+from recycle_pp.wire.records import Contact, FirstOps, HangReport, HealthRecord, Profile, Step, Summary
+from recycle_pp.wire.terms import EARLIER, without_undone
 
 from .events.catalog import parse
 from .events.deaths import explained
@@ -31,6 +36,7 @@ from .unwritten import Unwritten
 
 Record = TypeVar("Record")
 _steps = msgspec.json.Decoder(Step)
+_TAIL = 4096  # bytes of a log in which its last line is
 
 
 class Following(NamedTuple):
@@ -74,6 +80,41 @@ class RunReader:
     def health(self) -> HealthRecord | None:
         """None before the first look at the hardware. UnreadableFile if health.json is damaged."""
         return _read(self.folder.health, HealthRecord)
+
+    def hang_now(self) -> HangReport | None:
+        """The newest report about a step that lasted long. UnreadableFile if it is damaged."""
+        return _read(self.folder.hangs / "now.json", HangReport)
+
+    def hangs(self, step: int) -> list[HangReport]:
+        """The reports of the hangs in this step. UnreadableFile if they are damaged."""
+        return _read(self.folder.hangs / f"step-{step:06d}.json", list[HangReport]) or []
+
+    def stuck_at(self, name: str) -> str:
+        """The innermost line of the main thread in a file of stack traces in `hangs`; "" if there is none."""
+        with suppress(FileNotFoundError):
+            text = read(self.folder.hangs / name).decode(errors="replace")
+            *_, main = re.split(r"^(?:Current thread|Thread) .*$", text, flags=re.MULTILINE)  # the main thread is last
+            return next((line.strip() for line in main.splitlines() if line.lstrip().startswith("File ")), "")
+        return ""
+
+    def first_ops(self) -> list[FirstOps]:
+        """The newest receipt of each worker process, oldest process first."""
+        receipts = Follower(self.folder.first_ops, 0, _first_ops).new()
+        return [line for n, line in enumerate(receipts) if line.seconds or _is_last(receipts[n:])]
+
+    def contacts(self) -> list[Contact]:
+        """What supervisors know about lost coordinators, oldest first; clocks of hosts may differ."""
+        paths = sorted(self.folder.receipts.glob(self.folder.contact("*").name))
+        lines = [line for path in paths for line in Follower(path, 0, _contact).new()]
+        return sorted(lines, key=lambda line: line.time)
+
+    def last_line(self, worker: str) -> str:
+        """The last line of a worker's log; "" without one."""
+        with suppress(FileNotFoundError, UnreadableFile), open_regular(self.folder.log(worker)) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+            lines = file.read().decode(errors="replace").rstrip().splitlines()
+            return lines[-1] if lines else ""
+        return ""
 
     def traced(self) -> list[int]:
         """The steps that have a trace: those around a death or a rejoin."""
@@ -123,6 +164,20 @@ def _step(line: bytes) -> tuple[Step, int]:
 def _event(line: bytes) -> tuple[Event, int]:
     data = msgspec.json.decode(line)
     return parse(data), term_of(data)
+
+
+def _first_ops(line: bytes) -> tuple[FirstOps, int]:
+    record = msgspec.json.decode(line, type=FirstOps)
+    return record, record.term
+
+
+def _contact(line: bytes) -> tuple[Contact, int]:
+    return msgspec.json.decode(line, type=Contact), EARLIER
+
+
+def _is_last(receipts: Sequence[FirstOps]) -> bool:
+    """Whether the worker of the first receipt has no later one."""
+    return all(later.worker != receipts[0].worker for later in receipts[1:])
 
 
 def _read(path: Path, of: type[Record]) -> Record | None:

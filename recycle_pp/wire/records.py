@@ -85,7 +85,6 @@ class _Profile(TypedDict):
     message_seconds: Seconds
     boundary_bytes: list[Count | None]
     sum_seconds: list[Seconds]
-    first_forward_seconds: dict[WorkerName, Seconds]
 
 
 class Profile(_Profile, total=False):
@@ -114,6 +113,76 @@ class HealthRecord(Struct, frozen=True, kw_only=True):
 
     time: Seconds
     devices: list[Device]
+
+
+class Sign(Struct, frozen=True, kw_only=True):
+    """What a worker does, in a report of `hangs`. Times are seconds; `protocol.liveness.Sign` explains the fields."""
+
+    does: str
+    kind: str = ""  # starts, works, device, waits
+    what: str = ""
+    first: bool = False  # its first op of this kind, which may have to be compiled
+    seconds: Number = 0.0
+    quiet: Number = 0.0
+    delivered: Number | None = None
+    silent: Number = 0.0
+    unanswered: Number | None = None
+    delayed: Number = 0.0
+    reading: Number | None = None
+    path: str = ""
+    lacks: list[WorkerName] = []
+    host: str | None = None
+
+
+class HangReport(Struct, frozen=True, kw_only=True):
+    """hangs/now.json, and each report of hangs/step-000020.json.
+
+    missing   workers whose supervisor has never connected
+    stuck     worker -> where it is stuck, since when, and the file with its stacks
+    deadlock  workers that would wait for ever although none is stuck
+    no_disk   all readers of training data, if none of their disks answers
+    waits     (worker, the worker or "coordinator" that it waits for)
+    """
+
+    time: Seconds
+    generation: int
+    step: Count = 0
+    missing: list[WorkerName] = []
+    stuck: dict[WorkerName, dict[str, Any]] = {}
+    deadlock: list[WorkerName] = []
+    no_disk: list[WorkerName] = []
+    workers: dict[WorkerName, Sign] = {}
+    waits: list[tuple[str, str]] = []
+
+
+class Cache(Struct, frozen=True, kw_only=True):
+    folder: str
+    files: Count
+    bytes: Count
+
+
+class FirstOps(Struct, frozen=True, kw_only=True):
+    """A line of receipts/first-forward.jsonl. seconds: forward, backward, reduction; empty before the first step."""
+
+    time: Seconds
+    step: Count
+    worker: WorkerName
+    host: str | None = None
+    term: Term = EARLIER
+    caches: dict[str, Cache] = {}
+    kernels: dict[str, Number] = {}
+    seconds: dict[str, Number] = {}
+
+
+class Contact(Struct, frozen=True, kw_only=True):
+    """A line of receipts/supervisor-3.jsonl. what: lost (its coordinator), follows (the next one), or gave_up."""
+
+    time: Seconds
+    rank: Count
+    host: str
+    pid: Count
+    what: str
+    detail: str
 
 
 class _About(TypedDict):

@@ -79,7 +79,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, dict[str
     for path, records in ((run.metrics, steps), (run.events, events)):
         path.write_text("".join(json.dumps(record) + "\n" for record in records))
     run.samples.write_text('{"step": 0, "samples": [1, 2]}\n')
-    seconds = {"turn_seconds": 0.0, "message_seconds": 0.0, "sum_seconds": [0.0, 0.0], "first_forward_seconds": {}}
+    seconds = {"turn_seconds": 0.0, "message_seconds": 0.0, "sum_seconds": [0.0, 0.0]}
     durations = {kind: [0.1, 0.1] for kind in "FIWBO"}
     run.write_json(run.profile, {"durations_seconds": durations, "steps": 3, "boundary_bytes": [8], **seconds})
     run.write_json(run.summary, {"steps": 5, "samples": 10, "tokens": 100, "wall_seconds": 1.0, "lost_ops": 1})

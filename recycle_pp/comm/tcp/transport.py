@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 from typing import NamedTuple
 
 from torch import Tensor
@@ -28,6 +27,8 @@ from .mesh import Mesh
 from .reachability import Reachability
 
 GRACE = 2.0  # seconds beyond `keepalive` until a connection breaks; by then attempts have shown whether the link is cut
+Collective = Callable[[Sequence[collectives.Route | None], int], None]
+"""Runs one of `collectives` with these peers and this tag"""
 MAX_TAG = 2**25  # tags of callers are smaller; tags of collectives start here
 
 
@@ -105,17 +106,17 @@ class TcpTransport:
 
     def all_reduce(self, generation: Generation, tensors: Sequence[Tensor]) -> Pending:
         routes = self._of(generation)
-        return self._collective(generation, routes, partial(collectives.all_reduce, tensors, routes.peers))
+        return self._collective(generation, routes, lambda peers, tag: collectives.all_reduce(tensors, peers, tag))
 
     def reduce(self, generation: Generation, tensors: Sequence[Tensor], to: Member) -> Pending:
         routes = self._of(generation)
         root = routes.stage.index(to)
-        return self._collective(generation, routes, partial(collectives.reduce, tensors, routes.peers, root))
+        return self._collective(generation, routes, lambda peers, tag: collectives.reduce(tensors, peers, root, tag))
 
     def broadcast(self, generation: Generation, tensors: Sequence[Tensor], source: Member) -> Pending:
         routes = self._of(generation)
         root = routes.stage.index(source)
-        return self._collective(generation, routes, partial(collectives.broadcast, tensors, routes.peers, root))
+        return self._collective(generation, routes, lambda peers, tag: collectives.broadcast(tensors, peers, root, tag))
 
     def end(self, over: Sequence[Generation]) -> None:
         self._store.wake()
@@ -135,12 +136,18 @@ class TcpTransport:
             raise LinkBroken(generation.number, "aborted")
         return routes
 
-    def _collective(self, generation: Generation, routes: Routes, run: Callable[[int], None]) -> Pending:
+    def _collective(self, generation: Generation, routes: Routes, run: Collective) -> Pending:
         generation.check()
         tag = MAX_TAG + next(routes.collectives)
         if len(routes.peers) == 1:
             return Pending(None)
-        return generation.pending(self._pool.start(lambda: run(tag)))
+        awaited: list[tuple[Member, Pending]] = []
+        peers = [
+            route and Awaited(route, member, awaited) for member, route in zip(routes.stage, routes.peers, strict=True)
+        ]
+        pending = generation.pending(self._pool.start(lambda: run(peers, tag)))
+        pending.lacks = lambda: sorted({member for member, message in awaited if not message.arrived()})
+        return pending
 
     def _mesh_of(self, generation: Generation, number: int, rank: int, size: int) -> Mesh:
         with self._lock:
@@ -175,6 +182,22 @@ class Route(NamedTuple):
     def _now(self) -> int:
         self.generation.check()
         return self.generation.number
+
+
+class Awaited(NamedTuple):
+    """A route that notes in `awaited` what it receives from `member`."""
+
+    route: Route
+    member: Member
+    awaited: list[tuple[Member, Pending]]
+
+    def send(self, tensor: Tensor, slot: int) -> Pending:
+        return self.route.send(tensor, slot)
+
+    def receive(self, tensor: Tensor, slot: int) -> Pending:
+        pending = self.route.receive(tensor, slot)
+        self.awaited.append((self.member, pending))
+        return pending
 
 
 class Routes:

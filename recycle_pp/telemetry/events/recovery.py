@@ -44,6 +44,23 @@ class Renewed(Event):
         return f"all workers wait for each other{first}; all links are rebuilt"
 
 
+class LinksCut(Event):
+    """Workers that both reach the coordinator cannot connect to each other. `cut`: these pairs, as "1.0 2.0".
+    `leaving`: the workers that leave for that reason; none if a stage would be lost, and the job then waits."""
+
+    cut: list[str]
+    leaving: list[str]
+
+    def text(self) -> str:
+        cannot = f"workers {self.cut[0].replace(' ', ' and ')} cannot connect to each other"
+        if self.leaving:
+            return f"{cannot}; {', '.join(self.leaving)} will leave until the network between them works"
+        return (
+            f"{cannot}. Without either of them a stage would be lost, so the job waits until the network between them "
+            "works"
+        )
+
+
 class StageLost(Event):
     """A stage cannot continue: `stage`. `detail`: what is lost."""
 

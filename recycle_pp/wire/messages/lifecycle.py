@@ -81,12 +81,14 @@ class WorkerHeartbeat(Message, frozen=True):
     delivered  serial number of the main thread's activity (`supervisors.Signs`) if it is a wait that could end now,
                else None
     reading    the pending read of training data that started first; None if this worker reads no file
+    lacks      members whose messages the sum that it waits for lacks, if that is known
     """
 
     now: float
     boot: str
     delivered: int | None = None
     reading: Reading | None = None
+    lacks: list[Member] = msgspec.field(default_factory=list)
 
 
 class Reading(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -94,6 +96,35 @@ class Reading(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     path: str
     seconds: float
+
+
+class Cache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A folder of compiled kernels: its number of files, and their bytes."""
+
+    folder: str
+    files: int
+    bytes: int
+
+
+@sent(WORKER, COORDINATOR)
+class FirstOps(Message, frozen=True):
+    """What the first ops of this worker process took, for records only. Sent when the worker is ready, and again with
+    `seconds` after its first step.
+
+    backend  of its links: tcp, gloo, nccl
+    device   the worker's device
+    gpus     number of GPUs of its machine
+    caches   the caches of compiled kernels at its start, by name
+    kernels  seconds of compilation at its start, by kernel
+    seconds  of its first ops: forward, backward, reduction
+    """
+
+    backend: str
+    device: str
+    gpus: int
+    caches: dict[str, Cache]
+    kernels: dict[str, float]
+    seconds: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 @sent(WORKER, COORDINATOR)

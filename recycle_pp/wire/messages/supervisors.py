@@ -213,6 +213,7 @@ class Signs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     activity  its current activity
     seconds   seconds since the start of this activity
     quiet     seconds since the thread last ran on a processor or was ready to run
+    delayed   seconds of this activity in which the thread was ready to run but had no core
     """
 
     incarnation: int
@@ -220,6 +221,7 @@ class Signs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     activity: Activity
     seconds: float
     quiet: float
+    delayed: float = 0.0
 
 
 @sent(SUPERVISOR, COORDINATOR)

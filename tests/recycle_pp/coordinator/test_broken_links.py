@@ -26,7 +26,7 @@ def of(monkeypatch):
     ended = []
     deaths = SimpleNamespace(end=lambda rank, cause, detail: ended.append(rank.role))
     links = BrokenLinks(state, Driver(), deaths, SimpleNamespace(cut_off=lambda rank, hosts: None))
-    return SimpleNamespace(links=links, roster=state.roster, ended=ended)
+    return SimpleNamespace(links=links, roster=state.roster, ended=ended, recorder=state.recorder)
 
 
 def cut(of, one, other):
@@ -41,6 +41,9 @@ def cut(of, one, other):
 def test_of_two_workers_that_reach_the_coordinator_one_leaves(of):
     cut(of, 1, 2)
     assert of.ended == [Worker(2, 0)]
+    (event,) = of.recorder.whole
+    assert (event.cut, event.leaving) == (["1.0 2.0"], ["2.0"])
+    assert event.text().startswith("workers 1.0 and 2.0 cannot connect to each other; 2.0 will leave")
 
 
 def test_no_worker_leaves_for_a_link_to_a_node_that_is_silent_itself(of):

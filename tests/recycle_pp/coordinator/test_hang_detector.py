@@ -5,6 +5,7 @@ import json
 import time
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from recycle_schedules import Worker
 
@@ -19,6 +20,7 @@ from recycle_pp.telemetry.events.recovery import Renewed
 from recycle_pp.wire.messages.activity import Activity
 from recycle_pp.wire.messages.lifecycle import Reading, WorkerHeartbeat
 from recycle_pp.wire.messages.supervisors import CoordinatorHeartbeat, Signs, Stacks, SupervisorHeartbeat
+from recycle_pp.wire.records import HangReport
 
 from .states import job_state
 
@@ -28,6 +30,8 @@ F = Activity("works", "F", 7, (1, 3))
 
 class Supervisor:
     """A connection that keeps the messages sent."""
+
+    hello = None
 
     def __init__(self):
         self.received, self.aborted = [], False
@@ -141,6 +145,18 @@ def test_a_worker_that_hangs_in_an_op_is_found_once_and_the_file_lists_all_activ
     assert report["waits"] == [["0.2", "1.2"]] and report["workers"]["1.2"]["does"] == job.found[6].where
     job.hangs.stacks(job.roster[6], Stacks(0, "Thread 0x1"))
     assert (job.folder / report["stuck"]["1.2"]["stacks"]).read_text() == "Thread 0x1"
+
+
+def test_a_late_step_leaves_a_report_of_the_present_moment_before_any_worker_is_stuck(tmp_path):
+    job = Job(tmp_path)
+    job.say[2] = Activity("waits", "sum", 7)
+    job.beat()
+    job.hangs.worker_beats(job.roster[2], WorkerHeartbeat(time.monotonic(), "boot", lacks=[6]))
+    asyncio.run(job.watched(SUSPICION * 0.7))
+    report = msgspec.json.decode((job.folder / "now.json").read_bytes(), type=HangReport)
+    assert not job.found and report.step == 7 and not report.stuck and not report.missing
+    assert report.workers["0.2"].lacks == ["1.2"] and report.workers["1.2"].does == str(F)
+    assert ("0.2", "1.2") in report.waits
 
 
 def test_a_silent_worker_is_found_once_and_one_with_heartbeats_is_not(tmp_path):

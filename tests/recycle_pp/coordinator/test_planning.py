@@ -196,7 +196,7 @@ def test_the_plan_of_an_expected_problem_is_made_before_those_of_possible_deaths
 def test_a_new_coordinator_plans_with_the_profile_of_the_lost_one_and_measures_again_if_it_is_damaged(tmp_path, damage):
     run, settings = RunFolder(tmp_path), Settings(parallel=Parallel(pipelines=1, stages=1))
     durations = {kind: [0.25] for kind in "FIWBO"}
-    seconds = {"turn_seconds": 0.0, "message_seconds": 0.0, "sum_seconds": [0.0], "first_forward_seconds": {}}
+    seconds = {"turn_seconds": 0.0, "message_seconds": 0.0, "sum_seconds": [0.0]}
     profile = {"durations_seconds": durations, "steps": 3, "boundary_bytes": [], **seconds}
     run.profile.write_text(json.dumps(profile) if damage is None else damage)
     measured = Profile(settings)

@@ -60,6 +60,24 @@ def test_a_running_thread_is_distinguished_from_a_sleeping_one(code, runs):
         process.wait()
 
 
+def test_a_thread_that_has_no_core_is_delayed_and_one_that_sleeps_is_not():
+    """Two processes spin on one core, so each waits for half of the time."""
+    core = min(os.sched_getaffinity(0))
+    spins = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+    sleeping, signs_of_sleep = watched("import time; time.sleep(60)")
+    (one, signs), (other, _) = watched(spins), watched(spins)
+    try:
+        for each in (signs, signs_of_sleep):
+            each.sample(0, 1.0)
+        time.sleep(1.0)
+        assert signs.sample(0, 2.0).delayed > 0.25
+        assert signs_of_sleep.sample(0, 2.0).delayed < 0.1
+    finally:
+        for process in (sleeping, one, other):
+            process.kill()
+            process.wait()
+
+
 def test_a_pause_of_the_supervisor_does_not_age_activities():
     board = Board(bytearray(4096))
     signs = VitalSigns(os.getpid(), board)

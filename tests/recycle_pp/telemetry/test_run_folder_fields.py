@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from recycle_pp import replay
+from recycle_pp.telemetry.contact_log import ContactLog
 from recycle_pp.telemetry.events.catalog import EVENTS
+from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.telemetry.run_reader import RunReader
 
 DOCS = Path(__file__).parents[3] / "docs" / "run-folder.md"
 SOMETIMES = {"val_loss", "val_samples"}
@@ -60,6 +63,27 @@ def test_files_of_one_object(section, run):
     assert json.loads((run.path / section).read_text()).keys() == fields(section)
 
 
+def test_the_receipts_of_first_ops(run):
+    """Two for each process: worker 1.1 has died before its first step ended, or after it, and has returned."""
+    receipts = run.lines(run.first_ops)
+    assert all(receipt.keys() == fields("receipts/first-forward.jsonl") for receipt in receipts)
+    newest = RunReader(run).first_ops()
+    assert {receipt.worker for receipt in newest} == {"0.0", "0.1", "1.0", "1.1"}
+    assert all({"forward", "backward", "reduction"} == receipt.seconds.keys() for receipt in newest)
+    assert all({"triton", "inductor"} == receipt.caches.keys() for receipt in newest)
+
+
+def test_the_receipt_of_a_supervisor(tmp_path):
+    run = RunFolder(tmp_path)
+    contact = ContactLog(run, 3)
+    contact.write("lost", "rank 0 at 10.0.0.1:29501")
+    contact.write("gave_up", "no majority")
+    contact.flush()
+    lines = run.contact(3).read_text().splitlines()
+    assert all(json.loads(line).keys() == fields("receipts/supervisor-3.jsonl") for line in lines)
+    assert [(of.rank, of.what) for of in RunReader(run).contacts()] == [(3, "lost"), (3, "gave_up")]
+
+
 def test_traces(run):
     trace = json.loads(run.trace(4).read_text())
     assert trace.keys() == fields("traces")
@@ -70,7 +94,6 @@ def test_traces(run):
 def test_the_summary_counts_what_the_trace_shows(run):
     from recycle_pp.drawing.chart import Chart
     from recycle_pp.drawing.measures import Measures
-    from recycle_pp.telemetry.run_reader import RunReader
 
     summary = json.loads(run.summary.read_text())
     m = Measures.of(Chart.of(RunReader(run).trace(4)))

@@ -1,8 +1,10 @@
-"""The mesh of connections shared by generations with the same base."""
+"""The mesh of connections shared by generations with the same base, and sums over it."""
 
 import threading
+import time
 
 import pytest
+import torch
 from recycle_schedules import Worker
 
 from recycle_pp.comm.store import ControlStore
@@ -34,3 +36,35 @@ def test_a_death_may_end_a_generation_before_its_links_are_made():
     with pytest.raises(LinkBroken):
         transport.join(older, MEMBERS, B, BASE)
     transport.join(Generation(BASE + 2), SURVIVORS, B, BASE)
+
+
+def test_a_sum_names_the_members_whose_part_it_lacks():
+    """B and C have called it. B's part arrives at C, A's does not."""
+    stores: list[ControlStore] = []
+
+    def published(key, value):
+        for store in stores:
+            store.deliver(key, value)
+
+    stores += [ControlStore(published) for _ in MEMBERS]
+    transports = {member: TcpTransport(stores[member], "127.0.0.1", 3) for member in MEMBERS}
+    generation = {member: Generation(BASE) for member in MEMBERS}
+    joins = [
+        threading.Thread(target=transports[member].join, args=(generation[member], MEMBERS, member, BASE))
+        for member in MEMBERS
+    ]
+    for thread in joins:
+        thread.start()
+    for thread in joins:
+        thread.join()
+    sums = {member: transports[member].all_reduce(generation[member], [torch.ones(3)]) for member in (B, C)}
+    deadline = time.monotonic() + 10
+    while any(pending.lacks() != [A] for pending in sums.values()):
+        assert time.monotonic() < deadline, [pending.lacks() for pending in sums.values()]
+        time.sleep(0.01)
+    last = transports[A].all_reduce(generation[A], [torch.ones(3)])
+    for pending in (last, *sums.values()):
+        pending.wait()
+        assert pending.lacks() == []
+    for transport in transports.values():
+        transport.close(1.0)

@@ -1,0 +1,62 @@
+"""The folders in which Triton and torch keep compiled kernels, and the time that compiling took.
+
+caches()                               # {"triton": Cache(folder, files=148, bytes=31_000_000), "inductor": ...}
+with compiling(seconds): stage.warm()  # adds the seconds of each Triton kernel that was compiled to the dict
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from recycle_pp.wire.messages.lifecycle import Cache
+
+MOST_FILES = 100_000  # a cache with more files is not counted to its end
+
+
+def caches() -> dict[str, Cache]:
+    """The caches of this process: triton, inductor."""
+    return {name: _cache(folder) for name, folder in folders().items()}
+
+
+def folders() -> dict[str, Path]:
+    home = os.environ.get("TRITON_HOME") or os.path.expanduser("~")
+    user = str(os.getuid())
+    with suppress(KeyError, OSError):  # this user has no name
+        user = getpass.getuser()
+    inductor = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or f"{tempfile.gettempdir()}/torchinductor_{user}"
+    return {"triton": Path(os.environ.get("TRITON_CACHE_DIR") or f"{home}/.triton/cache"), "inductor": Path(inductor)}
+
+
+@contextmanager
+def compiling(seconds: dict[str, float]) -> Iterator[None]:
+    """seconds: kernel -> time of its compilations, without those that a cache has saved."""
+    from triton import knobs  # imported here, because a CPU needs no Triton
+
+    def listener(*, src: Any, times: Any, cache_hit: bool, **about: Any) -> None:
+        if not cache_hit:
+            name = getattr(src, "name", None) or "?"
+            seconds[name] = round(seconds.get(name, 0.0) + times.total / 1e6, 3)
+
+    before, knobs.compilation.listener = knobs.compilation.listener, listener
+    try:
+        yield
+    finally:
+        knobs.compilation.listener = before
+
+
+def _cache(folder: Path) -> Cache:
+    files = size = 0
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                size += os.stat(os.path.join(path, name)).st_size
+                files += 1
+        if files >= MOST_FILES:
+            break
+    return Cache(str(folder), files, size)
