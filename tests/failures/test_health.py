@@ -40,6 +40,13 @@ def events(job, *names):
     return [event for event in job.run.lines(job.run.events) if event["event"] in names]
 
 
+def findings(job):
+    """(worker, signal, action) of the findings about GPUs. On a busy machine a look may also take longer than the
+    minute of 0.6 s, which is noted."""
+    found = events(job, "health_found")
+    return [(e["worker"], e["signal"], e["action"]) for e in found if e["signal"] != "nvml"]
+
+
 def committed(job):
     return [line["step"] for line in job.run.lines(job.run.metrics)]
 
@@ -48,9 +55,9 @@ def test_a_gpu_off_the_bus_kills_its_worker_for_good_until_a_person_clears_it(st
     steps = ("run.steps=60", "checkpoint.every=0")
     with start([{"step": 20, "device": 3, "xid": 79}], *steps) as job:
         assert job.wait(120) == 0, job.output
-        (found,) = events(job, "health_found")
-        assert (found["worker"], found["device"], found["signal"], found["action"]) == ("1.1", uuid(3), "xid", "kill")
-        assert "GPU has fallen off the bus; NVIDIA: RESTART_BM" in found["detail"]
+        assert findings(job) == [("1.1", "xid", "kill")]
+        (found,) = [event for event in events(job, "health_found") if event["signal"] == "xid"]
+        assert found["device"] == uuid(3) and "GPU has fallen off the bus; NVIDIA: RESTART_BM" in found["detail"]
         (death,) = events(job, "death_detected")
         assert (death["worker"], death["cause"]) == ("1.1", "quarantine") and 20 <= death["step"] <= 25
         assert not events(job, "respawned", "given_up") and committed(job) == list(range(60))
@@ -69,8 +76,7 @@ def test_a_lost_gpu_is_a_death_at_once(start):
 def test_memory_errors_drain_a_worker_after_its_commit(start):
     with start([{"step": 10, "device": 1, "uncorrected": 2}], "run.steps=40") as job:
         assert job.wait(120) == 0, job.output
-        found = [(e["worker"], e["signal"], e["action"]) for e in events(job, "health_found")]
-        assert found == [("0.1", "ecc", "note"), ("0.1", "ecc", "drain")]
+        assert findings(job) == [("0.1", "ecc", "note"), ("0.1", "ecc", "drain")]
         assert [e["worker"] for e in events(job, "evicted")] == [e["worker"] for e in events(job, "left")] == ["0.1"]
         assert {e["cause"] for e in events(job, "death_detected")} <= {"eviction"}
         assert not events(job, "resumed", "respawned"), "nothing is lost, and nobody comes back"
@@ -84,7 +90,7 @@ def test_heat_gives_a_worker_less_work_until_it_is_over(start):
         assert job.wait(120) == 0, job.output
         begun = {e["signal"]: e for e in events(job, "health_found")}
         assert begun["throttle"]["action"] == "slow" and begun["throttle"]["factor"] == 2.0
-        assert {e["signal"] for e in events(job, "health_over")} == {"throttle", "temperature"}
+        assert {e["signal"] for e in events(job, "health_over")} - {"nvml"} == {"throttle", "temperature"}
         assert not events(job, "death_detected", "slow")
         slow = [event["problem"]["speed"] for event in plans(job)]
         assert slow == [{"0,0": 0.5}, {}], slow
@@ -106,15 +112,14 @@ def test_all_of_it_happens_in_one_job_under_torchrun(tmp_path, monkeypatch):
     with Launched(tmp_path, nodes=1, workers=6, arguments=arguments) as job:
         assert job.wait([0], 250) == [0], job.explain()
         assert [line["step"] for line in job.metrics()] == list(range(150))
-        found = {(e["worker"], e["signal"], e["action"]) for e in job.events("health_found")}
-        assert found == {
-            ("0.0", "nvml", "note"), ("1.1", "xid", "kill"), ("2.0", "ecc", "note"), ("2.0", "ecc", "drain"),
-            ("0.1", "throttle", "slow"),
-        }, job.explain()  # fmt: skip
+        assert ("0.0", "nvml", "note") in [(e["worker"], e["signal"], e["action"]) for e in job.events("health_found")]
+        assert sorted(findings(job)) == [
+            ("0.1", "throttle", "slow"), ("1.1", "xid", "kill"), ("2.0", "ecc", "drain"), ("2.0", "ecc", "note"),
+        ], job.explain()  # fmt: skip
         causes = [(e["worker"], e["cause"]) for e in job.events("death_detected")]
         assert causes[0] == ("1.1", "quarantine") and {*causes[1:]} <= {("2.0", "eviction")}
         assert [e["worker"] for e in job.events("left")] == ["2.0"]
-        assert [(e["worker"], e["signal"]) for e in job.events("health_over")][-1] == ("0.1", "throttle")
+        assert ("0.1", "throttle") in [(e["worker"], e["signal"]) for e in job.events("health_over")]
 
 
 def plans(job):
@@ -131,8 +136,8 @@ def plans(job):
 def test_a_library_that_hangs_harms_nothing(start):
     with start([{"step": 5, "device": 2, "hangs": 600}], "run.steps=60") as job:
         assert job.wait(120) == 0, job.output
-        (found,) = events(job, "health_found")
-        assert (found["worker"], found["signal"], found["action"]) == ("1.0", "nvml", "note")
+        found = [(e["worker"], e["signal"], e["action"]) for e in events(job, "health_found")]
+        assert ("1.0", "nvml", "note") in found and findings(job) == []
         assert not events(job, "death_detected", "slow") and committed(job) == list(range(60))
 
 
