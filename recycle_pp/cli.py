@@ -22,6 +22,7 @@ COMMANDS = {
     "init": "write a commented file with every setting, for this machine",
     "train": "train a model; starts torchrun for the workers of this machine",
     "status": "show whether a run is alive, its speed, its loss and its dead workers",
+    "doctor": "say why a run hangs or died, and what to do next",
     "report": "summarize a run: deaths, their causes and their cost",
     "replay": "repeat the decisions of a run's coordinator, and print why each was made",
     "plan": "compute the step time and memory with some workers dead",

@@ -52,10 +52,11 @@ def test_the_quick_start_prints_the_shown_output(demo):
 def test_the_commands_after_the_quick_start_read_its_run(demo):
     folder, _ = demo
     lines = [line for line in COMMAND_LINES if "runs/demo" in line and "train" not in line]
-    assert len(lines) == 3
+    assert len(lines) == 4
     for line in lines:
         found = recycle(line, folder)
-        assert found.returncode == 0 and found.stdout, (line, found.stderr)
+        code = 1 if " doctor " in line else 0  # a warning: a worker was killed
+        assert found.returncode == code and found.stdout, (line, found.stderr)
 
 
 def test_plan_and_simulate_run_as_written(tmp_path):

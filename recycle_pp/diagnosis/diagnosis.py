@@ -1,0 +1,199 @@
+"""Names the cause of a run's newest stall or death.
+
+    diagnosis = diagnose(evidence)            # `telemetry.evidence.gather` reads it
+    diagnosis.verdict, diagnosis.worker, diagnosis.evidence, diagnosis.next, diagnosis.code
+
+A run that is stalled now is judged by its newest report of who waits for whom, otherwise by its events. Pure: no files,
+no clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import median
+from typing import NamedTuple
+
+from recycle_pp.telemetry.events.job import Started
+from recycle_pp.telemetry.events.recovery import Resumed
+from recycle_pp.telemetry.evidence import Evidence
+
+from .advice import next_command
+from .finding import BROKEN, WARNING, WELL, Finding, names, seconds
+from .incidents import SIGNALS, explain, newest, since_launch
+from .waits import of_report, of_start
+
+STALE = 10.0  # seconds without a heartbeat of a coordinator whose process exists
+FRESH = 10.0  # seconds for which a report describes the present moment
+LATE = 3.0  # a step that lasts this many times the usual time is late, but not before half of control.suspicion
+STARTS = 60.0  # seconds for which a run may have no heartbeat
+SKEW = 3.0  # a first forward or backward that takes this many times the median of the others is skewed
+
+
+class Diagnosis(NamedTuple):
+    """
+    verdict   one of `finding.CLASSES`
+    worker    the worker that caused it, "1.2"; None: no single one
+    evidence  sentences, the most important first
+    next      the command to type next
+    code      0 well, 1 warning: the job continues, 2 broken
+    """
+
+    verdict: str
+    worker: str | None
+    evidence: list[str]
+    next: str
+    code: int
+
+
+def diagnose(evidence: Evidence) -> Diagnosis:
+    found = _find(evidence)
+    if evidence.damaged:
+        said = [*found.evidence, *evidence.damaged]
+        damaged = Finding("storage", None, evidence.damaged, WARNING, evidence.run)
+        found = damaged if found.verdict == "well" else found._replace(evidence=said)
+    return Diagnosis(found.verdict, found.worker, found.evidence, next_command(found, evidence), found.code)
+
+
+def _find(whole: Evidence) -> Finding:
+    e = _of_launch(whole)
+    started = any(isinstance(event, Started) for event in e.events)
+    if e.life == "over" and e.code in (0, *SIGNALS):
+        return _past(e) or Finding("well", None, [f"the run has ended: {e.proof}"], WELL)
+    if e.life != "alive":
+        return _dead(e, started)
+    if e.beat_age > STALE:
+        return _stale(e)
+    return (_stalled(e) or _past(e) if started else _starting(e)) or _well(e)
+
+
+def _of_launch(e: Evidence) -> Evidence:
+    """The evidence of the newest start of the run."""
+    events = since_launch(e.events)
+    since = events[0].time if events else 0.0
+    contacts = [contact for contact in e.contacts if contact.time > since]
+    return replace(e, events=events, contacts=contacts, first_ops=[of for of in e.first_ops if of.time > since])
+
+
+def _stale(e: Evidence) -> Finding:
+    """The coordinator's process lives, but it writes no heartbeat, or no report about a late step."""
+    beat = f"the coordinator, {e.process}, exists; its last heartbeat is {seconds(e.beat_age)} old"
+    if e.suspended:
+        said = [beat, "its process is stopped (SIGSTOP, or a debugger)", *_told(e)]
+        return Finding("control_plane", None, said, BROKEN, e.process)
+    if e.on_disk:
+        return Finding("storage", None, [beat, f"one of its threads waits for the disk of {e.run}"], BROKEN, e.run)
+    return Finding("control_plane", None, [beat, "without a majority of the supervisors it writes nothing", *_told(e)])
+
+
+def _told(e: Evidence) -> list[str]:
+    """What supervisors that have lost the coordinator left behind."""
+    words = {"lost": "lost the coordinator", "follows": "follows another one", "gave_up": "gave up"}
+    return [f"rank {of.rank} on {of.host} {words.get(of.what, of.what)}: {of.detail}" for of in e.contacts[-3:]]
+
+
+def _starting(e: Evidence) -> Finding | None:
+    """Before the first step of this start."""
+    if incident := newest(e.events):
+        return explain(incident, e)
+    found = of_start(e.report, e.suspicion) if e.report and _is_fresh(e) else None
+    if found and found.verdict == "data" and not found.where:
+        return found._replace(evidence=[*found.evidence, f"data.path is {names(e.data)}"], where=e.data[0])
+    return found
+
+
+def _stalled(e: Evidence) -> Finding | None:
+    """The reason why the step that runs now does not end; None if it is not late."""
+    begun = [event.time for event in e.events if isinstance(event, Started | Resumed)]
+    since = max([*begun, e.step_at or 0.0])
+    if e.now - since <= max(e.suspicion / 2, LATE * (e.step_seconds or 0.0)):
+        return None
+    incident = newest(e.events)
+    known = explain(incident, e) if incident and incident[-1].step >= _runs(e) else None
+    if known and known.verdict in ("network", "data"):
+        found: Finding | None = known
+    elif e.report and _is_fresh(e):
+        found = of_report(e.report, e.suspicion)
+        if known and (found is None or found.verdict == known.verdict):  # a report between two attempts shows less
+            found = known
+    else:
+        found = known or _stale(e)
+    if found is None:
+        return None
+    said = caches(found.worker, e) if found.verdict == "compile_skew" else []
+    return found._replace(evidence=[*found.evidence, *said, f"step {_runs(e)} runs for {seconds(e.now - since)}"])
+
+
+def _past(e: Evidence) -> Finding | None:
+    """The newest stall or death, from which the job has recovered or recovers."""
+    incident = newest(e.events)
+    if not incident:
+        return _skew(e)
+    now = "has recovered since" if incident[0].step < _runs(e) else "recovers"
+    found = explain(incident, e)
+    return found._replace(
+        code=WARNING, evidence=[*found.evidence, f"the job {'has ended' if e.life == 'over' else now}"]
+    )
+
+
+def _skew(e: Evidence) -> Finding | None:
+    """One worker's first forward and backward took much longer than the others'."""
+    took = {
+        of.worker: sum(of.seconds.get(op, 0.0) for op in ("forward", "backward")) for of in e.first_ops if of.seconds
+    }
+    if len(took) < 2:
+        return None
+    worker = max(took, key=lambda w: took[w])
+    usual = median(took[w] for w in took if w != worker)
+    if took[worker] < usual + max(e.suspicion / 2, (SKEW - 1) * usual):
+        return None
+    said = f"{worker} needed {seconds(took[worker])} for its first forward and backward, the others {seconds(usual)}"
+    return Finding("compile_skew", worker, [said, *caches(worker, e)], WARNING)
+
+
+def caches(worker: str | None, e: Evidence) -> list[str]:
+    """What the worker's caches of compiled kernels lacked at its start, compared with those of the others."""
+    files = {of.worker: {name: cache.files for name, cache in of.caches.items()} for of in e.first_ops}
+    own = files.get(worker or "", {})
+    others = {name: [of[name] for w, of in files.items() if w != worker and name in of] for name in own}
+    return [
+        f"its {name} cache had {own[name]} files at its start, those of the others {median(those):.0f}"
+        for name, those in others.items()
+        if those and median(those) > own[name]
+    ]
+
+
+def _dead(e: Evidence, started: bool) -> Finding:
+    """The coordinator is gone, is silent, or has ended with an error."""
+    incident = newest(e.events)
+    if incident and (incident[-1].step >= _runs(e) or e.life == "over"):
+        found = explain(incident, e)
+        return found._replace(evidence=[*found.evidence, e.proof])
+    if any(contact.what == "gave_up" for contact in e.contacts):
+        return Finding("control_plane", None, [*_told(e), e.proof])
+    if not e.process and e.age < STARTS:
+        return Finding("well", None, ["the job starts", e.proof], WELL)
+    if not started:
+        return Finding("never_started", None, [e.proof, "no step was begun"])
+    if e.life == "silent":
+        return Finding("control_plane", None, [e.proof], BROKEN, e.process)
+    return Finding("rank_death", None, ["all processes are gone: the launcher or the machine was killed", e.proof])
+
+
+def _well(e: Evidence) -> Finding:
+    if e.step is not None and e.step_at is not None:
+        said = [f"step {e.step} is committed, {seconds(max(0.0, e.now - e.step_at))} ago"]
+    else:
+        starts = e.report.workers.items() if e.report and _is_fresh(e) else ()
+        doing = [f"{worker}: {sign.does}" for worker, sign in starts if sign.kind == "starts"]
+        said = ["the job starts", *([names(doing, 3)] if doing else [])]
+    return Finding("well", None, [*said, e.proof], WELL)
+
+
+def _runs(e: Evidence) -> int:
+    """The step that runs."""
+    return 0 if e.step is None else e.step + 1
+
+
+def _is_fresh(e: Evidence) -> bool:
+    """Whether the newest report is about the step that runs now."""
+    return e.report is not None and e.report.step >= _runs(e) and e.report.time > e.now - FRESH - e.beat_age

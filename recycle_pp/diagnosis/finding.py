@@ -1,0 +1,46 @@
+"""The answer of `recycle_pp.doctor`, and its words."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+CLASSES = (
+    "well",
+    "never_started",  # a worker never became ready
+    "compile_skew",  # one worker compiles and the others wait
+    "rank_death",  # one worker died first, the others only waited
+    "stuck_op",  # an op or a kernel that does not end
+    "stuck_collective",  # all wait for a sum, and no worker runs an op
+    "network",  # two hosts cannot reach each other
+    "data",  # the training data's disk does not answer
+    "storage",  # the disk of the run folder, or a checkpoint
+    "busy",  # other processes keep the workers from running
+    "control_plane",  # the coordinator, or its election
+)
+WELL, WARNING, BROKEN = 0, 1, 2
+
+
+class Finding(NamedTuple):
+    """
+    verdict   one of CLASSES
+    worker    the worker that caused it; None: no single one
+    evidence  sentences, the most important first
+    code      WELL, WARNING (the job has recovered, or makes progress), BROKEN
+    where     what the next command needs: a host, a file; "" if nothing
+    """
+
+    verdict: str
+    worker: str | None
+    evidence: list[str]
+    code: int = BROKEN
+    where: str = ""
+
+
+def seconds(value: float) -> str:
+    return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
+
+
+def names(workers: list[str], most: int = 6) -> str:
+    """ "1.2", or "0.0, 1.0 and 14 more"."""
+    more = f" and {len(workers) - most} more" if len(workers) > most else ""
+    return ", ".join(workers[:most]) + more

@@ -1,0 +1,100 @@
+"""Says why a run hangs, or why it died: the verdict, the evidence, and the next command to type.
+
+    python -m recycle_pp.doctor runs/mine
+    python -m recycle_pp.doctor runs/mine --json
+
+Works while the job runs, hangs or is dead, on any machine that has the run folder. It names the newest stall or death,
+also if the job has recovered since. Exit code 0: well; 1: a warning, the job continues; 2: broken, or an error. The
+page docs/doctor.md explains the verdicts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+from collections.abc import Sequence
+
+from recycle_pp.diagnosis.diagnosis import Diagnosis, diagnose
+from recycle_pp.diagnosis.finding import BROKEN, WARNING, WELL
+from recycle_pp.telemetry.evidence import gather
+from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.telemetry.run_reader import RunReader
+
+READ_SECONDS = 40.0  # time limit for reading the run folder, which takes 15 s if the coordinator is silent
+_LOGS = ("never_started",)  # verdicts for which the last line of the log matters
+_COLOURS = {WELL: "\x1b[32m", WARNING: "\x1b[33m", BROKEN: "\x1b[31m"}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    about, _, more = (__doc__ or "").partition("\n\n")
+    parser = argparse.ArgumentParser(
+        "python -m recycle_pp.doctor",
+        description=about,
+        epilog=more,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", help="a run folder")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = parser.parse_args(argv)
+    try:
+        diagnosis = of_run(arguments.run)
+    except ValueError as error:
+        print(f"recycle_pp: {error}", file=sys.stderr)
+        return BROKEN
+    if arguments.json:
+        print(json.dumps({key: value for key, value in diagnosis._asdict().items() if key != "code"}, indent=1))
+    else:
+        print(text(diagnosis, sys.stdout.isatty() and "NO_COLOR" not in os.environ))
+    return diagnosis.code
+
+
+def of_run(path: str, seconds: float = READ_SECONDS) -> Diagnosis:
+    """The diagnosis of a run. Waits at most `seconds` for the file system of its folder. ValueError if it holds no run,
+    or if its config.yaml is damaged."""
+    answers: list[Diagnosis | ValueError] = []
+    reading = threading.Thread(target=lambda: answers.append(_read(path)), daemon=True)
+    reading.start()
+    reading.join(seconds)
+    if not answers:
+        silent = f"the file system of {path} has not answered for {seconds:.0f} s"
+        return Diagnosis("storage", None, [silent], f"df -h {path}", BROKEN)
+    if isinstance(answers[0], ValueError):
+        raise answers[0]
+    return answers[0]
+
+
+def text(diagnosis: Diagnosis, colour: bool = False) -> str:
+    """The screen: the verdict, the evidence, the next command."""
+    worker = f": worker {diagnosis.worker}" if diagnosis.worker else ""
+    grade = {WELL: "", WARNING: " (the job continues)", BROKEN: ""}[diagnosis.code]
+    verdict = f"{diagnosis.verdict}{worker}"
+    if colour:
+        verdict = f"{_COLOURS[diagnosis.code]}\x1b[1m{verdict}\x1b[0m"
+    return "\n".join([verdict + grade, *(f"  {line}" for line in diagnosis.evidence), f"next: {diagnosis.next}"])
+
+
+def _read(path: str) -> Diagnosis | ValueError:
+    run = RunFolder(path)
+    try:
+        diagnosis = diagnose(gather(run))
+    except ValueError as error:
+        return error
+    return diagnosis._replace(evidence=[*diagnosis.evidence, *_details(diagnosis, RunReader(run))])
+
+
+def _details(diagnosis: Diagnosis, reader: RunReader) -> list[str]:
+    """The line of a log, or of a stack trace, that belongs to the verdict."""
+    if diagnosis.next.endswith(".txt"):
+        line = reader.stuck_at(diagnosis.next.rpartition("/")[2])
+        return [f"its main thread stood in {line}"] if line else []
+    if diagnosis.worker and diagnosis.verdict in _LOGS:
+        line = reader.last_line(diagnosis.worker)
+        return [f"its log ends with: {line}"] if line else []
+    return []
+
+
+if __name__ == "__main__":
+    sys.exit(main())
