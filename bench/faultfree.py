@@ -227,7 +227,7 @@ class Part(torch.nn.Module):
         super().__init__()
         build = Build(settings.model, settings.run.seed, torch.device("cpu"))
         self.model = Transformer(
-            build, layers_of(depth(settings.model), settings.parallel.stages, settings.model.split)[stage]
+            build, layers_of(depth(settings.model), settings.parallel.stages, settings.model.layout)[stage]
         )
 
     def forward(self, source: torch.Tensor) -> torch.Tensor:

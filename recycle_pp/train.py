@@ -23,7 +23,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.supervisor.child import die_with_parent
@@ -90,7 +90,7 @@ def _with_address(arguments: list[str]) -> list[str]:
 class Prepared(NamedTuple):
     """The result of `prepare`.
 
-    settings  the validated settings of the job, with the values of a resumed run and of measurements; only on rank 0
+    settings  the validated settings of the job, with the values of a resumed run and numbers for `auto`; only on rank 0
     run       the run folder; only on rank 0
     address   the coordinator's address; None if all ranks are on one node and read the address from a private file
     complete  a sentence for the user if the run is already complete, else empty
@@ -155,7 +155,7 @@ def _prepare_job(
     prepare_data(settings, launch.world)
     startup.update("plans the stages")
     may_restart = settings.run.resume == "auto"
-    settings = measured(settings.with_values({"run.resume": settings.run.resume is True or done > 0}))
+    settings = with_numbers(settings.with_values({"run.resume": settings.run.resume is True or done > 0}))
     validate(settings, launch.world)
     startup.update(f"makes the run folder {settings.run.dir}")
     run = RunFolder.create(settings, done, may_restart)
@@ -165,18 +165,17 @@ def _prepare_job(
     return Prepared(settings, run, address, node=node, done=done)
 
 
-def measured(settings: Settings) -> Settings:
-    """The settings, with numbers for model.split=auto and parallel.memory=auto. May measure some layers."""
-    values: dict[str, Any] = {}
-    if settings.model.split == "auto":
-        from recycle_pp.fitting.balance import balanced
-
-        values["model.split"] = balanced(settings)
+def with_numbers(settings: Settings) -> Settings:
+    """The settings, with numbers for parallel.memory=auto and model.split=auto."""
     if settings.parallel.memory == "auto":
         from recycle_pp.fitting.machine import memory_of_a_worker
 
-        values["parallel.memory"] = memory_of_a_worker(settings.run.device)
-    return settings.with_values(values)
+        settings = settings.with_values({"parallel.memory": memory_of_a_worker(settings.run.device)})
+    if settings.model.split == "auto":
+        from recycle_pp.fitting.first_layout import first_layout
+
+        settings = settings.with_values({"model.auto_split": first_layout(settings)})
+    return settings
 
 
 def continued(settings: Settings, arguments: list[str]) -> tuple[Settings, list[str]]:

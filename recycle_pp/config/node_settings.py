@@ -39,7 +39,7 @@ class NodeSettings:
     def of(cls, settings: Settings, arguments: Sequence[str]) -> NodeSettings:
         """The settings of this node.
 
-        settings   the settings composed from `arguments`, before a resume or a measurement changes them
+        settings   the settings composed from `arguments`, before a resume or the start changes them
         arguments  the command line; nodes compare run.dir as it is written there or in the
                    file of settings, because its default contains the time
         """

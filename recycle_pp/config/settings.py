@@ -85,9 +85,12 @@ class Model:
     split: list[int] | str | None = setting(
         "auto",
         "layers per stage; null: as even as possible, with the remainder on the first stages; auto: balanced by "
-        "measured time and memory if even stages are not the best, then saved in config.yaml",
+        "numbers of weights, within parallel.memory; a list stays while no worker is dead (schedule.rebalance)",
         choices=("auto", None),
         form="a list of whole numbers",
+    )
+    auto_split: list[int] | None = setting(
+        None, "set by the start: the layers per stage that split=auto has chosen", change=Change.START
     )
     recompute: bool | str = setting(
         False,
@@ -101,6 +104,12 @@ class Model:
     def own(self) -> bool:
         """True if the model is this project's own Transformer."""
         return self.kind in ("transformer", "llama")
+
+    @property
+    def layout(self) -> list[int] | None:
+        """Layers per stage at the start of the job; None: as even as possible."""
+        chosen = self.auto_split if self.split == "auto" else self.split
+        return chosen if isinstance(chosen, list) else None
 
     @property
     def head_size(self) -> int:

@@ -10,7 +10,7 @@ layers beside their own.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from recycle_schedules import Problem, StageMemory, Worker, plan, plan_layout
@@ -71,17 +71,27 @@ def search(
 def _best(problem: Problem, layers: ModelLayers, current: Layout) -> Layout | None:
     """The layout of the shortest plan; None if no layout fits."""
     counted = problem.replace(memory=None)
-    each: dict[str, list[float]] = {kind: by_layer(counted.per_stage(kind), current) for kind in TIMES}
-    capacity = None
-    if problem.memory is not None:
-        capacity = problem.memory["capacity"]
-        alone = [_alone(layers, k) for k in range(sum(current))]
-        each["bytes"] = [sum(memory.always(problem.pipelines, 0).values()) for memory in alone]
-        each["activation_bytes"] = [memory.each() for memory in alone]
+    times: dict[str, list[float]] = {kind: by_layer(counted.per_stage(kind), current) for kind in TIMES}
     try:
-        return plan_layout(counted.replace(durations=None, layers=each, capacity_bytes=capacity)).layout
+        return plan_layout(layered(problem, times, layers)).layout
     except ValueError:
         return None
+
+
+def layered(problem: Problem, times: Mapping[str, list[float]], layers: ModelLayers) -> Problem:
+    """The problem with `layers` instead of the durations and the memory of its stages.
+
+    times: F, I, W and optionally O of each decoder layer, (L,)
+    """
+    if problem.memory is None:
+        return problem.replace(durations=None, layers=times)
+    alone = [_alone(layers, k) for k in range(layers.depth)]
+    sizes = {
+        "bytes": [sum(memory.always(problem.pipelines, 0).values()) for memory in alone],
+        "activation_bytes": [memory.each() for memory in alone],
+    }
+    capacity = problem.memory["capacity"]
+    return problem.replace(memory=None, durations=None, layers={**times, **sizes}, capacity_bytes=capacity)
 
 
 def _fits(before: Problem, after: Problem, layers: ModelLayers, current: Layout, target: Layout) -> bool:

@@ -46,7 +46,7 @@ class ModelLayers:
     @property
     def start(self) -> Counts:
         """The layout with which the job starts. The depth must be known."""
-        return tuple(map(len, layers_of(self.depth, self._settings.parallel.stages, self._settings.model.split)))
+        return tuple(map(len, layers_of(self.depth, self._settings.parallel.stages, self._settings.model.layout)))
 
     def describe(self, depth: int, stays: str | None, units: Mapping[int, Sequence[tuple[str, int]]]) -> None:
         """Records what a worker says about the model (`Ready`). No effect for the project's own Transformer."""

@@ -51,10 +51,10 @@ def initial_problem(settings: Settings) -> Problem:
 
 def shares_of_stages(settings: Settings) -> list[float]:
     """The number of layers of each stage, relative to an even stage. 1 if the number of layers is unknown."""
-    stages, split = settings.parallel.stages, settings.model.split
+    stages, layout = settings.parallel.stages, settings.model.layout
     if settings.model.own:
-        split = [len(layers) for layers in layers_of_stages(settings)]
-    return [count * stages / sum(split) for count in split] if isinstance(split, list) else [1.0] * stages
+        layout = [len(layers) for layers in layers_of_stages(settings)]
+    return [count * stages / sum(layout) for count in layout] if layout else [1.0] * stages
 
 
 def memory_of(settings: Settings, measured: Measured | None = None) -> dict[str, Any] | None:

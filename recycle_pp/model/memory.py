@@ -148,7 +148,7 @@ def room_for_tensors(capacity: float, device: str) -> float:
 def layers_of_stages(settings: Settings) -> list[range]:
     """The layers of each stage of the project's own Transformer."""
     assert isinstance(settings.model.layers, int)
-    return layers_of(settings.model.layers, settings.parallel.stages, settings.model.split)
+    return layers_of(settings.model.layers, settings.parallel.stages, settings.model.layout)
 
 
 def parameters(model: Model, layers: range) -> int:

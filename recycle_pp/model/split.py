@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def layers_of(layers: int, stages: int, split: Sequence[int] | str | None = None) -> list[range]:
-    """The layers of every stage. Without `split`, and with "auto", the numbers of layers are as even as possible, and
-    the first stages may have one more.
+def layers_of(layers: int, stages: int, split: Sequence[int] | None = None) -> list[range]:
+    """The layers of every stage. Without `split` the numbers of layers are as even as possible, and the first stages
+    may have one more.
 
     Raises:
         ValueError: there are fewer layers than stages, or `split` is not one number of at least 1 for each stage, with
@@ -19,7 +19,7 @@ def layers_of(layers: int, stages: int, split: Sequence[int] | str | None = None
     """
     if layers < stages:
         raise ValueError(f"the model has {layers} layers, too few for parallel.stages = {stages}, one a stage")
-    if split is None or isinstance(split, str):
+    if split is None:
         each, rest = divmod(layers, stages)
         split = [each + (stage < rest) for stage in range(stages)]
     if len(split) != stages or sum(split) != layers or min(split) < 1:

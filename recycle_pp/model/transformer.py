@@ -290,7 +290,7 @@ class TransformerStage:
 
     def __init__(self, settings: Settings, stage: int, device: torch.device):
         model, parallel = settings.model, settings.parallel
-        layers = layers_of(depth(model), parallel.stages, model.split)[stage]
+        layers = layers_of(depth(model), parallel.stages, model.layout)[stage]
         folder = Folder(Path(model.path)) if model.path and model.init == "weights" else None
         build = Build(model, settings.run.seed, device, stream_dtype(settings), drawn=folder is None)
         self.module, self.ops = Transformer(build, layers), build.ops

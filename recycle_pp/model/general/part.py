@@ -45,7 +45,7 @@ def part(settings: Settings, stage: int, device: torch.device, run_dir: str | Pa
     """Stage `stage` of the model in `settings`. ValueError if it cannot be trained; one sentence for users."""
     source, parallel = source_of(settings), settings.parallel
     outline = dry_run(source, Batch.blank(settings), settings.numerics.precision == "bf16-autocast")
-    layout = split_layers(len(outline.layers), parallel.stages, settings.model.split)
+    layout = split_layers(len(outline.layers), parallel.stages, settings.model.layout)
     for k, layers in enumerate(layout):
         outline.refuse(layers)
         if not outline.names_of(layers):

@@ -82,5 +82,5 @@ def test_settings_that_define_the_computation_never_change():
     assert {"model.width", "data.path", "numerics.precision", "run.seed", "parallel.microbatch_size"} <= never
     assert not {"optimizer.lr", "run.steps", "model.split", "model.recompute", "parallel.stages"} & never
     per_start = {key for key, rule in rules(Settings).items() if rule.change is Change.START}
-    assert per_start == {"run.resume", "run.dir", "control.address", *FAULTS}
+    assert per_start == {"run.resume", "run.dir", "control.address", "model.auto_split", *FAULTS}
     assert {key for key, rule in RULES.items() if rule.per_node} == {"control.address", "control.interface"}

@@ -317,6 +317,15 @@ def test_an_explicit_split_is_restored():
     assert played(scenario, mode="always", model__split=[9, 7, 8, 8]).asked[-1] == (9, 7, 8, 8)
 
 
+def test_what_auto_has_chosen_moves_while_all_workers_live():
+    async def scenario(trainer):
+        trainer.job.units.layout = {0: [-1, *range(9)], 1: [*range(9, 16)], 2: [*range(16, 24)], 3: [*range(24, 33)]}
+        trainer.note("plan_adopted")
+        await trainer.commit()
+
+    assert played(scenario, model__split="auto", model__auto_split=[9, 7, 8, 8]).asked == [(8, 8, 8, 8)]
+
+
 def test_a_move_is_recorded_with_both_sides_of_the_comparison_and_its_stall():
     trainer = played(death)
     [begun] = trainer.events
