@@ -171,6 +171,7 @@ class Workers:
             rank.address = message.address
             profile.place(rank.role, message.machine, message.cores)
         self._state.layers.describe(message.units)
+        self._state.recorder.described(message)
         if profile.memory is not None and job.problem.memory is None:
             memory = memory_of(self._state.settings, profile.memory)
             self._driver.change(job.problem.replace(memory=memory))
