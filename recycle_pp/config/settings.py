@@ -295,6 +295,11 @@ class Run:
         "held-out micro-batches per pipeline, instead of validate_samples; the total depends on D",
         at_least=1,
     )
+    peak_tflops: float | None = setting(
+        None,
+        "peak of a worker's device in 10^12 operations per second, for MFU; null: from a table of GPUs",
+        above=0,
+    )
     on_event: str | None = setting(None, "shell command run for every event, with the event as JSON on standard input")
     sample_log: bool = setting(False, "write samples.jsonl: the sample ids of each step")
 

@@ -175,6 +175,7 @@ class Workers:
             profile.place(rank.role, message.machine, message.cores)
         layers = self._state.layers
         layers.describe(message.depth, message.stays, message.units)
+        self._state.recorder.described(message)
         if profile.memory is not None and job.problem.memory is None:
             memory = memory_of(self._state.settings, profile.memory)
             self._driver.change(job.problem.replace(memory=memory))

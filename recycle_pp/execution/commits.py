@@ -42,6 +42,7 @@ from recycle_pp.wire.messages.activity import REDUCTION
 from recycle_pp.wire.messages.members import Member
 from recycle_pp.wire.messages.steps import Commit, Measured
 
+from .device import memory_used
 from .injection import Injector
 from .session import Session
 from .spans import Spans, named
@@ -174,6 +175,7 @@ class Commits:
                 logged_bytes=logged_bytes,
                 lr=self._optimizer.lr(step),
                 cpu=time.process_time(),
+                memory=memory_used(self._stage.device),
             )
         )
         squares, finite, fits = reduced.squares, reduced.finite, reduced.fits

@@ -6,6 +6,7 @@ platform(device, backend)                                   # "NVIDIA H200 sm_90
 notes(settings.parallel.backend, backend, device)            # sentences for the user
 settle_memory(device)                                       # waits until the memory of a dead process is free
 is_unfit(error)                                             # whether the device cannot run a kernel
+memory_used(device)                                           # (peak, reserved) bytes of this process
 finish = finisher(device); finish()                         # waits for all work that this thread has launched
 large_blocks_apart()                                        # makes malloc unmap large blocks when they are freed
 give_back_free_memory()                                     # returns all free memory to the system
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import sys
 import threading
 import time
@@ -134,6 +136,17 @@ def give_back_free_memory() -> None:
 def is_unfit(error: Exception) -> bool:
     """Whether a kernel cannot be compiled for this device, does not fit it, or is missing in this torch build."""
     return type(error).__module__.startswith("triton.") or "no kernel image is available" in str(error)
+
+
+def memory_used(device: torch.device) -> tuple[int, int]:
+    """(peak, reserved) bytes of this process since its start, on the device.
+
+    On a GPU: the most that tensors used, and the most that torch had reserved for them. On a CPU: the most physical
+    memory of the process, with Python and torch; and 0, because nothing is reserved.
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, 0
 
 
 def platform(device: torch.device, backend: str, precision: str = "fp32") -> str:

@@ -18,10 +18,13 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any, TextIO
 
+from recycle_pp.config.sizes import format_size
+
 from .background import BackgroundStream
 from .words import plural
 
 _NUMBERS = {"loss": "loss {:.4f}", "val_loss": "val {:.4f}", "tokens_per_second": "{:,.0f} tokens/s"}
+_COMPUTE = ("forward_seconds", "backward_seconds", "weight_seconds")
 _BAR = 20  # characters
 _BOLD, _DIM, _RED, _RESET = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[0m"
 
@@ -55,6 +58,7 @@ class Progress:
                 parts.append(form.format(record[key]))
                 if key == "val_loss" and record.get("val_samples") is not None:
                     parts[-1] += f" ({plural(record['val_samples'], 'sample')})"
+        parts += [] if first else hardware(record)
         parts.append(self._live(record))
         eta = f", ETA {duration(left * median(self._seconds))}" if self._seconds and left else ""
         parts.append(f"{plural(left, 'step')} left{eta}")
@@ -87,6 +91,26 @@ class Progress:
             self._stream.flush()
         except (OSError, ValueError):  # the reader has closed its end
             self._stream = open(os.devnull, "w")  # noqa: SIM115
+
+
+def hardware(record: Mapping[str, Any]) -> list[str]:
+    """Phrases about the use of the hardware in a step; those that the record lacks are left out.
+
+    record: a line of metrics.jsonl
+    """
+    found = []
+    if record.get("tokens_per_second_per_worker") is not None:
+        found.append(f"{record['tokens_per_second_per_worker']:,.0f} tokens/s a worker")
+    if record.get("tflops") is not None:
+        found.append(f"{record['tflops']:.3g} TFLOP/s a worker")
+    if record.get("mfu") is not None:
+        found.append(f"MFU {100 * record['mfu']:.1f} %")
+    times = [record[key] for key in _COMPUTE if record.get(key) is not None]
+    if record.get("step_seconds") and len(times) == len(_COMPUTE):
+        found.append(f"compute {100 * sum(times) / record['step_seconds']:.0f} %")
+    if record.get("peak_bytes") is not None:
+        found.append(f"peak {format_size(record['peak_bytes'])}")
+    return found
 
 
 def duration(seconds: float) -> str:

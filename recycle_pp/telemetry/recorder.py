@@ -1,7 +1,7 @@
 """Writes the records of a job: events, metrics, traces, the summary, and lines on the console.
 
     recorder = Recorder(settings, run, events, progress, job, spans)
-    recorder.measured(worker, message)    # also `progress` and `resumed`: messages of workers
+    recorder.measured(worker, message)    # also `described`, `progress` and `resumed`: messages of workers
     recorder.event(Respawned(worker="1.2", respawns=1))
     recorder.began(job)                   # a job has replaced the current one
     recorder.handled(event, outcome)      # each event of the job, with its notes
@@ -33,11 +33,12 @@ from recycle_pp.protocol.takeover import Found
 from recycle_pp.timing.span_tables import SpanTables
 from recycle_pp.wire.messages.agreement import Takeover
 from recycle_pp.wire.messages.generations import Resumed
-from recycle_pp.wire.messages.lifecycle import FirstOps
+from recycle_pp.wire.messages.lifecycle import FirstOps, Ready
 from recycle_pp.wire.messages.steps import Commit, Measured, OpProgress, Span
 from recycle_pp.wire.messages.supervisors import Death, KeepLines
 
 from .background import Background, in_time
+from .efficiency import Efficiency
 from .event_log import EventLog, Expected
 from .events.coordinators import CoordinatorElected, CoordinatorLost
 from .events.deaths import DeathDetected, DeathExplained
@@ -72,7 +73,9 @@ class Recorder:
         self._progress = progress
         self._spans = spans
         self._log = ProtocolLog(run.protocol, events.term, run.later.permitted)
-        self._steps = StepRecords(settings, run, events.term, partial(events.then, progress.step), events.unwritten)
+        self._efficiency = Efficiency(settings)
+        show = partial(events.then, progress.step)
+        self._steps = StepRecords(settings, run, events.term, show, events.unwritten, self._efficiency)
         self._started_at = time.monotonic()
         self._first_ops = Lines(run.first_ops, run.later, events.term)
         self._later = Background("traces")
@@ -88,6 +91,10 @@ class Recorder:
         self.began(job)
 
     # -- messages of workers --------------------------------------------------------------------------------------
+
+    @guarded
+    def described(self, message: Ready) -> None:
+        self._efficiency.describe(message.units, message.platform)
 
     @guarded
     def measured(self, worker: Worker, message: Measured) -> None:
@@ -367,7 +374,9 @@ class Recorder:
         await self._run.later.flushed(seconds)
 
     def _committed(self, commit: Commit) -> None:
-        self._steps.committed(commit, self._job.workers.values())
+        live = self._job.workers.values()
+        tables = self._spans.of(commit.step)
+        self._steps.committed(commit, live, [tables[worker] for worker in live if worker in tables])
         self._traces.committed(commit.step, self._job)
 
     def _close_recovery(self) -> None:

@@ -129,9 +129,8 @@ class RunFolder:
             run.lock()
             run.make()
             run.first_term = 1 + _newest_term((run.metrics, run.samples, run.events, run.heartbeat))
-            run.write_text(
-                run.config, _yaml(asdict(settings.with_values({"run.resume": False})))
-            )  # also a file to start from
+            # Without run.resume, because the file also starts other runs.
+            run.write_text(run.config, _yaml(asdict(settings.with_values({"run.resume": False}))))
             for path, kept in lines.items():
                 _rewrite(path, kept)
         except OSError as error:

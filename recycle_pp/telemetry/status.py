@@ -20,9 +20,11 @@ from msgspec.structs import asdict as asdict_of
 from msgspec.structs import replace
 from recycle_schedules import Worker
 
+from recycle_pp.config.sizes import format_size
 from recycle_pp.wire.files import UnreadableFile
 from recycle_pp.wire.records import Step
 
+from .efficiency import PHASES
 from .events.checkpoints import CheckpointFailed, CheckpointSaved, CheckpointSkipped
 from .events.coordinators import CoordinatorLost
 from .events.deaths import DeathDetected, DeathExplained, cause_in_words, explained
@@ -33,7 +35,7 @@ from .events.layers import Rebalanced, Rebalancing, RebalancingAbandoned, in_wor
 from .events.recovery import Restored, Resumed, StageLost
 from .events.workers import Left, Rejoined
 from .heartbeat import Life, Pulse, Sign
-from .progress import duration
+from .progress import duration, hardware
 from .run_folder import RunFolder
 from .run_reader import RunReader
 from .words import plural, when
@@ -57,6 +59,12 @@ class Status:
     steps: int
     loss: float | None
     tokens_per_second: float | None
+    tokens_per_second_per_worker: float | None
+    tflops: float | None  # operations per second and worker; this and the next ones are of the newest step
+    mfu: float | None
+    peak_bytes: int | None
+    reserved_bytes: int | None
+    phase_seconds: dict[str, float]  # mean time of a worker by phase; empty if unknown
     step_seconds: float | None  # median of recent steps
     last_step_seconds_ago: float | None
     eta_seconds: float | None
@@ -131,6 +139,12 @@ class StatusReader:
             steps=s.run.steps,
             loss=None if last is None else last.loss,
             tokens_per_second=None if last is None else last.tokens_per_second,
+            tokens_per_second_per_worker=None if last is None else last.tokens_per_second_per_worker,
+            tflops=None if last is None else last.tflops,
+            mfu=None if last is None else last.mfu,
+            peak_bytes=None if last is None else last.peak_bytes,
+            reserved_bytes=None if last is None else last.reserved_bytes,
+            phase_seconds=_phases(last),
             step_seconds=seconds,
             last_step_seconds_ago=None if last is None or last.time is None else max(0.0, now - last.time),
             eta_seconds=(s.run.steps - 1 - committed) * seconds if alive and seconds is not None else None,
@@ -265,6 +279,11 @@ def text(status: Status) -> str:
         parts += [] if status.step_seconds is None else [f"{status.step_seconds:.3g} s a step"]
         parts += [] if status.eta_seconds is None else [f"ETA {duration(status.eta_seconds)}"]
         lines.append(", ".join(parts))
+        if usage := _usage(status):
+            lines.append(", ".join(usage))
+        if status.phase_seconds:
+            times = ", ".join(f"{name} {1000 * of:.3g}" for name, of in status.phase_seconds.items())
+            lines.append(f"milliseconds of a worker in the newest step: {times}")
         if _late(status):
             lines.append(f"no step for {duration(status.last_step_seconds_ago or 0.0)}")
     lines.append(f"{len(status.live)} of {status.pipelines * status.stages} workers live")
@@ -302,6 +321,19 @@ def _figures(devices: Sequence[dict[str, Any]]) -> str:
             least, most = round(min(values)), round(max(values))
             parts.append(f"{least} {unit}" if least == most else f"{least} to {most} {unit}")
     return f"{plural(len(gpus), 'GPU')}: {', '.join(parts)}" if parts else ""
+
+
+def _phases(step: Step | None) -> dict[str, float]:
+    """The newest step's times by phase, without the ending of their names."""
+    times = {key: getattr(step, key, None) for key in PHASES}
+    return {key.removesuffix("_seconds"): of for key, of in times.items() if of is not None}
+
+
+def _usage(status: Status) -> list[str]:
+    """Phrases about the use of the hardware."""
+    found = hardware(status.to_json())
+    reserved = status.reserved_bytes
+    return found if reserved is None else [*found, f"reserved {format_size(reserved)}"]
 
 
 def _late(status: Status) -> bool:

@@ -14,11 +14,13 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
+import numpy as np
 from recycle_schedules import Worker
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.wire.messages.steps import Commit, Measured
 
+from .efficiency import Efficiency, phase_seconds
 from .history import History
 from .lines import Lines
 from .run_folder import RunFolder
@@ -36,12 +38,14 @@ class StepRecords:
         term: Callable[[], int],
         show: Callable[[Json], None],
         unwritten: Unwritten,
+        efficiency: Efficiency,
     ) -> None:
         """
         term: returns the writer's current term
         show: called with each line of metrics
         unwritten: see `Lines`
         """
+        self._efficiency = efficiency
         self._settings = settings
         self._show = show
         self._metrics = Lines(run.metrics, run.later, term, unwritten)
@@ -57,6 +61,7 @@ class StepRecords:
         self._count = 0  # number of steps
         self._cpu_steps = RunningMedian()  # CPU seconds of all steps but the first two
         self._logged: dict[Worker, int] = {}
+        self._memory: dict[Worker, tuple[int, int]] = {}  # (peak, reserved) bytes
         self._lr = 0.0
         self.final_loss: float | None = None
 
@@ -73,14 +78,18 @@ class StepRecords:
         if message.samples:
             self._samples[message.step] = message.samples
         self._logged[worker] = message.logged_bytes
+        self._memory[worker] = message.memory
         self._lr = message.lr
         before = self._cpu.get(worker)
         self._cpu[worker] = message.cpu
         if before is not None:
             self._cpu_now += message.cpu - before
 
-    def committed(self, commit: Commit, live: Collection[Worker]) -> None:
-        """live: the workers that took part in the step."""
+    def committed(self, commit: Commit, live: Collection[Worker], spans: Collection[np.ndarray] = ()) -> None:
+        """
+        live   the workers that took part in the step
+        spans  their tables of spans in this step
+        """
         self.complete()
         step = commit.step
         now = time.monotonic()
@@ -89,6 +98,8 @@ class StepRecords:
         by_stage = [sum(w.stage == stage for w in live) for stage in range(parallel.stages)]
         seconds = now - self._step_ended
         self._step_ended = now
+        tokens = samples * self._settings.model.sequence / seconds
+        peak, reserved = (max(of) for of in zip(*self._memory.values(), (0, 0), strict=True))
         self.final_loss = commit.loss
         self._line = {
             "time": time.time(),  # of the commit
@@ -99,13 +110,16 @@ class StepRecords:
             "clip_scale": commit.scale,
             "lr": self._lr,
             "step_seconds": seconds,
-            "tokens_per_second": samples * self._settings.model.sequence / seconds,
+            "tokens_per_second": tokens,
+            "tokens_per_second_per_worker": tokens / len(live),
             "live_workers": len(live),
             "least_live_stage": by_stage.index(min(by_stage)),
             "least_live": min(by_stage),
             "logged_bytes": max(self._logged.values(), default=0),
             "cpu_seconds": self._cpu_now + time.process_time() - self._own_cpu,  # workers and coordinator
         }
+        self._line |= self._efficiency.of(tokens, len(live)) | phase_seconds(spans, len(live), seconds)
+        self._line |= {key: of for key, of in (("peak_bytes", peak), ("reserved_bytes", reserved)) if of}
         self._cpu_last = self._line["cpu_seconds"]
         self._cpu_now = 0.0
         self._own_cpu = time.process_time()
@@ -133,6 +147,7 @@ class StepRecords:
     def died(self, worker: Worker) -> None:
         """Resets the worker's CPU time, because its next process starts at 0."""
         self._cpu.pop(worker, None)
+        self._memory.pop(worker, None)
 
     def restored(self, steps: int) -> None:
         """Called when all workers restart from a checkpoint of the first `steps` steps."""

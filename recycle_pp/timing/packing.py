@@ -24,7 +24,7 @@ KINDS = (*OP_KINDS, REDUCTION)
 Span = tuple[str, int, int, float, float, float]
 """kind, pipeline, index, start, end, own; the last three in seconds, start and end on the worker's monotonic clock"""
 
-OWN = 5  # number of the column `own`
+START, END, OWN = 3, 4, 5  # numbers of the columns
 
 _ROW = np.dtype("<f8")  # also holds the integers of a span, which float64 represents exactly
 
@@ -41,11 +41,11 @@ def table_of(spans: Iterable[Any]) -> np.ndarray:
 
 def unpack(data: bytes, later: float = 0.0) -> np.ndarray:
     table = np.frombuffer(data, _ROW).reshape(-1, 6).copy()
-    table[:, 3:OWN] += later
+    table[:, START:OWN] += later
     return table
 
 
 def listed(table: np.ndarray) -> list[list[Any]]:
     kinds, pipelines, indices = table[:, :3].astype(int).T.tolist()
-    starts, ends = table[:, 3:OWN].T.tolist()
+    starts, ends = table[:, START:OWN].T.tolist()
     return [list(row) for row in zip([KINDS[k] for k in kinds], pipelines, indices, starts, ends, strict=True)]

@@ -33,6 +33,17 @@ class Step(Struct, frozen=True, kw_only=True):
     val_samples: Count | None = None
     step_seconds: Seconds | None = None
     tokens_per_second: Number | None = None
+    tokens_per_second_per_worker: Number | None = None
+    tflops: Number | None = None
+    mfu: Number | None = None
+    peak_bytes: Count | None = None
+    reserved_bytes: Count | None = None
+    forward_seconds: Seconds | None = None
+    backward_seconds: Seconds | None = None
+    weight_seconds: Seconds | None = None
+    optimizer_seconds: Seconds | None = None
+    reduce_seconds: Seconds | None = None
+    wait_seconds: Seconds | None = None
     live_workers: Count | None = None
     cpu_seconds: Number | None = None
 

@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import Any, Protocol
 
 from recycle_pp.config.settings import Settings
+from recycle_pp.telemetry.efficiency import PHASES
 from recycle_pp.telemetry.run_folder import RunFolder
 
 Record = Mapping[str, Any]
@@ -25,6 +26,12 @@ MEASURES = (
     "lr",
     "step_seconds",
     "tokens_per_second",
+    "tokens_per_second_per_worker",
+    "tflops",
+    "mfu",
+    "peak_bytes",
+    "reserved_bytes",
+    *PHASES,
     "live_workers",
     "logged_bytes",
     "cpu_seconds",

@@ -35,6 +35,7 @@ class Measured(Message, frozen=True):
     logged_bytes  bytes of boundary tensors in the replay log
     lr            learning rate of the step
     cpu           seconds of processor time since the start of the worker
+    memory        (peak, reserved) bytes since the start of the worker, see `execution.device.memory_used`
     """
 
     step: int
@@ -43,6 +44,7 @@ class Measured(Message, frozen=True):
     logged_bytes: int
     lr: float
     cpu: float
+    memory: tuple[int, int] = (0, 0)
 
 
 @sent(WORKER, COORDINATOR, of_generation=True)

@@ -6,6 +6,7 @@ import json
 import threading
 
 import pytest
+from recycle_schedules import OpKind
 
 from recycle_pp.config.settings import Parallel, Run, Settings
 from recycle_pp.coordinator.job import new_job
@@ -20,6 +21,7 @@ from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.timing.packing import pack
 from recycle_pp.timing.span_tables import SpanTables
 from recycle_pp.wire.messages.agreement import Takeover
+from recycle_pp.wire.messages.lifecycle import Ready
 from recycle_pp.wire.messages.steps import Commit, Measured
 from recycle_pp.wire.messages.supervisors import Death
 from recycle_pp.wire.messages.workers import State
@@ -45,6 +47,27 @@ def recorded(tmp_path):
 
 def measured(step, samples):
     return Measured(step=step, spans=pack([]), samples=samples, logged_bytes=0, lr=0.1, cpu=step + 1.0)
+
+
+def test_the_line_of_a_step_has_the_speed_and_the_memory_of_the_workers(recorded):
+    recorder, workers, samples = recorded
+    recorder.described(Ready(("host", 1), "cpu", units={-1: [("embedding", 500)], 0: [("layers.0", 1000)]}))
+    spans = pack([(OpKind.FORWARD, 0, 0, 1.0, 1.5), (OpKind.BACKWARD, 0, 0, 1.5, 1.75)])
+    for worker, memory in zip(workers, ((5_000, 7_000), (6_000, 6_500)), strict=True):
+        message = Measured(0, spans, [], 0, 0.1, 1.0, memory)
+        recorder._spans.add(worker, message)
+        recorder.measured(worker, message)
+    recorder.record_missing_commit(Commit(0, 0, scale=1.0, norm=1.0, loss=2.0))
+    recorder.close()
+    samples()  # waits for the files
+    line = json.loads(recorder._run.metrics.read_text())
+    assert (line["peak_bytes"], line["reserved_bytes"]) == (6_000, 7_000)
+    assert (line["forward_seconds"], line["backward_seconds"]) == (0.5, 0.25)
+    assert line["tokens_per_second_per_worker"] == line["tokens_per_second"] / 2
+    model = Settings().model
+    each = 6 * 1000 + 12 * model.layers * model.width * model.sequence
+    assert line["tflops"] == pytest.approx(each * line["tokens_per_second"] / 2 / 1e12)
+    assert "mfu" not in line, "a CPU has no peak"
 
 
 def test_samples_of_a_step_are_kept_although_a_worker_has_sent_those_of_the_next_step(recorded):
