@@ -21,7 +21,13 @@ from recycle_schedules import Worker
 from recycle_pp.wire.files import UnreadableFile
 from recycle_pp.wire.records import Step
 
-from .events.checkpoints import CheckpointFailed, CheckpointSaved, CheckpointSkipped
+from .events.checkpoints import (
+    CheckpointFailed,
+    CheckpointNotStored,
+    CheckpointSaved,
+    CheckpointSkipped,
+    CheckpointStored,
+)
 from .events.coordinators import CoordinatorLost
 from .events.deaths import DeathDetected, DeathExplained, cause_in_words, explained
 from .events.event import Event
@@ -95,6 +101,7 @@ class StatusReader:
         self._restoring = False
         self._waits: WaitsForData | None = None  # the newest report
         self._unsaved: CheckpointFailed | CheckpointSkipped | None = None  # no checkpoint was saved since
+        self._unstored: CheckpointNotStored | None = None  # the same for the store
 
     def read(self) -> Status:
         """The current status. The first call waits like `Pulse.look`.
@@ -165,7 +172,7 @@ class StatusReader:
                 self._stalls = []
                 self._away.clear()
                 self._broken = None
-                self._unsaved = None
+                self._unsaved = self._unstored = None
                 self._layout = self._moving = None
             case Rebalancing():
                 self._moving = event
@@ -179,6 +186,10 @@ class StatusReader:
                 self._unsaved = event
             case CheckpointSaved():
                 self._unsaved = None
+            case CheckpointNotStored():
+                self._unstored = event
+            case CheckpointStored():
+                self._unsaved = self._unstored = None
             case DeathDetected():
                 self._deaths.append(event)
                 if event.worker not in self._away:
@@ -221,11 +232,10 @@ class StatusReader:
         return replace(waits, seconds=waits.seconds + max(0.0, now - waits.time)).text()
 
     def _not_saved(self, now: float) -> str | None:
-        unsaved = self._unsaved
-        if unsaved is None:
-            return None
-        age = unsaved.unsaved_seconds + max(0.0, now - unsaved.time)
-        return replace(unsaved, unsaved_seconds=age).text()
+        def text(event: CheckpointFailed | CheckpointSkipped | CheckpointNotStored) -> str:
+            return replace(event, unsaved_seconds=event.unsaved_seconds + max(0.0, now - event.time)).text()
+
+        return "; ".join(text(event) for event in (self._unsaved, self._unstored) if event is not None) or None
 
     def _state(self, verdict: str, sign: Sign | None) -> str:
         if verdict == "over":
