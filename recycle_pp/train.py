@@ -26,6 +26,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from recycle_pp.config.settings import Settings
+from recycle_pp.state.survey import Survey, survey
 from recycle_pp.supervisor.child import die_with_parent
 from recycle_pp.supervisor.dismissal import REFUSED_SECONDS, dismiss
 from recycle_pp.supervisor.supervisor import supervise
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 # Maximum bytes of text to tokenise at the start of a job with several processes, which wait only ten minutes for rank 0
 AT_MOST = 256_000_000
+STORE_SECONDS = 20.0  # for which a store that does not answer is asked before the job starts
 
 
 def main(arguments: list[str]) -> int:
@@ -144,8 +146,9 @@ def _prepare_job(
     validate(settings, launch.world)
     refuse_missing(settings)
     refuse_running(folder)
+    stored = look_into_store(settings)
     startup.update(f"looks for checkpoints in {folder.path}")
-    done = _steps_done(folder) if settings.run.resume else 0
+    done = _steps_done(folder, stored) if settings.run.resume else 0
     if done >= settings.run.steps:
         complete = f"run.dir={folder.path} has completed {plural(done, 'step')}, and run.steps={settings.run.steps}"
         if settings.run.resume is True:
@@ -161,7 +164,8 @@ def _prepare_job(
     run = RunFolder.create(settings, done, may_restart)
     startup.update("imports the coordinator")
     if settings.run.resume:
-        print("\n".join([f"continues with step {done}, from {run.checkpoints}/step-{done:06d}", *said]), flush=True)
+        found = run.checkpoints if done in finished(run.checkpoints) else settings.checkpoint.store
+        print("\n".join([f"continues with step {done}, from {found}/step-{done:06d}", *said]), flush=True)
     return Prepared(settings, run, address, node=node, done=done)
 
 
@@ -184,11 +188,30 @@ def continued(settings: Settings, arguments: list[str]) -> tuple[Settings, list[
     Returns `settings` and no sentences if the command line resumes no run.
     """
     folder = RunFolder(settings.run.dir)
-    if settings.run.resume in (True, "auto") and folder.config.exists() and finished(folder.checkpoints):
+    if settings.run.resume in (True, "auto") and folder.config.exists():
         from recycle_pp.config.resume import take_up
 
-        return take_up(arguments, folder.read_config())
+        before = folder.read_config()
+        group = before.get("checkpoint")
+        url = settings.checkpoint.store or (group.get("store") if isinstance(group, dict) else None)
+        if finished(folder.checkpoints) or (isinstance(url, str) and survey(url, STORE_SECONDS).step):
+            return take_up(arguments, before)
     return settings, []
+
+
+def look_into_store(settings: Settings) -> Survey:
+    """The checkpoints in `checkpoint.store`. ValueError if the store cannot be used, or if it holds another run."""
+    url = settings.checkpoint.store
+    if url is None:
+        return Survey()
+    startup.update(f"looks into {url}")
+    found = survey(url, STORE_SECONDS, probe=True)
+    if found.step and not settings.run.resume:
+        raise ValueError(
+            f"checkpoint.store={url} holds step-{found.step:06d} of another run; continue it with run.resume=true, or "
+            "name another place"
+        )
+    return found
 
 
 def prepare_data(settings: Settings, world: int) -> None:
@@ -233,11 +256,11 @@ def export(run: RunFolder, step: int) -> int:
     return 1 if code else 0
 
 
-def _steps_done(run: RunFolder) -> int:
+def _steps_done(run: RunFolder, stored: Survey) -> int:
     """Number of steps in the newest intact checkpoint; 0 without checkpoints. ValueError if all are damaged."""
-    from recycle_pp.coordinator.checkpoints import newest_whole
+    from recycle_pp.coordinator.checkpoints import newest_of
 
-    done, damaged = newest_whole(run.checkpoints)
+    done, damaged = newest_of(run.checkpoints, stored)
     if damaged and not done:
         damage = next(iter(damaged.values()))
         raise ValueError(f"run.resume: all checkpoints in {run.checkpoints} are damaged: {damage}")

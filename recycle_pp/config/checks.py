@@ -218,6 +218,8 @@ def _validate_sources(settings: Settings) -> None:
     if data.separator is not None and data.tokenizer is None:
         raise ValueError("data.separator needs a data.tokenizer: bytes as they are have no separator")
     _validate_bytes(settings)
+    if settings.checkpoint.store is not None and settings.emulate.mode:
+        raise ValueError("checkpoint.store needs real compute: it must be null with emulate=sleep")
     if settings.checkpoint.hf_at_end:
         if settings.emulate.mode:
             raise ValueError("checkpoint.hf_at_end needs real compute: it must be false with emulate=sleep")

@@ -258,7 +258,13 @@ class Checkpoint:
         "minutes between checkpoints; 0: never. The end of a run and a signal always write one",
         at_least=0,
     )
-    keep: int = setting(2, "number of newest checkpoints to keep", at_least=1)
+    keep: int = setting(2, "number of newest checkpoints to keep, in run.dir and in the store", at_least=1)
+    store: str | None = setting(
+        None,
+        "also upload each checkpoint to a store of objects, or to a folder; resume from there too",
+        pattern=r"((s3|gs|az)://[^/]+|file://|)(/.*)?",
+        form="s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, or an absolute path",
+    )
     hf_at_end: bool = setting(False, "also export the last checkpoint to run.dir/hf/step-... in Hugging Face format")
 
 

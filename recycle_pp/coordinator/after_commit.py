@@ -2,6 +2,7 @@
 
 after_commit = AfterCommit(state, driver)     # a handler of the job's events
 after_commit.saved(rank, message)             # also `save_failed`, `compare`, `assembling`, `assembled`
+after_commit.uploaded(rank, message)          # also `upload_failed`, `sealed`
 after_commit.died(rank)                       # stops waiting for this worker's part of a checkpoint
 after_commit.report_damage(damaged)           # records damaged checkpoints
 """
@@ -10,15 +11,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from recycle_pp.protocol.events import Event, Json, Outcome
+from recycle_pp.protocol.events import Event, Json, Outcome, Send
 from recycle_pp.telemetry.events.checkpoints import (
     CheckpointDamaged,
     CheckpointFailed,
+    CheckpointNotStored,
     CheckpointSaved,
     CheckpointSkipped,
+    CheckpointStored,
 )
 from recycle_pp.telemetry.events.job import UpdateSkipped
-from recycle_pp.wire.messages.saving import Assembled, Assembling, Digests, Saved, SaveFailed
+from recycle_pp.wire.messages.saving import (
+    Assembled,
+    Assembling,
+    Digests,
+    Saved,
+    SaveFailed,
+    Sealed,
+    Uploaded,
+    UploadFailed,
+)
 from recycle_pp.wire.messages.steps import Commit
 
 from .driver import Driver
@@ -101,8 +113,11 @@ class AfterCommit:
         state.saving.assembled(message)
         if state.lifecycle.over:  # no event may follow the one with the reason for the stop
             return
-        state.ending.saved()
-        state.recorder.event(CheckpointSaved(checkpoint=message.step))
+        if message.whole:
+            state.ending.saved()
+            state.recorder.event(CheckpointSaved(checkpoint=message.step))
+        if state.settings.checkpoint.store is not None:
+            self._store(message)
         self._driver.finish_if_done()
 
     def save_failed(self, rank: Rank | None, message: SaveFailed) -> None:
@@ -119,6 +134,59 @@ class AfterCommit:
         """Stops waiting for a dead worker's part of a checkpoint and for its digests."""
         self._driver.send(self._state.saving.died(rank.number, self._state.job.live))
         self._judge_replicas()
+        self._request(self._state.storing.died(rank.number, self._state.job.live))
+
+    # -- the store ---------------------------------------------------------------------------------------------
+
+    def _store(self, message: Assembled) -> None:
+        """Begins to upload a checkpoint, if the one before is no longer being uploaded."""
+        state, storing = self._state, self._state.storing
+        if message.step <= (storing.step if storing.busy else storing.newest):
+            return  # repeated by its assembler
+        final = message.step >= state.settings.run.steps or (state.saving.final and state.saving.step == message.step)
+        if storing.busy and not final:
+            self._not_stored(message.step, f"checkpoint step-{storing.step:06d} is still being uploaded")
+            return
+        self._request(storing.begin(message.step, message.parts, message.whole, final, state.job.live))
+        if final:
+            state.timers.after(state.settings.control.lease, self._abandon_slow_upload, message.step)
+
+    def uploaded(self, rank: Rank, message: Uploaded) -> None:
+        self._driver.send(self._state.storing.uploaded(rank.number, message))
+
+    def sealed(self, rank: Rank, message: Sealed) -> None:
+        state = self._state
+        state.saving.stored(message.step)
+        seconds = state.storing.sealed(message)
+        if seconds is not None and not state.lifecycle.over:
+            state.ending.saved()
+            state.recorder.event(CheckpointStored(checkpoint=message.step, seconds=round(seconds, 3)))
+        self._driver.finish_if_done()
+
+    def upload_failed(self, rank: Rank | None, message: UploadFailed) -> None:
+        """Abandons the upload of a checkpoint. rank: sender of the message, or None for this coordinator."""
+        if self._state.storing.failed(message) and not self._state.lifecycle.over:
+            self._not_stored(message.step, message.detail)
+        self._driver.finish_if_done()
+
+    def _request(self, requests: list[Send] | None) -> None:
+        if requests is None:
+            detail = "a node was lost before it had uploaded its part"
+            self.upload_failed(None, UploadFailed(self._state.storing.step, detail))
+        else:
+            self._driver.send(requests)
+
+    def _abandon_slow_upload(self, step: int) -> None:
+        seconds = self._state.settings.control.lease
+        self.upload_failed(None, UploadFailed(step, f"the upload was not complete within {seconds:g} s"))
+
+    def _not_stored(self, step: int, detail: str) -> None:
+        newest, seconds = self._state.storing.unsaved()
+        self._state.recorder.event(
+            CheckpointNotStored(checkpoint=step, detail=detail, newest=newest, unsaved_seconds=seconds)
+        )
+
+    # -- damage ------------------------------------------------------------------------------------------------
 
     def report_damage(self, damaged: Mapping[int, str]) -> None:
         """Records damaged checkpoints. damaged: number of steps in the checkpoint -> description of the damage."""

@@ -21,6 +21,8 @@ from typing import NamedTuple
 
 from recycle_pp.protocol.events import Send
 from recycle_pp.state.checksum import damage
+from recycle_pp.state.survey import Survey, survey
+from recycle_pp.storage.store import StoreError
 from recycle_pp.telemetry.background import in_thread
 from recycle_pp.telemetry.checkpoint_folders import finished, name
 from recycle_pp.telemetry.words import plural
@@ -28,6 +30,8 @@ from recycle_pp.wire.messages.members import Assignment, Member
 from recycle_pp.wire.messages.saving import Assemble, Assembled, Assembling, Digests, Save, Saved, SaveFailed
 
 from .replicas import Replicas
+
+STORE_SECONDS = 60.0  # for which a store that does not answer is asked for its checkpoints
 
 
 class CannotRestore(RuntimeError):
@@ -51,11 +55,24 @@ class Whole(NamedTuple):
 NOTHING = Whole()
 
 
-def newest_whole(folder: Path) -> Whole:
-    """The newest intact checkpoint. Reads it and all newer checkpoints completely, which may block for minutes."""
+def newest_whole(folder: Path, store: str | None = None) -> Whole:
+    """The newest intact checkpoint, in the folder or in the store. Reads it and all newer checkpoints of the folder
+    completely, which may block for minutes.
+
+    store: the URL of `checkpoint.store`, or None. Raises StoreError if it cannot be reached.
+    """
+    return newest_of(folder, Survey() if store is None else survey(store, STORE_SECONDS))
+
+
+def newest_of(folder: Path, stored: Survey) -> Whole:
+    """The newest intact checkpoint, in the folder or in a store. See `newest_whole`."""
+    here = finished(folder)
     damaged: dict[int, str] = {}
-    for step, path in reversed(finished(folder).items()):
-        wrong = damage(path, step)
+    for step in sorted({*here, *stored.damaged, stored.step} - {0}, reverse=True):
+        wrong = damage(here[step], step) if step in here else stored.damaged.get(step)
+        if wrong is not None and step == stored.step:
+            here[step].rename(folder / f"{name(step)}.damaged")  # the workers download it
+            wrong = None
         if wrong is None:
             return Whole(step, damaged)
         damaged[step] = wrong
@@ -68,13 +85,17 @@ class Saving:
     final  whether this is the last checkpoint of the run
     """
 
-    def __init__(self, folder: Path, assignment: Callable[[], Assignment], newest: int = 0) -> None:
+    def __init__(
+        self, folder: Path, assignment: Callable[[], Assignment], newest: int = 0, store: str | None = None
+    ) -> None:
         """
         assignment  returns the job's assignment
         newest      number of steps in the newest known checkpoint
+        store       URL of `checkpoint.store`, or None
         """
-        self._folder, self._assignment = folder, assignment
+        self._folder, self._assignment, self._store = folder, assignment, store
         self._newest = newest
+        self._stored = 0  # the same, in the store
         self._newest_since = time.monotonic()
         self.step = -1
         self._missing: dict[int, Member] = {}  # stage (if sharded: member) -> member whose part is missing
@@ -106,23 +127,36 @@ class Saving:
         names = [str(self._assignment()[member]) for member in missing]
         return f"worker{'s' * (len(names) != 1)} {', '.join(names)}"
 
-    def newest(self) -> Path | None:
-        """Path of the newest finished checkpoint, or None. Does not access the disk."""
+    def newest(self) -> Path | str | None:
+        """Path or URL of the newest whole checkpoint, or None. Does not access the disk."""
+        if self._stored > self._newest:
+            return f"{self._store}/{name(self._stored)}"
         return self.path(self._newest) if self._newest else None
+
+    @property
+    def newest_step(self) -> int:
+        """Number of steps in the newest whole checkpoint; 0 if there is none."""
+        return max(self._newest, self._stored)
 
     def unsaved(self) -> tuple[int, float]:
         """(number of steps in the newest checkpoint or 0, seconds of unsaved work). The seconds count from the time
         when this checkpoint was saved or this coordinator started."""
-        return self._newest, round(time.monotonic() - self._newest_since, 1)
+        return self.newest_step, round(time.monotonic() - self._newest_since, 1)
 
     async def look(self) -> None:
-        """Looks on disk for checkpoints that an earlier coordinator finished."""
+        """Looks for checkpoints that an earlier coordinator finished."""
         with suppress(OSError):  # then messages to the user name no checkpoint
             self._newest = max([self._newest, *await in_thread(finished, self._folder)])
+        if self._store is not None:
+            with suppress(StoreError):
+                self._stored = max(self._stored, (await in_thread(survey, self._store, 0.0)).step)
 
     async def whole(self) -> Whole:
-        """See `newest_whole`."""
-        return await in_thread(newest_whole, self._folder)
+        """See `newest_whole`. Without the store if it cannot be reached."""
+        try:
+            return await in_thread(newest_whole, self._folder, self._store)
+        except StoreError:
+            return await in_thread(newest_whole, self._folder)
 
     async def exists(self, step: int) -> bool:
         """Whether the checkpoint with this number of steps is finished."""
@@ -209,11 +243,17 @@ class Saving:
             self._last = None
 
     def assembled(self, message: Assembled) -> None:
-        if message.step > self._newest:
+        if message.whole and message.step > self._newest:
             self._newest = message.step
             self._newest_since = time.monotonic()
         if message.step == self.step:
             self.abandon()
+
+    def stored(self, step: int) -> None:
+        """Records that the checkpoint with this number of steps is whole in the store."""
+        if step > self.newest_step:
+            self._newest_since = time.monotonic()
+        self._stored = max(self._stored, step)
 
     def died(self, member: Member, live: Collection[Member]) -> list[Send]:
         self.replicas.died(member)

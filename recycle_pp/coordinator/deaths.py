@@ -25,6 +25,7 @@ import msgspec
 from recycle_pp.fitting.problem import with_less_memory
 from recycle_pp.protocol.events import Event, Outcome, ProblemChanged, Restarted, WorkerDied
 from recycle_pp.protocol.liveness import Stuck
+from recycle_pp.storage.store import StoreError
 from recycle_pp.telemetry.background import in_thread
 from recycle_pp.telemetry.events.deaths import HangSuspected, cause_in_words
 from recycle_pp.telemetry.events.recovery import StageLost
@@ -161,7 +162,12 @@ class Deaths:
         self._restoring = asyncio.create_task(self._state.lifecycle.guard(self._read_checkpoints, stage, why))
 
     async def _read_checkpoints(self, stage: int, why: str) -> None:
-        whole = await in_thread(newest_whole, self._state.run.checkpoints)
+        folder = self._state.run.checkpoints
+        try:
+            whole = await in_thread(newest_whole, folder, self._state.settings.checkpoint.store)
+        except StoreError as error:
+            whole = await in_thread(newest_whole, folder)
+            why = f"{why}, {error}" if not whole.step else why
         await self._state.lease.wait()
         if not self._state.lifecycle.over:
             self._restore(stage, why, whole)
@@ -190,6 +196,7 @@ class Deaths:
         finally:
             self._after_commit.report_damage(whole.damaged)
         state.saving.abandon()
+        state.storing.restored(step)
         state.spans.clear()
         self._driver.drive(Restarted(step, [rank.number for rank in present]))
         for rank in present:

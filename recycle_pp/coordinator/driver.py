@@ -113,7 +113,7 @@ class Driver:
         """Ends the job if nothing is left to do. An unfinished checkpoint delays the end, up to a time limit."""
         state = self._state
         job = state.job
-        if state.saving.busy:
+        if state.saving.busy or (state.storing.busy and state.storing.final):
             return
         if job.skipped >= state.settings.optimizer.most_skipped:
             self._stop_skipping()
@@ -123,7 +123,7 @@ class Driver:
             if (wrong := difference(state.digests)) is not None:
                 self.stop_wrong_weights(f"{wrong} at the end")
                 return
-            state.lifecycle.finish(state.digests, int(state.saving.failed))
+            state.lifecycle.finish(state.digests, int(state.saving.failed or state.storing.failed_last))
 
     def finish_early(self, name: str, code: int) -> None:
         """Ends the job after a signal. Finishes the step and saves a checkpoint first, if END_SECONDS are enough."""

@@ -68,7 +68,7 @@ class Ending:
         self._save = time.monotonic() - self._saved
         self._check()
 
-    def reason(self, checkpoint: Path | None) -> str:
+    def reason(self, checkpoint: Path | str | None) -> str:
         """Why the job ended, for the user. checkpoint: the newest complete checkpoint."""
         if self._emulated:
             return f"{self.signal}"

@@ -61,6 +61,11 @@ class Host:
             progress.say(f"{world} {'worker starts' if world == 1 else 'workers start'}; run folder {run.path}")
             for line in footprint(settings, int(os.environ.get("LOCAL_WORLD_SIZE", world))):
                 progress.say(line)
+            if store := settings.checkpoint.store:
+                progress.say(
+                    f"checkpoints go to this folder, then to {store}; a node that is lost before its upload costs the "
+                    "checkpoint, unless the other nodes share the folder"
+                )
         run.later(guarded(run.make))
         self._run = run
         self._events = EventLog(run.events, settings.run.steps, progress.say, run.later, self._term)

@@ -62,6 +62,11 @@ class Rank:
         return None if self.hello is None else self.hello.host
 
     @property
+    def node(self) -> tuple[str, int | None] | None:
+        """An identity of its node; None if the supervisor is not connected."""
+        return None if self.hello is None else (self.hello.host, self.hello.agent)
+
+    @property
     def agent(self) -> int | None:
         """The number of the agent that started its supervisor; None if its node joined later or is not connected."""
         return None if self.hello is None else self.hello.agent

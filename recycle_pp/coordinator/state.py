@@ -24,6 +24,7 @@ from .ending import Ending
 from .lifecycle import Lifecycle
 from .restart_policy import RestartPolicy
 from .roster import Roster
+from .storing import Storing
 from .timers import Timers
 
 
@@ -52,7 +53,9 @@ class JobState:
         self.layers = ModelLayers(settings)
         self.roster = Roster(settings, lambda: self.job.assignment)
         self.restarts = RestartPolicy(settings)
-        self.saving = Saving(run.checkpoints, lambda: self.job.assignment, job.first_step)
+        store = settings.checkpoint.store
+        self.saving = Saving(run.checkpoints, lambda: self.job.assignment, job.first_step, store)
+        self.storing = Storing(lambda: self.job.assignment, lambda member: self.roster[member].node)
         self.ending = Ending(settings, recorder)
         self.lifecycle = Lifecycle(self.roster, recorder)
         self.timers = Timers(self.lifecycle, lease)

@@ -98,7 +98,7 @@ class Successor:
         await state.lease.wait()
         self.discovery.fill(state.roster, parallel.pipelines * parallel.stages)
         steps = state.settings.run.steps
-        if saving.newest() == saving.path(steps) and committed < steps - 1:
+        if saving.newest_step == steps and committed < steps - 1:
             self.discovery.over.set()
             state.lifecycle.end(0)  # others have finished the job while this supervisor was suspended
             return
@@ -143,7 +143,7 @@ class Successor:
         return profile.problem(problem)
 
     def _handle_again(self, repeated: Sequence[tuple[int, Message]], kinds: Collection[type[Message]]) -> None:
-        for number, message in repeated:
+        for number, message in sorted(repeated, key=lambda each: -getattr(each[1], "step", 0)):  # the newest first
             if type(message) in kinds:
                 self._workers.handle(self._state.roster[number], message)
 
@@ -169,8 +169,8 @@ class Successor:
             self._state.saving.begin(done, savers, found.commit is not None and found.commit.last, found.informed)
 
 
-def _lost(newest: Path | None) -> str:
+def _lost(newest: Path | str | None) -> str:
     text = "the coordinator and all workers were lost at once; "
     if newest is not None:
-        return text + f"start again with run.resume=true, which continues from checkpoint {newest.name}"
+        return text + f"start again with run.resume=true, which continues from checkpoint {Path(newest).name}"
     return text + "there is no checkpoint to continue from"

@@ -36,7 +36,17 @@ from recycle_pp.wire.messages.lifecycle import (
     WorkerHeartbeat,
     WorkerWelcome,
 )
-from recycle_pp.wire.messages.saving import Assembled, Assembling, Digests, Finished, Saved, SaveFailed
+from recycle_pp.wire.messages.saving import (
+    Assembled,
+    Assembling,
+    Digests,
+    Finished,
+    Saved,
+    SaveFailed,
+    Sealed,
+    Uploaded,
+    UploadFailed,
+)
 from recycle_pp.wire.messages.steps import Evaluated, Measured, OpProgress, Vote
 from recycle_pp.wire.messages.table import Message, is_lasting, is_void
 from recycle_pp.wire.messages.workers import State
@@ -91,6 +101,9 @@ class Workers:
             Digests: after_commit.compare,
             Assembling: after_commit.assembling,
             Assembled: after_commit.assembled,
+            Uploaded: after_commit.uploaded,
+            UploadFailed: after_commit.upload_failed,
+            Sealed: after_commit.sealed,
             State: self._returned,
             **dict.fromkeys((Report, Vote, Evaluated, Synced), self._drive),
         }
@@ -151,6 +164,7 @@ class Workers:
                 self.handle(rank, repeated)
         self._driver.drive(WorkerReturned(rank.number, message.committed))
         self._driver.send(self._state.saving.returned(rank.number))
+        self._driver.send(self._state.storing.returned(rank.number))
 
     def _drive(self, rank: Rank, message: FromWorker) -> None:
         self._driver.drive(MessageReceived(rank.number, message))

@@ -27,7 +27,7 @@ from recycle_pp.protocol.participant import Orders, Participant
 from recycle_pp.wire.messages.generations import Adopt, Announce, Broken, Resumed, SteadyPlan
 from recycle_pp.wire.messages.lifecycle import Donate, Exit, Expect, Leave, StoreValues
 from recycle_pp.wire.messages.members import Assignment
-from recycle_pp.wire.messages.saving import Assemble, Save
+from recycle_pp.wire.messages.saving import Assemble, Save, Seal, Upload
 from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.messages.workers import State
@@ -60,10 +60,11 @@ class Session:
         self.times: dict[str, float] = {}  # phase of the current generation ("announced", ...) -> its end, monotonic
         self.busy: Callable[[], float] = lambda: 0.0  # seconds until the executor can start its next op
         self.moment: Callable[[str], None] = lambda name: None  # called during a recovery, see faults.MOMENTS
-        self.donate: Callable[[Donate], None] = _not_yet  # this and the next three are set before the first request
+        self.donate: Callable[[Donate], None] = _not_yet  # this and the next four are set before the first request
         self.expect: Callable[[Expect], None] = _not_yet
         self.save: Callable[[Save], None] = _not_yet
         self.assemble: Callable[[Assemble], None] = _not_yet
+        self.upload: Callable[[Upload | Seal], None] = _not_yet
         self._handlers: dict[type[Message], Callable[[Any], None]] = {
             Announce: self._announced,
             Adopt: self._adopt,
@@ -74,6 +75,8 @@ class Session:
             Expect: lambda message: self.expect(message),
             Save: lambda message: self.save(message),
             Assemble: lambda message: self.assemble(message),
+            Upload: lambda message: self.upload(message),
+            Seal: lambda message: self.upload(message),
             Exit: lambda message: self._end("done"),
             Leave: lambda message: self._end("left"),
         }

@@ -48,6 +48,8 @@ from recycle_pp.state import checkpoint
 from recycle_pp.state.donations import Donations
 from recycle_pp.state.follow import Following
 from recycle_pp.state.saving import StageSaving
+from recycle_pp.state.stored import here
+from recycle_pp.state.storing import Uploads
 from recycle_pp.supervisor.lifeline import Lifeline
 from recycle_pp.supervisor.vital_signs import Board
 from recycle_pp.wire.messages.generations import Unreachable
@@ -183,7 +185,8 @@ class Process:
             batches = _read_ahead.pop(_of_data(settings), None) or Batches(settings)
             if welcome.resume:
                 self._doing.starts("state")
-                path = Path(welcome.run_dir) / "checkpoints" / checkpoint.name(welcome.resume)
+                folder = Path(welcome.run_dir) / "checkpoints"
+                path = here(settings.checkpoint.store, folder, welcome.resume, lambda: self._doing.starts("state"))
                 now = checkpoint.describe(settings, batches.fingerprint, stage.module.origin)
                 checkpoint.refuse_mismatch(path, now)
                 optimizer.resume(lambda names: checkpoint.load(path, names))
@@ -216,6 +219,7 @@ class Process:
         executor.on_commit.append(saving.committed)
         executor.on_finish = lambda orders: session.send(Finished(commits.digests(orders)))  # the parameters are final
         session.save, session.assemble = saving.asked, saving.assemble
+        session.upload = Uploads(settings, welcome.run_dir, batches, to).asked
         token = self._spec.token
         donations = Donations(optimizer, stage.gradients, token, inject)
         executor.on_commit.insert(0, donations.committed)

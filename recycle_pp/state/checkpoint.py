@@ -22,7 +22,6 @@ A part may contain boxes, which are rectangular blocks of tensors (`NAME@OFFSETS
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import secrets
 import shutil
@@ -40,11 +39,12 @@ import torch
 from torch import Tensor
 
 from recycle_pp.config.settings import Settings
-from recycle_pp.telemetry.checkpoint_folders import finished, name, unfinished
+from recycle_pp.telemetry.checkpoint_folders import finished, name, temporary, unfinished
 from recycle_pp.wire.files import UnreadableFile, decode, read
 from recycle_pp.wire.records import About
 
-from .checksum import ABOUT, fingerprint
+from .checksum import ABOUT, TABLE, fingerprint
+from .replacing import rename, sync, write_synced
 from .table_of_contents import check_chunks, check_files, read_table
 
 TOGETHER = "together.json"  # file in a part: names of the tensors that several parts save together
@@ -125,9 +125,25 @@ def finish(folder: str | Path, step: int, parts: Sequence[str], about: Mapping[s
 
     Raises ValueError if a tensor or a box is missing from all parts, or if a file is too short.
     """
+    place = temporary(folder, step)
+    table, data = merged(place, parts)
+    write_synced(place / TABLE, table)
+    check_files(place)
+    files = {name: fingerprint(place / name) for name in sorted({TABLE, *data})}
+    write_synced(place / ABOUT, json.dumps({"step": step, **about, "files": files}, indent=1).encode())
+    for part in parts:
+        sync(place / part)
+    sync(place)
+    final = rename(place, Path(folder) / name(step))
+    _delete_all_but(final, {ABOUT, *files})
+    return final
+
+
+def merged(place: Path, parts: Sequence[str]) -> tuple[bytes, set[str]]:
+    """The table of contents of these parts together, as `.metadata` has it, and the files with the tensors. Reads only
+    the parts' own tables. ValueError if a tensor or a box is missing from all parts."""
     from torch.distributed.checkpoint.metadata import Metadata
 
-    place = temporary(folder, step)
     tensors: dict[str, Any] = {}
     storage: dict[Any, Any] = {}
     for part in parts:
@@ -141,31 +157,8 @@ def finish(folder: str | Path, step: int, parts: Sequence[str], about: Mapping[s
                 known.chunks += whole.chunks if known is not whole else []
     _check_whole(tensors, {tensor for part in parts for tensor in json.loads((place / part / TOGETHER).read_text())})
     paths = {tensor: (tensor,) for tensor in tensors}
-    merged = Metadata(tensors, paths, storage, version=read_table(place / parts[0]).version)
-    _write_synced(place / ".metadata", pickle.dumps(merged))
-    check_files(place)
-    names = sorted({".metadata", *(info.relative_path for info in storage.values())})
-    files = {name: fingerprint(place / name) for name in names}
-    _write_synced(place / ABOUT, json.dumps({"step": step, **about, "files": files}, indent=1).encode())
-    for part in parts:
-        _sync(place / part)
-    _sync(place)
-    final = _rename(place, Path(folder) / name(step))
-    _delete_all_but(final, {ABOUT, *files})
-    return final
-
-
-def _rename(place: Path, final: Path) -> Path:
-    """Renames a finished checkpoint. Replaces a checkpoint of the same step, which remains if the job restarted from an
-    older checkpoint."""
-    replaced = final.with_name(f"{final.name}.replaced.tmp")
-    shutil.rmtree(replaced, ignore_errors=True)
-    if final.exists():
-        final.rename(replaced)
-    place.rename(final)
-    _sync(final.parent)
-    shutil.rmtree(replaced, ignore_errors=True)
-    return final
+    table = Metadata(tensors, paths, storage, version=read_table(place / parts[0]).version)
+    return pickle.dumps(table), {info.relative_path for info in storage.values()}
 
 
 def _delete_all_but(final: Path, files: Collection[str]) -> None:
@@ -204,11 +197,6 @@ def _check_whole(tensors: Mapping[str, Any], together: Collection[str]) -> None:
                 f"only {there} of {prod(of.size)} elements of {tensor} were saved, because workers that hold "
                 "the rest died"
             )
-
-
-def temporary(folder: str | Path, step: int) -> Path:
-    """The folder that holds the parts of a checkpoint until it is finished."""
-    return Path(folder) / f"{name(step)}.tmp"
 
 
 def complete(folder: str | Path) -> list[Path]:
@@ -322,19 +310,3 @@ def _reader(path: str | Path) -> Any:
             return read_table(path)
 
     return Reader(path)
-
-
-def _write_synced(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    """Flushes the entries of `folder` to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

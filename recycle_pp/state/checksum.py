@@ -7,6 +7,7 @@ import stat
 import zlib
 from pathlib import Path
 
+TABLE = ".metadata"  # torch's table of contents
 ABOUT = "about.json"  # the settings that a resume must keep, and the fingerprints of all files
 
 
@@ -27,7 +28,7 @@ def damage(path: Path, step: int) -> str | None:
         if about["step"] != step:
             return f"{path} is named after another step: it holds the state after {about['step']} steps"
         files = about["files"]
-        if ".metadata" not in files:
+        if TABLE not in files:
             return f"{path / ABOUT} does not list the files of a checkpoint"
         for name, (size, crc) in files.items():
             now, checksum = fingerprint(_regular(path / name))

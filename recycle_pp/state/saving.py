@@ -144,10 +144,14 @@ class StageSaving:
     def _assemble(self, message: Assemble) -> None:
         step = message.step
         about = checkpoint.describe(self._settings, self._batches.fingerprint, self._stage.module.origin)
+        place = checkpoint.temporary(self._folder, step)
+        # With a store, the parts of other nodes may be on their disks.
+        whole = self._settings.checkpoint.store is None or all((place / part).is_dir() for part in message.parts)
         try:
-            checkpoint.finish(self._folder, step, message.parts, about)
-            checkpoint.prune(self._folder, self._settings.checkpoint.keep)
+            if whole:
+                checkpoint.finish(self._folder, step, message.parts, about)
+                checkpoint.prune(self._folder, self._settings.checkpoint.keep)
         except Exception as error:  # a failed checkpoint must not stop training
             self._send(SaveFailed(step, str(error) or type(error).__name__))
         else:
-            self._send(Assembled(step))
+            self._send(Assembled(step, whole, message.parts))

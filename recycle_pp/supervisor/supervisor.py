@@ -387,7 +387,7 @@ class Supervisor:
 
         whole = NOTHING
         if self._settings.run.resume and takeover is None:
-            whole = await in_thread(newest_whole, self._run.checkpoints)
+            whole = await in_thread(newest_whole, self._run.checkpoints, self._settings.checkpoint.store)
         agreement = self._leadership.agreement
         return Host(self._settings, self._run, agreement, leader, self._token, takeover, whole)
 

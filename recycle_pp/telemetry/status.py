@@ -25,7 +25,13 @@ from recycle_pp.wire.files import UnreadableFile
 from recycle_pp.wire.records import Step
 
 from .efficiency import PHASES
-from .events.checkpoints import CheckpointFailed, CheckpointSaved, CheckpointSkipped
+from .events.checkpoints import (
+    CheckpointFailed,
+    CheckpointNotStored,
+    CheckpointSaved,
+    CheckpointSkipped,
+    CheckpointStored,
+)
 from .events.coordinators import CoordinatorLost
 from .events.deaths import DeathDetected, DeathExplained, cause_in_words, explained
 from .events.event import Event
@@ -110,6 +116,7 @@ class StatusReader:
         self._waits: WaitsForData | None = None  # the newest report
         self._unsaved: CheckpointFailed | CheckpointSkipped | None = None  # no checkpoint was saved since
         self._faults: dict[tuple[str, str, str], HealthFound] = {}  # by worker, device and signal
+        self._unstored: CheckpointNotStored | None = None  # the same as `_unsaved`, for the store
 
     def read(self) -> Status:
         """The current status. The first call waits like `Pulse.look`.
@@ -194,7 +201,7 @@ class StatusReader:
                 self._stalls = []
                 self._away.clear()
                 self._broken = None
-                self._unsaved = None
+                self._unsaved = self._unstored = None
                 self._layout = self._moving = None
                 self._faults.clear()
             case HealthFound(worker=worker, device=device, signal=signal):
@@ -213,6 +220,10 @@ class StatusReader:
                 self._unsaved = event
             case CheckpointSaved():
                 self._unsaved = None
+            case CheckpointNotStored():
+                self._unstored = event
+            case CheckpointStored():
+                self._unsaved = self._unstored = None
             case DeathDetected():
                 self._deaths.append(event)
                 if event.worker not in self._away:
@@ -255,11 +266,10 @@ class StatusReader:
         return replace(waits, seconds=waits.seconds + max(0.0, now - waits.time)).text()
 
     def _not_saved(self, now: float) -> str | None:
-        unsaved = self._unsaved
-        if unsaved is None:
-            return None
-        age = unsaved.unsaved_seconds + max(0.0, now - unsaved.time)
-        return replace(unsaved, unsaved_seconds=age).text()
+        def text(event: CheckpointFailed | CheckpointSkipped | CheckpointNotStored) -> str:
+            return replace(event, unsaved_seconds=event.unsaved_seconds + max(0.0, now - event.time)).text()
+
+        return "; ".join(text(event) for event in (self._unsaved, self._unstored) if event is not None) or None
 
     def _state(self, verdict: str, sign: Sign | None) -> str:
         if verdict == "over":

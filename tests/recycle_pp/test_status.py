@@ -209,6 +209,22 @@ def test_status_shows_since_when_no_checkpoint_was_saved(event, fields, sentence
     assert "step-0000" not in shown()
 
 
+def test_status_shows_since_when_no_checkpoint_was_stored_until_one_is(run, capsys):
+    def shown():
+        main([str(run.path)])
+        return capsys.readouterr().out
+
+    failed = {"detail": "refused", "newest": 10, "unsaved_seconds": 30.0, "time": time.time() - 60}
+    wrote_event(run, "checkpoint_not_stored", 20, checkpoint=20, **failed)
+    wrote_event(run, "checkpoint_saved", 30, checkpoint=30)
+    Heartbeat(run, lambda: 0, "127.0.0.1:1").write([])
+    assert "checkpoint step-000020 is not in the store: refused; the newest there is step-000010, stored 90 s ago" in (
+        shown()
+    )
+    wrote_event(run, "checkpoint_stored", 30, checkpoint=30)
+    assert "step-0000" not in shown()
+
+
 @pytest.fixture
 def run(tmp_path):
     run = RunFolder.create(load({"run": {"dir": str(tmp_path / "run")}}))

@@ -1,4 +1,4 @@
-"""Checkpoints that were saved, skipped, damaged or not written."""
+"""Checkpoints that were saved, stored, skipped, damaged or not written."""
 
 from __future__ import annotations
 
@@ -56,6 +56,36 @@ class CheckpointSkipped(Event):
     def text(self) -> str:
         unsaved = _unsaved(self.newest, self.unsaved_seconds)
         return f"{self.by} still wrote the previous checkpoint, so there is no {folder(self.checkpoint)}{unsaved}"
+
+
+class CheckpointStored(Event):
+    """A checkpoint is whole in the store (`checkpoint.store`). `checkpoint`: number of steps in it. `seconds`: since
+    its parts were on disks."""
+
+    exported = True
+    checkpoint: Count
+    seconds: Seconds = 0.0
+
+    def text(self) -> str:
+        return f"{folder(self.checkpoint)} is in the store, after {self.seconds:.1f} s"
+
+
+class CheckpointNotStored(Event):
+    """A checkpoint did not get into the store. `checkpoint`: number of steps in it. `detail`: why. `newest`: number of
+    steps in the newest checkpoint that is whole there, 0 without one. `unsaved_seconds` since it was stored, or since
+    the job or its coordinator began."""
+
+    checkpoint: Count
+    detail: str
+    newest: Count
+    unsaved_seconds: Seconds
+
+    def text(self) -> str:
+        age = f"{self.unsaved_seconds:.0f} s"
+        stored = f"the newest there is step-{self.newest:06d}, stored {age} ago" if self.newest else (
+            f"none was stored in {age}"
+        )  # fmt: skip
+        return f"{folder(self.checkpoint)} is not in the store: {self.detail}; {stored}"
 
 
 def folder(checkpoint: int) -> str:

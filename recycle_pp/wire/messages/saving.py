@@ -51,6 +51,51 @@ class Assembling(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR, lasting=True)
 class Assembled(Message, frozen=True):
+    """All parts are on disks.
+
+    whole  whether the worker has merged them. With `checkpoint.store` its node may lack the parts of other nodes
+    parts  names of the parts' folders
+    """
+
+    step: int
+    whole: bool = True
+    parts: list[str] = msgspec.field(default_factory=list)
+
+
+@sent(COORDINATOR, WORKER)
+class Upload(Message, frozen=True):
+    """Upload these parts of a checkpoint to the store (`checkpoint.store`). parts: names of folders on your disk."""
+
+    step: int
+    parts: list[str]
+
+
+@sent(WORKER, COORDINATOR)
+class Uploaded(Message, frozen=True):
+    """parts: as in the request. files: path in the checkpoint -> [size in bytes, CRC-32]."""
+
+    step: int
+    parts: list[str]
+    files: dict[str, list[int]]
+
+
+@sent(WORKER, COORDINATOR)
+class UploadFailed(Message, frozen=True):
+    step: int
+    detail: str
+
+
+@sent(COORDINATOR, WORKER)
+class Seal(Message, frozen=True):
+    """All parts are in the store: make the checkpoint whole there. parts: names of their folders. files: all files."""
+
+    step: int
+    parts: list[str]
+    files: dict[str, list[int]]
+
+
+@sent(WORKER, COORDINATOR)
+class Sealed(Message, frozen=True):
     step: int
 
 

@@ -4,14 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from recycle_pp.config.settings import Model, Parallel, Run, Settings
+from recycle_pp.config.settings import Checkpoint, Model, Parallel, Run, Settings
 from recycle_pp.coordinator.after_commit import AfterCommit
 from recycle_pp.coordinator.job import new_job
 from recycle_pp.coordinator.workers import Workers
 from recycle_pp.protocol.events import WorkerReady
 from recycle_pp.wire.messages.handshake import WorkerHello
 from recycle_pp.wire.messages.lifecycle import Ready
-from recycle_pp.wire.messages.saving import Assembled
+from recycle_pp.wire.messages.saving import Assembled, Sealed, UploadFailed
 
 from .states import Driver, job_state
 
@@ -91,6 +91,54 @@ def test_the_last_line_is_the_reason_of_the_stop_even_if_a_checkpoint_finishes_l
         state.lifecycle.stop("memory has failed")
     workers.handle(state.roster.enter(0), Assembled(8))
     assert state.recorder.events == expected and state.saving.newest().name == "step-000008"
+
+
+def storing_workers(tmp_path):
+    """Handlers of a job of one worker with a store, and its rank."""
+    settings = Settings(checkpoint=Checkpoint(store="/store"), parallel=Parallel(1, 1), run=Run(steps=24))
+    state = job_state(settings, folder=tmp_path)
+    state.job.live.add(0)
+    return state, workers_of(state, Driver()), state.roster.enter(0)
+
+
+def assembled(step, whole=True):
+    return Assembled(step, whole, ["stage-0-0-aa"])
+
+
+def test_a_checkpoint_that_is_due_during_an_upload_stays_on_the_disk(tmp_path):
+    state, workers, rank = storing_workers(tmp_path)
+    workers.handle(rank, assembled(8))
+    workers.handle(rank, assembled(16))
+    workers.handle(rank, Sealed(8))
+    assert state.recorder.events == [
+        "checkpoint_saved", "checkpoint_saved", "checkpoint_not_stored", "checkpoint_stored"
+    ]  # fmt: skip
+    assert "step-000008 is still being uploaded; none was stored in" in state.recorder.whole[2].text()
+
+
+def test_without_a_common_folder_a_checkpoint_counts_once_it_is_stored(tmp_path):
+    state, workers, rank = storing_workers(tmp_path)
+    workers.handle(rank, assembled(8, whole=False))
+    assert state.recorder.events == [] and state.saving.newest() is None
+    workers.handle(rank, Sealed(8))
+    assert state.recorder.events == ["checkpoint_stored"] and state.saving.newest() == "/store/step-000008"
+
+
+def test_an_assembler_that_repeats_its_message_starts_no_second_upload(tmp_path):
+    state, workers, rank = storing_workers(tmp_path)
+    for message in (assembled(8), Sealed(8), assembled(8), UploadFailed(8, "late")):
+        workers.handle(rank, message)
+    assert not state.storing.busy and "checkpoint_not_stored" not in state.recorder.events
+
+
+def test_the_last_checkpoint_of_a_run_replaces_an_unfinished_upload(tmp_path):
+    state, workers, rank = storing_workers(tmp_path)
+    state.timers.after = lambda *_: None  # needs a loop
+    workers.handle(rank, assembled(8))
+    workers.handle(rank, assembled(24))
+    assert (state.storing.step, state.storing.final) == (24, True)
+    workers.handle(rank, UploadFailed(24, "refused"))
+    assert state.storing.failed_last and state.recorder.events[-1] == "checkpoint_not_stored"
 
 
 def test_measured_memory_limits_the_plans_and_selects_the_stages_that_recompute():

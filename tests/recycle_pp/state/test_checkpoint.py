@@ -154,7 +154,7 @@ def test_leftovers_of_a_killed_save_never_enter_the_next_checkpoint(left, tmp_pa
     assert {str(p.relative_to(path)) for p in path.rglob("*") if p.is_file()} == {*files, "about.json"}
 
 
-MOMENTS = ("_check_whole", "_write_synced", "check_files", "fingerprint", "_sync", "_rename", "_delete_all_but")
+MOMENTS = ("_check_whole", "write_synced", "check_files", "fingerprint", "sync", "rename", "_delete_all_but")
 
 
 @pytest.mark.parametrize("moment", MOMENTS)

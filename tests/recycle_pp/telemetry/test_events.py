@@ -67,8 +67,8 @@ def test_the_document_names_no_other_event():
 def test_exporters_show_deaths_stalls_changes_of_plan_returns_faults_and_ends():
     assert {name for name, cls in EVENTS.items() if cls.exported} == {
         "death_detected", "resumed", "rejoined", "left", "slow", "slow_no_more", "plan_adopted", "stage_lost",
-        "restored", "rebalanced", "coordinator_elected", "node_joined", "checkpoint_saved", "stopped", "finished",
-        "health_found", "health_over",
+        "restored", "rebalanced", "coordinator_elected", "node_joined", "checkpoint_saved", "checkpoint_stored",
+        "stopped", "finished", "health_found", "health_over",
     }  # fmt: skip
 
 

@@ -1,0 +1,75 @@
+"""What a store has, found by a separate process: supervisors import no obstore, and a folder that hangs blocks none.
+
+survey("s3://bucket/runs/mine", seconds=20, probe=True)    # Survey(step=40, damaged={60: "..."}); StoreError
+
+python -m recycle_pp.state.survey URL SECONDS [--probe]    # that process: the survey as JSON; 2 and a sentence
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import msgspec
+
+from recycle_pp.storage.store import Store, StoreError
+
+from .stored import StoredCheckpoints
+
+EXTRA_SECONDS = 60.0  # for a start of Python on a busy machine, and for requests that are answered slowly
+
+
+class Survey(msgspec.Struct):
+    """
+    step     number of steps in the newest checkpoint of which nothing is missing; 0 if there is none
+    damaged  number of steps in a newer checkpoint -> description of its damage
+    """
+
+    step: int = 0
+    damaged: dict[int, str] = {}
+
+
+def survey(url: str, seconds: float, probe: bool = False) -> Survey:
+    """Blocks.
+
+    seconds  for which a store that does not answer is asked again
+    probe    whether to try all that a job needs of the store, see `Store.probe`
+
+    Raises StoreError, with one sentence, if the store cannot be used.
+    """
+    command = [sys.executable, "-m", "recycle_pp.state.survey", url, str(seconds), *["--probe"] * probe]
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, timeout=seconds + EXTRA_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        raise StoreError(f"{url} did not answer within {seconds + EXTRA_SECONDS:.0f} s") from None
+    if done.returncode:
+        raise StoreError(done.stdout.decode().strip() or f"{url} could not be read: exit code {done.returncode}")
+    return msgspec.json.decode(done.stdout, type=Survey)
+
+
+def main(url: str, seconds: float, probe: bool) -> int:
+    try:
+        store = Store(url, seconds)
+        if probe:
+            store.probe()
+        found = _look(StoredCheckpoints(store))
+    except StoreError as error:
+        print(error)
+        return 2
+    print(msgspec.json.encode(found).decode())
+    return 0
+
+
+def _look(stored: StoredCheckpoints) -> Survey:
+    found = Survey()
+    for step in reversed(stored.steps()):
+        damage = stored.damage(step)
+        if damage is None:
+            found.step = step
+            break
+        found.damaged[step] = damage
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], float(sys.argv[2]), "--probe" in sys.argv))

@@ -1,0 +1,127 @@
+"""Objects in a store: the same promises from S3 and from a folder."""
+
+import os
+import re
+
+import pytest
+
+from recycle_pp.storage.store import PIECE, Absent, Store, StoreError
+from tests.s3_server import Proxy, S3Server
+
+
+@pytest.fixture(scope="module")
+def server():
+    with S3Server() as server:
+        server.url("bucket")
+        yield server
+
+
+@pytest.fixture
+def on(server, monkeypatch):
+    """Sets the environment of clients, as users do. Argument: the port of a proxy."""
+
+    def set_environment(port=None):
+        for name, value in server.environment(port).items():
+            monkeypatch.setenv(name, value)
+
+    return set_environment
+
+
+@pytest.fixture(params=["s3", "folder"])
+def store(request, on, tmp_path):
+    on()
+    return Store(f"s3://bucket/{os.urandom(4).hex()}/" if request.param == "s3" else f"{tmp_path}/store", patience=1)
+
+
+def test_objects_are_listed_with_their_sizes_and_read_in_ranges(store):
+    store.put("a/b/c", b"0123456789")
+    store.put("a/d", b"")
+    assert store.list() == {"a/b/c": 10, "a/d": 0} and store.list("a/b") == {"a/b/c": 10}
+    assert store.folders() == {"a"} and store.folders("a") == {"b"} and store.folders("none") == set()
+    assert (store.get("a/b/c"), store.get_range("a/b/c", 3, 4), store.size("a/b/c")) == (b"0123456789", b"3456", 10)
+
+
+def test_of_several_contents_put_if_absent_keeps_the_first(store):
+    assert [store.put_if_absent("seal", content) for content in (b"1", b"2", b"1")] == [True, False, True]
+    assert store.get("seal") == b"1"
+
+
+def test_a_missing_object_is_absent_and_may_be_deleted(store):
+    store.put("there", b"1")
+    for request in (store.get, store.size):
+        with pytest.raises(Absent, match=f"{store.url}/none does not exist"):
+            request("none")
+    store.delete(["none", "there", "none either"])
+    assert store.list() == {}
+
+
+def test_a_file_of_several_pieces_returns_as_it_was(store, tmp_path):
+    file, back = tmp_path / "file", tmp_path / "back"
+    file.write_bytes(os.urandom(5 * PIECE + 1))
+    store.put_file("file", file)
+    pieces = []
+    store.get_file("file", back, lambda: pieces.append(1))
+    assert back.read_bytes() == file.read_bytes() and len(pieces) == 6
+
+
+def test_a_probe_leaves_nothing(store):
+    store.probe()
+    assert store.list() == {}
+
+
+def test_a_request_is_repeated_while_the_server_fails_or_closes(server, on):
+    verdicts = [500, "close", 503]
+    with Proxy(server) as proxy:
+        proxy.judge = lambda method, path: verdicts.pop() if verdicts else None
+        on(proxy.port)
+        Store("s3://bucket/repeated", patience=20).put("a", b"1")
+    on()
+    assert Store("s3://bucket/repeated").get("a") == b"1" and not verdicts
+
+
+def test_a_lost_answer_to_a_conditional_put_does_not_hide_its_success(server, on):
+    """The server has the object when the connection breaks, and refuses the repetition."""
+    on()
+    behind = Store("s3://bucket/lost", patience=1)
+
+    def judge(method, path):
+        if method == "PUT" and not behind.list():
+            behind.put("seal", b"mine")
+            return 500
+        return None
+
+    with Proxy(server) as proxy:
+        proxy.judge = judge
+        on(proxy.port)
+        assert Store("s3://bucket/lost", patience=20).put_if_absent("seal", b"mine")
+
+
+EXPIRED = (403, b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>")
+
+
+@pytest.mark.parametrize(
+    ("url", "verdict", "sentence"),
+    [
+        ("s3://no-bucket/x", None, r"NoSuchBucket \(The specified bucket does not exist\)"),
+        ("s3://bucket/x", EXPIRED, r"ExpiredToken \(The provided token has expired\)"),
+        ("s3://bucket/x", 403, "the server answered 403 Forbidden"),
+        ("s3://bucket/x", 500, r"the server answered 500 Internal Server Error, tried for \d s"),
+        ("ftp://x", None, 'URL error: Unable to recognise URL "ftp://x/"'),
+        ("/proc/none", None, r"No such file or directory \(os error 2\)"),
+    ],
+)
+def test_a_store_that_cannot_be_used_is_named_in_one_sentence(url, verdict, sentence, server, on):
+    with Proxy(server) as proxy:
+        proxy.judge = lambda method, path: verdict
+        on(proxy.port)
+        with pytest.raises(StoreError) as error:
+            Store(url, patience=1).probe()
+    assert re.fullmatch(f"{url}: {sentence}", str(error.value)), error.value
+
+
+def test_a_store_without_conditional_puts_is_refused(server, on):
+    with Proxy(server) as proxy:
+        proxy.without = {"if-none-match"}
+        on(proxy.port)
+        with pytest.raises(StoreError, match="it has no conditional puts"):
+            Store("s3://bucket/x", patience=1).probe()
