@@ -1,6 +1,6 @@
 """Uploads the parts of checkpoints that this worker's node has on its disk, and seals checkpoints in the store.
 
-    uploads = Uploads(settings, run_dir, batches, send)
+    uploads = Uploads(settings, run_dir, about, send)    # about: see `checkpoint.describe`
     session.upload = uploads.asked           # requests of the coordinator to upload and to seal
 
 Both run in threads beside training, one after the other. A process that is killed leaves objects that no seal names;
@@ -16,9 +16,9 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from recycle_pp.config.settings import Settings
-from recycle_pp.data.batches import Batches
 from recycle_pp.storage.store import Store, StoreError
 from recycle_pp.telemetry.checkpoint_folders import name, temporary, unfinished
 from recycle_pp.wire.messages.saving import Seal, Sealed, Upload, Uploaded, UploadFailed
@@ -30,8 +30,10 @@ from .stored import StoredCheckpoints
 
 
 class Uploads:
-    def __init__(self, settings: Settings, run_dir: str, batches: Batches, send: Callable[[Message], None]) -> None:
-        self._settings, self._batches, self._send = settings, batches, send
+    def __init__(
+        self, settings: Settings, run_dir: str, about: dict[str, Any], send: Callable[[Message], None]
+    ) -> None:
+        self._settings, self._about, self._send = settings, about, send
         self._folder = Path(run_dir) / "checkpoints"
         self._requests: queue.SimpleQueue[Upload | Seal] = queue.SimpleQueue()
         if settings.checkpoint.store is not None:
@@ -71,10 +73,9 @@ class Uploads:
         return files
 
     def _seal(self, stored: StoredCheckpoints, message: Seal) -> bool:
-        about = checkpoint.describe(self._settings, self._batches.fingerprint)
         finished = self._folder / name(message.step)
         if all((finished / part).is_dir() for part in message.parts):
-            return stored.seal(message.step, about, message.files, finished / TABLE)
+            return stored.seal(message.step, self._about, message.files, finished / TABLE)
         with tempfile.TemporaryDirectory() as made:
             place = Path(made)
             tables = [file for file in message.files if Path(file).name in (TABLE, checkpoint.TOGETHER)]
@@ -82,4 +83,4 @@ class Uploads:
             table, data = checkpoint.merged(place, message.parts)
             (place / TABLE).write_bytes(table)
             files = {file: of for file, of in message.files.items() if file in data}
-            return stored.seal(message.step, about, files, place / TABLE)
+            return stored.seal(message.step, self._about, files, place / TABLE)
