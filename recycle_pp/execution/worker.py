@@ -183,12 +183,12 @@ class Process:
             stage, optimizer = _stage(settings, worker.stage, device, welcome.run_dir, self._doing, first.kernels)
             self._doing.starts("data")
             batches = _read_ahead.pop(_of_data(settings), None) or Batches(settings)
-            about = checkpoint.describe(settings, batches.fingerprint, stage.module.origin)
+            now = checkpoint.describe(settings, batches.fingerprint, stage.module.origin)
             if welcome.resume:
                 self._doing.starts("state")
                 folder = Path(welcome.run_dir) / "checkpoints"
                 path = here(settings.checkpoint.store, folder, welcome.resume, lambda: self._doing.starts("state"))
-                checkpoint.refuse_mismatch(path, about)
+                checkpoint.refuse_mismatch(path, now)
                 optimizer.resume(lambda names: checkpoint.load(path, names))
             takes = measured_memory(stage) if settings.parallel.memory and not settings.model.own else []
             participant.holdings = Holdings(participant.member, stage.layout.ids, welcome.resume - 1)
@@ -219,7 +219,7 @@ class Process:
         executor.on_commit.append(saving.committed)
         executor.on_finish = lambda orders: session.send(Finished(commits.digests(orders)))  # the parameters are final
         session.save, session.assemble = saving.asked, saving.assemble
-        session.upload = Uploads(settings, welcome.run_dir, about, to).asked
+        session.upload = Uploads(settings, welcome.run_dir, now, to).asked
         token = self._spec.token
         donations = Donations(optimizer, stage.gradients, token, inject)
         executor.on_commit.insert(0, donations.committed)

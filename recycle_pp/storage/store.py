@@ -8,7 +8,8 @@
     store.probe()                                  # before a job starts: StoreError in one sentence
 
 Paths are relative to the URL. An object appears as a whole or not at all, and a reader sees no part of a put that was
-killed. Keys, region and address come from the environment, as the clouds' own tools read it (docs/storage.md).
+killed. Keys, region and address come from the environment, as the clouds' own tools read it: AWS_ACCESS_KEY_ID,
+GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, and others (docs/storage.md).
 
 All methods block and may be called from any thread. They raise `Absent` if there is no such object, and `StoreError`
 if the store cannot be reached or refuses. A request that fails by a broken connection, a time-out or an answer 5xx is
