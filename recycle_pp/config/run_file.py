@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import yaml
 
 from .loading import flat, load
-from .setting import rules
+from .setting import Rule, rules
 from .settings import FAULTS, Settings
 
 SUFFIXES = (".yaml", ".yml")
@@ -73,20 +73,22 @@ def commented(settings: Settings, comment: Sequence[str]) -> str:
     comment: lines for the top of the file
     """
     top = ["Settings of a run: recycle train FILE [KEY=VALUE ...]", *comment]
-    lines = [f"# {line}".rstrip() for line in top]
-    known, group = rules(Settings), ""
-    for key, value in flat(asdict(settings)).items():
-        before, dot, name = key.rpartition(".")
-        if before != group or not dot:
-            group = before
-            lines += ["", f"{group}:"] if dot else [""]
-        indent = "  " if dot else ""
-        rule = known[key]
-        about = f"{rule.text} ({rule.allowed})" if rule.allowed else rule.text
-        lines += textwrap.wrap(about, 100, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
+    return "\n".join([*(f"# {line}".rstrip() for line in top), *_described(asdict(settings), rules(Settings))]) + "\n"
+
+
+def _described(data: Mapping[str, Any], known: Mapping[str, Rule], prefix: str = "") -> Iterator[str]:
+    """Lines with each key below its comment, indented by the number of groups around it."""
+    indent = "  " * prefix.count(".")
+    for name, value in data.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            yield from ("", f"{indent}{name}:", *_described(value, known, f"{key}."))
+            continue
+        about = f"{known[key].text} ({known[key].allowed})" if known[key].allowed else known[key].text
+        yield from [] if prefix else [""]
+        yield from textwrap.wrap(about, 100, initial_indent=f"{indent}# ", subsequent_indent=f"{indent}# ")
         text = yaml.safe_dump([value], default_flow_style=True, width=10**6, allow_unicode=True)
-        lines.append(f"{indent}{name}: {text.strip()[1:-1]}")
-    return "\n".join(lines) + "\n"
+        yield f"{indent}{name}: {text.strip()[1:-1]}"
 
 
 class _Loader(yaml.SafeLoader):

@@ -71,10 +71,11 @@ class Efficiency:
         masks and the optimizer do not count. Source: Chowdhery et al., PaLM (2022), appendix B; embeddings are excluded
         as in torchtitan.
 
-        None if it is unknown: for emulated compute, model=custom, mixtures of experts (a token uses only some of their
-        parameters), and while no worker has built a stage.
+        None if it is unknown: for emulated compute, model=custom, adapters (the frozen parameters are not counted),
+        mixtures of experts (a token uses only some of their parameters), and while no worker has built a stage.
         """
-        if self._attention is None or self._settings.emulate.mode or not self._units:
+        emulated, adapters = self._settings.emulate.mode, self._settings.model.lora.rank
+        if self._attention is None or emulated or adapters or not self._units:
             return None
         return 6.0 * sum(size for layer, size in self._units.items() if layer >= 0) + self._attention
 

@@ -35,7 +35,7 @@ def test_the_file_trains_as_it_is_and_holds_every_key_with_its_meaning(machine, 
     assert "\n  dir: 'runs/${now:%Y" in text, "each start has a folder of its own"
     comments = " ".join(line.strip().removeprefix("# ") for line in text.splitlines() if line.strip().startswith("#"))
     for key, rule in rules(Settings).items():
-        assert f"\n{'  ' if '.' in key else ''}{key.rpartition('.')[2]}: " in text
+        assert f"\n{'  ' * key.count('.')}{key.rpartition('.')[2]}: " in text
         assert rule.text in comments
     assert "after a death" in comments
     assert f"recycle train {path}" in capsys.readouterr().out

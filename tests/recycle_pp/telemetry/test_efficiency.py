@@ -44,6 +44,9 @@ def test_a_hugging_face_model_counts_the_parameters_it_has_built_and_the_attenti
     assert flops(num_hidden_layers=3, num_attention_heads=4, hidden_size=32, head_dim=16) == 6 * 1600 + 12 * 3 * 64 * 10
     assert flops(num_hidden_layers=3, hidden_size=32) == 6 * 1600, "no attention"
     assert flops(num_hidden_layers=3, num_local_experts=8) is None
+    adapters = compose(["model=hf", f"model.path={tmp_path}", "model.lora.rank=4", "model.lora.targets=[q]"])
+    (tmp_path / "config.json").write_text('{"vocab_size": 300, "num_hidden_layers": 3}')
+    assert described(adapters).flops_per_token is None, "the frozen parameters are not counted"
 
 
 def test_mfu_is_the_share_of_the_peak_and_left_out_if_the_peak_is_unknown():
