@@ -8,7 +8,10 @@ import time
 
 import pytest
 
+from recycle_pp.telemetry.run_folder import RunFolder
 from tests.s3_server import Proxy, S3Server
+
+from .launched import Launched
 
 SHAPE = ("parallel.pipelines=2", "parallel.stages=2")
 JOB = ("model=tiny", "numerics=reproducible", "run.validate_every=0", "checkpoint.every=4", "run.steps=24")
@@ -85,3 +88,44 @@ def test_a_store_that_cannot_be_used_is_one_sentence_before_the_launch(zygote, e
         assert job.wait(60) == 2
         assert "s3://no-bucket/x: NoSuchBucket (The specified bucket does not exist)" in job.output
         assert not (tmp_path / "run").exists()
+
+
+class Apart(Launched):
+    """Each agent sees a disk of its own at the path of the run folder, by a mount in its own namespace."""
+
+    def _start(self, node, nodes, workers):
+        disk = self._folder / f"disk{node}"
+        for folder in (disk, self.run.path):
+            folder.mkdir(exist_ok=True)
+        mount = 'mount --bind "$0" "$1" && shift && exec "$@"'
+        self.launcher = ("unshare", "--mount", "sh", "-c", mount, str(disk), str(self.run.path))
+        return super()._start(node, nodes, workers)
+
+    def disk(self, node):
+        return self._folder / f"disk{node}"
+
+
+@pytest.mark.slow
+@pytest.mark.torchrun
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
+def test_three_nodes_without_a_common_folder_continue_after_all_of_them_died(zygote, environment, tmp_path):
+    """All parts on their disks are lost, too. Node 0 still has config.yaml and the logs of the run."""
+    with zygote.run(["parallel.pipelines=3", "parallel.stages=2", *JOB]) as job:
+        assert job.wait(200) == 0, job.output
+        expected = json.loads(job.run.summary.read_text())["weights_sha256"]
+    shape = (*JOB, f"checkpoint.store={url()}")
+    with Apart(tmp_path, 3, 2, shape) as job:
+        job.run = RunFolder(job.disk(0))
+        job.wait_for_event("checkpoint_stored", nth=2)
+        for node in range(3):
+            job.kill(node)
+        done = [event["checkpoint"] for event in job.events("checkpoint_stored")]
+    for node in range(3):
+        shutil.rmtree(tmp_path / f"disk{node}/checkpoints", ignore_errors=True)
+    with Apart(tmp_path, 3, 2, (*shape, "run.resume=true")) as job:
+        job.run = RunFolder(job.disk(0))
+        assert job.wait(range(3), 300) == [0, 0, 0], job.explain()
+        assert job.events("started")[-1]["step"] >= done[-1] > 0
+        assert job.committed() == 23
+        assert json.loads(job.run.summary.read_text())["weights_sha256"] == expected, job.explain()
