@@ -24,6 +24,9 @@ class Recorder:
 
     layers_moved = event
 
+    def described(self, message):
+        pass
+
     def relaid(self, layout):
         self.layout = layout
 
