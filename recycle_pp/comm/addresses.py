@@ -1,6 +1,7 @@
 """Resolves the setting `control.interface` to the listening address of this worker.
 
 address_of("127.0.0.1") == "127.0.0.1";  address_of("eth0") == "10.0.0.7";  address_of("node3") resolves the name
+interface_of("10.0.0.7") == "eth0"
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import socket
 import struct
+from contextlib import suppress
 
 SIOCGIFADDR = 0x8915  # linux/sockios.h: requests the IPv4 address of a network interface
 
@@ -30,3 +32,12 @@ def address_of(interface: str) -> str:
         raise ValueError(
             f"control.interface: {interface!r} is not an address, a host name or a network interface of this machine"
         ) from error
+
+
+def interface_of(address: str) -> str:
+    """The name of the network interface of this machine that has this numeric address; "" if none has it."""
+    for _, name in socket.if_nameindex():
+        with suppress(ValueError):  # it has no IPv4 address
+            if address_of(name) == address:
+                return name
+    return ""

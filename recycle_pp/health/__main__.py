@@ -14,11 +14,11 @@ import sys
 from collections.abc import Sequence
 
 from recycle_pp.telemetry.run_folder import RunFolder
-from recycle_pp.wire.messages.health import Finding, Reading
+from recycle_pp.wire.messages.health import Finding
 
 from . import quarantine
 from .host import HOST, Host
-from .ladder import History, judge
+from .look import figures, look
 from .nvml import Gpu, MissingPackage
 
 
@@ -53,8 +53,7 @@ def _look() -> int:
         gpus = Gpu.all()
     except MissingPackage:
         raise ValueError("nvidia-ml-py is not installed: pip install 'recycle-pp[gpu]'") from None
-    samples = [Host().sample(), *(gpu.sample() for gpu in gpus)]
-    findings = [finding for sample in samples for finding in judge(History.begin(sample))]
+    samples, findings = look(Host(), gpus)
     for sample in samples:
         print(f"{sample.device:42}{figures(sample.reading)}")
     if not gpus:
@@ -62,21 +61,6 @@ def _look() -> int:
     for finding in findings:
         print(line(finding))
     return 1 if findings else 0
-
-
-def figures(reading: Reading) -> str:
-    """ "55 C, 400 W, 1980 MHz, 0 memory errors" """
-    parts = [
-        f"{value:.0f} {unit}"
-        for value, unit in (
-            (reading.temperature, "C"),
-            (reading.power, "W"),
-            (reading.clock, "MHz"),
-            (reading.uncorrected, "memory errors"),
-        )
-        if value is not None
-    ]
-    return ", ".join(parts) or "no figures"
 
 
 def line(finding: Finding) -> str:

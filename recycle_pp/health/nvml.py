@@ -165,11 +165,16 @@ def scripted() -> bool:
     return STAND_IN in os.environ
 
 
+def has_driver() -> bool:
+    """Whether NVIDIA's driver is loaded, even if it does not work."""
+    return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/dxg"))
+
+
 def _library() -> Any:
     """pynvml, or its stand-in; None without NVIDIA's driver."""
     if name := os.environ.get(STAND_IN):
         return importlib.import_module(name)
-    if not any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/dxg")):
+    if not has_driver():
         return None  # the import would cost every supervisor 5 MB
     try:
         import pynvml

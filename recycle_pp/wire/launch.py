@@ -31,6 +31,7 @@ from pathlib import Path
 from recycle_pp.linux.processes import process_stat
 
 TOKEN_VARIABLE = "RECYCLE_TOKEN"
+HOST_AND_PORT = re.compile(r"([^:\s]+):([0-9]{1,5})")
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ class Address:
 
         address: control.address, or None
         ValueError if `address` is not HOST:PORT, or if RECYCLE_TOKEN has fewer than 16 characters."""
-        if address is not None and not re.fullmatch(r"[^:\s]+:[0-9]{1,5}", address):
+        if address is not None and not HOST_AND_PORT.fullmatch(address):
             raise ValueError(f"control.address must be HOST:PORT or null, not {address!r}")
         token = environment.get(TOKEN_VARIABLE, "")
         if len(token) < 16:

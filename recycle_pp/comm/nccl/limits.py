@@ -2,6 +2,7 @@
 
 raise_open_files()     # ValueError, with one sentence for the user, if NCCL cannot work with the hard limit
 warnings()             # a sentence for each limit that may be too small
+free_shared_memory(); open_files(); locked_memory()     # what this process may use
 
 A limit is an error only if no communicator could be built. Most of NCCL's needs depend on the connections between GPUs,
 which only NCCL knows. The values are from NCCL's user guide, "Runtime and MPI issues".
@@ -12,6 +13,7 @@ from __future__ import annotations
 import os
 import resource
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 
 SHARED_MEMORY = 256 << 20  # bytes; Docker's default is 64 MB, and each pair of GPUs without a direct path takes 10 MB
@@ -24,7 +26,7 @@ CAP_IPC_LOCK = 14  # capabilities(7): removes the limit on locked memory
 
 def raise_open_files() -> None:
     """Raises the soft limit of open files to the hard limit. ValueError if the hard limit is certainly too small."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, hard = open_files()
     used = len(os.listdir("/proc/self/fd"))
     if hard < (need := used + COMMUNICATORS * LEAST_FILES):
         raise ValueError(
@@ -39,11 +41,28 @@ def warnings() -> list[str]:
     return [sentence for sentence in (_shared_memory(), _open_files(), _locked_memory()) if sentence]
 
 
-def _shared_memory() -> str:
-    free = 0
+def free_shared_memory() -> int:
+    """Bytes that are left in /dev/shm."""
     with suppress(FileNotFoundError):
         about = os.statvfs("/dev/shm")
-        free = about.f_bavail * about.f_frsize
+        return about.f_bavail * about.f_frsize
+    return 0
+
+
+def open_files() -> tuple[int, int]:
+    """(soft, hard) limit of open files."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)
+
+
+def locked_memory() -> float:
+    """Bytes that a process may lock. Infinite too if no card needs locked memory (InfiniBand, RoCE), or if NCCL must
+    not use it."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return inf if soft == resource.RLIM_INFINITY or _may_lock() or not _cards() else soft
+
+
+def _shared_memory() -> str:
+    free = free_shared_memory()
     if free >= SHARED_MEMORY:
         return ""
     return (
@@ -54,7 +73,7 @@ def _shared_memory() -> str:
 
 
 def _open_files() -> str:
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, hard = open_files()
     if hard >= OPEN_FILES:
         return ""
     return (
@@ -64,13 +83,12 @@ def _open_files() -> str:
 
 
 def _locked_memory() -> str:
-    """Also empty if there is no card that needs locked memory (InfiniBand, RoCE), or if NCCL must not use it."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    if soft >= LOCKED_MEMORY or soft == resource.RLIM_INFINITY or _may_lock() or not _cards():
+    least = locked_memory()
+    if least >= LOCKED_MEMORY:
         return ""
     return (
-        f"a worker may lock {soft >> 10} kB of memory, and NCCL may need {LOCKED_MEMORY >> 20} MB for InfiniBand or "
-        "RoCE; remove the limit (ulimit -l unlimited, docker run --ulimit memlock=-1), or set NCCL_IB_DISABLE=1"
+        f"a worker may lock {least / 1024:.0f} kB of memory, and NCCL may need {LOCKED_MEMORY >> 20} MB for InfiniBand "
+        "or RoCE; remove the limit (ulimit -l unlimited, docker run --ulimit memlock=-1), or set NCCL_IB_DISABLE=1"
     )
 
 
