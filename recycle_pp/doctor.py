@@ -2,6 +2,7 @@
 
     python -m recycle_pp.doctor runs/mine
     python -m recycle_pp.doctor runs/mine --json
+    python -m recycle_pp.doctor                   # checks this machine: python -m recycle_pp.machine_checks
 
 Works while the job runs, hangs or is dead, on any machine that has the run folder. It names the newest stall or death,
 also if the job has recovered since. Exit code 0: well; 1: a warning, the job continues; 2: broken, or an error. The
@@ -19,6 +20,7 @@ from collections.abc import Sequence
 
 from recycle_pp.diagnosis.diagnosis import Diagnosis, diagnose
 from recycle_pp.diagnosis.finding import BROKEN, WARNING, WELL
+from recycle_pp.machine_checks import __main__ as machine_checks
 from recycle_pp.telemetry.evidence import gather
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.run_reader import RunReader
@@ -36,9 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=more,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("run", help="a run folder")
+    parser.add_argument("run", nargs="?", help="a run folder; without one, this machine is checked")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args(argv)
+    if arguments.run is None:
+        return machine_checks.main(["--json"] if arguments.json else [])
     try:
         diagnosis = of_run(arguments.run)
     except ValueError as error:

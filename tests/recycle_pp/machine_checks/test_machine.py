@@ -10,6 +10,7 @@ from importlib import metadata
 
 import pytest
 
+from recycle_pp import doctor
 from recycle_pp.machine_checks import facts, machine
 from recycle_pp.machine_checks.__main__ import main
 
@@ -140,3 +141,9 @@ def test_the_checks_do_not_import_torch(tmp_path):
         f"check_machine(Path({str(tmp_path)!r})); assert not {{'torch', 'numba', 'triton'}} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=100)
+
+
+def test_doctor_without_a_run_checks_this_machine(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = doctor.main(["--json"])
+    assert code in (0, 1) and json.loads(capsys.readouterr().out)["verdict"] in ("well", "warning")
