@@ -74,6 +74,7 @@ def _over(file: Mapping[str, Any], config: Mapping[str, Any], words: Sequence[st
     values |= {key: value for key, value in file.items() if key not in mine}
     if "parallel.stages" in mine and "model.split" not in mine:
         values["model.split"] = split_of(values["model.split"], values["parallel.stages"])
+    values["model.auto_split"] = None  # the file may be the config.yaml of a run with another shape
     return nested(values)
 
 

@@ -52,6 +52,7 @@ def test_config_yaml_has_the_chosen_layout_and_the_start_runs_no_process_for_it(
     assert run.read_settings().model.layout == [5, 1]
     again, said = take_up([*arguments, "run.resume=true"], written)
     assert again.model.layout is None and said == [], "a resume chooses again"
+    assert compose([str(run.config), "parallel.stages=3"]).model.layout is None, "so does a run with this file"
 
 
 def test_a_list_of_the_user_counts_and_not_the_chosen_one():
