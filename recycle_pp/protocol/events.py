@@ -18,7 +18,7 @@ import msgspec
 from recycle_schedules import Problem
 
 from recycle_pp.wire.messages.generations import Report
-from recycle_pp.wire.messages.lifecycle import Synced
+from recycle_pp.wire.messages.lifecycle import NoRoom, Prepared, Synced
 from recycle_pp.wire.messages.members import Member
 from recycle_pp.wire.messages.saving import Finished
 from recycle_pp.wire.messages.steps import Evaluated, Vote
@@ -28,7 +28,8 @@ from recycle_pp.wire.messages.units import Layout
 from .takeover import Found
 
 Json = dict[str, Any]
-FromWorker = Report | Vote | Evaluated | Finished | Synced  # messages from workers that a job handles
+FromWorker = Report | Vote | Evaluated | Finished | Synced | Prepared | NoRoom
+"""Messages from workers that a job handles."""
 
 
 class Event(msgspec.Struct, frozen=True, tag=True):
@@ -146,13 +147,15 @@ class EndRequested(Event, frozen=True):
 
 
 class HoldExpired(Event, frozen=True):
-    """The job has waited too long for a joiner that lacks the newest step. The joiner's donor or the network may have
-    failed.
+    """The job has waited too long for a follower that lacks the newest step. The follower's donor or the network may
+    have failed.
 
     generation: the generation in which the wait began
+    step: the step whose commit waits for an understudy; None if all workers wait for joiners or receivers
     """
 
     generation: int
+    step: int | None = None
 
 
 class Send(NamedTuple):

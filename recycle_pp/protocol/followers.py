@@ -1,8 +1,10 @@
-"""Tracks followers, which copy units from donors while the job continues: returning processes (joiners), and members
-whose stage will gain layers (receivers of a move, see `moving`).
+"""Tracks followers, which copy units from donors while the job continues: returning processes (joiners), members whose
+stage will gain layers (receivers of a move, see `moving`), and members that may have to play a worker of another stage
+(`understudies`).
 
 followers.add(member, earliest=40)           # a joiner
 followers.add(member, layers=[3, 4, 5])      # a receiver; its stage will have these layers
+followers.add_understudy(member, worker, elements)       # of this worker, whose stage has these elements
 followers.find_donors(committed, generation, live, units, assignment)      # messages to followers and donors
 followers.synced(member, step, session)      # records that the follower has all its units in the state after `step`
 followers.about_to_join(committed)           # whether some joiners lack only the newest step; if so, wait for them
@@ -19,6 +21,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
+from recycle_schedules import Worker
+
 from recycle_pp.wire.messages.lifecycle import Donate, Expect
 from recycle_pp.wire.messages.members import Assignment, Member
 from recycle_pp.wire.messages.units import UnitId, packed
@@ -27,19 +31,27 @@ from .events import Send
 from .units import Units
 
 LEAD = 3  # a joiner starts to follow its units this many steps before `earliest`
+NOT_YET = -1  # `Follower.prepared` of an understudy that is in step, before it is prepared in this generation
 SESSIONS = 1 << 20  # limit on the number of sessions in one generation
 
 
 @dataclass
 class Follower:
     earliest: int  # first step that the joiner may take part in
-    layers: list[int] | None = None  # layers that the receiver's stage will have; None for a joiner
+    layers: list[int] | None = None  # layers that the receiver's stage will have; else None
+    worker: Worker | None = None  # the worker whose understudy the follower is; else None
+    elements: int = 0  # number of elements of an understudy's units
     donors: dict[Member, list[UnitId]] = field(default_factory=dict)  # donor -> the units that it sends
     synced: int | None = None  # the follower's units are in the state after this step; None until they have arrived
     session: int = -1
+    prepared: int | None = None  # newest step whose commit the understudy can complete; None until it is in step
+
+    @property
+    def joins(self) -> bool:
+        return self.layers is None and self.worker is None
 
     def restart(self) -> None:
-        self.donors, self.synced = {}, None
+        self.donors, self.synced, self.prepared = {}, None, None
 
 
 @dataclass
@@ -50,11 +62,22 @@ class Followers:
     def add(self, member: Member, earliest: int = 0, layers: list[int] | None = None) -> None:
         self._by_member[member] = Follower(earliest, layers)
 
+    def add_understudy(self, member: Member, worker: Worker, elements: int) -> None:
+        self._by_member[member] = Follower(0, None, worker, elements)
+
+    def resume_understudy(self, member: Member, worker: Worker, donor: Member, session: int) -> None:
+        """Continues a session that another coordinator has begun. The understudy is in step."""
+        self._by_member[member] = Follower(0, None, worker, donors={donor: []}, session=session, prepared=NOT_YET)
+
+    @property
+    def understudies(self) -> dict[Member, Follower]:
+        return {member: each for member, each in self._by_member.items() if each.worker is not None}
+
     def __contains__(self, member: Member) -> bool:
         return member in self._by_member
 
     def died(self, member: Member) -> None:
-        """Removes a dead follower. If it was a donor, its followers restart with other donors."""
+        """Removes a follower that is dead. If it was a donor, its followers restart with other donors."""
         self._by_member.pop(member, None)
         for follower in self._by_member.values():
             if member in follower.donors:
@@ -73,7 +96,8 @@ class Followers:
             if follower.donors or committed + LEAD < follower.earliest:
                 continue
             serving = Counter(donor for each in self._by_member.values() for donor in each.donors)
-            layers = units.layout[(stage := assignment[member].stage)]
+            worker = follower.worker or assignment[member]
+            layers = units.layout[(stage := worker.stage)]
             if follower.layers is None:
                 follower.donors = units.sources(member, stage, live, serving)
             else:
@@ -82,9 +106,10 @@ class Followers:
             if follower.donors:
                 follower.session = session = self.new_session(generation)
                 of = sum(map(len, follower.donors.values()))
-                out.append(Send(member, Expect(session, layers)))
+                out.append(Send(member, Expect(session, layers, follower.worker, follower.elements)))
                 for donor, given in follower.donors.items():
-                    out.append(Send(donor, Donate(member, assignment[member], session, None, packed(given), of)))
+                    early = follower.worker is not None
+                    out.append(Send(donor, Donate(member, worker, session, None, packed(given), of, early)))
         return out
 
     def new_session(self, generation: int) -> int:
@@ -105,6 +130,10 @@ class Followers:
         follower = self._by_member.get(member)
         return None if follower is None else follower.synced
 
+    def remove(self, member: Member) -> None:
+        """Removes a living follower."""
+        del self._by_member[member]
+
     def check(self, give: Callable[[Mapping[Member, Collection[UnitId]]], bool]) -> None:
         """Restarts followers if their donors no longer hold their units. give: see `Units.give`."""
         for follower in self._by_member.values():
@@ -117,14 +146,14 @@ class Followers:
     def restart(self, stages: Collection[int], assignment: Assignment) -> None:
         """Restarts the followers in these stages."""
         for member, follower in self._by_member.items():
-            if assignment[member].stage in stages:
+            if (follower.worker or assignment[member]).stage in stages:
                 follower.restart()
 
     def about_to_join(self, committed: int) -> bool:
-        return any(joiner.layers is None for joiner in self._late(committed))
+        return any(follower.joins for follower in self._late(committed))
 
     def take_ready(self, committed: int) -> list[Member]:
-        joiners = {member: each for member, each in self._by_member.items() if each.layers is None}
+        joiners = {member: each for member, each in self._by_member.items() if each.joins}
         ready = [w for w, j in joiners.items() if j.synced == committed and j.earliest <= committed + 1]
         for member in ready:
             del self._by_member[member]
@@ -132,7 +161,8 @@ class Followers:
 
     def drop_late(self, committed: int) -> None:
         for follower in self._late(committed):
-            follower.restart()
+            if follower.worker is None:
+                follower.restart()
 
     def _late(self, committed: int) -> list[Follower]:
         return [f for f in self._by_member.values() if f.synced == committed - 1 and f.earliest <= committed + 1]

@@ -20,21 +20,22 @@ even while reports are collected, starts another generation, which replaces the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from recycle_schedules import Plan, Problem
+from recycle_schedules import Plan, Problem, Worker
 
 from recycle_pp.wire.messages.generations import FIRST, Announce, Report
-from recycle_pp.wire.messages.lifecycle import Leave, Synced
+from recycle_pp.wire.messages.lifecycle import Leave, NoRoom, Prepared, Synced
 from recycle_pp.wire.messages.members import Assignment, Member
 from recycle_pp.wire.messages.saving import Finished
 from recycle_pp.wire.messages.steps import Commit, Evaluated, Vote
 from recycle_pp.wire.messages.table import Message, is_void
 
 from .adoption import Derive, adopt
-from .assignment import initial, refilled
+from .assignment import completed, exchanged, initial, refilled
 from .commit import Ballot, ProtocolViolation
 from .events import (
     CoordinatorReplaced,
@@ -63,6 +64,7 @@ from .moving import Moving
 from .speculation import Speculation
 from .stage_lost import StageLost
 from .steady_state_plan import Planner, Steady
+from .understudies import Understudies
 from .units import Units
 from .validation import Validation
 
@@ -78,6 +80,7 @@ class Job:
     clip: float | None = None
     stagger: bool = False
     copies: int = 0  # copies of each unit of a stage's state (parallel.copies); 0: one for each worker of the stage
+    understudy: bool = False  # a stage with one live worker gets an understudy (state.understudy)
     third: bool = False  # continue without a worker whose copy is wrong (control.mismatch)
     first_step: int = 0
     evaluate_every: int = 0
@@ -104,6 +107,7 @@ class Job:
         self._live_problem = LiveProblem()
         self.units, self.followers = Units(self.copies, self.third), Followers()
         self.moving = Moving(self.units, self.followers)
+        self.understudies = Understudies(self.followers, self.understudy and not self.units.sharded)
         self.steady = Steady(self.planner, self.evaluate_microbatches)
         self._newest: Commit | None = None
         self._base: int | None = None  # newest generation that rebuilt all links
@@ -178,9 +182,12 @@ class Job:
             return self._regroup() if not self.waiting else []
         if self.phase == "lost":
             return []
-        was_live = member in self.live
+        was_live, lost = member in self.live, self.assignment[member]
+        heir = self.understudies.heir(lost.stage) if was_live else None
         self._remove(member)
         self._wrong.pop(member, None)
+        if self._cast({} if heir is None else {heir: lost}):
+            return self._regroup(rebuild=True)
         self._check_stages(self.live)
         idle = self.phase == "running" and self.committed == self.steps - 1 and self._validation.step is None
         idle = idle and (self.units.complete or self.live <= self.finished)  # otherwise a peer may need its weights
@@ -208,13 +215,17 @@ class Job:
         """Continues the job with the live members. Raises StageLost if a stage has none."""
         found = event.found
         self.generation, self.committed, self.live = found.generation, found.committed, set(found.live)
-        self.assignment |= found.members
+        workers = initial(self.problem.pipelines, self.problem.stages).values()
+        self.assignment = completed(found.members, self.assignment, workers)
         self.attempt = found.attempt
         self._base = found.generation if found.base is None else found.base
         self.units.layout = dict(found.layout)
         self.moving.taken_over(found.committed, self.workers)
         self.phase = "running"
         self._new_ballot()
+        played = {worker.stage: worker for worker in found.members.values()}
+        cast = self._cast({member: played[of.stage] for member, of in found.understudies.items()})
+        self.understudies.taken_over(self.workers, found.understudies, self._note)
         self._check_stages(self.live)
         out: list[Send] = []
         self._newest = found.commit
@@ -223,7 +234,7 @@ class Job:
             self._speculation.resume(found.commit.stagger)
             self.skipped = found.commit.skipped
             out = [Send(member, found.commit) for member in sorted(found.behind)]
-        return out + self._regroup(rebuild=found.base is None)
+        return out + self._regroup(rebuild=cast or found.base is None)
 
     def _returned(self, event: WorkerReturned) -> list[Send]:
         """Resends the newest commit if the member lacks it, and rebuilds the links of all members."""
@@ -260,7 +271,9 @@ class Job:
             return []
         self.moving.begin(event, self.workers, self._note)
         outdated = self.moving.announced not in (None, self.moving.move)
-        return self._regroup() if outdated else self._hold_no_longer() + self._find_donors()
+        if outdated:
+            return self._regroup()
+        return self._hold_no_longer() + self._find_donors() + self._count()  # no stage has an understudy now
 
     def _plan_made(self, event: PlanMade) -> list[Send]:
         if self.phase not in ("starting", "lost"):  # the first generation plans again
@@ -276,7 +289,12 @@ class Job:
         return []
 
     def _wait_no_longer(self, event: HoldExpired) -> list[Send]:
-        if self.phase != "holding" or event.generation != self.generation:
+        if event.generation != self.generation:
+            return []
+        if self.phase == "running" and event.step == self.committed + 1:
+            self.understudies.restart(self.understudies.late(event.step))
+            return self._count()
+        if self.phase != "holding" or event.step is not None:
             return []
         self.followers.drop_late(self.committed)
         return self._hold_no_longer()
@@ -297,6 +315,7 @@ class Job:
         self.phase = "reporting"
         self._reports.clear()
         self._new_ballot()
+        self.understudies.regrouped()
         workers = self.workers
         layout = self.moving.layout_next(self.committed, workers)
         self._note("announced", members=[str(worker) for worker in sorted(workers.values())])
@@ -344,7 +363,29 @@ class Job:
         if self.phase != "running" or member not in self.live or vote.step != self.committed + 1:
             return []
         self._ballot.cast(member, self.assignment[member], vote)
-        if not self._ballot.complete(self.live):
+        return self._count()
+
+    def _prepared(self, member: Member, message: Prepared) -> list[Send]:
+        """Records that an understudy can complete the commit of a step."""
+        if self.understudies.prepared(member, message.session, message.step, self.committed):
+            worker = self.followers.understudies[member].worker
+            self._note("understudy_in_step", member=member, worker=worker, role=self.assignment[member])
+        return self._count()
+
+    def _refused(self, member: Member, message: NoRoom) -> list[Send]:
+        """Looks for another understudy."""
+        worker = self.understudies.refused(member, message.session)
+        if worker is not None:
+            about = {"needed": message.needed, "free": message.free}
+            self._note("understudy_refused", member=member, worker=worker, role=self.assignment[member], **about)
+        return self._find_donors()
+
+    def _count(self) -> list[Send]:
+        """Decides on the step once all have voted and its understudies are prepared."""
+        if self.phase != "running" or not self._ballot.complete(self.live):
+            return []
+        if self.understudies.late(self.committed + 1):
+            self._expiry = HoldExpired(self.generation, self.committed + 1)
             return []
         if wrong := self.units.compare(self.workers, self._ballot.votes, self.committed + 1):
             return self._go_on_without(wrong)
@@ -457,7 +498,10 @@ class Job:
         """Orders members to send units to followers, once the holders of all units are known and have them."""
         if self.phase != "running":
             return []
-        return self.moving.find_donors(self.committed, self.generation, self.workers, self.assignment)
+        calm = self.moving.move is None
+        self.understudies.choose(self.workers, self.units, self.leaving, calm, self._note)
+        out = self.understudies.orders(self.generation, self.workers)
+        return out + self.moving.find_donors(self.committed, self.generation, self.workers, self.assignment)
 
     def _synced(self, member: Member, message: Synced) -> list[Send]:
         """Records that a follower has its units in the state after a step."""
@@ -480,8 +524,23 @@ class Job:
         """Removes a member or a joiner. Its followers restart with other donors."""
         self.units.died(member)
         self.followers.died(member)
+        self.understudies.died(member)
         for of in (self.live, self.leaving, self.finished):
             of.discard(member)
+
+    def _cast(self, heirs: Mapping[Member, Worker]) -> bool:
+        """Lets understudies play these workers from now on, if their stages have no live worker. An understudy that is
+        the last worker of its own stage stays there. So does every one after the last commit: a checkpoint may be
+        unfinished, and the stage has to save its part. Returns whether the assignment has changed."""
+        before = self.assignment
+        for heir, worker in sorted(heirs.items()):
+            size = Counter(worker.stage for worker in self.workers.values())
+            training = self.phase in ("reporting", "running", "holding") and self.committed < self.steps - 1
+            if training and not size[worker.stage] and heir in self.live and size[self.assignment[heir].stage] > 1:
+                self._note("took_over", member=heir, worker=worker, role=self.assignment[heir])
+                self.assignment = exchanged(self.assignment, heir, worker)
+                self.followers.died(heir)
+        return self.assignment is not before
 
     def _check_stages(self, live: Collection[Member]) -> None:
         stages = {self.assignment[member].stage for member in live}
@@ -521,4 +580,6 @@ _MESSAGES: dict[type[Message], Callable[[Job, Member, Any], list[Send]]] = {
     Evaluated: Job._evaluated,
     Finished: Job._has_finished,
     Synced: Job._synced,
+    Prepared: Job._prepared,
+    NoRoom: Job._refused,
 }

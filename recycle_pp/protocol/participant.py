@@ -4,6 +4,7 @@
     me.announce(message)            # a new generation; returns the report
     me.adopt(message)               # stores the generation's orders in `me.orders`
     me.followed(step, units)        # units of layers that the stage will gain have arrived
+    me.understudy = Understudy(...) # follows the units of another stage, which this member may have to play
     me.commit(message)              # a step is committed; `me.commits` holds the message until the step is applied
     me.state(linked=True)           # the input of a new coordinator, from this worker
 
@@ -19,21 +20,32 @@ from dataclasses import dataclass, field
 
 from recycle_schedules import Action, Worker, unpack
 
-from recycle_pp.wire.messages.generations import FIRST, Adopt, Announce, Attempt, Report, Shares, SteadyPlan
+from recycle_pp.wire.messages.generations import (
+    FIRST,
+    Adopt,
+    Announce,
+    Attempt,
+    Holds,
+    Report,
+    Shares,
+    SteadyPlan,
+)
 from recycle_pp.wire.messages.members import Assignment, Member
 from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.table import is_void
-from recycle_pp.wire.messages.units import Layout, UnitId
+from recycle_pp.wire.messages.units import Layout, UnitId, packed, unpacked
 from recycle_pp.wire.messages.workers import State
 
-from .holdings import Holdings
+from .holdings import NOTHING, Holdings
 from .ledger import Record
+from .understudy import Understudy
 
 
 @dataclass
 class Orders:
     """A worker's orders in a generation.
 
+    worker     the worker that this member plays; the executor may still run the stage of an earlier one
     steps      step -> actions left in that step, for unfinished steps, oldest first
     steady     actions of every later step; None until the coordinator's `plan` arrives
     forward    actions of a validation; None until it arrives
@@ -46,6 +58,7 @@ class Orders:
     """
 
     generation: int
+    worker: Worker
     steps: dict[int, list[Action]]
     steady: list[Action] | None
     forward: list[Action] | None
@@ -79,6 +92,7 @@ class Participant:
     members: Assignment = field(default_factory=dict)  # members of that generation
     layout: Layout = field(default_factory=dict)  # the layers of every stage in that generation
     last: Commit | None = None  # the newest commit
+    understudy: Understudy | None = None  # what this member follows as an understudy
 
     def record(self, step: int) -> Record:
         return self.records.setdefault(step, Record(step))
@@ -116,6 +130,8 @@ class Participant:
     def report(self, busy: float) -> Report:
         """`busy`: seconds until this worker can start its next op."""
         assert self.announced is not None
+        if self.role != self.worker:
+            return Report(self.generation, [], ahead=False, busy=busy, holds=self._understood())
         open_steps = [r.reported() for step, r in sorted(self.records.items()) if step > self.committed]
         ahead = self.applied > self.committed and not self.undo
         layers = self.announced.layout.get(self.worker.stage)
@@ -134,6 +150,7 @@ class Participant:
             commit=self.last,
             attempt=self.attempt,
             layout=self.layout,
+            understudy=None if self.understudy is None else self.understudy.state,
         )
 
     def adopt(self, message: Adopt) -> None:
@@ -143,6 +160,8 @@ class Participant:
         assert self.announced is not None
         self.agreed = message.term, message.generation
         self.members, self.layout = self.announced.members, self.announced.layout
+        if self.role != self.worker:
+            self._take_role(self.role)
         self.holdings.adopt(message.shares)
         if message.revoked:
             record = self.records.get(self.committed + 1)
@@ -152,6 +171,7 @@ class Participant:
             self._take_back(self.committed)
         self.orders = Orders(
             generation=message.generation,
+            worker=self.worker,
             steps={step: unpack(actions) for step, actions in message.steps.items()},
             steady=None,
             forward=None,
@@ -181,6 +201,8 @@ class Participant:
         self.records.pop(step, None)
         self.commits.append(message)
         self.holdings.commit(step, message.savers)
+        if self.understudy is not None:
+            self.understudy.committed(message)
         if self.orders is not None:
             self.orders.stagger = message.stagger
             if message.replan:  # a better plan follows, which starts with the next step
@@ -224,6 +246,31 @@ class Participant:
     def begins_again(self) -> None:
         """Records that the executor has restarted the step."""
         self.again = False
+
+    # -- another role ------------------------------------------------------------------------------------------
+
+    @property
+    def role(self) -> Worker:
+        """The worker that this member plays in the announced generation. Like members, it is final once adopted."""
+        return self.worker if self.announced is None else self.announced.members.get(self.member, self.worker)
+
+    def _understood(self) -> Holds:
+        """What an understudy holds of the stage that it must take over: nothing if it is not in step."""
+        followed = self.understudy
+        if followed is None or followed.worker.stage != self.role.stage or followed.step != self.committed:
+            return Holds([], None, NOTHING)
+        return Holds(packed(followed.units), None, self.committed)
+
+    def _take_role(self, worker: Worker) -> None:
+        """Drops all work and state of the old stage, because other workers redo the work. The state of the new one is
+        that which this member has followed. The executor restarts with the new stage."""
+        holds, followed = self._understood(), self.understudy
+        self.worker, self.understudy = worker, None
+        self.holdings = Holdings(self.member, followed.units if followed else [], None)
+        self.holdings.units, self.holdings.weights = set(unpacked(holds.units)), holds.weights
+        self.records.clear()
+        self.commits.clear()
+        self.applied, self.undo, self.again = self.committed, False, self.attempt.coarser > 0
 
     def _take_back(self, stands: int) -> None:
         """Makes the executor undo updates after step `stands`."""

@@ -20,7 +20,9 @@ from recycle_pp.wire.messages.generations import FIRST, Attempt
 from recycle_pp.wire.messages.members import Assignment, Member
 from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.units import Layout
-from recycle_pp.wire.messages.workers import State
+from recycle_pp.wire.messages.workers import Followed, State
+
+from .understudy import reaches
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class Found:
     attempt     newest attempt at the step after `committed`
     begun       whether any generation was agreed
     layout      the layers of every stage; empty before the first generation
+    understudies  live members that have the state of another stage after step `committed`, or will have it, with
+                `commit`
     """
 
     generation: int
@@ -52,6 +56,7 @@ class Found:
     attempt: Attempt = FIRST
     begun: bool = True
     layout: Layout = field(default_factory=dict)
+    understudies: dict[Member, Followed] = field(default_factory=dict)
 
 
 def find(states: Mapping[Member, State]) -> Found:
@@ -67,17 +72,20 @@ def find(states: Mapping[Member, State]) -> Found:
         # only returned workers have this step, from its parameters, but other members need its commit message
         known = {"generation": generation, "agreed": newest.agreed, "members": newest.members, "layout": newest.layout}
         return find({member: msgspec.structs.replace(state, **known) for member, state in behind.items()})
+    commit = commits[0] if commits else None
+    followed = {member: s.understudy for member, s in live.items() if s.understudy is not None}
     bases = {state.base if state.generation == generation else None for state in live.values()}
     return Found(
         generation=generation,
         members=members,
         live=frozenset(live),
         committed=committed,
-        commit=commits[0] if commits else None,
+        commit=commit,
         behind=frozenset(behind),
         informed=frozenset(w for w, s in live.items() if w in behind or s.commit is not None),
         base=bases.pop() if len(bases) == 1 else None,
         attempt=max((state.attempt for state in live.values() if state.committed == committed), default=FIRST),
         begun=newest.agreed >= (0, 0),
         layout=newest.layout,
+        understudies={member: of for member, of in followed.items() if reaches(of, committed, commit)},
     )

@@ -75,6 +75,9 @@ class Units:
         self._sizes.clear()
         return changed
 
+    def elements(self, stage: int) -> int:
+        return sum(self._sizes_of(stage).values())
+
     def void(self, live: Assignment, records: Mapping[Member, Record]) -> set[int]:
         """The stages whose reduced gradients are void, from the records of all live members. Call before `share_out`.
 

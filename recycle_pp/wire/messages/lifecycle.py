@@ -148,11 +148,15 @@ class Expect(Message, frozen=True):
     dropped. The donors may connect before this message arrives.
 
     layers   for a joiner: all layers of its stage. For a member: the layers that its stage will gain; none if the move
-             has been given up
+             has been given up. For an understudy: all layers of the stage of `worker`
+    worker   the worker whose understudy this member becomes; else None
+    elements number of elements of an understudy's units
     """
 
     session: int
     layers: list[int]
+    worker: Worker | None = None
+    elements: int = 0
 
 
 @sent(COORDINATOR, WORKER)
@@ -164,6 +168,7 @@ class Donate(Message, frozen=True):
     session  serial number of this attempt to catch up; messages of older sessions are void
     units    the units to send
     of       number of units that `to` receives in this session, from all donors together
+    early    whether to send each step's gradient before the vote, once all units are sent: `to` is an understudy
     """
 
     to: Member
@@ -172,6 +177,7 @@ class Donate(Message, frozen=True):
     address: Address | None = None
     units: UnitRuns = msgspec.field(default_factory=list)
     of: int = 0
+    early: bool = False
 
 
 @sent(WORKER, COORDINATOR)
@@ -181,6 +187,25 @@ class Synced(Message, frozen=True):
 
     step: int
     session: int
+
+
+@sent(WORKER, COORDINATOR, of_generation=True)
+class Prepared(Message, frozen=True):
+    """An understudy can complete the commit of `step`: it has the state after the previous step, and the gradient with
+    which its donor votes in this generation. session: see `Synced`"""
+
+    generation: int
+    step: int
+    session: int
+
+
+@sent(WORKER, COORDINATOR)
+class NoRoom(Message, frozen=True):
+    """The member cannot be an understudy: it needs and has these bytes of memory. session: see `Synced`"""
+
+    session: int
+    needed: int
+    free: int
 
 
 @sent(WORKER, COORDINATOR, lasting=True)

@@ -1,5 +1,5 @@
-"""Headers in the stream (`comm.transfer`) from a donor, which sends its state, to a follower: a worker that rejoins, or
-one whose stage will gain layers."""
+"""Headers in the stream (`comm.transfer`) from a donor, which sends its state, to a follower: a worker that rejoins,
+one whose stage will gain layers, or an understudy."""
 
 from __future__ import annotations
 
@@ -48,6 +48,25 @@ class StepGradient(msgspec.Struct, frozen=True, tag="step", forbid_unknown_field
     scale: float | None
 
 
+class EarlyGradient(msgspec.Struct, frozen=True, tag="early", forbid_unknown_fields=True):
+    """A step's reduced gradient for all units of the donor's stage, before the donor votes with it in this generation.
+    The follower is an understudy, and applies it when the step is committed.
+
+    session   see `StatePart`
+    attempt   number of the attempt at the step (`Attempt.coarser`)
+    finite    see `numerics.gradients.Reduced`
+    """
+
+    session: int
+    step: int
+    generation: int
+    attempt: int
+    finite: bool
+
+
+About = StatePart | StepGradient | EarlyGradient
+
+
 class TensorHeader(msgspec.Struct, frozen=True, array_like=True):
     name: str
     dtype: str
@@ -58,7 +77,7 @@ class TensorHeader(msgspec.Struct, frozen=True, array_like=True):
 class Parcel(Message, frozen=True):
     """A header. The bytes of the tensors follow in the order of `tensors`."""
 
-    about: StatePart | StepGradient
+    about: About
     tensors: list[TensorHeader]
 
 

@@ -28,6 +28,20 @@ else:
     Lasting = Union[LASTING]  # noqa: UP007
 
 
+class Followed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The state of another stage that an understudy has.
+
+    session  see `Expect`
+    step     newest committed step in it
+    early    later step -> generation of its newest gradient
+    """
+
+    stage: int
+    session: int
+    step: int
+    early: dict[int, int]
+
+
 @sent(WORKER, COORDINATOR)
 class State(Message, frozen=True):
     """The first message to a new coordinator: the input of `protocol.takeover.find`.
@@ -40,6 +54,7 @@ class State(Message, frozen=True):
     commit      newest commit message; None before the first
     attempt     current attempt at the next step
     layout      the layers of every stage in the agreed generation; empty before the first
+    understudy  what the worker follows as an understudy, if its state is complete; else None
     said        the worker's last message of each lasting kind (`table.Rule`)
     """
 
@@ -52,6 +67,7 @@ class State(Message, frozen=True):
     attempt: Attempt = FIRST
     agreed: tuple[int, int] = (-1, -1)
     layout: Layout = msgspec.field(default_factory=dict)
+    understudy: Followed | None = None
 
 
 TO_WORKER, FROM_WORKER = Vocabulary(COORDINATOR, WORKER), Vocabulary(WORKER, COORDINATOR)

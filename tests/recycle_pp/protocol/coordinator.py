@@ -40,7 +40,7 @@ from recycle_pp.protocol.events import (
 )
 from recycle_pp.protocol.job import Job
 from recycle_pp.protocol.takeover import find
-from recycle_pp.wire.messages.generations import Broken
+from recycle_pp.wire.messages.generations import Adopt, Broken, SteadyPlan
 from recycle_pp.wire.messages.lifecycle import Donate, Leaving, Ready
 from recycle_pp.wire.messages.saving import Assembled, Assembling, Digests, Saved, SaveFailed
 from recycle_pp.wire.messages.steps import Commit
@@ -76,9 +76,14 @@ class Coordinator:
         self._mending: deque[int] = deque()  # generations in which a link broke
         self.headless = False  # it is dead, without a successor so far
         self.takeovers = 0
+        self._expiry: HoldExpired | None = None  # the newest one
+        self.expired = 0  # how often the job has given up a follower
         self._expires = 0  # event from which the job may wait no longer
         self.moves: Counter[str] = Counter()  # how the moves ended
         self.switched_at = -1  # event at which the last move was adopted
+        self.took_over: Counter[Worker] = Counter()  # workers that understudies have had to play
+        self.in_step_at = -1  # event at which an understudy was in step for the first time
+        self._spawned: dict[int, Worker] = {}  # the worker that each member's newest process was started as
 
     def options(self, found: list[Option]) -> list[Option]:
         """The possible next events: those of the processes, `found`, and its own."""
@@ -89,7 +94,7 @@ class Coordinator:
         if self._mending:
             found.append((COORDINATOR, "mends"))
         waits = self._world.patience is None or (found and self._world.events < self._expires)
-        if self.job.phase == "holding" and not waits:
+        if self._waiting and not waits:
             found.append((COORDINATOR, "waits no longer"))
         if self._planned is not None:
             found.append((COORDINATOR, "has planned"))
@@ -98,6 +103,14 @@ class Coordinator:
         if self.stage_lost is not None:
             found.append((COORDINATOR, "restores"))
         return found
+
+    @property
+    def _waiting(self) -> bool:
+        """Whether the job waits for a follower that may have to be given up."""
+        job, expiry = self.job, self._expiry
+        if job.phase == "holding":
+            return True
+        return job.phase == "running" and expiry == HoldExpired(job.generation, job.committed + 1)
 
     def act(self, what: str) -> None:
         if what == "mends":
@@ -112,7 +125,9 @@ class Coordinator:
             problem, self._planned = self._planned, None
             self._drive(PlanMade(problem))
         elif what == "waits no longer":
-            self._drive(HoldExpired(self.job.generation))
+            assert self._expiry is not None
+            self.expired += 1
+            self._drive(self._expiry)
         elif what == "restores":
             self._restore()
         else:
@@ -133,7 +148,7 @@ class Coordinator:
         world = self._world
         self.fresh_job = partial(
             Job, world.problem_of(layout), steps=world.steps, planner=plan_simply, derive=actions, clip=1.0,
-            stagger=world.stagger, copies=world.copies, third=world.third,
+            stagger=world.stagger, copies=world.copies, third=world.third, understudy=world.understudy,
             first_step=first_step, evaluate_every=world.evaluate_every, save_every=world.save_every,
             generation=generation, assignment=dict(assignment),
         )  # fmt: skip
@@ -145,7 +160,7 @@ class Coordinator:
 
     def spawn(self, member: int) -> None:
         world = self._world
-        worker = self.job.assignment[member]
+        worker = self._spawned[member] = self.job.assignment[member]
         layers = self.job.units.layout.get(worker.stage, world.layout[worker.stage])
         node = self.alive[member] = Node(self._world, len(world.actors), member, worker, self.job.first_step, layers)
         world.actors.append(node)
@@ -193,9 +208,18 @@ class Coordinator:
         self._drive(MoveWanted(layout, self._world.problem_of(layout)))
 
     def _drive(self, event: Event) -> None:
+        heirs = self._heirs(event)
         outcome = self.job.handle(event)
+        if any(note["event"] == "stage_lost" for note in outcome.notes):
+            if heirs:
+                self._world.fail(f"a stage is lost that the members {heirs} can take over")
+            if any(note["event"] == "move_ended" and note["how"] == "switched" for note in outcome.notes):
+                self._world.fail("a stage is lost by a move")
+        if self.in_step_at < 0 and any(each.prepared is not None for each in self.job.followers.understudies.values()):
+            self.in_step_at = self._world.events
         self.log.append((event, outcome))
         if outcome.expiry is not None:
+            self._expiry = outcome.expiry
             self._expires = self._world.events + (self._world.patience or 0)
         self._send(outcome.sends)
         for note in outcome.notes:
@@ -205,11 +229,27 @@ class Coordinator:
         if self.job.started and self.job.problem != self._world.problem_of(self.job.units.layout):
             self._world.fail(f"the layers are {self.job.units.layout}, and the plans for {self.job.problem}")
 
+    def _heirs(self, event: Event) -> list[int]:
+        """The members that must be able to take over the stage of a dead last worker."""
+        job = self.job
+        if not isinstance(event, WorkerDied) or event.member not in job.live or job.committed == job.steps - 1:
+            return []
+        stages = Counter(worker.stage for worker in job.workers.values())
+        stage = job.assignment[event.member].stage
+        return [
+            member
+            for member, each in job.followers.understudies.items()
+            if each.worker is not None
+            and (each.worker.stage, stages[stage]) == (stage, 1)
+            and each.prepared is not None
+            and stages[job.assignment[member].stage] > 1
+        ]
+
     def _follow(self, note: dict[str, Any]) -> None:
         world = self._world
         if note["event"] == "stage_lost":
-            if self.stage_lost is not None or self.switched_at == world.events:
-                world.fail(f"stage {note['stage']} is lost twice, or by a move")
+            if self.stage_lost is not None:
+                world.fail(f"stage {note['stage']} is lost twice")
             self.stage_lost = note["stage"]
         elif note["event"] == "violation":
             if not world.flips:
@@ -219,6 +259,9 @@ class Coordinator:
             commit = note["commit"]
             if commit.savers and world.save_every:
                 self.saving.begin(commit.step + 1, commit.savers, commit.last, self.job.live)
+        elif note["event"] == "took_over":
+            self.took_over[note["worker"]] += 1
+            self.saving.abandon()
         elif note["event"] == "move_ended":
             self.moves[note["how"]] += 1
             if note["how"] == "switched":
@@ -246,7 +289,8 @@ class Coordinator:
             self.saving.abandon()
 
     def _send(self, out: list[Send]) -> None:
-        for to, message in out:
+        """Orders of a generation wait for its agreement, so other messages overtake them."""
+        for to, message in sorted(out, key=lambda send: isinstance(send.message, Adopt | SteadyPlan)):
             node = self.alive.get(to)
             if node is not None and not node.cut_off:
                 if isinstance(message, Donate):
@@ -307,7 +351,7 @@ class Coordinator:
             node.cut_off = False
         found = find({member: node.me.state(node.linked) for member, node in self.alive.items()})
         first_step = max((node.me.committed for node in self.alive.values()), default=self.job.committed) + 1
-        assignment = self.job.assignment
+        assignment = self._spawned
         self._new_job(first_step, found.generation, assignment, found.layout or world.layout)
         if not found.begun:
             for member in assignment.keys() - self.alive.keys():

@@ -21,9 +21,10 @@ from recycle_schedules.ops import input_of, output_of
 from recycle_pp.protocol.commit import make_vote
 from recycle_pp.protocol.holdings import NOTHING, Holdings
 from recycle_pp.protocol.participant import Orders, Participant
+from recycle_pp.protocol.understudy import Understudy
 from recycle_pp.protocol.validation import numbered
 from recycle_pp.wire.messages.generations import Adopt, Announce, Broken, SteadyPlan
-from recycle_pp.wire.messages.lifecycle import Donate, Expect, Leave, Ready, Synced
+from recycle_pp.wire.messages.lifecycle import Donate, Expect, Leave, Prepared, Ready, Synced
 from recycle_pp.wire.messages.saving import Assemble, Assembled, Assembling, Digests, Finished, Save, Saved, SaveFailed
 from recycle_pp.wire.messages.steps import Commit, Evaluated
 from recycle_pp.wire.messages.table import Message, is_lasting
@@ -41,14 +42,18 @@ class Void(Exception):
     """The orders are no longer valid."""
 
 
+Parcel = dict[UnitId, tuple[int, int | None]] | tuple[int, Sums] | None
+
+
 class Stream(NamedTuple):
     """From a donor to a joiner: the state of some units after a step, then the gradients of every later step.
 
-    Parcels: (step, state that the donor's shards have `given`, or None for a gradient)."""
+    Parcels: (step, state that the donor's shards have `given`, or None for a gradient after its commit, or before its
+    commit the generation and the sums)."""
 
     to: int
     message: Donate
-    parcels: deque[tuple[int, dict[UnitId, tuple[int, int | None]] | None]]
+    parcels: deque[tuple[int, Parcel]]
 
 
 class Boundary(NamedTuple):
@@ -64,6 +69,7 @@ class Node:
         self, world: World, number: int, member: int, worker: Worker, first_step: int, layers: Collection[int]
     ) -> None:
         self.world, self.number, self.me = world, number, Participant(member, worker)
+        self.role = worker  # the worker that its executor plays; `me.worker` is newer for a moment after an adoption
         self.alive = self.stale = True
         self.options: list[tuple[int, str]] = []
         self.me.committed = self.me.applied = first_step - 1
@@ -83,6 +89,11 @@ class Node:
         self._have: dict[UnitId, int] = {}  # unit -> newest step, in the current session
         self._session = -1  # the newest session
         self._following = False  # in this session
+        self.standing_in = Shards(self, (), NOTHING)  # the state of another stage, if it is an understudy
+        self._early: dict[int, Sums] = {}  # step -> newest gradient of that stage
+        self._heir: Understudy | None = None  # the progress of that state; `me.understudy` until it plays the role
+        self._sent_early = -1, -1  # step and generation of the newest gradient sent before its vote
+        self._deferred: list[Message] = []  # from the announcement of another role until the executor plays it
         self._linking: Announce | None = None  # the generation whose links it builds
         self._linked = -1
         self._asked: list[Donate] = []  # joiners that wait for this worker's state
@@ -163,10 +174,14 @@ class Node:
 
     def _handle(self, message: Message) -> None:
         me = self.me
+        if me.role != self.role and isinstance(message, Expect | Donate | Save | Assemble):
+            self._deferred.append(message)
+            return
         match message:
             case Announce():
                 self._following = self._following and me.generation >= 0
                 self.outbox.append(me.announce(message))
+                self._handle_deferred()
                 self._linking, self._linked, self._reductions = message, -1, 0
                 self._members = message.members
                 self.mesh = message.base
@@ -185,8 +200,14 @@ class Node:
                     self._relayout(message.layers)
                     self.shards.forget()
                 else:
-                    self.arriving = Shards(self, message.layers, NOTHING)
+                    own, other = ((), message.layers) if message.worker else (message.layers, ())
+                    self.arriving, self.standing_in = Shards(self, own, NOTHING), Shards(self, other, NOTHING)
                     me.followed(NOTHING, ())
+                    me.understudy = self._heir = message.worker and Understudy(
+                        message.worker, message.session, blocks_of(other)
+                    )
+                    self._early.clear()
+                    self._describe(other)
             case Donate():
                 if message.address is not None:  # otherwise the joiner has died in the meantime
                     self._asked.append(message)
@@ -211,12 +232,14 @@ class Node:
     def _run(self) -> Program:
         me = self.me
         while True:
+            if me.worker != self.role:
+                self._play(me.worker)
             yield from self._settle()
             yield lambda: self._left or bool(me.commits) or me.undo or me.again or self._ready()
             if self._left:
                 self.world.gone(self)
                 yield lambda: False
-            if me.commits or me.undo or me.again or me.orders is None:
+            if me.worker != self.role or me.commits or me.undo or me.again or me.orders is None:
                 continue
             with suppress(Void):
                 yield from self._follow(me.orders)
@@ -229,9 +252,7 @@ class Node:
         if orders.layers != self.layers:
             self._following = False
             self._relayout(orders.layers)
-        if not self._described.issuperset(self.layers):
-            self._described |= {*self.layers}
-            self.outbox.append(Ready(("node", self.number), "simulated", units=described(sorted(self._described))))
+        self._describe(self.layers)
         yield from self.shards.begin(orders)
         if orders.evaluate is not None:
             yield from self._evaluate(orders, orders.evaluate)
@@ -292,7 +313,7 @@ class Node:
         assert mb is not None
         if kind.adds_gradient:
             yield from self._await_turn(orders, step)
-        takes = input_of(kind, mb, me.worker.stage, stages)
+        takes = input_of(kind, mb, self.role.stage, stages)
         if takes and (step, takes) not in self._received:
             sender = next(a.peer for a in actions if a.peer and a.kind.makes and a.tensor == takes)
             assert sender is not None
@@ -303,15 +324,15 @@ class Node:
         record = me.record(step)
         record.begin(kind, mb)
         if me.applied != step - 1:
-            self.world.fail(f"{me.worker} runs {kind}{mb} of step {step} with parameters after step {me.applied}")
+            self.world.fail(f"{self.role} runs {kind}{mb} of step {step} with parameters after step {me.applied}")
         if takes and self._received[step, takes]._replace(wrong=False) != self._boundary(step, takes):
-            self.world.fail(f"{me.worker} runs {kind}{mb} of step {step} on a tensor of {self._received[step, takes]}")
+            self.world.fail(f"{self.role} runs {kind}{mb} of step {step} on a tensor of {self._received[step, takes]}")
         yield None  # the op runs; other events may happen
         if me.records.get(step) is record:
             if (step, kind, mb) in self._ran:
-                self.world.fail(f"{me.worker} repeats {kind}{mb} of step {step}")
+                self.world.fail(f"{self.role} repeats {kind}{mb} of step {step}")
             self._ran.add((step, kind, mb))
-        makes = output_of(kind, mb, me.worker.stage, stages)
+        makes = output_of(kind, mb, self.role.stage, stages)
         wrong = bool(self.shards.tainted) or (takes is not None and self._received[step, takes].wrong)
         if makes:
             self._log[step, makes] = self._boundary(step, makes)._replace(wrong=wrong)
@@ -326,7 +347,7 @@ class Node:
     def _boundary(self, step: int, tensor: Tensor) -> Boundary:
         """A tensor that this stage makes or takes, if nothing is wrong."""
         kind, _, maker = tensor
-        below = (kind is TensorKind.ACTIVATION) != (maker == self.me.worker.stage)
+        below = (kind is TensorKind.ACTIVATION) != (maker == self.role.stage)
         return Boundary(step, False, self.layers[0] - 1 if below else self.layers[-1])
 
     def _evaluate(self, orders: Orders, step: int) -> Program:
@@ -340,16 +361,16 @@ class Node:
             mb = action.microbatch
             assert mb is not None
             if action.kind is OpKind.FORWARD:
-                takes = input_of(OpKind.FORWARD, mb, me.worker.stage, stages)
+                takes = input_of(OpKind.FORWARD, mb, self.role.stage, stages)
                 if takes:
                     sender = next(a.peer for a in orders.forward if a.kind.makes and a.tensor == takes)
                     assert sender is not None
                     yield from self.receive(orders, self._member(sender), ("validation", step, (number, takes)))
                     if self.arrived != self._boundary(step, takes):
-                        self.world.fail(f"{me.worker} validates step {step} on a tensor of {self.arrived}")
+                        self.world.fail(f"{self.role} validates step {step} on a tensor of {self.arrived}")
                 if me.applied != step:
-                    self.world.fail(f"{me.worker} validates step {step} with parameters after step {me.applied}")
-                if not output_of(OpKind.FORWARD, mb, me.worker.stage, stages):
+                    self.world.fail(f"{self.role} validates step {step} with parameters after step {me.applied}")
+                if not output_of(OpKind.FORWARD, mb, self.role.stage, stages):
                     losses[number] = 2.0**number
             elif action.kind is OpKind.SEND_ACTIVATION:
                 assert action.peer is not None
@@ -411,13 +432,18 @@ class Node:
         losses = [1.0] * len(counts)
         fits = (step, self.me.attempt.coarser) not in self.world.misfits
         held = self.shards.inspected()
+        for stream in self._fed:
+            if stream.message.early:
+                stream.parcels.append((step, (orders.generation, Counter(self.reduced[step]))))
+                self._sent_early = step, orders.generation
+                self.world.touch(stream.to)
         self.outbox.append(
             make_vote(orders.generation, step, squares, True, fits, counts, losses, self.me.speaks, *held)
         )
 
     def _settle(self, orders: Orders | None = None) -> Program:
         me, validate, applied = self.me, [], False
-        while me.commits or me.undo or me.again:
+        while (me.commits or me.undo or me.again) and me.worker == self.role:
             if me.undo:
                 self._forget_after(me.applied)
                 self.shards.undo()
@@ -436,8 +462,8 @@ class Node:
             yield None
             self.shards.confirm() if ahead else self.shards.step(commit.step)
             if any(n != 1 for of, n in self.reduced[commit.step].items() if of != WRONG):
-                self.world.fail(f"{me.worker} applies {self.reduced[commit.step]}")
-            self._feed(commit.step)
+                self.world.fail(f"{self.role} applies {self.reduced[commit.step]}")
+            self._feed(commit)
             self._sums.clear()
             self.reduced.pop(commit.step)
             self._log = {k: v for k, v in self._log.items() if k[0] > commit.step}
@@ -471,8 +497,8 @@ class Node:
         units = self.shards.state if whole else self._saves
         self.parts[step] = self.parts.get(step, {}) | self.shards.saved(step - 1, units)
         if self.me.applied != step - 1:
-            self.world.fail(f"{self.me.worker} saves {step} steps with parameters after step {self.me.applied}")
-        self.saves.append(Saved(step, whole, str(self.me.worker)))
+            self.world.fail(f"{self.role} saves {step} steps with parameters after step {self.me.applied}")
+        self.saves.append(Saved(step, whole, str(self.role)))
 
     # -- messages ----------------------------------------------------------------------------------------------
 
@@ -520,13 +546,40 @@ class Node:
         self.layers, self.arriving = list(layers), Shards(self, (), -1)
         self.me.relayout(blocks_of(layers))
 
-    def _feed(self, step: int) -> None:
+    def _describe(self, layers: Collection[int]) -> None:
+        if not self._described.issuperset(layers):
+            self._described |= {*layers}
+            self.outbox.append(Ready(("node", self.number), "simulated", units=described(sorted(self._described))))
+
+    def _play(self, worker: Worker) -> None:
+        """The executor restarts, with the stage that this understudy has followed."""
+        self._apply_due()
+        self.role, self.shards, self.standing_in = worker, self.standing_in, Shards(self, (), NOTHING)
+        self.layers = [*self.shards.exponents]
+        self._sums.clear()
+        for of in (self.reduced, self._log, self._received, self._ran, self._fed, self._asked, self._early):
+            of.clear()
+        self._handle_deferred()
+
+    def _handle_deferred(self) -> None:
+        deferred, self._deferred = self._deferred, []
+        for message in deferred:
+            self._handle(message)
+
+    def _apply_due(self) -> None:
+        assert self._heir is not None
+        for commit in self._heir.take_due():
+            self.standing_in.apply(commit.step, self._early.pop(commit.step))
+
+    def _feed(self, commit: Commit) -> None:
         """After a commit: sends the state to new followers, and the step's gradients to others."""
+        step = commit.step
         for stream in list(self._fed):
             if not self.shards.state.keys() >= {*unpacked(stream.message.units)}:
                 self._fed.remove(stream)  # other workers hold some of its units now
                 continue
-            stream.parcels.append((step, None))
+            if not stream.message.early or self._sent_early != (step, commit.generation):
+                stream.parcels.append((step, None))
             self.world.touch(stream.to)
         for message in self._asked:
             assert message.address is not None
@@ -542,10 +595,14 @@ class Node:
             self._fed.append(stream)
         self._asked = []
 
-    def _take(self, message: Donate, step: int, state: dict[UnitId, tuple[int, int | None]] | None) -> None:
+    def _take(self, message: Donate, step: int, state: Parcel) -> None:
         """Takes a donor's parcel, unless the session is over."""
         if message.session < self._session or not self._following:
             return
+        if message.early:
+            self._stand_in(message, step, state)
+            return
+        assert not isinstance(state, tuple)
         units, joins = unpacked(message.units), self.me.generation < 0
         for unit in units:
             if state is None and self._have[unit] != step - 1:
@@ -558,3 +615,17 @@ class Node:
         if len(self._have) == message.of and set(self._have.values()) == {step}:
             self.me.caught_up(step, self._have) if joins else self.me.followed(step, self._have)
             self.outbox.append(Synced(step, message.session))
+
+    def _stand_in(self, message: Donate, step: int, state: Parcel) -> None:
+        """Takes a parcel as an understudy."""
+        assert self._heir is not None
+        self._apply_due()
+        if isinstance(state, tuple):
+            generation, self._early[step] = state
+            if self._heir.received(step, generation):
+                self.outbox.append(Prepared(generation, step, message.session))
+        else:
+            if state is not None:
+                self._heir.restart()
+            self.standing_in.follow(unpacked(message.units), step, state, list(self.standing_in.exponents))
+            self._heir.reached(step)

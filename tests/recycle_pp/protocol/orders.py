@@ -38,6 +38,7 @@ class Order:
     clipped: frozenset[int] = frozenset()
     misfits: frozenset[tuple[int, int]] = frozenset()  # (step, attempt)
     copies: int = 0  # of sharded state; 0: whole state
+    understudy: bool = False  # a stage with one live worker gets one
     third: bool = False  # a worker with a wrong copy is killed
     shuffled: bool = False  # members play random workers
     patience: int | None = 0  # events for which the job waits for followers; None: for ever
@@ -45,16 +46,18 @@ class Order:
     delays: int | None = None  # changes of priority; None: no priorities
 
     @classmethod
-    def drawn(cls, seed: int, copies: int = 0, flip: bool = False, moves: bool = False) -> Order:
+    def drawn(cls, seed: int, copies: int = 0, flip: bool = False, moves: bool = False, alone: bool = False) -> Order:
         """Two or three faults, mostly deaths; often the second one during the recovery from the first.
 
         flip: also flips a bit of sharded state. Or an update fails: then no worker dies, because the faulty worker must
             not be the only holder of a block.
-        moves: also moves layers once or twice"""
+        moves: also moves layers once or twice
+        alone: all workers of a stage but one die soon, and that one is more likely than others to have a later fault.
+            The stage gets an understudy"""
         rng = random.Random(seed)
         order = cls(
-            rng.choice([shape for shape in SHAPES if shape[1] > 1] if moves else SHAPES),
-            steps=6 if moves else 4,
+            rng.choice([shape for shape in SHAPES if shape[1] > 1] if moves or alone else SHAPES),
+            steps=6 if moves or alone else 4,
             stagger=rng.random() < 0.5 and not flip,
             evaluate_every=rng.choice((0, 2)),
             save_every=rng.choice((0, 2)),
@@ -75,7 +78,20 @@ class Order:
             wanted = [order._drawn_move(rng, share) for share in rng.choice(((0.3,), (0.3, 0.6)))]
             order = replace(order, patience=rng.choice((0, 200, 200)), faults=(*order.faults, *wanted))
             order = order._near_its_switch(rng) if rng.random() < 0.5 else order
+        if alone:
+            order = replace(order, understudy=True, patience=rng.choice((0, 200, 200)))
+            order = replace(order, faults=tuple(order._with_one_left(rng)))
         return order
+
+    def _with_one_left(self, rng: random.Random) -> Iterator[Fault]:
+        """The faults of the order, after all workers of a stage but one have died."""
+        last, start = rng.choice(self._workers), rng.randrange(40, 100)
+        for d in range(self.shape[0]):
+            if d != last.pipeline:
+                yield Fault(rng.randrange(start), "kill", Worker(d, last.stage))
+        for fault in self.faults:
+            victim = last if rng.random() < 0.4 and fault.kind != "revive" else fault.worker
+            yield fault._replace(at=fault.at + start, worker=victim)
 
     def _near_its_switch(self, rng: random.Random) -> Order:
         """The first fault happens at the adoption of the new layout, or shortly before or after it."""
@@ -124,6 +140,7 @@ class Order:
             misfits=self.misfits,
             copies=self.copies,
             third=self.third,
+            understudy=self.understudy,
             shuffled=self.shuffled,
             patience=self.patience,
             seed=self.seed or 0,
@@ -232,6 +249,8 @@ def _smaller(order: Order) -> Iterator[Order]:
         yield replace(order, shuffled=False)
     if order.copies and not order.third:
         yield replace(order, copies=0)
+    if order.understudy:
+        yield replace(order, understudy=False)
     if order.stagger:
         yield replace(order, stagger=False)
     if order.evaluate_every:

@@ -262,6 +262,14 @@ class Shards:
                 self._taint(block, state[block][1])
         self.exponents |= {layer: max(self.exponents[layer], step) for layer in layers}
 
+    def apply(self, step: int, sums: Sums) -> None:
+        """The update of an understudy, which has all blocks."""
+        for block in self.weights:
+            grad, total = _part(sums, block), len(self._node.world.problem.microbatch_keys())
+            if self.state[block] != step - 1 or set(grad.values()) != {1} or len(grad) != total:
+                self._node.world.fail(f"an understudy updates {block} after step {self.state[block]} with {grad}")
+        self.follow(list(self.weights), step, None, list(self.exponents))
+
     def saved(self, step: int, units: Collection[UnitId]) -> dict[UnitId, bool]:
         """block -> whether it is right, for the blocks that it saves."""
         node = self._node

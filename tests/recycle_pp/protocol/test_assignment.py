@@ -3,8 +3,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from recycle_schedules import Worker
 
-from recycle_pp.protocol.assignment import initial, refilled
+from recycle_pp.protocol.assignment import completed, exchanged, initial, refilled
 
 
 def test_a_worker_of_the_richest_stage_moves_into_the_empty_one():
@@ -26,3 +27,16 @@ def test_every_stage_is_filled_and_every_member_plays_its_own_worker(pipelines, 
     assert sorted(new.values()) == sorted(before.values())
     if {before[m].stage for m in present} == set(range(stages)):
         assert new == before
+
+
+def test_an_understudy_and_the_dead_member_exchange_their_workers():
+    before = initial(2, 2)
+    after = exchanged(before, 2, Worker(1, 1))
+    assert after == before | {2: Worker(1, 1), 3: Worker(1, 0)}
+
+
+def test_an_outdated_assignment_is_completed_to_one_of_all_workers():
+    """Member 3 died, came back in the old role of its understudy 2, and its coordinator was lost."""
+    outdated = initial(2, 2) | {3: Worker(1, 0)}
+    found = completed({0: Worker(0, 0), 2: Worker(1, 1)}, outdated, initial(2, 2).values())
+    assert found == {0: Worker(0, 0), 1: Worker(0, 1), 2: Worker(1, 1), 3: Worker(1, 0)}

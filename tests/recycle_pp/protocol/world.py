@@ -77,6 +77,7 @@ class World:
         misfits: frozenset[tuple[int, int]] = frozenset(),
         copies: int = 0,
         third: bool = False,
+        understudy: bool = False,
         shuffled: bool = False,
         patience: int | None = 0,
         seed: int = 0,
@@ -90,6 +91,7 @@ class World:
         self.stages, self.steps, self.clipped = stages, steps, clipped
         self.misfits = misfits  # (step, attempt) whose sums do not fit
         self.copies = copies  # of each block of sharded state; 0: all workers hold all blocks
+        self.understudy = understudy  # a stage with one live worker gets one
         self.third = third  # a worker with a wrong copy is killed
         self.flips = 0  # flipped bits and wrong updates so far
         self.excused = False  # a wrong worker died before its vote, so its messages count
