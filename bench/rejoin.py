@@ -36,7 +36,8 @@ from recycle_pp.numerics.layer_tensors import LayerTensors
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.state.donations import Donations
 from recycle_pp.state.follow import Following
-from recycle_pp.wire.messages.lifecycle import Donate, Expect
+from recycle_pp.wire.messages.lifecycle import Donate, Expect, Synced
+from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.messages.units import packed
 
 OUT = Path(__file__).resolve().parent / "out" / "rejoin.json"
@@ -133,12 +134,12 @@ def join(pipe: Any, matrices: int) -> None:
     joining = Following(stage, optimizer, participant, lock, TOKEN, "127.0.0.1", lambda moment, step: None)
     reported: list[int] = []
 
-    def synced(step: int, _session: int) -> None:
-        if not reported:
-            reported.append(step)
+    def send(message: Message) -> None:
+        if isinstance(message, Synced) and not reported:
+            reported.append(message.step)
             pipe.send(time.monotonic())
 
-    joining.start(synced)
+    joining.start(send)
     joining.expect(Expect(session=1, layers=[0]))
     pipe.send(joining.address)
     pipe.recv()

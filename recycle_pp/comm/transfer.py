@@ -34,10 +34,9 @@ from recycle_pp.wire.messages.handshake import TO_SERVER
 from recycle_pp.wire.messages.states import (
     TO_JOINER,
     TO_RECEIVER,
+    About,
     DonorHello,
     Parcel,
-    StatePart,
-    StepGradient,
     TensorHeader,
 )
 from recycle_pp.wire.messages.table import Message, Vocabulary
@@ -147,7 +146,7 @@ class Stream:
         sock.settimeout(timeout)
         self._socket = sock
 
-    def send(self, about: StatePart | StepGradient, tensors: Mapping[str, Tensor]) -> None:
+    def send(self, about: About, tensors: Mapping[str, Tensor]) -> None:
         """Sends the tensors in the given order. They must not change until `send` returns.
 
         ValueError if the header with their names and shapes is larger than 16 MiB."""
@@ -156,7 +155,7 @@ class Stream:
         for tensor in tensors.values():
             self._write(_bytes_of(tensor.detach().to("cpu", memory_format=torch.contiguous_format).contiguous()))
 
-    def receive(self) -> tuple[StatePart | StepGradient, dict[str, Tensor]]:
+    def receive(self) -> tuple[About, dict[str, Tensor]]:
         """(about, tensors on the CPU), the arguments of the other side's next `send`. Blocks until they arrive."""
         try:
             parcel = self._receive_message(TO_JOINER, MAX_FRAME)

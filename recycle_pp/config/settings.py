@@ -313,6 +313,11 @@ class Run:
 @dataclass(frozen=True)
 class State:
     log: str = setting("device", "where a worker keeps sent tensors until the step commits", choices=("device", "host"))
+    understudy: str = setting(
+        "never",
+        "a worker of another stage follows the state of a stage with one live worker, and takes over if that one dies",
+        choices=("auto", "never"),
+    )
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ from .returns import Returns
 from .state import JobState
 from .successor import Successor
 from .supervisors import Supervisors
+from .understudies import Understudies
 from .workers import Workers
 
 LATE_SECONDS = 20.0  # time for late ranks to connect after a refused start
@@ -86,7 +87,7 @@ class Coordinator:
         after_commit = AfterCommit(state, driver)
         deaths = Deaths(state, driver, after_commit)
         rebalancing = Rebalancing(state, driver, planning)
-        driver.handlers = (recorder, planning, after_commit, deaths, rebalancing)
+        driver.handlers = (recorder, planning, after_commit, deaths, rebalancing, Understudies(state))
         returns = Returns(state)
         links = BrokenLinks(state, driver, deaths, returns)
         hangs = self._hangs = HangDetector(state, driver, planning, deaths)

@@ -18,6 +18,7 @@ import traceback
 from recycle_pp.config.settings import Settings
 from recycle_pp.consensus.agreement import Agreement, Leader
 from recycle_pp.fitting.footprint import footprint
+from recycle_pp.fitting.understudy_policy import why_none
 from recycle_pp.telemetry.background import BackgroundStream, in_thread
 from recycle_pp.telemetry.event_log import EventLog
 from recycle_pp.telemetry.exporters.processes import Exporters
@@ -66,6 +67,8 @@ class Host:
                     f"checkpoints go to this folder, then to {store}; a node that is lost before its upload costs the "
                     "checkpoint, unless the other nodes share the folder"
                 )
+            if line := why_none(settings):
+                progress.say(line)
         run.later(guarded(run.make))
         self._run = run
         self._events = EventLog(run.events, settings.run.steps, progress.say, run.later, self._term)

@@ -11,6 +11,7 @@ from recycle_schedules import Worker, actions, plan
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.fitting.problem import initial_problem
+from recycle_pp.fitting.understudy_policy import kept
 from recycle_pp.protocol.job import Job
 from recycle_pp.protocol.validation import per_pass
 
@@ -36,6 +37,7 @@ def new_job(
         clip=s.optimizer.clip,
         stagger=s.optimizer.stagger,
         copies=s.parallel.copies,
+        understudy=kept(s),
         third=s.control.mismatch == "third",
         first_step=first_step,
         evaluate_every=s.run.validate_every,

@@ -34,6 +34,8 @@ class Rank:
     missed_heartbeats: int = 0  # consecutive heartbeats missed by its supervisor
     worker: Peer | None = None
     address: Address = ("", 0)  # where its worker receives state
+    machine: str = ""  # of its worker: see `Ready`
+    cores: int = 1
     incarnation: int = -1
     died: int = -1  # newest incarnation that died; replaced ones do not count
     ended: int = -1  # newest incarnation that was killed because its connection broke

@@ -30,6 +30,8 @@ from recycle_pp.wire.messages.lifecycle import (
     FirstOps,
     Leave,
     Leaving,
+    NoRoom,
+    Prepared,
     Ready,
     StoreValue,
     Synced,
@@ -105,7 +107,7 @@ class Workers:
             UploadFailed: after_commit.upload_failed,
             Sealed: after_commit.sealed,
             State: self._returned,
-            **dict.fromkeys((Report, Vote, Evaluated, Synced), self._drive),
+            **dict.fromkeys((Report, Vote, Evaluated, Synced, Prepared, NoRoom), self._drive),
         }
 
     def welcome(self, peer: Peer, hello: WorkerHello) -> Rank | None:
@@ -185,7 +187,7 @@ class Workers:
         job, profile = self._state.job, self._state.profile
         profile.describe(rank.role.stage, message.boundary_bytes, message.deferred_share, message.memory)
         if rank.address != message.address:  # otherwise the process repeats the message, because its layers moved
-            rank.address = message.address
+            rank.address, rank.machine, rank.cores = message.address, message.machine, message.cores
             profile.place(rank.role, message.machine, message.cores)
         layers = self._state.layers
         layers.describe(message.depth, message.stays, message.units)

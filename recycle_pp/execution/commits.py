@@ -230,6 +230,8 @@ class Commits:
         while self._session.pending():
             with self._session.lock:
                 participant = self._session.participant
+                if participant.worker.stage != self._stage.stage:
+                    return  # all of it concerns the stage that this process plays from now on
                 undo, step = participant.undo, participant.applied
                 if undo:
                     participant.taken_back()

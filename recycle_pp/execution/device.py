@@ -5,6 +5,7 @@ backend = backend_for(settings.parallel.backend, device)     # tcp | gloo | nccl
 platform(device, backend)                                   # "NVIDIA H200 sm_90, 132 SMs, ..., nccl 2.30.7"
 notes(settings.parallel.backend, backend, device)            # sentences for the user
 settle_memory(device)                                       # waits until the memory of a dead process is free
+free_bytes(device)                                          # memory that could be allocated now
 is_unfit(error)                                             # whether the device cannot run a kernel
 memory_used(device)                                           # (peak, reserved) bytes of this process
 finish = finisher(device); finish()                         # waits for all work that this thread has launched
@@ -29,6 +30,7 @@ import torch
 
 from recycle_pp.comm.nccl import environment as nccl
 from recycle_pp.comm.nccl import limits
+from recycle_pp.linux.memory import free_memory
 from recycle_pp.telemetry.words import plural
 
 SETTLE_SECONDS = 10.0  # maximum wait for the driver to free the memory of a dead process
@@ -131,6 +133,15 @@ def give_back_free_memory() -> None:
     """Returns free memory of the host to the system (malloc_trim(3)). Takes milliseconds. Later allocations cost page
     faults."""
     ctypes.CDLL(None).malloc_trim(0)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that this process could allocate on the device now."""
+    if device.type == "cuda":
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
+    free = free_memory()
+    return sys.maxsize if free is None else int(free)
 
 
 def is_unfit(error: Exception) -> bool:

@@ -1,7 +1,7 @@
 """Runs a plan's actions on one worker: compute, sends, receives, the stage's reduction, the optimizer.
 
     executor = Executor(session, stage, commits, mailbox, batches, faults, spans, settings)
-    executor.run()                    # until the end of the job
+    executor.run()                    # until the end of the job, or until the worker plays another stage
 
 The executor makes no decisions. It follows the orders of the session. When the orders become invalid, it stops after
 the current op, keeps all completed work, and continues with the next orders. So in a recovery a survivor loses only the
@@ -43,6 +43,7 @@ from .validation import validate
 class Executor:
     """
     on_commit  called with (commit, reduced) after a committed step was applied
+    on_vote    called with (step, generation, number of the attempt, reduced) before each vote
     on_finish  called with the orders in every generation, once no steps are left
     relayout   called when the stage must have other layers, before any work in a generation
     in_stream  whether the device itself sends and receives (NCCL). Otherwise messages go through the host, so an op
@@ -58,6 +59,7 @@ class Executor:
     spans: Spans
     settings: Settings
     on_commit: list[Callable[[Commit, Reduced], None]] = field(default_factory=list)
+    on_vote: list[Callable[[int, int, int, Reduced], None]] = field(default_factory=list)
     on_finish: Callable[[Orders], None] = lambda orders: None
     relayout: Callable[[list[int]], None] = lambda layers: None
     in_stream: bool = False
@@ -65,15 +67,16 @@ class Executor:
     _link_times: dict[str, tuple[float, float]] = field(default_factory=dict)  # by host, see `LinksMeasured`
 
     def run(self) -> str:
-        """Runs until the job ends or this worker leaves. Returns the reason: "done" or "left"."""
+        """Runs until the job ends, this worker leaves, or it must play the worker of another stage. Returns the reason:
+        "done", "left" or "cast"."""
         self.session.busy = self.spans.left
-        while True:
+        while self.session.participant.worker.stage == self.stage.stage:
             self.spans.observe()
             self._settle()
             orders = self.session.orders()
             if self.session.over is not None:
                 return self.session.over
-            if orders is None or self.session.pending():
+            if orders is None or orders.worker.stage != self.stage.stage or self.session.pending():
                 continue
             try:
                 self._follow(orders)
@@ -84,6 +87,7 @@ class Executor:
             except RuntimeError as error:
                 self.spans.locate(error)
                 raise
+        return "cast"
 
     def _follow(self, orders: Orders) -> None:
         """Runs all remaining steps. Ends only by an exception, when the orders become invalid."""
@@ -150,6 +154,9 @@ class Executor:
         self._await_turn(orders, step)
         self.spans.observe()
         self.commits.reduce_tied(orders, step)
+        attempt = self.session.participant.attempt.coarser
+        for hook in self.on_vote:
+            hook(step, orders.generation, attempt, self.commits.reduced[step])
         self.commits.vote(orders, step, self.mailbox.log.bytes)
         if orders.stagger and not self._is_barrier(step) and self.commits.speculate(orders, step):
             return

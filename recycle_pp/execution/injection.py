@@ -39,7 +39,7 @@ class Injector:
     def __init__(self, faults: Sequence[Fault], last_words: Callable[..., None]) -> None:
         self._faults = [f for f in faults if f.kind in _SIGNALS]
         self._slow = [f for f in faults if f.kind == "slow"]
-        self._last_words = last_words
+        self.last_words = last_words
         self._armed: Fault | None = None
         self._countdown = 0
         self._step = -1
@@ -77,5 +77,5 @@ class Injector:
     def _send_signal(self, fault: Fault) -> None:
         self._armed = None
         self._faults.remove(fault)
-        self._last_words(cause="injected", detail=f"{fault.kind}@{fault.moment}")
+        self.last_words(cause="injected", detail=f"{fault.kind}@{fault.moment}")
         os.kill(os.getpid(), _SIGNALS[fault.kind])

@@ -3,6 +3,7 @@
     session = Session(client, participant, links, store)
     session.start()
     orders = session.orders()         # blocks until plan and links of the newest generation are ready; None at the end
+    session.plays(worker)             # the executor has restarted, because it plays another worker
     session.check(orders)             # raises Superseded if the orders are no longer valid
     commit = session.wait_commit(orders)
 
@@ -18,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from recycle_schedules import Action
+from recycle_schedules import Action, Worker
 
 from recycle_pp.comm.links import Links
 from recycle_pp.comm.store import ControlStore
@@ -35,6 +36,8 @@ from recycle_pp.wire.messages.workers import State
 from .activity import Doing
 from .coordinator_client import CoordinatorClient
 from .worker_log import WorkerLog
+
+OF_STAGE = Donate, Expect, Save, Assemble  # messages about the stage that the process plays
 
 
 class Superseded(Exception):
@@ -84,9 +87,23 @@ class Session:
         client.state = self._state
         self._store = store
         self.log = WorkerLog(participant.worker)
+        self._plays = participant.worker  # the worker whose handlers are set
+        self._deferred: list[Message] = []  # those `OF_STAGE`, from the announcement of another role until `plays`
         self._built = -1
         self._resumed = -1
         self._over: str | None = None
+
+    def plays(self, worker: Worker) -> None:
+        """Call this when the handlers for another worker are set. Handles the messages that have waited for them."""
+        with self.lock:
+            self._plays, self.log = worker, WorkerLog(worker)
+            self._handle_deferred()
+
+    def _handle_deferred(self) -> None:
+        if self.participant.role == self._plays:
+            deferred, self._deferred = self._deferred, []
+            for message in deferred:
+                self._handlers[type(message)](message)
 
     def start(self) -> None:
         threading.Thread(target=self._listen, name="control", daemon=True).start()
@@ -191,6 +208,11 @@ class Session:
         while self._over is None:
             message = self._client.recv()
             self.log.received(message)
+            if isinstance(message, OF_STAGE):
+                with self.lock:
+                    if self.participant.role != self._plays:
+                        self._deferred.append(message)
+                        continue
             self._handlers[type(message)](message)
 
     def _state(self) -> State:
@@ -224,6 +246,7 @@ class Session:
         with self.changed:
             self.times = {"announced": time.monotonic()}
             report = self.participant.announce(message, self.busy())
+            self._handle_deferred()
             self.changed.notify_all()
         self.send(report)
         self.links.abort()

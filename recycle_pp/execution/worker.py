@@ -26,7 +26,6 @@ from pathlib import Path
 import msgspec
 import torch
 from msgspec import structs
-from recycle_schedules import TensorKind
 
 from recycle_pp.comm.device_errors import is_gpu_failure, is_out_of_memory
 from recycle_pp.comm.links import Links
@@ -35,6 +34,7 @@ from recycle_pp.config.mistakes import UserMistake
 from recycle_pp.config.settings import Control, Settings
 from recycle_pp.data.batches import Batches
 from recycle_pp.data.file_tokens import slowest_read
+from recycle_pp.fitting.understudy_policy import bytes_needed
 from recycle_pp.linux.processes import boot_id
 from recycle_pp.model.document_check import refuse_leaks
 from recycle_pp.model.measured_memory import measured_memory
@@ -45,9 +45,7 @@ from recycle_pp.protocol.holdings import Holdings
 from recycle_pp.protocol.liveness import read_limit
 from recycle_pp.protocol.participant import Participant
 from recycle_pp.state import checkpoint
-from recycle_pp.state.donations import Donations
 from recycle_pp.state.follow import Following
-from recycle_pp.state.saving import StageSaving
 from recycle_pp.state.stored import here
 from recycle_pp.state.storing import Uploads
 from recycle_pp.supervisor.lifeline import Lifeline
@@ -61,32 +59,24 @@ from recycle_pp.wire.messages.lifecycle import (
     Reading,
     Ready,
     StoreValue,
-    Synced,
     WorkerHeartbeat,
     WorkerWelcome,
 )
-from recycle_pp.wire.messages.saving import Finished
 from recycle_pp.wire.worker_spec import Ahead, WorkerSpec, last_words
 
 from .activity import Doing
-from .commits import Commits
 from .compile_caches import compiling
 from .coordinator_client import CoordinatorClient
-from .device import backend_for, choose, is_unfit, large_blocks_apart, notes, platform, settle_memory
+from .device import backend_for, choose, free_bytes, is_unfit, large_blocks_apart, notes, platform, settle_memory
 from .disk_probe import probe_disks
 from .emulate import EmulatedOptimizer, EmulatedStage
-from .executor import Executor
 from .first_ops import FirstOpsReport
 from .injection import Injector
-from .mailbox import Mailbox
-from .marks import marks_of
+from .player import Player, ThisProcess
 from .session import Session
-from .spans import Spans
 from .transports import transport_for
-from .validation import held_out
 
 _read_ahead: dict[str, Batches] = {}  # data that a standby process has read ahead, by `_of_data`
-NEWS_SECONDS = 0.005  # mean time between progress messages of any worker: 200 messages a second in total
 
 
 def main(spec: WorkerSpec) -> int:
@@ -203,30 +193,14 @@ class Process:
                 error.recycle_where = f"the start of stage {worker.stage}"  # type: ignore[attr-defined]
             raise
 
-        spans = Spans(NEWS_SECONDS * pipelines * stages, marks_of(device), self._doing.on_device)
         faults = Injector(welcome.faults, lambda **words: last_words(self._spec, **words))
-        shape = (pipelines, stages, settings.parallel.microbatches)
-        gradients = [tensor for tensor in stage.module.gives if tensor.differentiable]
-        comes = {TensorKind.ACTIVATION: stage.module.takes, TensorKind.GRADIENT: gradients}
-        on_host = settings.state.log == "host"
-        mailbox = Mailbox(links, comes, device, shape, on_host, held_out(settings, batches))
-        commits = Commits(session, stage, optimizer, faults, spans, batches if settings.run.sample_log else None)
-        executor = Executor(session, stage, commits, mailbox, batches, faults, spans, settings)
-        executor.in_stream = backend == "nccl"
-
-        to, inject = session.send, faults.inject
-        saving = StageSaving(settings, welcome.run_dir, stage, optimizer, batches, participant, to, inject)
-        executor.on_commit.append(saving.committed)
-        executor.on_finish = lambda orders: session.send(Finished(commits.digests(orders)))  # the parameters are final
-        session.save, session.assemble = saving.asked, saving.assemble
-        session.upload = Uploads(settings, welcome.run_dir, now, to).asked
-        token = self._spec.token
-        donations = Donations(optimizer, stage.gradients, token, inject)
-        executor.on_commit.insert(0, donations.committed)
-        session.donate = donations.asked
-        following = Following(stage, optimizer, participant, session.lock, token, self._interface, inject)
-        session.expect = following.expect
-        session.moment = lambda name: faults.inject(name, participant.committed + 1)
+        following = Following(
+            stage, optimizer, participant, session.lock, self._spec.token, self._interface, faults.inject
+        )
+        token, run_dir = self._spec.token, welcome.run_dir
+        process = ThisProcess(settings, run_dir, token, session, following, batches, backend)
+        session.upload = Uploads(settings, run_dir, now, session.send).asked
+        player = Player(process, stage, optimizer, faults)
         self._doing.starts("ready")
         session.log.write(f"stage {worker.stage} is ready after {time.monotonic() - self._started:.1f} s")
         ready = Ready(
@@ -244,24 +218,38 @@ class Process:
             stage.module.origin,
         )
         session.send(ready)
-        first.ready(spans)
-        executor.on_commit.append(first.stepped)
+        first.ready(player.executor.spans)
+        player.executor.on_commit.append(first.stepped)
 
-        def relaid() -> None:
+        def describe(described: dict[int, list[tuple[str, int]]], again: bool = False) -> None:
             nonlocal ready
-            donations.relayout()
-            described = stage.layout.described
-            session.log.write(f"stage {worker.stage} has layers {', '.join(map(str, described))} from now on")
-            if not ready.units.keys() >= described.keys():
+            if again or not ready.units.keys() >= described.keys():
                 ready = structs.replace(ready, units=ready.units | described)
                 session.send(ready)
 
-        executor.relayout, following.relaid = following.relayout, relaid
+        def relaid() -> None:
+            player.donations.relayout()
+            described = player.stage.layout.described
+            session.log.write(f"stage {player.stage.stage} has layers {', '.join(map(str, described))} from now on")
+            describe(described)
+
+        following.relaid, following.built = relaid, lambda stage: describe(stage.layout.described)
+        following.build = lambda stage: _built(settings, stage, device, run_dir)
+        following.room = lambda elements: (bytes_needed(settings, elements), free_bytes(device))
         # Every worker starts this, because it becomes a joiner if the other workers start without it.
-        following.start(lambda step, of: session.send(Synced(step, of)))
+        following.start(session.send)
         self._watch_for_eviction(session)
         try:
-            reason = executor.run()
+            while (reason := player.executor.run()) == "cast":
+                player.close()
+                stage, optimizer, early = following.take_over()
+                none = Injector([], faults.last_words)  # the faults that are left are those of the old role
+                player = Player(process, stage, optimizer, none)
+                player.commits.reduced |= early
+                boundary, deferred = _described(stage)
+                ready = structs.replace(ready, boundary_bytes=boundary, deferred_share=deferred, memory=[])
+                describe(stage.layout.described, again=True)
+                session.plays(participant.worker)
         except UserMistake as error:
             return self._refuse(error, session)
         finally:
@@ -324,20 +312,24 @@ def _stage(
 ) -> tuple[Stage, StageOptimizer]:
     """Builds the stage and its optimizer. On a GPU also compiles all kernels now, because compiling takes long and no
     other worker waits for this one yet. kernels: gets the seconds of each."""
+    real, optimizer = _built(settings, stage, device, run_dir)
+    if device.type == "cuda" and not settings.emulate.mode:
+        doing.starts("kernels")
+        with compiling(kernels):
+            real.warm()
+            optimizer.warm()
+    if settings.data.document_mask and not settings.model.own and not settings.emulate.mode:
+        refuse_leaks(real)
+    return real, optimizer
+
+
+def _built(settings: Settings, stage: int, device: torch.device, run_dir: str) -> tuple[Stage, StageOptimizer]:
     whole = not settings.parallel.copies
     if settings.emulate.mode:
         emulated = EmulatedStage(settings, stage, device, run_dir)
         return emulated, EmulatedOptimizer(settings, emulated, whole)
     real = Stage(settings, stage, device, run_dir)
-    optimizer = StageOptimizer(settings, real, whole)
-    if device.type == "cuda":
-        doing.starts("kernels")
-        with compiling(kernels):
-            real.warm()
-            optimizer.warm()
-    if settings.data.document_mask and not settings.model.own:
-        refuse_leaks(real)
-    return real, optimizer
+    return real, StageOptimizer(settings, real, whole)
 
 
 def _prepare(ahead: Ahead) -> None:

@@ -3,10 +3,14 @@
     donations = Donations(optimizer, gradients, token, inject)        # on every worker
     session.donate = donations.asked
     executor.on_commit.append(donations.committed)
+    executor.on_vote.append(donations.voting)
 
 The coordinator assigns units to donors (`Donate`). A thread of each donor copies and sends the assigned units, a few at
 a time (a part). After each commit the thread sends the step's reduced gradient for the units sent so far. Units are
 named by their layers, so a donor continues if other layers of its stage move.
+
+An understudy gets a step's gradient before the donor votes, once it has got all units. It learns of the commit from the
+coordinator.
 
 A donor keeps no copy of its state and never waits for a follower. Its optimizer waits at most until one part is copied
 (a few milliseconds, see `PART`). If more than `WAITING` gradients are queued for a follower, the donor drops them and
@@ -29,7 +33,7 @@ from recycle_pp.numerics.gradients import Gradients, Reduced
 from recycle_pp.numerics.layout import Layout
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.wire.messages.lifecycle import Donate
-from recycle_pp.wire.messages.states import StatePart, StepGradient
+from recycle_pp.wire.messages.states import EarlyGradient, StatePart, StepGradient
 from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.units import UnitId, packed, unpacked
 
@@ -61,8 +65,18 @@ class _Step(NamedTuple):
     layout: Layout
 
 
+class _Early(NamedTuple):
+    """A gradient before its vote. attempt: `Attempt.coarser`"""
+
+    step: int
+    generation: int
+    attempt: int
+    reduced: Reduced
+    layout: Layout
+
+
 class Donations:
-    """The donor's side. `asked` runs in the listening thread, `committed` in the executor. Neither blocks."""
+    """The donor's side. `asked` runs in the listening thread, `committed` and `voting` in the executor. None blocks."""
 
     def __init__(self, optimizer: StageOptimizer, gradients: Gradients, token: str, inject: Inject) -> None:
         self._optimizer, self._gradients, self._token, self._inject = optimizer, gradients, token, inject
@@ -88,10 +102,16 @@ class Donations:
             self._newest = step._replace(reduced=None)
             self._donors = [donor for donor in self._donors if donor.is_alive()]
             for donor in self._donors:
-                donor.committed(step)
+                donor.committed(step, commit.generation)
             asked, self._asked = self._asked, []
             for message in asked:
                 self._begin(message, self._newest)
+
+    def voting(self, step: int, generation: int, attempt: int, reduced: Reduced) -> None:
+        """Queues a step's gradient for understudies. Call it before the vote in this generation."""
+        with self._lock:
+            for donor in self._donors:
+                donor.voting(_Early(step, generation, attempt, reduced, self._gradients.layout))
 
     def relayout(self) -> None:
         """Call this when layers have moved, before the next commit. Donors whose units are still here continue."""
@@ -99,6 +119,12 @@ class Donations:
             if self._newest is not None:
                 of = self._gradients
                 self._newest = self._newest._replace(exponents=of.exponents_of_layers(), layout=of.layout)
+
+    def close(self) -> None:
+        """Ends all transfers, because this worker plays another stage from now on."""
+        with self._lock:
+            for donor in self._donors:
+                donor.close()
 
     def _begin(self, message: Donate, newest: _Step) -> None:
         self._donors.append(_Donor(self._optimizer, message, self._token, newest))
@@ -114,17 +140,34 @@ class _Donor(threading.Thread):
         self._optimizer, self._message, self._token = optimizer, message, token
         self._units = unpacked(message.units)
         self._changed = threading.Condition()
-        self._waiting: deque[_Step] = deque()  # commits that have not been sent
+        self._waiting: deque[_Step | _Early] = deque()  # commits and gradients that have not been sent
+        self._early = -1, -1  # (step, generation) of the newest gradient that was queued before its vote
         self._newest = begin  # the newest commit sent
         self._sent = 0  # number of units sent
+        self._closed = False
         self.start()
 
-    def committed(self, step: _Step) -> None:
+    def voting(self, early: _Early) -> None:
         with self._changed:
-            self._waiting.append(step)
+            # The exponents of a repeated step follow from the gradient of the last attempt.
+            follows = early.attempt == 0 or self._early[0] == early.step
+            if self._message.early and self._sent == len(self._units) and follows:
+                self._early = early.step, early.generation
+                self._waiting.append(early)
+                self._changed.notify()
+
+    def committed(self, step: _Step, generation: int) -> None:
+        with self._changed:
+            if self._early != (step.step, generation):
+                self._waiting.append(step)
             if len(self._waiting) > WAITING:  # too slow: restart from the newest state
                 self._waiting.clear()
                 self._newest, self._sent = step, 0
+            self._changed.notify()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
             self._changed.notify()
 
     def run(self) -> None:
@@ -132,7 +175,7 @@ class _Donor(threading.Thread):
         assert address is not None  # set by the coordinator
         try:
             with connect(address, self._token, idle=PATIENCE) as stream:
-                while True:
+                while not self._closed:
                     self._send_next(stream)
         except TransferError as error:
             _log.info("stopped sending state to %s: %s", address, error)
@@ -140,16 +183,19 @@ class _Donor(threading.Thread):
             _log.info("stopped sending state: this worker no longer holds unit %s", error)
 
     def _send_next(self, stream: Stream) -> None:
-        """Sends the next commit or the next part of the state. If there is neither, waits for a commit."""
+        """Sends the next commit or gradient, or the next part of the state. If there is none, waits."""
         with self._changed:
             sent = self._sent
             step = self._waiting.popleft() if self._waiting else None
-            newest = step or self._newest
-            self._newest = newest
+            newest = self._newest = step if isinstance(step, _Step) else self._newest
             if step is None and sent == len(self._units):
                 self._changed.wait()
                 return
         session, of = self._message.session, self._message.of
+        if isinstance(step, _Early):
+            about = EarlyGradient(session, step.step, step.generation, step.attempt, step.reduced.finite)
+            stream.send(about, {"gradient": _gradient(step.reduced, step.layout, self._units)})
+            return
         if step is not None:
             if sent:  # before the first part the follower has no units to update
                 units = self._units[:sent]

@@ -51,7 +51,7 @@ class StageSaving:
         self._folder = Path(run_dir) / "checkpoints"
         self._saver = checkpoint.Saver(self._folder)
         self._lock = threading.Lock()
-        self._done = 0  # number of steps that the parameters include
+        self._done = participant.applied + 1  # number of steps that the parameters include
         self._wanted = -1  # step of a requested checkpoint
         self._answer: Saved | SaveFailed | None = None  # the answer to this request, once it is known
 

@@ -13,12 +13,12 @@ import msgspec
 
 from recycle_pp.wire.records import Count
 
-from . import checkpoints, coordinators, deaths, health, job, layers, recovery, workers
+from . import checkpoints, coordinators, deaths, health, job, layers, recovery, understudies, workers
 from .event import Event
 
 EVENTS: dict[str, type[Event]] = {
     cls.name(): cls
-    for module in (job, workers, deaths, health, recovery, layers, checkpoints, coordinators)
+    for module in (job, workers, deaths, health, recovery, understudies, layers, checkpoints, coordinators)
     for cls in vars(module).values()
     if isinstance(cls, type) and issubclass(cls, Event) and cls.__module__ == module.__name__
 }

@@ -69,6 +69,7 @@ def test_exporters_show_deaths_stalls_changes_of_plan_returns_faults_and_ends():
         "death_detected", "resumed", "rejoined", "left", "slow", "slow_no_more", "plan_adopted", "stage_lost",
         "restored", "rebalanced", "coordinator_elected", "node_joined", "checkpoint_saved", "checkpoint_stored",
         "stopped", "finished", "health_found", "health_over",
+        "took_over", "understudy_in_step",
     }  # fmt: skip
 
 
