@@ -31,6 +31,8 @@ def why_none(settings: Settings) -> str | None:
         why = "parallel.memory limits the memory of workers"
     elif not settings.model.own:
         why = "so far only model.kind=transformer and llama are supported"
+    elif settings.model.tied:
+        why = "so far models with tied weights are not supported"
     else:
         return None
     return f"state.understudy=auto: no stage gets an understudy, because {why}"

@@ -223,6 +223,7 @@ class Runs:
         for step, trace in outcome.traces.items():
             near = (step - 1, step, step + 1)  # a worker with early optimizer steps may be one step ahead
             dead = {e["worker"] for e in outcome.all("death_detected") if e["step"] in near}
+            dead |= {e["understudy"] for e in outcome.all("took_over") if e["step"] in near}  # its old role
             check_no_survivor_repeats(trace, dead, step)
 
 

@@ -177,3 +177,20 @@ def test_no_agent_waits_for_an_agent_that_lost_a_supervisor_at_the_end(tmp_path)
         assert job.wait([0, 1], 90) == [0, 0], job.explain()
         job.agents[2].send_signal(signal.SIGCONT)
         assert job.wait([2], 60) == [1], job.explain()
+
+
+@slow
+@pytest.mark.parametrize("seed", range(10))
+def test_the_last_worker_of_a_stage_dies_and_its_understudy_takes_over_without_a_checkpoint(seed, expected, tmp_path):
+    chance = random.Random(seed)
+    with Launched(tmp_path, arguments=[*ARGUMENTS, "state.understudy=auto", "run.respawns=0"]) as job:
+        job.wait_for_step(3)
+        *others, last = chance.sample(["0.1", "1.1", "2.1"], 3)
+        for name in others:
+            job.worker(name).kill()
+        job.wait_for_event("understudy_in_step")
+        time.sleep(chance.uniform(0.0, 4.0))
+        job.worker(last).kill()
+        survives(job, NODES, expected)
+        assert [event["worker"] for event in job.events("took_over")] == [last]
+        assert not job.events("restored") and not job.events("stage_lost")
