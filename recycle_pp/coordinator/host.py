@@ -67,8 +67,8 @@ class Host:
                     f"checkpoints go to this folder, then to {store}; a node that is lost before its upload costs the "
                     "checkpoint, unless the other nodes share the folder"
                 )
-            if line := why_none(settings):
-                progress.say(line)
+            if no_understudy := why_none(settings):
+                progress.say(no_understudy)
         run.later(guarded(run.make))
         self._run = run
         self._events = EventLog(run.events, settings.run.steps, progress.say, run.later, self._term)
