@@ -216,6 +216,8 @@ class Supervisor:
         if self._server is not None:
             self._server.close()
         self._monitor.close()
+        if self._contact is not None:
+            self._contact.flush()
 
     # -------------------------------------------------------------------------------------- following orders
 
@@ -258,7 +260,6 @@ class Supervisor:
             except LostMajority as lost:
                 if self._contact is not None:
                     self._contact.write("gave_up", str(lost))
-                    await in_thread(self._contact.flush)
                 if not self._shutdown.signal.done():
                     fail(f"rank {self._launch.rank} lost the coordinator at {where} and exits: {lost}")
                 return 1

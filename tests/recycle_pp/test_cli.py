@@ -54,7 +54,9 @@ def test_the_error_about_an_unknown_command_names_the_closest_one(tmp_path):
     done = run("statsu", "runs/mine", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "recycle: statsu is not a command; did you mean status?\n"
-    assert run("nosuch", cwd=tmp_path).stderr.startswith("recycle: nosuch is not a command; the commands are: train, ")
+    assert run("nosuch", cwd=tmp_path).stderr.startswith(
+        "recycle: nosuch is not a command; the commands are: init, train, "
+    )
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -75,7 +77,7 @@ def test_a_command_runs_the_module_with_its_name(name, tmp_path):
 def test_train_prints_the_help_of_the_trainer(tmp_path):
     done = run("train", "--help", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "recycle train [GROUP=NAME" in done.stdout
+    assert "recycle train [FILE.yaml] [GROUP=NAME" in done.stdout
 
 
 MISTAKES = [

@@ -180,7 +180,7 @@ class Node(threading.Thread):
 
         executor.relayout, following.relaid = following.relayout, relaid
         self.send(Ready(following.address, "", units=dict(units)))
-        following.start(lambda step, of: self.send(Synced(step, of)))
+        following.start(self.send)
         executor.run()
 
     def end(self):

@@ -195,7 +195,7 @@ def test_a_worker_compiles_everything_before_it_is_ready(chosen, warmed, monkeyp
 
     monkeypatch.setattr(worker, "Stage", fake("stage"))
     monkeypatch.setattr(worker, "StageOptimizer", fake("optimizer"))
-    worker._stage(Settings(), 0, chosen, "", Doing())
+    worker._stage(Settings(), 0, chosen, "", Doing(), {})
     assert done == warmed
 
 

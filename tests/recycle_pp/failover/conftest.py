@@ -1,8 +1,8 @@
-"""Disables the watchdog: it reads the real clock and would end the test process, as supervisors run in virtual time."""
+"""Disables what does not run in virtual time: the watchdog, which would end the test process, and files on the disk."""
 
 import pytest
 
-from recycle_pp.supervisor import heartbeats
+from recycle_pp.supervisor import heartbeats, supervisor
 
 
 class NoWatchdog:
@@ -16,6 +16,18 @@ class NoWatchdog:
         pass
 
 
+class NoLog:
+    def __init__(self, *_: object) -> None:
+        pass
+
+    def write(self, *_: object) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
+
+
 @pytest.fixture(autouse=True)
-def no_watchdog(monkeypatch):
+def in_virtual_time(monkeypatch):
     monkeypatch.setattr(heartbeats, "EventLoopWatchdog", NoWatchdog)
+    monkeypatch.setattr(supervisor, "ContactLog", NoLog)

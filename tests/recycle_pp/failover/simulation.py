@@ -137,7 +137,7 @@ class Simulation(ExitStack):
     def __init__(self, order: Order) -> None:
         super().__init__()
         self.order, self.chance = order, random.Random(order.seed)
-        self.settings = Settings(control=Control(suspicion=order.suspicion, heartbeat=order.suspicion / 5))
+        self.settings = Settings(control=Control(suspicion=order.suspicion, heartbeat=order.suspicion / 5, health=0))
         self.loop = VirtualLoop()
         self.network = Network(self.loop, self.chance, self._delay)
         self.nodes = [Node(f"s{rank}", rank) for rank in range(order.supervisors)]

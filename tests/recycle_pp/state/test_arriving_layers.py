@@ -12,7 +12,7 @@ from recycle_pp.protocol.holdings import Holdings
 from recycle_pp.protocol.participant import Participant
 from recycle_pp.state.follow import Following
 from recycle_pp.wire.messages.generations import Announce
-from recycle_pp.wire.messages.lifecycle import Expect
+from recycle_pp.wire.messages.lifecycle import Expect, Synced
 from recycle_pp.wire.messages.states import StatePart
 from recycle_pp.wire.messages.units import packed, unpacked
 
@@ -85,12 +85,13 @@ def test_a_donor_that_connects_before_the_session_is_known_waits_for_it():
     parcels.put(receiver.parcel(7))
     stream = OldStream(None)
     stream.receive, stream.close = parcels.get, lambda: None
-    follow = threading.Thread(target=receiver.following._follow, args=(stream, lambda *of: synced.put(of)), daemon=True)
+    receiver.following._send = synced.put
+    follow = threading.Thread(target=receiver.following._follow, args=(stream,), daemon=True)
     follow.start()
     with pytest.raises(queue.Empty):
         synced.get(timeout=0.05)
     receiver.following.expect(Expect(7, [1]))
-    assert synced.get(timeout=10) == (0, 7)
+    assert synced.get(timeout=10) == Synced(0, 7)
     receiver.following.expect(Expect(8, []))
     parcels.put(receiver.parcel(7))
     follow.join(10)
