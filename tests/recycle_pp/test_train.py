@@ -225,7 +225,8 @@ def test_help_needs_no_torchrun(tmp_path):
 
 def test_without_a_launcher_a_job_of_many_workers_prints_how_to_launch_it(tmp_path):
     done = run_alone("parallel=2x2", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
+    assert done.returncode == 2
+    assert all("reads the configuration" in line for line in done.stdout.splitlines()), "a slow machine says so"
     assert done.stderr == (
         "recycle_pp: parallel.pipelines * parallel.stages = 2 * 2 = 4 workers, but 1 process was launched; "
         "use torchrun --nproc-per-node=4, or other numbers of pipelines and stages\n"
