@@ -212,7 +212,7 @@ async def measure(settings: Settings, run: RunFolder, history: int) -> dict[str,
     await until(lambda: current.state.job.first_step == history, "restored job")
     await until(lambda: current.state.job.committed > history + 3, "steps after it")
     watch.phase = "take-over"
-    current.give_way()
+    current.stand_down()
     running.cancel()
     with suppress(asyncio.CancelledError):
         await running

@@ -1,6 +1,6 @@
 """Reports the progress of a job's start every few seconds, until its first step is committed.
 
-    missing = await until_all_have_come(roster, world=12, say=recorder.say)      # supervisors
+    missing = await wait_for_arrivals(roster, world=12, say=recorder.say)      # supervisors
     await until_first_step(state, hangs)                                         # workers
 
 The time limits for workers are in `hang_detector.py`.
@@ -33,7 +33,7 @@ class Ranks(Protocol):
     def __contains__(self, rank: int, /) -> bool: ...
 
 
-async def until_all_have_come(roster: Ranks, world: int, say: Callable[[str], None]) -> str | None:
+async def wait_for_arrivals(roster: Ranks, world: int, say: Callable[[str], None]) -> str | None:
     """Waits until all supervisors have connected once. Returns None, or an error message after `LIMIT`."""
     loop = asyncio.get_running_loop()
     begun = due = loop.time()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from recycle_schedules import Worker
 
 from recycle_pp.protocol.events import LinksBroken
-from recycle_pp.protocol.partition_resolution import give_up
+from recycle_pp.protocol.partition_resolution import workers_to_evict
 from recycle_pp.telemetry.events.recovery import LinksCut
 from recycle_pp.wire.messages.generations import Broken, Unreachable
 from recycle_pp.wire.messages.members import Member
@@ -58,7 +58,7 @@ class BrokenLinks:
         self._unreachable = {}
         if self._state.lifecycle.over or not cut:
             return
-        lost = give_up(cut, self._state.job.workers.values())
+        lost = workers_to_evict(cut, self._state.job.workers.values())
         if lost or cut != self._announced:
             self._announced = {} if lost else cut
             pairs = sorted({(min(a, b), max(a, b)) for a, others in cut.items() for b in others})

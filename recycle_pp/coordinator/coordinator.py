@@ -36,7 +36,7 @@ from recycle_pp.wire.messages.supervisors import FROM_SUPERVISOR, Finish
 from recycle_pp.wire.messages.workers import FROM_WORKER
 
 from .after_commit import AfterCommit
-from .arrivals import until_all_have_come, until_first_step
+from .arrivals import until_first_step, wait_for_arrivals
 from .broken_links import BrokenLinks
 from .checkpoints import NOTHING, Whole
 from .deaths import Deaths
@@ -75,7 +75,7 @@ class Coordinator:
         takeover  the election that made this coordinator replace a lost one; None in a new job
         token     the job's token; used only in a takeover
         """
-        self.gave_way = False
+        self.stood_down = False
         self.agents: set[int] = set()  # agents of the launch that are alive at the end
         lease = LeaderLease(agreement, settings.control.suspicion)
         run.later.permitted = lease.permits
@@ -105,7 +105,7 @@ class Coordinator:
     async def run(self) -> int:
         """Runs until the job ends. Returns its exit code."""
         state = self.state
-        loss = asyncio.create_task(self._give_way_when_lost())
+        loss = asyncio.create_task(self._stand_down_when_lost())
         if self._successor is not None:
             with suppress(Deposed):
                 await self._successor.take_over()
@@ -114,7 +114,7 @@ class Coordinator:
         code = await state.lifecycle.ended()
         for task in (loss, detection, arrivals):
             task.cancel()
-        if self.gave_way:
+        if self.stood_down:
             return code
         state.lease.close()
         self.agents = state.roster.agents()
@@ -128,14 +128,14 @@ class Coordinator:
         await state.recorder.flushed(WRITE_SECONDS)
         return code
 
-    async def _give_way_when_lost(self) -> None:
+    async def _stand_down_when_lost(self) -> None:
         await self.state.lease.lost()
-        self.give_way()
+        self.stand_down()
 
-    def give_way(self) -> None:
+    def stand_down(self) -> None:
         """Stops without sending messages, because another coordinator has been elected."""
-        if not self.gave_way:
-            self.gave_way = True
+        if not self.stood_down:
+            self.stood_down = True
             self.state.lease.revoke()
             self._driver.agreement_gate.close()
             self.state.timers.close()
@@ -145,7 +145,7 @@ class Coordinator:
     async def _report_start(self) -> None:
         parallel = self.state.settings.parallel
         world = parallel.pipelines * parallel.stages
-        missing = await until_all_have_come(self.state.roster, world, self.state.recorder.say)
+        missing = await wait_for_arrivals(self.state.roster, world, self.state.recorder.say)
         if missing is not None:
             self.state.lifecycle.stop(missing)
         await until_first_step(self.state, self._hangs)

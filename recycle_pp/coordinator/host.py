@@ -93,12 +93,12 @@ class Host:
         return self._coordinator.agents
 
     @property
-    def gave_way(self) -> bool:
-        return self._coordinator.gave_way
+    def stood_down(self) -> bool:
+        return self._coordinator.stood_down
 
-    def give_way(self) -> None:
+    def stand_down(self) -> None:
         """Stops this coordinator without sending messages, because another one has been elected."""
-        self._coordinator.give_way()
+        self._coordinator.stand_down()
         self.close()
 
     async def report(self) -> None:
@@ -125,7 +125,7 @@ class Host:
         except Exception:
             traceback.print_exc()
         finally:
-            if not self._coordinator.gave_way:
+            if not self._coordinator.stood_down:
                 self._run.later(self._heartbeat.end, self._state.job.workers.values(), code)
         await self._exporters.close()
         await self._run.later.flushed(WRITE_SECONDS)

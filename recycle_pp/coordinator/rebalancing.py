@@ -169,7 +169,7 @@ class Rebalancing:
 
     def _move_to(self, found: Found, case: Case) -> Move:
         state, job, now = self._state, self._state.job, time.monotonic()
-        soon = {rank.role for rank in state.roster if rank.number not in job.live and self._comes_back(rank)}
+        soon = {rank.role for rank in state.roster if rank.number not in job.live and self._will_return(rank)}
         rest = (state.settings.run.steps - 1 - job.committed) * found.now
         return Move(
             now=found.now,
@@ -180,7 +180,7 @@ class Rebalancing:
             switch=median(self._stalls) if self._stalls else SWITCH,
         )
 
-    def _comes_back(self, rank: Rank) -> bool:
+    def _will_return(self, rank: Rank) -> bool:
         """Whether a process of this dead worker starts, or may be started because the cause of its death is open."""
         return rank.alive or rank.explained < rank.died or self._state.restarts.is_due(rank.role)
 

@@ -54,7 +54,7 @@ class RestartPolicy:
             self._failed_gpus.add(rank.number)
         return rank.supervisor is not None and rank.respawns < self._respawns
 
-    def comes_back(self, rank: Rank) -> bool:
+    def will_return(self, rank: Rank) -> bool:
         """Whether to restart a worker whose supervisor has reconnected: only after a lost node or a hang."""
         death = rank.causes.get(rank.died, NODE_LOSS)
         return death.cause in ("node_loss", "hang") and not death.injected

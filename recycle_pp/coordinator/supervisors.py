@@ -191,7 +191,7 @@ class Supervisors:
         if rank.alive and incarnation < rank.incarnation:  # the order was lost with the connection
             rank.send(Spawn(rank.incarnation, rank.role, rank.respawns))
         rank.incarnation = max(rank.incarnation, incarnation)
-        if not rank.alive and self._state.restarts.comes_back(rank):
+        if not rank.alive and self._state.restarts.will_return(rank):
             self._returns.reconnected(rank)
 
     def _spawned(self, rank: Rank, message: Spawned) -> None:

@@ -195,7 +195,7 @@ class Job:
             self._finish_if_complete()
         elif was_live and self.phase in ("reporting", "running", "holding"):
             return self._regroup()
-        return self._hold_no_longer() + self._find_donors()
+        return self._release_hold() + self._find_donors()
 
     def _received(self, event: MessageReceived) -> list[Send]:
         """Ignores messages of old generations and of dead workers. Raises StageLost if the last report of a generation
@@ -246,7 +246,7 @@ class Job:
             out = [Send(member, self._newest)]
         self.followers.died(member)  # followers of this donor restart
         if self.phase not in ("reporting", "running"):
-            return out + self._hold_no_longer()
+            return out + self._release_hold()
         return out + self._regroup(rebuild=True) + self._find_donors()
 
     def _restart(self, event: Restarted) -> list[Send]:
@@ -273,7 +273,7 @@ class Job:
         outdated = self.moving.announced not in (None, self.moving.move)
         if outdated:
             return self._regroup()
-        return self._hold_no_longer() + self._find_donors() + self._count()  # no stage has an understudy now
+        return self._release_hold() + self._find_donors() + self._count()  # no stage has an understudy now
 
     def _plan_made(self, event: PlanMade) -> list[Send]:
         if self.phase not in ("starting", "lost"):  # the first generation plans again
@@ -288,7 +288,7 @@ class Job:
         self._ending = True
         return []
 
-    def _wait_no_longer(self, event: HoldExpired) -> list[Send]:
+    def _hold_expired(self, event: HoldExpired) -> list[Send]:
         if event.generation != self.generation:
             return []
         if self.phase == "running" and event.step == self.committed + 1:
@@ -297,7 +297,7 @@ class Job:
         if self.phase != "holding" or event.step is not None:
             return []
         self.followers.drop_late(self.committed)
-        return self._hold_no_longer()
+        return self._release_hold()
 
     def _new_plan(self) -> list[Send]:
         """Sends the plan of the next steps, if there is one and the workers wait for it."""
@@ -388,10 +388,10 @@ class Job:
             self._expiry = HoldExpired(self.generation, self.committed + 1)
             return []
         if wrong := self.units.compare(self.workers, self._ballot.votes, self.committed + 1):
-            return self._go_on_without(wrong)
+            return self._evict_wrong(wrong)
         return self._repeat(self._ballot.misfits) if self._ballot.misfits else self._commit()
 
-    def _go_on_without(self, wrong: dict[Member, str]) -> list[Send]:
+    def _evict_wrong(self, wrong: dict[Member, str]) -> list[Send]:
         """Removes members with wrong state and repeats the whole step with the weights of the others. The step is void
         because wrong weights were sent to peers, and all workers may have used them. Once all others have reported in
         the new generation, an `untrusted` note asks the caller to kill each removed member. Raises StageLost if a
@@ -505,9 +505,9 @@ class Job:
 
     def _synced(self, member: Member, message: Synced) -> list[Send]:
         """Records that a follower has its units in the state after a step."""
-        return self._hold_no_longer() if self.followers.synced(member, message.step, message.session) else []
+        return self._release_hold() if self.followers.synced(member, message.step, message.session) else []
 
-    def _hold_no_longer(self) -> list[Send]:
+    def _release_hold(self) -> list[Send]:
         """Starts the generation for which the workers wait, unless a follower is late. Ready joiners become members."""
         late = self.followers.about_to_join(self.committed) or self.moving.late(self.committed, self.workers)
         if self.phase != "holding" or late:
@@ -572,7 +572,7 @@ _EVENTS: dict[type[Event], Callable[[Job, Any], list[Send]]] = {
     PlanMade: Job._plan_made,
     SavingChanged: Job._change_saving,
     EndRequested: Job._end_early,
-    HoldExpired: Job._wait_no_longer,
+    HoldExpired: Job._hold_expired,
 }
 _MESSAGES: dict[type[Message], Callable[[Job, Member, Any], list[Send]]] = {
     Report: Job._reported,

@@ -272,9 +272,9 @@ class Participant:
         self.commits.clear()
         self.applied, self.undo, self.again = self.committed, False, self.attempt.coarser > 0
 
-    def _take_back(self, stands: int) -> None:
-        """Makes the executor undo updates after step `stands`."""
-        if self.applied > stands:
+    def _take_back(self, step: int) -> None:
+        """Makes the executor undo updates after `step`."""
+        if self.applied > step:
             self.undo = True
             self.holdings.taken_back(self.committed)
 

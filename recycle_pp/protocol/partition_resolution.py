@@ -1,6 +1,6 @@
 """Selects the workers to remove if some workers cannot reach each other, although all reach the coordinator.
 
-lost = give_up({Worker(1, 0): [Worker(2, 0)], Worker(2, 0): [Worker(1, 0)]}, live)       # {Worker(2, 0)}
+lost = workers_to_evict({Worker(1, 0): [Worker(2, 0)], Worker(2, 0): [Worker(1, 0)]}, live)       # {Worker(2, 0)}
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TRIES = 3000  # limit on the search: the smallest set is a minimum vertex cover 
 Links = frozenset[frozenset[Worker]]
 
 
-def give_up(unreachable: Mapping[Worker, Iterable[Worker]], live: Collection[Worker]) -> set[Worker]:
+def workers_to_evict(unreachable: Mapping[Worker, Iterable[Worker]], live: Collection[Worker]) -> set[Worker]:
     """The fewest workers whose removal leaves no broken link and no empty stage. Empty if there is no such set.
 
     unreachable: worker -> workers that it cannot reach; one direction is enough

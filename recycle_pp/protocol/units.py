@@ -90,7 +90,7 @@ class Units:
         if not self._copies:
             return found
         for stage, peers in _stages(live).items():
-            if not self.stands(stage, peers) or not all(records[peer].reduced for peer in peers):
+            if not self.unchanged(stage, peers) or not all(records[peer].reduced for peer in peers):
                 found |= {stage for peer in peers if records[peer].reduced}
                 for peer in peers:
                     records[peer].reduced = False
@@ -138,7 +138,7 @@ class Units:
                 wrong[peer] = f"its copy of {self._unit(unit)} {how}"
         return wrong
 
-    def stands(self, stage: int, peers: Collection[Member]) -> bool:
+    def unchanged(self, stage: int, peers: Collection[Member]) -> bool:
         """Whether the stage has the same members and units as at the last `share`."""
         same = self._peers.get(stage) == set(peers)
         return same and self._tables[stage].keys() == self._sizes_of(stage).keys()
@@ -161,7 +161,7 @@ class Units:
         held = self._held(stage, holds, complete)
         if gone := lost(held):
             raise StageLost(stage, f"lost all copies of {len(gone)} of its {len(sizes)} units")
-        if not self.stands(stage, peers):
+        if not self.unchanged(stage, peers):
             new, before = set(peers) - self._peers.get(stage, set(peers)), self._tables.get(stage, dict(held))
             hosts = {p: self.hosts.get(p, "") for p in peers}
             if len(complete) == len(peers) and not any(of.units for of in holds.values()):

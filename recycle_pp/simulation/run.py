@@ -83,7 +83,7 @@ class Run:
 
     # ---- for policies
 
-    def go_on(
+    def advance(
         self, seconds: float | None, used: int, key: Key | None = None, *, batch: float = 1.0, saving: float = 0.0
     ) -> None:
         """Sets the pace from now on.
@@ -96,16 +96,16 @@ class Run:
         self._pace = 0.0 if seconds is None else batch / seconds
         self._used, self._key, self._saving = used, key, saving
 
-    def stand_still(self, seconds: float) -> None:
+    def stall(self, seconds: float) -> None:
         """Stalls all workers for `seconds`, from now on or from the end of the current stall."""
         self._until = max(self._until, self.now) + seconds
 
     def drop_step(self, batch: float = 1.0) -> None:
         """Discards the step in progress, on average half a step. Does nothing while the job is stalled."""
         if self._until <= self.now and self._pace:
-            self.throw_away(batch / 2)
+            self.lose_steps(batch / 2)
 
-    def throw_away(self, steps: float) -> None:
+    def lose_steps(self, steps: float) -> None:
         steps = min(steps, self.done)
         self.done -= steps
         self.redone += steps

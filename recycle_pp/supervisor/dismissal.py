@@ -34,7 +34,7 @@ async def dismiss(
     """
     if launch.world == 1:
         return
-    from recycle_pp.coordinator.arrivals import until_all_have_come
+    from recycle_pp.coordinator.arrivals import wait_for_arrivals
 
     notified = Notified(launch.world)
 
@@ -57,7 +57,7 @@ async def dismiss(
         ) from None
     if launch.one_node:
         publish(launch, Address(at.host, server.sockets[0].getsockname()[1], at.token))
-    missing = asyncio.create_task(until_all_have_come(notified, launch.world, _print))
+    missing = asyncio.create_task(wait_for_arrivals(notified, launch.world, _print))
     all_notified = asyncio.create_task(notified.all.wait())
     await asyncio.wait({missing, all_notified}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
     if missing.done() and (reason := missing.result()):

@@ -150,7 +150,7 @@ class Leadership:
     async def _until_deposed(self, host: Host) -> None:
         """Steps down if the agreement refuses a decision of this coordinator."""
         await asyncio.wait({host.ended})
-        if host.gave_way:
+        if host.stood_down:
             self._step_down()
 
     async def _watch(self, agreement: Agreement, known: Leader) -> None:
@@ -171,6 +171,6 @@ class Leadership:
         self.host = None
         self._hosting.clear()
         if host is not None:
-            host.give_way()
+            host.stand_down()
         for peer in self._peers:
             peer.abort()

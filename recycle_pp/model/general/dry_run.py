@@ -156,7 +156,7 @@ def dry_run(source: Source, batch: Batch, autocast: bool = False) -> Outline:
     outline.canonical = unshare(model)
     container = layers_of(model, source.layers)
     outline.layers = [f"{source.layers}.{name}" for name, _ in container.named_children()]
-    _refuse_what_no_cut_can_have(model, source.dtype)
+    _refuse_unsplittable(model, source.dtype)
     with FakeTensorMode(allow_non_fake_inputs=True) as fake:
         make_fake(model, fake)
         inputs, labels = (fake.from_tensor(tensor.clone()) for tensor in (batch.inputs, batch.labels))
@@ -392,7 +392,7 @@ def _leaves(loss: Tensor) -> Iterable[Tensor]:
         todo += [following for following, _ in node.next_functions]
 
 
-def _refuse_what_no_cut_can_have(model: nn.Module, dtype: torch.dtype) -> None:
+def _refuse_unsplittable(model: nn.Module, dtype: torch.dtype) -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats:
             raise ValueError(_changes(f"{name}.running_mean"))

@@ -87,8 +87,8 @@ class Rerouted(Base):
         if not self.live[stage]:
             self._restore()
             return
-        self.run.stand_still(self.costs.recovery.stall(self.rng))
-        self.run.stand_still(self.broken.excess(before, self.layout, stage))
+        self.run.stall(self.costs.recovery.stall(self.rng))
+        self.run.stall(self.broken.excess(before, self.layout, stage))
         self._adopt()
 
     def _place(self, machine: int) -> None:
@@ -128,11 +128,11 @@ class Rerouted(Base):
 
     def _restore(self) -> None:
         """Restarts all machines from the newest checkpoint, if there are at least as many machines as stages."""
-        self.run.throw_away(self.run.done - self.saved)
+        self.run.lose_steps(self.run.done - self.saved)
         self.version += 1
         self.live = [0] * self.job.stages
         if len(self.ranks) < self.job.stages:
-            self.run.go_on(None, 0)
+            self.run.advance(None, 0)
             return
         self.roles = refilled(self.roles, set(self.ranks.values()), self.job.stages)
         for machine in self.joining:
@@ -141,7 +141,7 @@ class Rerouted(Base):
         for rank in self.ranks.values():
             self.live[self.roles[rank].stage] += 1
         self.layout = self._layout_of(tuple(self.live))
-        self.run.stand_still(self.costs.restart)
+        self.run.stall(self.costs.restart)
         self._adopt()
 
     def _save(self) -> None:
@@ -154,7 +154,7 @@ class Rerouted(Base):
     def _adopt(self) -> None:
         self.version += 1
         shape = tuple(self.live)
-        self.run.go_on(self._step(), sum(shape), (shape, self.layout))
+        self.run.advance(self._step(), sum(shape), (shape, self.layout))
 
     def _step(self) -> float:
         return 0.0 if self.stopped else self.world.times.seconds(tuple(self.live), self.layout)
@@ -223,7 +223,7 @@ class Rebalanced(Rerouted):
             slowed=self.costs.slowed,
         )
         if move.pays("auto"):
-            self.run.go_on(now * (1 + self.costs.slowed), sum(shape), (shape, self.layout))
+            self.run.advance(now * (1 + self.costs.slowed), sum(shape), (shape, self.layout))
             self.run.later(move.seconds, lambda: self._moved(version, target))
         else:
             self.run.later(self.AGAIN, lambda: self._compare(version))
@@ -236,7 +236,7 @@ class Rebalanced(Rerouted):
     def _moved(self, version: int, target: tuple[int, ...]) -> None:
         if self.version == version:
             self.layout = target
-            self.run.stand_still(self.costs.switch)
+            self.run.stall(self.costs.switch)
             super()._adopt()
 
     def _layout_of(self, shape: Shape) -> tuple[int, ...]:

@@ -27,12 +27,12 @@ class Bamboo(Base):
 
     def lost(self, machine: int) -> None:
         if machine in self.used:
-            self.run.stand_still(self.costs.reconfigure)
+            self.run.stall(self.costs.reconfigure)
             self._start()
 
     def gained(self, machine: int) -> None:
         if self._pipelines() * self.job.stages > len(self.used):
-            self.run.stand_still(self.costs.reconfigure)
+            self.run.stall(self.costs.reconfigure)
             self._start()
 
     def _pipelines(self) -> int:
@@ -43,4 +43,4 @@ class Bamboo(Base):
         kept = sorted(self.used & self.run.up) + sorted(self.run.up - self.used)
         self.used = set(kept[: pipelines * self.job.stages])
         step = self.usual_step(pipelines) * self.redundant if pipelines else None
-        self.run.go_on(step, len(self.used))
+        self.run.advance(step, len(self.used))

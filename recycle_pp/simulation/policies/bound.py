@@ -22,4 +22,4 @@ class Bound(Base):
 
     def _set(self) -> None:
         machines = min(len(self.run.up), self.job.workers)
-        self.run.go_on(self.job.work / machines if machines else None, machines)
+        self.run.advance(self.job.work / machines if machines else None, machines)

@@ -30,12 +30,12 @@ class Oobleck(Base):
 
     def _change(self) -> None:
         self.run.drop_step()
-        self.run.stand_still(self.costs.reconfigure)
+        self.run.stall(self.costs.reconfigure)
         self._set()
 
     def _set(self) -> None:
         machines = min(len(self.run.up), self.job.workers)
-        self.run.go_on(self._step(machines), machines if machines >= self.job.stages else 0)
+        self.run.advance(self._step(machines), machines if machines >= self.job.stages else 0)
 
     @cache  # noqa: B019  (lives as long as the simulation)
     def _step(self, machines: int) -> float | None:

@@ -34,7 +34,7 @@ class Recycle(Base):
         if machine in self.stage:
             del self.stage[machine]
             self.run.drop_step()
-            self.run.stand_still(self.costs.recovery.stall(self.rng))
+            self.run.stall(self.costs.recovery.stall(self.rng))
             self._normalise()
             self._set()
             if self.spare:
@@ -63,7 +63,7 @@ class Recycle(Base):
         if max(counts) - min(counts) > 1:
             mover = min(m for m, s in self.stage.items() if s == counts.index(max(counts)))
             self.stage[mover] = counts.index(min(counts))
-            self.run.stand_still(self.costs.transfer(self.job.state_bytes(self.job.layout)))
+            self.run.stall(self.costs.transfer(self.job.state_bytes(self.job.layout)))
 
     def _counts(self) -> list[int]:
         of = Counter(self.stage.values())
@@ -72,8 +72,8 @@ class Recycle(Base):
     def _set(self) -> None:
         counts = self._counts()
         if not min(counts):
-            self.run.go_on(None, 0)
+            self.run.advance(None, 0)
             return
         key = tuple(sorted(counts, reverse=True)), self.job.layout
         times = self.world.times
-        self.run.go_on(max(times.reference, times.seconds(*key)), sum(counts), key)
+        self.run.advance(max(times.reference, times.seconds(*key)), sum(counts), key)

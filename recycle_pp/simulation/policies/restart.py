@@ -27,7 +27,7 @@ class Restart(Base):
     def lost(self, machine: int) -> None:
         if machine in self.used:
             age = max(0.0, self.run.now - self.since) % (self.interval + self.costs.checkpoint)
-            self.run.throw_away(age * self.run.pace)
+            self.run.lose_steps(age * self.run.pace)
             self._restart()
 
     def gained(self, machine: int) -> None:
@@ -49,7 +49,7 @@ class Restart(Base):
         self.awaited = False
 
     def _restart(self) -> None:
-        self.run.stand_still(self.costs.restart)
+        self.run.stall(self.costs.restart)
         self._start()
 
     def _pipelines(self) -> int:
@@ -61,4 +61,4 @@ class Restart(Base):
         self.used = set(kept[: pipelines * self.job.stages])
         self.since = self.run.now + self.costs.restart
         share = self.costs.checkpoint / (self.interval + self.costs.checkpoint)
-        self.run.go_on(self.usual_step(pipelines) if pipelines else None, len(self.used), saving=share)
+        self.run.advance(self.usual_step(pipelines) if pipelines else None, len(self.used), saving=share)

@@ -33,22 +33,22 @@ class Spares(Base):
         spare = min(self.run.up - self.used, default=None)
         if spare is not None:
             self.used.add(spare)
-            self.run.stand_still(self.costs.swap)
+            self.run.stall(self.costs.swap)
         else:
-            self.run.stand_still(self.costs.restart)
+            self.run.stall(self.costs.restart)
             self._start()
 
     def gained(self, machine: int) -> None:
         missing = self.wanted * self.job.stages - len(self.used)
         if missing > 0 and len(self.run.up) - len(self.used) >= self.job.stages:
-            self.run.stand_still(self.costs.restart)
+            self.run.stall(self.costs.restart)
             self._start()
 
     def _start(self) -> None:
         pipelines = min(self.wanted, len(self.run.up) // self.job.stages)
         kept = sorted(self.used & self.run.up) + sorted(self.run.up - self.used)
         self.used = set(kept[: pipelines * self.job.stages])
-        self.run.go_on(self.usual_step(pipelines) if pipelines else None, len(self.used))
+        self.run.advance(self.usual_step(pipelines) if pipelines else None, len(self.used))
 
 
 def worth_trying(pipelines: int, stages: int, counts: list[tuple[float, float, int]]) -> list[int]:

@@ -34,7 +34,7 @@ class Torchft(Base):
                 if d in self.whole:
                     self.whole.discard(d)
                     self.run.drop_step((len(self.whole) + 1) / self.job.pipelines)
-                    self.run.stand_still(self.costs.quorum)
+                    self.run.stall(self.costs.quorum)
                 self._set()
                 if self.spare:
                     self._place(self.spare.pop())
@@ -64,4 +64,4 @@ class Torchft(Base):
     def _set(self) -> None:
         share = len(self.whole) / self.job.pipelines
         step = self.world.times.reference if share else None
-        self.run.go_on(step, len(self.whole) * self.job.stages, batch=share)
+        self.run.advance(step, len(self.whole) * self.job.stages, batch=share)

@@ -64,7 +64,7 @@ class Coordinator:
     def __init__(self, simulation: Simulation, agreement: Any, leader: Any, takeover: Any) -> None:
         self._simulation, self._agreement, self._leader = simulation, agreement, leader
         self._settings = simulation.settings
-        self.gave_way, self.agents = False, {0}
+        self.stood_down, self.agents = False, {0}
         self._lease = LeaderLease(agreement, self._settings.control.suspicion)
         self._gate = AgreementGate(agreement, self._lease, self._deliver)
         self._present: dict[int, tuple[Peer, Place]] = {}
@@ -78,7 +78,7 @@ class Coordinator:
         self._over = asyncio.Event()
         self._code = 0
         self.ended = asyncio.ensure_future(self._run())
-        self._loss = asyncio.ensure_future(self._give_way_when_lost())
+        self._loss = asyncio.ensure_future(self._stand_down_when_lost())
 
     async def _run(self) -> int:
         if self._discovery is not None:
@@ -87,7 +87,7 @@ class Coordinator:
         beat = asyncio.ensure_future(self._beat())
         await self._over.wait()
         beat.cancel()
-        if not self.gave_way:
+        if not self.stood_down:
             for peer, _ in self._present.values():
                 peer.send(Finish(self._code))
         self._gate.close()
@@ -193,12 +193,12 @@ class Coordinator:
         self._code = code
         self._over.set()
 
-    async def _give_way_when_lost(self) -> None:
+    async def _stand_down_when_lost(self) -> None:
         await self._lease.lost()
-        self.give_way()
+        self.stand_down()
 
-    def give_way(self) -> None:
-        self.gave_way = True
+    def stand_down(self) -> None:
+        self.stood_down = True
         self._lease.revoke()
         self._gate.close()
         self._over.set()

@@ -326,12 +326,12 @@ def test_after_a_move_no_unit_is_copied_and_each_has_its_holders(copies):
         found[member].arriving = 0, [unit for of in gives.values() for unit in of]
     assert not copies or set(sources.values()) == {1}, "the copies of a unit come from different holders"
     assert units.relayout(THEN, ALL) == [0, 1]
-    assert not units.stands(0, [0, 1, 2]) and not units.stands(1, [3, 4, 5])
+    assert not units.unchanged(0, [0, 1, 2]) and not units.unchanged(1, [3, 4, 5])
     shares = adopt(units, found, 0, THEN)
     for stage, layers in THEN.items():
         assert [*shares[stage].holders] == [UnitId(layer, n) for layer in layers for n in range(COUNT)]
         assert {len(of) for of in shares[stage].holders.values()} == {copies or 3}
-    assert shares[1].copies == [] and units.stands(1, [3, 4, 5])
+    assert shares[1].copies == [] and units.unchanged(1, [3, 4, 5])
 
 
 def test_each_receiver_follows_a_unit_of_each_new_layer():
