@@ -149,7 +149,9 @@ class AfterCommit:
             return
         self._request(storing.begin(message.step, message.parts, message.whole, final, state.job.live))
         if final:
-            state.timers.after(state.settings.control.lease, self._abandon_slow_upload, message.step)
+            seconds = state.settings.control.lease
+            state.timers.after(seconds, self._abandon_slow_upload, message.step)
+            state.recorder.say(f"the job ends when its last checkpoint is in the store, or after {seconds:g} s")
 
     def uploaded(self, rank: Rank, message: Uploaded) -> None:
         self._driver.send(self._state.storing.uploaded(rank.number, message))

@@ -1,8 +1,8 @@
-"""Writes what every worker does, and who waits for whom, to the folder `hangs` of the run.
+"""Writes the activity of every worker, and the graph of waits between them, to the run's folder `hangs`.
 
 reports = HangReports(state)
-reports.add(step, signs, verdict)      # step-000020.json: one report more about this step
-reports.note(step, signs, verdict)     # now.json: the same of the present moment, for `recycle_pp.doctor`
+reports.add(step, signs, verdict)      # step-000020.json: adds a report about this step
+reports.note(step, signs, verdict)     # now.json: the current state, for `recycle_pp.doctor`
 reports.stacks(worker, text)           # step-000020-1.2.txt: the stacks of a stuck worker
 """
 

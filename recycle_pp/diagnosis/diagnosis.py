@@ -3,8 +3,8 @@
     diagnosis = diagnose(evidence)            # `telemetry.evidence.gather` reads it
     diagnosis.verdict, diagnosis.worker, diagnosis.evidence, diagnosis.next, diagnosis.code
 
-A run that is stalled now is judged by its newest report of who waits for whom, otherwise by its events. Pure: no files,
-no clock.
+The verdict about a run that is stalled now comes from its newest report about waits, otherwise from its events. Pure:
+reads no files and no clock.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reports what the first ops of a worker process took, and what was in its caches of compiled kernels before.
+"""Reports the durations of a worker process's first ops, and the contents of its compile caches at the start.
 
     first = FirstOpsReport(backend, device, send)       # before anything is compiled
     with compiling(first.kernels): stage.warm()

@@ -173,12 +173,12 @@ class Process:
             stage, optimizer = _stage(settings, worker.stage, device, welcome.run_dir, self._doing, first.kernels)
             self._doing.starts("data")
             batches = _read_ahead.pop(_of_data(settings), None) or Batches(settings)
-            now = checkpoint.describe(settings, batches.fingerprint, stage.module.origin)
+            description = checkpoint.describe(settings, batches.fingerprint, stage.module.origin)
             if welcome.resume:
                 self._doing.starts("state")
                 folder = Path(welcome.run_dir) / "checkpoints"
                 path = here(settings.checkpoint.store, folder, welcome.resume, lambda: self._doing.starts("state"))
-                checkpoint.refuse_mismatch(path, now)
+                checkpoint.refuse_mismatch(path, description)
                 optimizer.resume(lambda names: checkpoint.load(path, names))
             takes = measured_memory(stage) if settings.parallel.memory and not settings.model.own else []
             participant.holdings = Holdings(participant.member, stage.layout.ids, welcome.resume - 1)
@@ -199,7 +199,7 @@ class Process:
         )
         token, run_dir = self._spec.token, welcome.run_dir
         process = ThisProcess(settings, run_dir, token, session, following, batches, backend)
-        session.upload = Uploads(settings, run_dir, now, session.send).asked
+        session.upload = Uploads(settings, run_dir, description, session.send).asked
         player = Player(process, stage, optimizer, faults)
         self._doing.starts("ready")
         session.log.write(f"stage {worker.stage} is ready after {time.monotonic() - self._started:.1f} s")

@@ -17,7 +17,7 @@ from .sample import Sample
 
 
 def look(host: Host, gpus: Sequence[Gpu]) -> tuple[list[Sample], list[Finding]]:
-    """A sample of each device, and what is wrong with them after this single look. Hangs if the driver does."""
+    """A sample of each device, and the findings after this single look. Hangs if the driver does."""
     samples = [host.sample(), *(gpu.sample() for gpu in gpus)]
     return samples, [finding for sample in samples for finding in judge(History.begin(sample))]
 

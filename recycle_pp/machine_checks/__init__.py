@@ -5,6 +5,6 @@
     checks = check_machine(Path("runs/mine"), Path("tokens.bin"))   # machine.py
     print(text(checks)); sys.exit(code(checks))                     # check.py; as_json(checks)
 
-facts.py reads, rules.py decides: each rule is a pure function from what was read to a Check. Only this machine is
-checked. Under torchrun or SLURM, the checks of every machine and of every pair of them are not written yet.
+facts.py reads the facts of the machine. rules.py has one pure function for each Check. Only this machine is checked.
+Under torchrun or SLURM, the checks of every machine and of every pair of them are not written yet.
 """

@@ -83,7 +83,7 @@ def host_name(found: Name | None) -> Check:
 
 
 def coordinator(host: str, port: int, route: Route | None) -> Check:
-    """The way to HOST:PORT, where a coordinator listens or will listen."""
+    """The route to HOST:PORT, the address of a coordinator that may not have started yet."""
     name, limit = "coordinator", f"{host}:{port} answers"
     if route is None or route.error:
         value = route.error if route else "no answer"
