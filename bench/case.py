@@ -2,28 +2,34 @@
 
     row = measure(Case("product", 2.0 * n**3, "flops", {"ours": f, "eager": g, "liger": h}), machine())
 
-On a GPU, the time of an implementation is the median of many runs, with the L2 cache flushed between them. Without a
-GPU each implementation runs once, to compare the results.
+On a GPU, the time of an implementation is the median of many runs, with the L2 cache flushed between them. Before each
+run the GPU is kept busy until the host has launched the whole run, so the time does not include the host's work. The
+rate of a case that moves bytes is compared with a copy of the same number of bytes. Without a GPU each implementation
+runs once, to compare the results.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import triton.testing
+import triton
 from torch import Tensor
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
+CACHE = 256 << 20  # bytes; more than the L2 cache of any GPU
+AHEAD = 2_000_000  # cycles for which the GPU waits before each run, about 1 ms
+SECONDS = 0.15  # for each implementation
 
 
 @dataclass
 class Case:
-    """One task and its implementations, always including `ours` and `eager`. A call returns the results to compare."""
+    """One task and its implementations, including `ours` and `eager`. A call returns the results to compare."""
 
     name: str
     amount: float  # bytes that must move, or flops
@@ -45,7 +51,8 @@ def measure(case: Case, rates: dict[str, float]) -> dict[str, Any]:
             row[who] = f"({type(reason).__name__}: {str(reason)[:60]})"
     if GPU:
         others = [row[who] for who in peaks if not who.startswith("ours")]
-        row |= {"share": case.amount / rates[case.unit] / row["ours"], "speed": min(others) / row["ours"]}
+        bound = case.amount / rates["flops"] if case.unit == "flops" else copying(int(case.amount))
+        row |= {"share": bound / row["ours"], "speed": min(others) / row["ours"]}
     return row | {"difference": difference, "MiB": peaks}
 
 
@@ -54,18 +61,37 @@ def machine() -> dict[str, float]:
     bfloat16 product. Without a GPU both are 1."""
     if not GPU:
         return {"bytes": 1.0, "flops": 1.0}
-    source, target = (torch.empty(1 << 30, dtype=torch.uint8, device=DEVICE) for _ in range(2))
     a, b = (torch.randn(8192, 8192, dtype=torch.bfloat16, device=DEVICE) for _ in range(2))
-    copy, product = milliseconds(lambda: target.copy_(source)), milliseconds(lambda: a @ b)
-    return {"bytes": 2 * source.nbytes / copy, "flops": 2 * 8192**3 / product}
+    copy, product = copying(2 << 30), milliseconds(lambda: a @ b)
+    return {"bytes": (2 << 30) / copy, "flops": 2 * 8192**3 / product}
+
+
+def copying(amount: int) -> float:
+    """Milliseconds of a copy that reads and writes this number of bytes together."""
+    source, target = (torch.empty(amount // 2, dtype=torch.uint8, device=DEVICE) for _ in range(2))
+    return milliseconds(lambda: target.copy_(source))
 
 
 def milliseconds(call: Callable[[], Any]) -> float:
-    """The median time of a kernel on the GPU; infinite for a tile that does not fit on the GPU."""
+    """The median time of a call on the GPU, without the host's work; infinite for a tile that does not fit on the
+    GPU."""
     try:
-        return triton.testing.do_bench(call, warmup=50, rep=300, return_mode="median")
+        call()
     except triton.runtime.errors.OutOfResources:
         return float("inf")
+    cache = torch.empty(CACHE, dtype=torch.uint8, device=DEVICE)
+    times: list[float] = []
+    until = time.perf_counter() + SECONDS
+    while len(times) < 5 or time.perf_counter() < until:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        cache.zero_()
+        torch.cuda._sleep(AHEAD)
+        begin.record()
+        call()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times[1:])
 
 
 def listed(x: Tensor | tuple[Tensor, ...]) -> list[Tensor]:
@@ -90,6 +116,6 @@ def timed(call: Callable[[], Any]) -> tuple[int, float]:
 
 
 def apart(ours: Tensor | tuple[Tensor, ...], eager: Tensor | tuple[Tensor, ...]) -> float:
-    """The largest relative difference of the results, in norm."""
+    """The largest relative difference between the results, as a ratio of norms."""
     pairs = zip(listed(ours), listed(eager), strict=True)
     return max(((a.double() - b.double()).norm() / b.double().norm()).item() for a, b in pairs)

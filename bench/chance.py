@@ -1,4 +1,5 @@
-"""Tests whether bf16 ends behind fp32 by chance, with several seeds and slightly changed initial weights for each.
+"""Tests whether bf16, and fp32 with bf16 moments, end behind fp32 by chance, with several seeds and slightly changed
+initial weights for each.
 
     python bench/chance.py [--seeds 5] [--steps 300] [model.layers=4 ...]
 
@@ -28,7 +29,13 @@ SHAPE = [
     "model=small", "model.layers=4", "parallel=1x1", "parallel.microbatches=2", "parallel.microbatch_size=8",
     "numerics.reproducible=false",
 ]  # fmt: skip
-KINDS = ("fp32", "nudged", "bf16", "bf16-autocast")
+KINDS = {
+    "fp32": (),
+    "nudged": (),
+    "bf16": ("numerics.precision=bf16",),
+    "bf16-autocast": ("numerics.precision=bf16-autocast",),
+    "bf16 moments": ("optimizer.moments=bf16",),
+}
 VALIDATIONS = 16  # micro-batches
 
 
@@ -42,14 +49,14 @@ def main() -> None:
     found: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for seed in range(arguments.seeds):
         for kind in KINDS:
-            precision = "fp32" if kind == "nudged" else kind
-            more = [f"run.seed={seed}", f"run.steps={arguments.steps}", f"numerics.precision={precision}"]
+            more = [f"run.seed={seed}", f"run.steps={arguments.steps}", *KINDS[kind]]
             found[kind].append(trained(compose([*SHAPE, *arguments.overrides, *more]), kind == "nudged"))
         first = found["fp32"][-1]
         print(
-            f"{seed:<6}{first:15.4f}" + "".join(f"{found[kind][-1] - first:+15.4f}" for kind in KINDS[1:]), flush=True
+            f"{seed:<6}{first:15.4f}" + "".join(f"{found[kind][-1] - first:+15.4f}" for kind in [*KINDS][1:]),
+            flush=True,
         )
-    apart = {k: [a - b for a, b in zip(found[k], found["fp32"], strict=True)] for k in KINDS[1:]}
+    apart = {k: [a - b for a, b in zip(found[k], found["fp32"], strict=True)] for k in [*KINDS][1:]}
     print(
         f"{'mean':6}{statistics.fmean(found['fp32']):15.4f}", *(f"{statistics.fmean(x):+14.4f}" for x in apart.values())
     )
@@ -62,7 +69,7 @@ def main() -> None:
 
 
 def trained(settings: Settings, nudged: bool) -> float:
-    """The val_loss at the end of a run."""
+    """Trains. Returns the final val_loss. nudged: whether the initial weights are slightly changed."""
     model, batches = whole(settings), Batches(settings)
     parameters = list(model.parameters())
     if nudged:
@@ -74,7 +81,9 @@ def trained(settings: Settings, nudged: bool) -> float:
         pass
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=settings.numerics.precision == "bf16-autocast")
     with torch.no_grad(), autocast:
-        return statistics.fmean(model(*batches.validation(i)).item() for i in range(VALIDATIONS))
+        return statistics.fmean(
+            model(of.inputs, of.labels).item() for of in map(batches.validation, range(VALIDATIONS))
+        )
 
 
 if __name__ == "__main__":

@@ -111,7 +111,7 @@ def one_step(pipelines: int, stages: int, microbatches: int) -> dict[str, float]
 
 
 def measured(worker: Worker, step: int, problem: Problem) -> Measured:
-    """Report of a worker that has run its pipeline's micro-batches, one second for each op."""
+    """The report of a worker that has run its pipeline's micro-batches, with one second per op."""
     done = [(kind, worker.pipeline, i) for i in range(problem.counts[worker.pipeline]) for kind in SPLIT]
     spans = [[*op, float(at), at + 1.0] for at, op in enumerate(done)]
     return Measured(step, pack(spans), samples=[], logged_bytes=0, lr=1e-4, cpu=float(step))
@@ -123,7 +123,7 @@ def vote(worker: Worker, step: int, job: Job) -> Vote:
 
 
 def under_way(pipelines: int, stages: int, microbatches: int) -> tuple[Job, dict[int, Participant]]:
-    """A job whose workers have all received the plan of its steps."""
+    """A running job, whose workers have all received the plan of its steps."""
     problem = Problem(
         pipelines=pipelines, stages=stages, microbatches=microbatches, durations=dict.fromkeys("FIWO", 1.0)
     )

@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def die(megabytes: int) -> tuple[float, float]:
-    """Milliseconds until detection: by the lifeline, by the pidfd."""
+    """Kills a process. Returns the milliseconds until its death is detected by the lifeline and by the pidfd."""
     line, (ready, is_ready) = Lifeline.create(), os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -14,9 +14,9 @@ import tempfile
 import time
 
 from recycle_pp.config.settings import Model, Parallel, Settings
+from recycle_pp.data.batches import blank
 from recycle_pp.model.general.dry_run import dry_run
 from recycle_pp.model.general.source import source_of
-from recycle_pp.model.stage_module import Batch
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
         )
         settings = Settings(model=model, parallel=Parallel(stages=8, microbatch_size=1))
         begun = time.process_time()
-        outline = dry_run(source_of(settings), Batch.blank(settings))
+        outline = dry_run(source_of(settings), blank(settings))
         seconds = time.process_time() - begun
     parameters = sum(shape.numel() for shape in outline.shapes.values())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -103,7 +103,7 @@ def report(settings: Settings, samples: dict[str, list[float]], losses: dict[str
 
 
 def ours(overrides: list[str]) -> list[Step]:
-    """The steps of a job. Their CPU seconds include the coordinator and the workers, which report theirs in votes."""
+    """The steps of a job. CPU seconds are those of the coordinator and of the workers, which report them in votes."""
     with Zygote() as zygote, zygote.run(overrides) as job:
         if job.wait(PATIENCE):
             raise SystemExit(job.output)
@@ -196,9 +196,9 @@ def _torch(rank: int, settings: Settings, port: int) -> list[Step]:
         losses: list[torch.Tensor] = []
         data = [batches.batch(step, pipeline * M + i) for i in range(M)] if first or last else []
         if first:
-            schedule.step(torch.cat([x for x, _ in data]))
+            schedule.step(torch.cat([batch.inputs for batch in data]))
         elif last:
-            schedule.step(target=torch.cat([t for _, t in data]), losses=losses)
+            schedule.step(target=torch.cat([batch.labels for batch in data]), losses=losses)
         else:
             schedule.step()
         gradients = [plain.gradient(parameter) for parameter in parameters]

@@ -6,7 +6,8 @@
 
 Each item is a command with its own time limit (`gpu_items.py`). After each item the results are written to --out as
 JSON, and the table is printed. A call starts no item that cannot finish within --minutes. A later call with the same
---out continues after the last finished item. --again NAME repeats an item.
+--out continues after the last finished item. --again NAME repeats an item. With --lanes N, up to N items run at a time,
+except those that measure speed.
 
 Nothing is downloaded. The first item checks the required packages. NCCL 2.30 or newer, which lets two workers share the
 card, is built from the source tree given as --nccl.
@@ -22,16 +23,21 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from gpu_items import Item, items
 
 ROOT = Path(__file__).parent.parent
 PASSED, FAILED = "passed", "failed"
 SHORTEST = 5.0  # seconds that must be left to start an item
+LOG = 20000  # characters of a command's output that are kept
+POLL = 0.05  # seconds between checks of the running commands
 Row = dict[str, Any]  # status, seconds, result, log
 
 
@@ -41,12 +47,19 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "out" / "gpu.json")
     parser.add_argument("--nccl", type=Path, help="source tree of NCCL 2.30 or newer, or a libnccl.so.2")
     parser.add_argument("--again", nargs="+", default=[], metavar="NAME", help="repeat these items")
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="run only these items and what they need")
+    parser.add_argument("--lanes", type=int, default=1, help="items at a time; those that measure speed run alone")
+    parser.add_argument("--steps", type=int, default=300, help="of the job with 20 kills (default 300)")
     parser.add_argument("--cpu", action="store_true", help="tiny sizes, without a GPU")
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args(arguments)
-    todo = items(options.cpu, options.nccl, options.out.parent.resolve())
-    if unknown := set(options.again) - {item.name for item in todo}:
-        parser.error(f"--again: no item is called {', '.join(sorted(unknown))}; see --list")
+    todo = items(options.cpu, options.nccl, options.out.parent.resolve(), options.steps)
+    names = {item.name for item in todo}
+    for option, given in (("--again", options.again), ("--only", options.only)):
+        if unknown := set(given) - names:
+            parser.error(f"{option}: no item is called {', '.join(sorted(unknown))}; see --list")
+    if options.only:
+        todo = [item for item in todo if item.name in needed(options.only, todo)]
     if options.list:
         for item in todo:
             print(f"{item.name:18} {item.seconds:4.0f} s  {item.claim}")
@@ -55,60 +68,123 @@ def main(arguments: Sequence[str]) -> int:
     state: dict[str, Row] = json.loads(options.out.read_text()) if options.out.exists() else {}
     for name in options.again:
         state.pop(name, None)
-    run_all(todo, state, options.out, time.monotonic() + 60 * options.minutes)
+    run_all(todo, state, options.out, time.monotonic() + 60 * options.minutes, options.lanes)
     return 0 if all(row["status"] == PASSED for row in state.values()) else 1
 
 
-def run_all(todo: Sequence[Item], state: dict[str, Row], out: Path, deadline: float) -> None:
-    """Runs the items without a row in `state` until `deadline` (time.monotonic()), and adds their rows."""
-    for item in todo:
-        if item.name in state:
-            continue
-        if missing := [name for name in item.needs if state.get(name, {}).get("status") != PASSED]:
-            if all(name in state for name in item.needs):
-                state[item.name] = {"status": FAILED, "seconds": 0.0, "result": {}, "log": f"needs {missing[0]}"}
-                out.write_text(json.dumps(state, indent=1) + "\n")
-            continue
-        left = deadline - time.monotonic()
-        if left < max(SHORTEST, item.least):
-            continue
-        print(f"{item.name}: {item.claim} ({min(item.seconds, left):.0f} s at most)", flush=True)
-        row = run(item, min(item.seconds, left), {name: state[name]["result"] for name in item.needs})
-        if row["status"] != PASSED and left < item.seconds and row["seconds"] >= left - 1:
-            continue  # cut off by the end of this call, not by its own limit, so the next call repeats it
+def needed(names: Sequence[str], todo: Sequence[Item]) -> set[str]:
+    """These items and all items that they need."""
+    needs = {item.name: (*item.needs, *filter(None, [item.compares])) for item in todo}
+    return {*names, *(other for name in names for other in needed(needs[name], todo))}
+
+
+def run_all(todo: Sequence[Item], state: dict[str, Row], out: Path, deadline: float, lanes: int = 1) -> None:
+    """Runs the items without a row in `state` until `deadline` (time.monotonic()), and adds their rows.
+
+    lanes: number of items that may run at a time. An item that measures speed runs alone.
+    """
+    waiting = [item for item in todo if item.name not in state]
+    running: list[Running] = []
+
+    def finish(item: Item, row: Row) -> None:
         state[item.name] = row
         out.write_text(json.dumps(state, indent=1) + "\n")
         print(table(todo, state), flush=True)
 
+    try:
+        while waiting or running:
+            for item in list(waiting):
+                missing = [name for name in item.needs if state.get(name, {}).get("status") != PASSED]
+                if failed := [name for name in missing if name in state]:
+                    waiting.remove(item)
+                    finish(item, {"status": FAILED, "seconds": 0.0, "result": {}, "log": f"needs {failed[0]}"})
+                elif missing:
+                    if not all(_comes(name, waiting, running) for name in missing):
+                        waiting.remove(item)
+                elif (left := deadline - time.monotonic()) < max(SHORTEST, item.least):
+                    waiting.remove(item)
+                elif _is_free(item, [each.item for each in running if not each.elapsed], lanes):
+                    waiting.remove(item)
+                    running.append(start(item, min(item.seconds, left), state))
+            time.sleep(POLL)
+            for each in [each for each in running if each.over()]:
+                if (other := each.item.compares) not in (None, *state) and _comes(other, waiting, running):
+                    continue
+                running.remove(each)
+                row = each.row(state)
+                if row["status"] != PASSED and each.seconds < each.item.seconds and row["seconds"] >= each.seconds - 1:
+                    continue  # cut off by the end of this call, not by its own limit, so the next call repeats it
+                finish(each.item, row)
+    finally:
+        for each in running:
+            each.kill()
 
-def run(item: Item, seconds: float, results: Mapping[str, Mapping[str, Any]]) -> Row:
-    """Runs the item's command in its own process group, which has ended when this function returns. The command's last
-    line on stdout is the result as JSON."""
-    began = time.monotonic()
-    command, environment = item.command(results)
+
+def _comes(name: str | None, waiting: Sequence[Item], running: Sequence[Running]) -> bool:
+    return any(item.name == name for item in [*waiting, *(each.item for each in running)])
+
+
+def _is_free(item: Item, others: Sequence[Item], lanes: int) -> bool:
+    return len(others) < lanes and not any(item.alone or other.alone for other in others)
+
+
+def start(item: Item, seconds: float, state: Mapping[str, Row]) -> Running:
+    """Starts the item's command in its own process group."""
+    print(f"{item.name}: {item.claim} ({seconds:.0f} s at most)", flush=True)
+    command, environment = item.command({name: state[name]["result"] for name in item.needs})
     paths = [str(ROOT), str(ROOT / "schedules"), str(ROOT / "kernels"), os.environ.get("PYTHONPATH", "")]
     environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join(filter(None, paths)), **environment}
+    output = tempfile.TemporaryFile("w+")  # noqa: SIM115
     process = subprocess.Popen(
         command,
         env=os.environ | environment,
-        stdout=subprocess.PIPE,
+        stdout=output,
         stderr=subprocess.STDOUT,
-        text=True,
         start_new_session=True,
         cwd=ROOT,
     )
-    try:
-        output, _ = process.communicate(timeout=seconds)
-        status = PASSED if process.returncode == 0 else FAILED
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-        status = f"over {seconds:.0f} s"
-    last = output.strip().rpartition("\n")[2]
-    result = json.loads(last) if last.startswith("{") else {}
-    if status == PASSED and (wrong := item.judge(result, results)):
-        status, output = FAILED, f"{output}\n{wrong}"
-    return {"status": status, "seconds": round(time.monotonic() - began, 1), "result": result, "log": output[-3000:]}
+    return Running(item, seconds, process, output, time.monotonic())
+
+
+@dataclass
+class Running:
+    """An item's command and its time limit. The last line of its output is the result as JSON."""
+
+    item: Item
+    seconds: float
+    process: subprocess.Popen[Any]
+    output: IO[str]
+    began: float  # time.monotonic()
+    elapsed: float = 0.0  # seconds, once the command has ended
+    code: int | None = None  # None if it was killed
+
+    def over(self) -> bool:
+        """Whether the command has ended or its time is up. Then it is killed, with all that it has started."""
+        if not self.elapsed and (self.process.poll() is not None or time.monotonic() - self.began > self.seconds):
+            self.elapsed = time.monotonic() - self.began
+            self.code = self.process.poll()
+            self.kill()
+        return self.elapsed > 0
+
+    def kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def row(self, state: Mapping[str, Row]) -> Row:
+        self.output.seek(0)
+        output = self.output.read()
+        self.output.close()
+        status = f"over {self.seconds:.0f} s" if self.code is None else PASSED if self.code == 0 else FAILED
+        last = output.strip().rpartition("\n")[2]
+        result = json.loads(last) if last.startswith("{") else {}
+        others = [*self.item.needs, *filter(None, [self.item.compares])]
+        if status == PASSED:
+            wrong = [f"needs {name}" for name in others if state.get(name, {}).get("status") != PASSED]
+            wrong = wrong or [self.item.judge(result, {name: state[name]["result"] for name in others})]
+            if wrong[0]:
+                status, output = FAILED, f"{output}\n{wrong[0]}"
+        return {"status": status, "seconds": round(self.elapsed, 1), "result": result, "log": output[-LOG:]}
 
 
 def table(todo: Sequence[Item], state: Mapping[str, Row]) -> str:

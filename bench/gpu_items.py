@@ -10,8 +10,9 @@ Commands only measure. The functions here judge the results.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,10 @@ SHARED = {  # two workers on one GPU: NCCL 2.30 or newer
     "NCCL_MAX_CTAS": "1",
     "NCCL_NET_GDR_LEVEL": "LOC",
 }
+KERNELS = (
+    ("kernels", "each kernel that moves bytes", ("norm", "rope", "swiglu", "optimizer")),
+    ("products", "each kernel with a matrix product", ("head_loss", "weight_grad")),
+)
 MOMENTS = ("forward", "backward", "weight", "send", "receive", "allreduce", "vote", "optimizer", "checkpoint")
 
 
@@ -40,15 +45,18 @@ class Item:
     judge: Callable[[Result, Results], str] = lambda result, results: ""
     needs: tuple[str, ...] = ("needs",)
     least: float = 20.0
+    compares: str | None = None
+    alone: bool = False
 
 
-def items(cpu: bool, nccl: Path | None, out: Path) -> list[Item]:
-    """All items. cpu: use tiny sizes, Gloo instead of NCCL, and interpreted kernels. out: folder for build outputs."""
+def items(cpu: bool, nccl: Path | None, out: Path, steps: int) -> list[Item]:
+    """All items. cpu: use tiny sizes, Gloo instead of NCCL, and interpreted kernels. out: folder for build outputs.
+    steps: of the jobs over TCP."""
     interpreted = {"TRITON_INTERPRET": "1"} if cpu else {}
-    steps, kills = (60, 1) if cpu else (300, 20)
+    steps, kills = (60, 1) if cpu else (steps, 20)
     job = ["gpu_job.py", *(["--cpu"] if cpu else [])]
     pair = ["gpu_links.py", *(["--cpu"] if cpu else [])]
-    values = "tests/kernels/values/test_rms_norm.py" if cpu else "tests/kernels/values"
+    values = ["tests/kernels/values/test_rms_norm.py"] if cpu else ["tests/kernels/values", "-n", "8"]
     library = _library(out)
     with_nccl = {} if cpu else {"LD_PRELOAD": str(library), **SHARED}
     over = "gloo" if cpu else "nccl"
@@ -58,8 +66,8 @@ def items(cpu: bool, nccl: Path | None, out: Path) -> list[Item]:
 
     def nccl_job(name: str, claim: str, seconds: float, *arguments: str, **more: Any) -> Item:
         given = ("--backend", over, *arguments)
-        needs = more.pop("needs", ("nccl pair",))
-        return Item(name, claim, seconds, lambda results: _script(*job, *given, **with_nccl), needs=needs, **more)
+        command = partial(_script, *job, *given, **with_nccl)
+        return Item(name, claim, seconds, lambda results: command(), needs=("nccl build",), **more)
 
     return [
         Item(
@@ -75,7 +83,7 @@ def items(cpu: bool, nccl: Path | None, out: Path) -> list[Item]:
             "a: every compiled kernel has the values of its float64 reference",
             240,
             lambda results: (
-                [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=", values],
+                [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", "addopts=", *values],
                 interpreted,
             ),
         ),
@@ -95,7 +103,7 @@ def items(cpu: bool, nccl: Path | None, out: Path) -> list[Item]:
             "--steps",
             str(steps),
             judge=_near_plain,
-            needs=("plain loop",),
+            compares="plain loop",
         ),
         job_item(
             "same bits",
@@ -106,7 +114,7 @@ def items(cpu: bool, nccl: Path | None, out: Path) -> list[Item]:
             "--kills",
             str(kills),
             judge=_same_bits("undisturbed", kills),
-            needs=("undisturbed",),
+            compares="undisturbed",
         ),
         Item(
             "nccl build",
@@ -127,7 +135,7 @@ def items(cpu: bool, nccl: Path | None, out: Path) -> list[Item]:
             "c: after a death two neighbours use their communicator again without building it",
             90,
             lambda results: _script(*pair, "kept", **with_nccl),
-            needs=("nccl pair",),
+            needs=("nccl build",),
         ),
         nccl_job("nccl 1x2", "c: a pipeline of two stages over NCCL", 120, "--shape", "1x2", "--steps", "20"),
         nccl_job(
@@ -138,7 +146,7 @@ def items(cpu: bool, nccl: Path | None, out: Path) -> list[Item]:
             "2x1",
             "--steps",
             "20",
-            needs=("nccl 1x2",),
+            compares="nccl 1x2",
             judge=_same_bits("nccl 1x2", 0),
         ),
         *(
@@ -147,7 +155,7 @@ def items(cpu: bool, nccl: Path | None, out: Path) -> list[Item]:
                 f"c: SIGKILL at {moment} over NCCL changes no bit",
                 120,
                 *("--shape", "2x1", "--steps", "20", "--fail-at", f"5:1.0@{moment}"),
-                needs=("nccl 1x2",),
+                compares="nccl 1x2",
                 judge=_same_bits("nccl 1x2", 1),
             )
             for moment in MOMENTS[: 1 if cpu else None]
@@ -157,7 +165,7 @@ def items(cpu: bool, nccl: Path | None, out: Path) -> list[Item]:
             "c: SIGKILL in 2x2 workers over NCCL changes no bit; pairs of living workers are kept or built again",
             150,
             *("--shape", "2x2", "--steps", "20", "--fail-at", "5:1.1@backward"),
-            needs=("nccl 1x2", "nccl kept"),
+            compares="nccl 1x2",
             judge=_same_bits("nccl 1x2", 1),
         ),
         Item(
@@ -166,7 +174,7 @@ def items(cpu: bool, nccl: Path | None, out: Path) -> list[Item]:
             240,
             lambda results: _script(*pair, "rebuilds", "--times", "5" if cpu else "200", **with_nccl),
             judge=_level,
-            needs=("nccl pair",),
+            needs=("nccl build",),
         ),
         Item(
             "stage",
@@ -174,19 +182,28 @@ def items(cpu: bool, nccl: Path | None, out: Path) -> list[Item]:
             200,
             lambda results: _script("stage.py", *(["--layers", "1"] if cpu else []), **interpreted),
             judge=(lambda result, results: "") if cpu else _fast,
+            alone=True,
         ),
-        Item(
-            "kernels",
-            "e: each kernel reaches 95 % (backward 90 %) of what the card allows, and is never behind",
-            300,
-            lambda results: _script("kernels.py", *(["--only", "norm"] if cpu else []), **interpreted),
-            judge=(lambda result, results: "") if cpu else _never_behind,
+        *(
+            Item(
+                name,
+                f"e: {what} reaches 95 % (backward 90 %) of what the card allows, and is never behind",
+                300,
+                partial(_kernels, ("norm",) if cpu else cases, interpreted),
+                judge=(lambda result, results: "") if cpu else _never_behind,
+                alone=True,
+            )
+            for name, what, cases in KERNELS
         ),
     ]
 
 
 def _library(out: Path) -> Path:
     return out / "nccl" / "libnccl.so.2"
+
+
+def _kernels(cases: Sequence[str], environment: Mapping[str, str], results: Results) -> Command:
+    return _script("kernels.py", "--only", *cases, **environment)
 
 
 def _script(name: str, *arguments: str, **environment: str) -> Command:

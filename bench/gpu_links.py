@@ -72,7 +72,7 @@ def play(members: Assignment, scenario: Any) -> dict[str, Any]:
 
 
 def alone(node: Node) -> None:
-    """Tests a communicator directly, because the links of a worker without peers have none."""
+    """Tests a communicator directly, because the links of a worker without peers build none."""
     device = connect(node)
     kind: Any = GlooGroup if device.type == "cpu" else NcclGroup
     generation, group = Generation(0), kind(node.store, "0/alone", 0, 1, device, 60.0, "127.0.0.1")
@@ -108,7 +108,7 @@ def sums(node: Node) -> None:
     device = connect(node)
     node.links.rebuild(0, node.members, node.me)
     node.links.follow(0)
-    for dtype in (torch.int64, torch.int32, torch.float32):
+    for dtype in (torch.int64, torch.int32, torch.float32, torch.float64):
         tensor = pattern(dtype, node.worker.pipeline, device)
         node.links.all_reduce([tensor]).wait()
         expected = sum(pattern(dtype, worker.pipeline, device) for worker in node.members.values())

@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 PACKAGES = ("torch", "triton", "numpy", "networkx", "hydra-core", "omegaconf", "rich", "numba", "msgspec")
-TESTING = ("pytest", "psutil", "hypothesis")
+TESTING = ("pytest", "pytest-xdist", "pytest-timeout", "psutil", "hypothesis")
 SHARING = 23000  # ncclGetVersion of the first NCCL with which two ranks may use one GPU
 
 

@@ -1,9 +1,9 @@
-"""What the looks at the hardware cost a supervisor: CPU seconds an hour, and memory.
+"""The cost of health samples for a supervisor: CPU seconds an hour, and memory.
 
     python bench/health.py                # the GPUs of this machine, if it has any, and the host
     python bench/health.py --scripted     # a scripted GPU: the cost without the driver's own part
 
-A look is timed by the processor time of its thread. An hour has 360 looks, and with a real GPU 3600 waits for an XID.
+A sample is timed by the CPU time of its thread. An hour has 360 samples and, with a real GPU, 3600 waits for an XID.
 """
 
 from __future__ import annotations

@@ -309,16 +309,21 @@ def main() -> None:
     if GPU:
         torch._functorch.config.donated_buffer = False  # because backward runs many times on one graph
     rates, shape = machine(), Shape() if GPU else Shape.tiny()
+    name = torch.cuda.get_device_name() if GPU else "CPU"
+    report = {"machine": f"{name}, torch {torch.__version__}, triton {triton.__version__}", "shape": asdict(shape)}
     if GPU:
-        print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, triton {triton.__version__}")
+        print(report["machine"])
         print(f"copy {rates['bytes'] / 1e9:.2f} TB/s, bfloat16 product {rates['flops'] / 1e9:.0f} TFLOP/s")
-    rows = []
+    file, earlier = out / "kernels.json", []
+    if file.exists() and (found := json.loads(file.read_text())).items() >= report.items():
+        earlier = found["kernels"]  # of other kernels, from an earlier call on this machine
+    rows: list[dict[str, Any]] = []
     for name in arguments.only:
         for case in CASES[name](shape):
             rows.append(measure(case, rates))
             print("  ".join(f"{key} {shown(value)}" for key, value in rows[-1].items()), flush=True)
-            report = {"shape": asdict(shape), "rates": rates, "kernels": rows}
-            (out / "kernels.json").write_text(json.dumps(report, indent=1))
+            kept = [row for row in earlier if row["kernel"] not in {row["kernel"] for row in rows}]
+            file.write_text(json.dumps(report | {"rates": rates, "kernels": kept + rows}, indent=1))
     if GPU:
         print(json.dumps({row["kernel"]: {key: row[key] for key in ("share", "speed")} for row in rows}))
 

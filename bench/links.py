@@ -108,7 +108,7 @@ def timed(operation: Callable[[], None], count: int) -> tuple[float, float]:
 
 
 def there_and_back(face: Any, rank: int, tensors: list[Any]) -> None:
-    """A message to rank 1 and one back. Posts the receive first, as the trainer's mailbox does."""
+    """Sends a message to rank 1 and one back. Posts the receive first, like the trainer's mailbox."""
     receiving = face.receive(tensors[0], 1 - rank, 1)
     if rank == 1:
         receiving.wait()
@@ -118,7 +118,7 @@ def there_and_back(face: Any, rank: int, tensors: list[Any]) -> None:
 
 
 def one_way(face: Any, rank: int, tensors: list[Any]) -> None:
-    """All tensors to rank 1, and one byte back after the last one has arrived."""
+    """Sends all tensors to rank 1, and one byte back after the last one has arrived."""
     import torch
 
     byte = torch.zeros(1)
@@ -144,7 +144,7 @@ class ByLinks:
         self.rebuild()
 
     def rebuild(self) -> None:
-        """A new generation with the same members, and its first sum, as after a death."""
+        """Starts a new generation with the same members, and does its first sum, as after a death."""
         import torch
 
         self.generation += 1

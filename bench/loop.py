@@ -106,7 +106,7 @@ def prepare(run: RunFolder, steps: int, gigabytes: float) -> None:
 
 
 class Alone:
-    """The agreement of a supervisor without competitors."""
+    """A fake agreement, for a single supervisor."""
 
     def __init__(self) -> None:
         self.places: Mapping[int, Place] = {}

@@ -2,7 +2,7 @@
 
 `rss` is the kernel's peak (VmHWM). With RECYCLE_PROBE=allocator every tensor of 64 KiB or more has its own pages, which
 are released when the tensor is freed (mallopt, M_MMAP_THRESHOLD). So `allocated` excludes free blocks that glibc keeps.
-`allocated` is the peak minus the pages of files and the level before the stage was built.
+It is the peak minus the pages of files and the level before the stage was built.
 """
 
 from __future__ import annotations

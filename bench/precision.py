@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def train(zygote: Zygote, overrides: list[str], steps: int) -> tuple[list[float], dict[str, Any]]:
-    """The loss of every step, and a row of the table."""
+    """Trains. Returns the loss of every step, and a row of the table."""
     overrides = [*overrides, f"run.steps={steps}", f"run.validate_every={steps}", "checkpoint.minutes=0"]
     with zygote.run(overrides) as job:
         if job.wait(3600):

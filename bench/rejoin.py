@@ -37,6 +37,7 @@ from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.state.donations import Donations
 from recycle_pp.state.follow import Following
 from recycle_pp.wire.messages.lifecycle import Donate, Expect, Synced
+from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.messages.units import packed
 
@@ -46,9 +47,11 @@ TOKEN = "a token of a job of this machine alone"
 
 
 def vectors(matrices: int) -> LayerTensors:
-    """A stage that does not compute: matrices of 1024 x 1024, in one layer."""
+    """A stage that computes nothing. It has `matrices` matrices of 1024 x 1024 in one layer."""
     shapes = {f"layers.{k}.weight": (1024, 1024) for k in range(matrices)}
-    found = LayerTensors(settings(), shapes, [0] * matrices, torch_operations, torch.device("cpu"), cut=lambda *_: None)
+    found = LayerTensors(
+        settings(), shapes, [0] * matrices, torch_operations, torch.device("cpu"), depth=1, cut=lambda *_: None
+    )
     found.flat.parts[0].fill_(1.0)
     return found
 
@@ -103,7 +106,7 @@ class Donor:
         self._lock = self.optimizer._lock
 
     def step(self, op: float, ops: int) -> float:
-        """Seconds of the step."""
+        """Runs a step. Returns its seconds."""
         begun = time.monotonic()
         for _ in range(ops):
             time.sleep(op)
@@ -113,8 +116,7 @@ class Donor:
         with self._lock:  # the optimizer waits for this lock
             self.pauses.append(time.monotonic() - asked)
         self.optimizer.step(reduced, self.number)
-        commit: Any = SimpleNamespace(step=self.number, scale=1.0)
-        self.donations.committed(commit, reduced)
+        self.donations.committed(Commit(generation=0, step=self.number, scale=1.0, norm=0.0, loss=0.0), reduced)
         self.number += 1
         return time.monotonic() - begun
 

@@ -47,19 +47,21 @@ def main() -> None:
     arguments = parser.parse_args()
     if not GPU and os.environ.get("TRITON_INTERPRET") != "1":
         parser.error("needs a GPU; without one set TRITON_INTERPRET=1 to see that it runs")
-    rows = []
+    out = Path(__file__).parent / "out"
+    out.mkdir(exist_ok=True)
+    rows: list[dict[str, Any]] = []
     for place in STAGES:
         for kernels in ("triton", "reference"):
             rows.append(measure(place, kernels, arguments.layers, arguments.peak))
+            if len(rows) == 1:
+                print("  ".join(f"{name:>10}" for name in rows[0]))
+            print(
+                "  ".join(f"{v:10.3f}" if isinstance(v, float) else f"{v:>10}" for v in rows[-1].values()), flush=True
+            )
+            (out / "stage.json").write_text(json.dumps(rows, indent=1))
             gc.collect()
             if GPU:
                 torch.cuda.empty_cache()
-    print("  ".join(f"{name:>10}" for name in rows[0]))
-    for row in rows:
-        print("  ".join(f"{v:10.3f}" if isinstance(v, float) else f"{v:>10}" for v in row.values()))
-    out = Path(__file__).parent / "out"
-    out.mkdir(exist_ok=True)
-    (out / "stage.json").write_text(json.dumps(rows, indent=1))
     print(
         json.dumps(
             {f"{row['stage']} {row['kernels']}": {k: row[k] for k in ("MFU free", "split", "synced")} for row in rows}
@@ -106,7 +108,7 @@ def measure(place: str, kernels: str, layers: int, peak: float) -> dict[str, Any
                 torch.cuda.synchronize()
 
     def several(parts: str, wait: bool) -> float:
-        """Median milliseconds of a micro-batch when ROW of them run in a row."""
+        """Median milliseconds of a micro-batch, if ROW of them run in a row."""
         return statistics.median(milliseconds(run, parts, wait) for _ in range(TIMES)) / ROW
 
     free = several("FIW", False)

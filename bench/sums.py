@@ -21,7 +21,6 @@ from recycle_pp.config.compose import compose
 from recycle_pp.config.settings import Settings
 from recycle_pp.data.batches import Batches
 from recycle_pp.model.stage import Stage
-from recycle_pp.model.stage_module import Batch
 from recycle_pp.numerics import fixed_point as fixed
 from recycle_pp.numerics import torch_operations as ops
 from recycle_pp.numerics.gradients import Gradients, Reduced
@@ -64,7 +63,7 @@ def trained(settings: Settings, steps: int) -> tuple[Stage, Addends, Addends]:
     for step in range(steps):
         total, of_step = stage.layout.vector(CPU), []
         for g in range(stage.microbatches):
-            stage.forward(step, g, Batch(*batches.batch(step, g)))
+            stage.forward(step, g, batches.batch(step, g))
             stage.backward(g)
             (flat, _) = stage.gradients.payload()
             of_step.append(stage.layout.views(flat))

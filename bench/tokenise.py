@@ -84,7 +84,7 @@ def tokenise(corpus: Path, tokenizer: str, out: Path) -> list[float]:
 
 
 def interrupted(corpus: Path, tokenizer: str, out: Path, size: int) -> list[float]:
-    """Seconds from each SIGINT to the end of the process."""
+    """Interrupts the tokenisation repeatedly. Returns the seconds from each SIGINT to the end of the process."""
     ends, partial = [], Path(f"{out}.partial")
     whole = Path(out.with_name("at_once.bin")).stat().st_size
     for k, number in enumerate(STOPS, 1):

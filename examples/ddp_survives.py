@@ -3,18 +3,18 @@
     python examples/ddp_survives.py                          # 4 workers, 40 steps, no death
     python examples/ddp_survives.py --kill 2@10              # rank 2 gets SIGKILL in step 10
 
-Nothing of the trainer is used, only the backend "recycle": a process group that is aborted and rebuilt without its dead
-member. The rest is here, in three parts that any program needs:
+The program does not use the trainer. It uses only the backend "recycle", a process group that can be aborted and
+rebuilt without its dead member. Any program needs three more parts, which are in this file:
 
 1. The launcher below detects the death and announces the survivors, through a store that it hosts itself. torchrun does
    not work here: it ends all workers when one dies.
 2. A thread of every worker receives the announcement and aborts the group. So a worker that waits for the dead one gets
    an exception.
-3. The training loop catches it, rebuilds the group, and takes the state of the furthest worker. A death in the middle
-   of a step may leave some workers one step ahead.
+3. The training loop catches the exception, rebuilds the group, and copies the state of the worker with the most steps.
+   A death in the middle of a step may leave some workers one step ahead.
 
-The global batch of a step is drawn by the step's number and cut by rank. So the losses are those of a run without
-deaths, to float tolerance.
+The global batch of a step depends only on the step's number, and is divided by rank. So the losses equal those of a
+run without deaths, up to float rounding.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
 #!/bin/sh
-# One node of a job on several: starts the job together with the others, resumes it, or joins it while it runs.
-# The same line on every node, and again on a node that comes back:
+# Run this script on every node of a job, and again on a node that comes back. It starts the job together with the
+# other nodes, resumes it, or joins it while it runs:
 #
 #   NODES=3 NODE_RANK=0 WORKERS=4 MASTER=host0 RUN_DIR=/shared/runs/mine RECYCLE_TOKEN=... sh node.sh model=gpt124m
 #
-# NODES      number of nodes of the job, a pipeline each      NODE_RANK  of this node, from 0
-# WORKERS    processes on each node, a stage each (one a GPU) MASTER     host name or address of node 0
-# RUN_DIR    on a file system that all nodes share            RECYCLE_TOKEN  the job's secret, the same on all nodes
+# NODES          number of nodes; each node runs one pipeline
+# NODE_RANK      number of this node, from 0
+# WORKERS        processes on each node; each runs one stage, on its own GPU
+# MASTER         host name or address of node 0
+# RUN_DIR        run folder, on a file system that all nodes share
+# RECYCLE_TOKEN  the job's secret, the same on all nodes
 set -eu
 
 if python -m recycle_pp.status "$RUN_DIR" --json 2>/dev/null | grep -q '"state": "running"'; then

@@ -9,15 +9,15 @@
 #SBATCH --output=recycle-%j.log
 #SBATCH --open-mode=append
 #SBATCH --requeue
-#   a node that fails ends neither the job nor its step
+#   the job and its step continue when a node fails
 #SBATCH --no-kill
-#   120 s before the time limit each node's torchrun gets SIGTERM: the job saves a checkpoint and ends
+#   each node's torchrun gets SIGTERM 120 s before the time limit; the job then saves a checkpoint and ends
 #SBATCH --signal=TERM@120
 set -eu
 
 export NODES="$SLURM_JOB_NUM_NODES" WORKERS="${SLURM_GPUS_PER_NODE:-8}" RUN_DIR="$PWD/runs/$SLURM_JOB_ID"
 MASTER=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-RECYCLE_TOKEN=$(openssl rand -hex 32)  # srun hands it to the nodes; nothing prints it
+RECYCLE_TOKEN=$(openssl rand -hex 32)  # srun passes it to the nodes; it is never printed
 NODE_SH="${NODE_SH:-examples/node.sh}"
 export MASTER RECYCLE_TOKEN NODE_SH
 
@@ -28,8 +28,8 @@ srun --no-kill --kill-on-bad-exit=0 --wait=0 sh -c 'NODE_RANK=$SLURM_NODEID exec
 state=$(python -m recycle_pp.status "$RUN_DIR" --json | sed -n 's/.*"state": "\([a-z]*\)".*/\1/p') || true
 case "$state" in
 finished) exit 0 ;;
-stopped) # by a signal: continue in another allocation. Else its last line has the reason; a restart changes nothing
+stopped) # after a signal: continue in another allocation. Otherwise the last line has the reason, and a restart does not help
     grep -Eq '"code": *1(30|43)' "$RUN_DIR/heartbeat.json" || exit 1 ;;
-"") exit 2 ;; # it never started
+"") exit 2 ;; # the job never started
 esac
 scontrol requeue "$SLURM_JOB_ID"

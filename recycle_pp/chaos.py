@@ -7,11 +7,12 @@ Reads the live workers from the run's events and sends signals to their processe
 times (--mtbf apart on average) or at the times of --trace. Ends with the job, at --until-step or on Ctrl-C. Then prints
 deaths, stalls, steps, resources of the processes, and goodput (progress relative to a run without deaths).
 
-Without --cruel, at least one member of every stage survives. Killed workers return as run.respawns allows. Evicted ones
-do not. The same seed gives the same times, but the live workers and their position in a step vary.
+Without --cruel, at least one member of every stage survives. Killed workers are restarted as often as run.respawns
+allows, and evicted workers are not. The same seed gives the same times, but the live workers and their position in a
+step vary.
 
 --trace: a CSV file as for `python -m recycle_pp.simulate` (docs/simulate.md), with the number of workers or the state
-of each machine over time. If the number falls by n, n workers are killed and their new processes are stopped. If it
+of each machine over time. If the number falls by n, n workers are killed, and their new processes are suspended. If it
 rises by n, n of these processes continue. --speed 60 turns a minute into a second.
 """
 
@@ -45,7 +46,7 @@ KINDS = {
     "hang": "SIGSTOP, until the job detects and kills it",
     "pause": "SIGSTOP for a fraction of a second",
     "slow": "stopped half of the time, for some seconds",
-    "evict": "SIGTERM: the worker hands over and leaves",
+    "evict": "SIGTERM: the worker hands over its work and leaves",
 }
 SHARES = {"kill": 6, "hang": 1, "pause": 1, "slow": 1, "evict": 1}
 _POLL = 0.02  # seconds between checks of the run folder
@@ -58,7 +59,7 @@ class Live:
 
     run: RunFolder
     pids: dict[str, int] = field(default_factory=dict)  # worker -> its process
-    # workers that take part in steps, without those that are still joining
+    # workers that take part in steps; workers that are still joining do not count
     members: set[str] = field(default_factory=set)
     # worker that the trace keeps down -> pid of its new process; None until the process has started
     held: dict[str, int | None] = field(default_factory=dict)
@@ -78,11 +79,11 @@ class Live:
                     if not self._begun:
                         self.members.add(event.worker)
                     self.over = False  # a resume continues in the same folder
-                case Rejoined() if event.worker in self.pids:  # no fault has hit the worker since
+                case Rejoined() if event.worker in self.pids:  # unless a fault has hit the worker in the meantime
                     self.members.add(event.worker)
                 case DeathDetected() | Left():
                     self.remove(event.worker)
-                case Restored():  # roles have changed, and all workers restart
+                case Restored():  # all workers restart, with new roles
                     self.pids.clear()
                     self.members.clear()
                     self._begun = False
@@ -167,7 +168,7 @@ def inject_faults(
             worker = rng.choice(victims)
             kind = "kill" if options.trace else rng.choices(options.kinds, [SHARES[k] for k in options.kinds])[0]
             if worker not in live.members:
-                kind = "kill"  # a starting worker may take control.lease, so a hang would be detected late
+                kind = "kill"  # because a hang of a starting worker is detected only after control.lease seconds
             if options.trace:
                 live.held[worker] = None
             hitter.hit(kind, live.pids[worker], rng)
@@ -178,7 +179,7 @@ def inject_faults(
 
 
 class Hitter:
-    """Sends signals to processes. If a process is hung during a pause, it stays hung after the pause."""
+    """Sends signals to processes. A process that is hung during a pause does not continue after the pause."""
 
     def __init__(self) -> None:
         self._hang: set[int] = set()
@@ -235,7 +236,7 @@ def _at_random(mtbf: float, seed: int) -> Iterator[Change]:
 
 
 def changes_of(path: str, speed: float) -> Iterator[Change]:
-    """One change for every worker that a trace loses or gains. ValueError for an invalid file."""
+    """One change for every worker that is lost or gained in a trace. Raises ValueError for an invalid file."""
     try:
         trace = availability.read(path)
     except OSError as error:
@@ -247,7 +248,7 @@ def changes_of(path: str, speed: float) -> Iterator[Change]:
 
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
-    """The parsed options. ValueError for an invalid value; `--help` and unknown options exit like argparse."""
+    """The parsed options. Raises ValueError for an invalid value. `--help` and unknown options exit like argparse."""
     parser = argparse.ArgumentParser(
         prog="python -m recycle_pp.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -2,7 +2,7 @@
 
     recycle                                      # the list of commands
     recycle init run.yaml model=gpt124m          # writes a file with every setting; recycle train run.yaml
-    recycle train parallel=2x2 model=tiny        # starts torchrun for the four workers of this machine
+    recycle train parallel=2x2 model=tiny        # starts torchrun for four workers on this machine
     recycle status runs/mine                     # the same as python -m recycle_pp.status runs/mine
 
 `recycle train` validates the settings before it imports torch. If they contain a mistake, it prints one sentence and
@@ -22,7 +22,9 @@ COMMANDS = {
     "init": "write a commented file with every setting, for this machine",
     "train": "train a model; starts torchrun for the workers of this machine",
     "status": "show whether a run is alive, its speed, its loss and its dead workers",
-    "doctor": "say why a run hangs or died, and what to do next",
+    "doctor": "explain why a run hangs or died, and what to do next",
+    "health": "look at the GPUs of this machine, exercise them, or lift a quarantine",
+    "ctl": "stop, drain, checkpoint, profile or change a running job",
     "report": "summarize a run: deaths, their causes and their cost",
     "replay": "repeat the decisions of a run's coordinator, and print why each was made",
     "plan": "compute the step time and memory with some workers dead",
@@ -31,6 +33,7 @@ COMMANDS = {
     "chaos": "kill, stop and slow down workers of a running job",
     "tokenize": "tokenize text once, into a file for data.path",
     "export": "write a model as a folder that transformers loads",
+    "evaluate": "run run.evaluate on the model of a checkpoint",
     "generate": "sample text from a checkpoint",
 }
 

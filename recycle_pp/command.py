@@ -1,4 +1,4 @@
-"""The exit code of a command: `sys.exit(exit_code(lambda: run(sys.argv[1:])))`."""
+"""Turns errors of a command into exit codes: `sys.exit(exit_code(lambda: run(sys.argv[1:])))`."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""Says why a run hangs, or why it died: the verdict, the evidence, and the next command to type.
+"""Finds out why a run hangs or died, and prints the verdict, the evidence, and the next command to type.
 
     python -m recycle_pp.doctor runs/mine
     python -m recycle_pp.doctor runs/mine --json
     python -m recycle_pp.doctor                   # checks this machine: python -m recycle_pp.machine_checks
+    torchrun --nnodes=3 ... -m recycle_pp.doctor  # checks every machine, and every pair of them
 
-Works while the job runs, hangs or is dead, on any machine that has the run folder. It names the newest stall or death,
-also if the job has recovered since. Exit code 0: well; 1: a warning, the job continues; 2: broken, or an error. The
+Works while the job runs, hangs or is dead, on any machine that has the run folder. Reports the newest stall or death,
+even if the job has recovered since. Exit code 0: well; 1: a warning, the job continues; 2: broken, or an error. The
 page docs/doctor.md explains the verdicts.
 """
 
@@ -24,6 +25,7 @@ from recycle_pp.machine_checks import __main__ as machine_checks
 from recycle_pp.telemetry.evidence import gather
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.run_reader import RunReader
+from recycle_pp.telemetry.stored_run import local
 
 READ_SECONDS = 40.0  # time limit for reading the run folder, which takes 15 s if the coordinator is silent
 _LOGS = ("never_started",)  # verdicts for which the last line of the log matters
@@ -38,13 +40,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=more,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("run", nargs="?", help="a run folder; without one, this machine is checked")
+    parser.add_argument(
+        "folder", metavar="RUN", nargs="?", help="a run folder; without one, this machine or all of them are checked"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    machine_checks.add_options(parser.add_argument_group("without a run"))
     arguments = parser.parse_args(argv)
-    if arguments.run is None:
-        return machine_checks.main(["--json"] if arguments.json else [])
+    if arguments.folder is None:
+        return machine_checks.run(arguments)
     try:
-        diagnosis = of_run(arguments.run)
+        diagnosis = of_run(arguments.folder)
     except ValueError as error:
         print(f"recycle_pp: {error}", file=sys.stderr)
         return BROKEN
@@ -56,8 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def of_run(path: str, seconds: float = READ_SECONDS) -> Diagnosis:
-    """The diagnosis of a run. Waits at most `seconds` for the file system of its folder. ValueError if it holds no run,
-    or if its config.yaml is damaged."""
+    """The diagnosis of a run. Waits at most `seconds` for the file system of its folder.
+
+    Raises ValueError if the folder holds no run, or if its config.yaml is damaged.
+    """
     answers: list[Diagnosis | ValueError] = []
     reading = threading.Thread(target=lambda: answers.append(_read(path)), daemon=True)
     reading.start()
@@ -71,7 +78,7 @@ def of_run(path: str, seconds: float = READ_SECONDS) -> Diagnosis:
 
 
 def text(diagnosis: Diagnosis, colour: bool = False) -> str:
-    """The screen: the verdict, the evidence, the next command."""
+    """The text to print: the verdict, the evidence and the next command, on separate lines."""
     worker = f": worker {diagnosis.worker}" if diagnosis.worker else ""
     grade = {WELL: "", WARNING: " (the job continues)", BROKEN: ""}[diagnosis.code]
     verdict = f"{diagnosis.verdict}{worker}"
@@ -81,8 +88,8 @@ def text(diagnosis: Diagnosis, colour: bool = False) -> str:
 
 
 def _read(path: str) -> Diagnosis | ValueError:
-    run = RunFolder(path)
     try:
+        run = RunFolder(local(path))
         diagnosis = diagnose(gather(run))
     except ValueError as error:
         return error
@@ -90,10 +97,10 @@ def _read(path: str) -> Diagnosis | ValueError:
 
 
 def _details(diagnosis: Diagnosis, reader: RunReader) -> list[str]:
-    """The line of a log, or of a stack trace, that belongs to the verdict."""
+    """A sentence with the line of a log, or of a stack trace, that belongs to the verdict; [] if there is none."""
     if diagnosis.next.endswith(".txt"):
         line = reader.stuck_at(diagnosis.next.rpartition("/")[2])
-        return [f"its main thread stood in {line}"] if line else []
+        return [f"its main thread was in {line}"] if line else []
     if diagnosis.worker and diagnosis.verdict in _LOGS:
         line = reader.last_line(diagnosis.worker)
         return [f"its log ends with: {line}"] if line else []

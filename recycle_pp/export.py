@@ -2,12 +2,14 @@
 
     python -m recycle_pp.export runs/mine out                  # the newest complete checkpoint, also while the job runs
     python -m recycle_pp.export runs/mine out --step 2000 --dtype bfloat16
+    python -m recycle_pp.export runs/mine out --best           # the lowest validation loss (checkpoint.keep_best)
+    python -m recycle_pp.export runs/mine s3://bucket/models/mine  # also gs://, az://
     python -m recycle_pp.export runs/lora out --merge          # without --merge: the adapters, for peft
 
 Writes safetensors (with an index if there are several files), config.json and the tokenizer. The project's own model
 becomes a Llama. A model from a folder (model.path) keeps that folder's config.json, tokenizer and names. A model from
 your own code is written without a config.json. The last step renames a temporary folder to `out`, so `out` is never
-incomplete. See docs/data.md.
+incomplete. In a store config.json comes last. See docs/data.md.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from typing import NoReturn
 
 import torch
 
-from recycle_pp.state.hf_folder import of_run, refuse_existing, write
+from recycle_pp.state.hf_folder import best_step, of_run, refuse_existing, write
+from recycle_pp.state.hf_upload import refuse_stored, upload
+from recycle_pp.storage.local_copy import is_stored
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -32,10 +36,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     signal.signal(signal.SIGTERM, _stop)
     try:
-        out = Path(arguments.out)
-        refuse_existing(out)
-        model, path = of_run(arguments.run_dir, arguments.step, DTYPES[arguments.dtype], arguments.merge)
-        has_tokenizer = write(model, out, report=_report)
+        out = arguments.out
+        refuse_stored(out) if is_stored(out) else refuse_existing(Path(out))
+        step = best_step(arguments.run_dir) if arguments.best else arguments.step
+        model, path = of_run(arguments.run_dir, step, DTYPES[arguments.dtype], arguments.merge)
+        if is_stored(out):
+            has_tokenizer = upload(model, out, report=_report)
+        else:
+            has_tokenizer = write(model, Path(out), report=_report)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -64,14 +72,15 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m recycle_pp.export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("run_dir", metavar="RUN_DIR", help="the folder of a run, run.dir")
-    add("out", metavar="OUT", help="a folder that does not exist yet")
+    add("run_dir", metavar="RUN_DIR", help="the folder of a run, run.dir, or the URL of its checkpoint.store")
+    add("out", metavar="OUT", help="a folder that does not exist yet, or a URL of a store")
     add(
         "--step",
         type=int,
         metavar="N",
         help="the checkpoint step-N, the state before step N (default: the newest)",
     )
+    add("--best", action="store_true", help="the checkpoint with the lowest validation loss")
     add("--merge", action="store_true", help="of a run with model.lora: the whole model, not only the adapters")
     add("--dtype", choices=list(DTYPES), default="float32", help="dtype of the weights (default float32)")
     return parser

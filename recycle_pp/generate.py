@@ -57,10 +57,12 @@ def load(weights: Exported) -> tuple[Any, Any]:
         ) from None
     transformers.logging.set_verbosity_error()
     if weights.config is None:
-        raise ValueError("generate needs a model with a config.json; this one is your own code; use that to sample")
+        raise ValueError(
+            "generate needs a model with a config.json, and this model is your own code; sample with that code"
+        )
     with tempfile.TemporaryDirectory() as folder:
         if not weights.write_config(Path(folder)):
-            raise ValueError("this run names no tokenizer: neither data.tokenizer nor model.path is set")
+            raise ValueError("this run has no tokenizer: neither data.tokenizer nor model.path is set")
         config = transformers.AutoConfig.from_pretrained(folder)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_config(config)
@@ -102,7 +104,7 @@ def generate(model: Any, tokenizer: Any, arguments: argparse.Namespace) -> None:
             **sampling,
         )
     if count < arguments.max_tokens:
-        print(f"(at most {count} tokens: the model was trained on {room} at once)", file=sys.stderr)
+        print(f"(at most {count} tokens, because the model was trained on samples of {room})", file=sys.stderr)
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
@@ -120,7 +122,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m recycle_pp.generate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("run_dir", metavar="RUN_DIR", help="the folder of a run, run.dir")
+    add("run_dir", metavar="RUN_DIR", help="the folder of a run, run.dir, or the URL of its checkpoint.store")
     add("--prompt", required=True, help="the beginning of the text")
     add(
         "--step",

@@ -5,8 +5,9 @@
     recycle init run.yaml --workers 8 model=llama1b              # for another number of workers on this machine
     recycle train run.yaml
 
-There is one worker for each GPU. Without GPUs there is one for each core, at least 2 and at most 8. The comment on top
-compares the shapes of these workers, as `recycle plan` plans them. `parallel=DxP` sets the shape instead.
+There is one worker for each GPU. Without GPUs there is one for each core, at least 2 and at most 8. A shape is a number
+of pipelines and of stages for these workers. The comment at the top of the file compares all shapes, as planned by
+`recycle plan`. `parallel=DxP` sets the shape instead.
 """
 
 from __future__ import annotations
@@ -60,10 +61,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def fitted(words: Sequence[str], workers: int | None = None) -> tuple[Settings, list[str]]:
-    """The settings for this machine, and lines that say how they were chosen.
+    """The settings for this machine, and lines of a comment that explain the choice.
 
-    words    settings of the command line; they override the choice
-    workers  number of workers; None: as many as the machine suggests
+    words    settings of the command line, which override the choice
+    workers  number of workers; None: chosen by the GPUs or cores of this machine
     """
     settings, given = compose(words), chosen(words)
     check_ranges(settings)
@@ -106,9 +107,9 @@ def fitted(words: Sequence[str], workers: int | None = None) -> tuple[Settings, 
 
 
 def _said(table: Sequence[Shape], choice: Shape) -> list[str]:
-    """A line for each shape. Times are multiples of the shortest step without deaths."""
+    """A line for each shape. Times are per micro-batch, as multiples of the shortest one without deaths."""
     unit = min((shape.period for shape in table if shape.period), default=1.0)
-    lines = ["Its shapes, as recycle plan plans them (time of a micro-batch; 1.00 is the shortest):"]
+    lines = ["Step times of the possible shapes, by recycle plan (time of a micro-batch; 1.00 is the shortest):"]
     for shape in table:
         if shape.period is None:
             said = f"does not fit: the fullest worker needs {format_size(shape.fullest)}"

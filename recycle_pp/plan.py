@@ -6,11 +6,12 @@
     python -m recycle_pp.plan runs/demo --step 20                            # what really ran
     python -m recycle_pp.plan --fail 1.2 --what-if --bytes 2GB --capacity 16GB
     python -m recycle_pp.plan --memory 80GB --model llama8b parallel=2x4     # does it fit, and after deaths?
+    python -m recycle_pp.plan model=llama1b parallel=2x4 --islands 3     # traffic of islands (docs/islands.md)
     python -m recycle_pp.plan --pipelines 1 --stages 4 --microbatches 8 --csv plan.csv      # torch's notation
 
-For a problem, the command makes a plan. It shows a plan, a trace or a run folder as it is, and plans again only if
-flags change the problem or --seconds requests a search. Ctrl-C ends a long search with the best plan so far.
-docs/planner.md explains every key, docs/figures.md every figure.
+A problem is planned. A plan, a trace or a run folder is shown as it is, and is planned again only if flags change its
+problem or --seconds requests a search. Ctrl-C ends a long search with the best plan so far. docs/planner.md explains
+every key, docs/figures.md every figure.
 
 If a problem file gives `layers` instead of durations, the planner also chooses the boundaries between stages. The
 plan's `layout` is the number of layers in each stage:
@@ -31,7 +32,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ from recycle_pp.drawing.chart import Chart
 from recycle_pp.drawing.measures import Measures
 from recycle_pp.drawing.sources import baselines, totals
 from recycle_pp.fitting.deaths_table import show_deaths
+from recycle_pp.fitting.island_costs import LINK, SHARE, show_costs
 from recycle_pp.fitting.memory_table import capacity_of, show
 from recycle_pp.fitting.problem_source import Source, add_arguments, compile_planner, read_source
 
@@ -67,10 +68,12 @@ def _run(arguments: argparse.Namespace) -> int:
     _check(arguments)
     if (bytes_of_worker := capacity_of(arguments.memory)) is not None:
         return show(arguments, bytes_of_worker, Console(width=None if sys.stdout.isatty() else 200))
+    if arguments.islands is not None:
+        return show_costs(arguments, Console(width=None if sys.stdout.isatty() else 200))
     if arguments.model is not None:
         raise ValueError("--model: --memory is needed as well, with the memory of a worker (80GB)")
     source = read_source(arguments, prefer_shown=arguments.seconds is None)
-    # a file does not limit the width of lines
+    # a file or a pipe has no width of its own
     console = Console(width=None if sys.stdout.isatty() else 160)
     if arguments.what_if:
         compile_planner()
@@ -110,6 +113,10 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--model", metavar="llama8b", help="for --memory 80GB: a model of configs/model, or a folder with a config.json"
     )
+    add("--islands", type=int, metavar="N", help="print bytes, seconds and dollars of a round of N islands")
+    add("--link", type=float, default=LINK, metavar="1", help="for --islands: Gb/s between an island and the store")
+    add("--share", type=float, default=SHARE, metavar="0.05", help="for --islands: allowed share of the time")
+    add("--step-seconds", type=float, metavar="12", help="for --islands: duration of a step")
     add("--bytes", metavar="2GB", help="size of one micro-batch in flight on a worker, for --what-if")
     add("--capacity", metavar="16GB", help="memory of a worker for micro-batches in flight, for --what-if")
     return parser
@@ -129,7 +136,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 def _planned(source: Source, seconds: float) -> Plan:
     compile_planner()
-    return replace(_search(source.problem, seconds), time_unit=source.unit)
+    return source.named(_search(source.problem, seconds))
 
 
 def _search(problem: Problem, seconds: float) -> Plan:

@@ -20,6 +20,7 @@ from recycle_pp.command import exit_code
 from recycle_pp.protocol.events import Event, MessageReceived, Outcome
 from recycle_pp.telemetry.replay import Decision, replay
 from recycle_pp.telemetry.run_folder import newest_run
+from recycle_pp.telemetry.stored_run import local
 from recycle_pp.telemetry.words import plural
 from recycle_pp.wire.messages.members import Assignment
 from recycle_pp.wire.messages.steps import Commit
@@ -42,7 +43,7 @@ def _run(arguments: Sequence[str]) -> int:
     parser.add_argument("--step", type=int, help="print the events of this step only")
     parser.add_argument("--all", action="store_true", help="also print events without consequences")
     given = parser.parse_args(arguments)
-    run = newest_run(given.run)
+    run = newest_run(given.run and local(given.run))
     run.require()
     events = missing = 0
     try:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from recycle_pp.command import exit_code
 from recycle_pp.telemetry.report import report
 from recycle_pp.telemetry.run_folder import newest_run
+from recycle_pp.telemetry.stored_run import local
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -21,7 +22,7 @@ def main(arguments: Sequence[str]) -> int:
 def _run(arguments: Sequence[str]) -> int:
     if len(arguments) > 1 or any(text.startswith("-") for text in arguments):
         raise ValueError("usage: python -m recycle_pp.report [RUN_FOLDER]")
-    print(report(newest_run(arguments[0] if arguments else None)), flush=True)
+    print(report(newest_run(local(arguments[0]) if arguments else None)), flush=True)
     return 0
 
 

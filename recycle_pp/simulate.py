@@ -6,9 +6,10 @@
     python -m recycle_pp.simulate --trace spot.csv --profile runs/mine --out report.html
 
 Each line of the CSV trace has a time and the number of machines from then on, or a time, a machine's name and 1 or 0
-(up or down). Without a trace, machines fail at random (--mtbf, per machine). --seed selects the machines that die. The
-planner plans for every membership, and the recovery protocol's rules give the length of a broken step. Recovery times
-are measured. docs/simulate.md explains the policies, the assumptions and the accuracy.
+(up or down). Without a trace, machines fail at random (--mtbf, per machine). --seed selects the machines that die. A
+step takes as long as the planner's plan for the live workers. If a death interrupts the step, the rules of the recovery
+protocol determine its length, with measured recovery times. docs/simulate.md explains the policies, the assumptions and
+the accuracy.
 
 Results are relative to a 1F1B job without losses. All layers are equal, with F = I = W = 100 ms per stage, unless
 --durations, --profile, or --model and --gpu set other values.
@@ -140,7 +141,7 @@ def _fleet(given: argparse.Namespace, job: Job, costs: Costs, kinds: Sequence[Ki
 
 
 def _console() -> Console:
-    # a file does not limit the width of lines
+    # a file or a pipe has no width of its own
     return Console(width=None if sys.stdout.isatty() else 160)
 
 

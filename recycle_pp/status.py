@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 from recycle_pp.telemetry.run_folder import newest_run
 from recycle_pp.telemetry.status import Status, StatusReader, text
+from recycle_pp.telemetry.stored_run import local
 
 WATCH_SECONDS = 1.0
 CLEAR = "\x1b[H\x1b[J"  # moves to the top left of the terminal and clears it
@@ -31,12 +32,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=more,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("run", nargs="?", help="a run folder; default: the newest under runs/")
+    parser.add_argument(
+        "run", nargs="?", help="a run folder, or the URL of its checkpoint.store; default: the newest under runs/"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON; with --watch one object per line")
     parser.add_argument("--watch", action="store_true", help="repeat until the run has ended or Ctrl-C")
     arguments = parser.parse_args(argv)
     try:
-        reader = StatusReader(newest_run(arguments.run))
+        reader = StatusReader(newest_run(arguments.run and local(arguments.run)))
         status = reader.read()
         _show(status, arguments)
         while arguments.watch and status.state in ("starting", "running", "silent"):

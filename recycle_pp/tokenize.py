@@ -2,11 +2,14 @@
 
     python -m recycle_pp.tokenize corpus.parquet --tokenizer models/smollm --out train.bin
     python -m recycle_pp.tokenize notes/ more.jsonl --tokenizer tokenizer.json --column body --out train.bin
+    python -m recycle_pp.tokenize chats.jsonl --tokenizer models/qwen --sequence 1024 --out chats.bin
     python -m recycle_pp.tokenize --verify train.bin
 
-Accepts text files, folders, .jsonl and .parquet, and writes a separator token after every document. The file holds raw
-uint16 (uint32 if there are more than 65536 tokens), as nanoGPT's does. train.bin.json next to it has the type and a
-checksum. After Ctrl-C, SIGTERM or SIGKILL, the same command continues, at a loss of a few seconds. See docs/data.md.
+Accepts text files, folders, .jsonl and .parquet, also in a store (s3://, gs://, az://), and writes a separator token
+after every document. The file holds raw uint16 numbers like nanoGPT's files (uint32 if the tokenizer has more than
+65536 tokens). train.bin.json next to it has the type and a checksum. With --sequence the text holds conversations, and
+the file is for data.format=chat with this model.sequence. After Ctrl-C, SIGTERM or SIGKILL, the same command continues;
+only a few seconds of work are lost. See docs/data.md.
 """
 
 from __future__ import annotations
@@ -24,11 +27,13 @@ from typing import NoReturn
 
 from recycle_pp.config.loading import load
 from recycle_pp.config.settings import Settings
+from recycle_pp.data.chat.recipe import ChatRecipe
 from recycle_pp.data.documents import Corpus
-from recycle_pp.data.samples import Samples
+from recycle_pp.data.hub import local
 from recycle_pp.data.token_file import Description
-from recycle_pp.data.tokenization import Recipe, Report, tokenise, verify
+from recycle_pp.data.tokenization import Preparation, Recipe, Report, tokenise, verify
 from recycle_pp.data.tokenizer import load as load_tokenizer
+from recycle_pp.storage.local_copy import ProgressLines, copy, is_stored
 from recycle_pp.supervisor.child import die_with_parent
 
 
@@ -56,9 +61,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _tokenise(arguments: argparse.Namespace) -> int:
-    recipe = Recipe(
-        Corpus.of(arguments.text, arguments.column), load_tokenizer(arguments.tokenizer, arguments.separator)
-    )
+    recipe: Preparation
+    for url in filter(is_stored, (*arguments.text, arguments.tokenizer)):
+        copy(url, url == arguments.tokenizer, ProgressLines(url).show)
+    corpus = Corpus.of([local(text) for text in arguments.text], arguments.column)
+    if arguments.sequence is None:
+        recipe = Recipe(corpus, load_tokenizer(arguments.tokenizer, arguments.separator))
+    else:
+        recipe = ChatRecipe(corpus, arguments.tokenizer, arguments.sequence)
     out, progress = Path(arguments.out), ProgressLine(sys.stderr.isatty())
     if out.suffix != ".bin":
         raise ValueError(f"--out must end in .bin, because data.path then reads tokens from it, not {arguments.out}")
@@ -71,19 +81,23 @@ def _tokenise(arguments: argparse.Namespace) -> int:
 def _for_run() -> int:
     """Reads settings from stdin, tokenises and checks their training data, and returns the exit code.
 
-    Prints the number of held-out samples or one sentence about an error to stdout. Rank 0 of a training job starts this
-    process.
+    Prints sentences for the user to stdout. The last line has the numbers of held-out samples and of training samples.
+    After an error, prints one sentence instead. Rank 0 of a training job starts this process.
     """
     die_with_parent(os.getppid(), signal.SIGINT)
     progress = ProgressLine(sys.stderr.isatty())
+    from recycle_pp.data.batches import samples_of  # imports torch
+
     try:
-        samples = Samples(load(json.load(sys.stdin), Settings), progress.show)
+        samples = samples_of(load(json.load(sys.stdin), Settings), progress.show)
     except (ValueError, OSError) as error:
         print(error)
         return 2
     finally:
         progress.close()
-    print(samples.held_outs)
+    for name, packed in samples.packed.items():
+        print(f"{name}: {packed.sentence}")
+    print(samples.held_outs, samples.windows)
     return 0
 
 
@@ -123,10 +137,10 @@ def _stop(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _sentence(out: Path, description: Description) -> str:
-    return (
-        f"{out}: {description.tokens:,} tokens ({description.dtype}), {description.documents:,} documents; "
-        f"model.vocabulary must be at least {description.vocabulary}"
-    )
+    content = f"{description.tokens:,} tokens ({description.dtype}), {description.documents:,} documents"
+    if description.packed is not None:
+        content = description.packed.sentence
+    return f"{out}: {content}; model.vocabulary must be at least {description.vocabulary}"
 
 
 def _bytes(number: float) -> str:
@@ -148,10 +162,16 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m recycle_pp.tokenize", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("text", nargs="*", metavar="TEXT", help="text file, folder, .jsonl or .parquet")
+    add(
+        "text",
+        nargs="*",
+        metavar="TEXT",
+        help="text file, folder, .jsonl, .parquet, dataset folder, hf://NAME:SPLIT or s3://...",
+    )
     add("--tokenizer", help="a folder with a tokenizer.json, the file itself, or bytes")
     add("--out", metavar="FILE.bin", help="the token file; FILE.bin.json is written beside it")
     add("--column", default="text", help="column of .jsonl and .parquet that holds the text (default text)")
+    add("--sequence", type=int, help="the text holds conversations: pack them into samples of this many tokens")
     add("--separator", help="token after every document (default: the tokenizer's end-of-text token)")
     add("--verify", metavar="FILE.bin", help="read a finished file and check its checksum")
     add("--settings", action="store_true", help=argparse.SUPPRESS)

@@ -17,10 +17,12 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, NamedTuple
@@ -44,7 +46,7 @@ if TYPE_CHECKING:
 
 # Maximum bytes of text to tokenise at the start of a job with several processes, which wait only ten minutes for rank 0
 AT_MOST = 256_000_000
-STORE_SECONDS = 20.0  # for which a store that does not answer is asked before the job starts
+STORE_SECONDS = 20.0  # time for which a request to a store that does not answer is repeated before the job starts
 
 
 def main(arguments: list[str]) -> int:
@@ -77,8 +79,10 @@ def _main(arguments: list[str]) -> int:
     except ValueError as error:
         return refuse(str(error), launch.local_rank)
     code = 0 if complete else asyncio.run(supervise(launch, address, settings, run, node))
-    if code == 0 and settings is not None and run is not None and settings.checkpoint.hf_at_end:
-        return export(run, max(done, settings.run.steps))  # a run that was already complete may have more steps
+    if code == 0 and settings is not None and run is not None:
+        steps = max(done, settings.run.steps)  # a complete run may have more than `run.steps` steps
+        code = export(run, steps) if settings.checkpoint.hf_at_end else 0
+        code = evaluate(run, steps) or code if settings.run.evaluate else code
     return code
 
 
@@ -96,8 +100,8 @@ class Prepared(NamedTuple):
     run       the run folder; only on rank 0
     address   the coordinator's address; None if all ranks are on one node and read the address from a private file
     complete  a sentence for the user if the run is already complete, else empty
-    node      the settings with which this node was started; None if the job has a single node
-    done      number of steps in the newest checkpoint
+    node      the settings that this node was started with; None if the job has a single node
+    done      number of steps in the newest checkpoint; 0 without a resume
     """
 
     settings: Settings | None = None
@@ -109,7 +113,8 @@ class Prepared(NamedTuple):
 
 
 def prepare(launch: Launch, arguments: list[str]) -> Prepared:
-    """Collects the information with which this rank joins the job. On one node, only rank 0 reads the configuration."""
+    """Collects the information that this rank needs to join the job. On one node, only rank 0 reads the
+    configuration."""
     if launch.rank > 0 and launch.one_node:
         return Prepared()
     from recycle_pp.config.compose import compose
@@ -124,6 +129,8 @@ def prepare(launch: Launch, arguments: list[str]) -> Prepared:
 
         node = NodeSettings.of(settings, arguments)
     if launch.rank > 0:
+        if launch.local_rank == 0:  # copies while this rank waits for rank 0
+            threading.Thread(target=_copy_ahead, args=(settings,), name="copies", daemon=True).start()
         return Prepared(address=address, node=node)
     try:
         return _prepare_job(launch, arguments, settings, address, node)
@@ -149,13 +156,20 @@ def _prepare_job(
     stored = look_into_store(settings)
     startup.update(f"looks for checkpoints in {folder.path}")
     done = _steps_done(folder, stored) if settings.run.resume else 0
+    if settings.islands.store is not None:
+        startup.update(f"looks into {settings.islands.store}")
+        from recycle_pp.islands.admission import admitted
+
+        settings = settings.with_values({"islands.part": admitted(settings, done)})
+    if settings.run.epochs is not None:
+        settings = _with_steps(settings, launch.world)
     if done >= settings.run.steps:
         complete = f"run.dir={folder.path} has completed {plural(done, 'step')}, and run.steps={settings.run.steps}"
         if settings.run.resume is True:
             raise ValueError(f"{complete}; raise run.steps to continue")
         return Prepared(settings, folder, address, f"the run is complete: {complete}", node, done)
-    startup.update("prepares the data")
-    prepare_data(settings, launch.world)
+    if settings.run.epochs is None:
+        prepare_data(settings, launch.world)
     startup.update("plans the stages")
     may_restart = settings.run.resume == "auto"
     settings = with_numbers(settings.with_values({"run.resume": settings.run.resume is True or done > 0}))
@@ -176,9 +190,9 @@ def with_numbers(settings: Settings) -> Settings:
 
         settings = settings.with_values({"parallel.memory": memory_of_a_worker(settings.run.device)})
     if settings.model.split == "auto":
-        from recycle_pp.fitting.first_layout import first_layout
+        from recycle_pp.fitting.first_layout import with_first_layout
 
-        settings = settings.with_values({"model.auto_split": first_layout(settings)})
+        settings = with_first_layout(settings)
     return settings
 
 
@@ -188,6 +202,8 @@ def continued(settings: Settings, arguments: list[str]) -> tuple[Settings, list[
     Returns `settings` and no sentences if the command line resumes no run.
     """
     folder = RunFolder(settings.run.dir)
+    if settings.run.resume in (True, "auto"):
+        fetch_run(settings.checkpoint.store, folder)
     if settings.run.resume in (True, "auto") and folder.config.exists():
         from recycle_pp.config.resume import take_up
 
@@ -199,8 +215,22 @@ def continued(settings: Settings, arguments: list[str]) -> tuple[Settings, list[
     return settings, []
 
 
+def fetch_run(url: str | None, folder: RunFolder) -> None:
+    """Copies the run's small files from its store, if this machine has no config.yaml of the run.
+
+    Raises ValueError if the store does not answer, or if the run's job still runs elsewhere.
+    """
+    if url is None or folder.config.exists() or not survey(url, STORE_SECONDS).step:
+        return
+    startup.update(f"copies the run's files from {url}")
+    command = [sys.executable, "-m", "recycle_pp.telemetry.stored_run", url, str(folder.path)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise ValueError(done.stdout.strip() or f"{url} could not be read: exit code {done.returncode}")
+
+
 def look_into_store(settings: Settings) -> Survey:
-    """The checkpoints in `checkpoint.store`. ValueError if the store cannot be used, or if it holds another run."""
+    """The checkpoints in `checkpoint.store`. Raises ValueError if it cannot be used, or if it holds another run."""
     url = settings.checkpoint.store
     if url is None:
         return Survey()
@@ -214,16 +244,32 @@ def look_into_store(settings: Settings) -> Survey:
     return found
 
 
-def prepare_data(settings: Settings, world: int) -> None:
-    """Tokenises the text of data.path if necessary, shows the progress, and checks the result. Blocks.
+def _with_steps(settings: Settings, world: int) -> Settings:
+    """The settings, with run.steps computed from run.epochs. Prepares the data to count the samples."""
+    samples, epochs = prepare_data(settings, world), settings.run.epochs
+    assert epochs is not None
+    each = settings.parallel.pipelines * settings.parallel.microbatches * settings.parallel.microbatch_size
+    steps = math.ceil(epochs * samples / each)
+    print(f"recycle_pp: run.epochs={epochs:g} of {plural(samples, 'sample')} gives run.steps={steps}", flush=True)
+    return settings.with_values({"run.steps": steps})
+
+
+def prepare_data(settings: Settings, world: int) -> int:
+    """Copies data and models from their stores, and tokenises the text of data.path, if necessary. Shows the progress
+    and checks the result. Blocks.
+
+    Returns the number of training samples, or 0 without counting them if the data need no preparation and run.epochs
+    does not need the number.
 
     Tokenises in a separate process, so that this process stays small. A signal ends both processes, and the next start
-    of the job continues from there.
+    of the job continues the tokenisation.
     """
     from recycle_pp.data.sources import needs_preparation, untokenised
 
-    if not needs_preparation(settings.data):
-        return
+    copy_inputs(settings)
+    if settings.run.epochs is None and not needs_preparation(settings.data):
+        return 0
+    startup.update("prepares the data")
     if world > 1 and (size := untokenised(settings)) > AT_MOST:
         raise ValueError(
             f"data.path holds {size / 1e9:.1f} GB of text, too much to tokenise while {world - 1} processes wait; do "
@@ -233,7 +279,11 @@ def prepare_data(settings: Settings, world: int) -> None:
     done = subprocess.run(command, input=json.dumps(asdict(settings)), stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise ValueError(done.stdout.strip() or f"data.path could not be tokenised: exit code {done.returncode}")
-    if settings.run.validate_every and int(done.stdout) < settings.parallel.microbatch_size:
+    *said, numbers = done.stdout.splitlines()
+    held_outs, samples = map(int, numbers.split())
+    for sentence in said:
+        print(f"recycle_pp: {sentence}", flush=True)
+    if settings.run.validate_every and held_outs < settings.parallel.microbatch_size:
         key = (
             "data.validation_share must leave"
             if settings.data.validation_path is None
@@ -241,8 +291,31 @@ def prepare_data(settings: Settings, world: int) -> None:
         )
         raise ValueError(
             f"{key} at least {settings.parallel.microbatch_size} held-out samples, one micro-batch, and there are "
-            f"{int(done.stdout)}; change it, or set run.validate_every=0"
+            f"{held_outs}; change it, or set run.validate_every=0"
         )
+    return samples
+
+
+def copy_inputs(settings: Settings) -> None:
+    """Copies data and models that lie in a store to this machine, in a separate process, which prints the progress.
+    Raises ValueError if that fails."""
+    from recycle_pp.config.stored_inputs import stored_inputs
+    from recycle_pp.storage.local_copy import copy_apart
+
+    if urls := stored_inputs(settings):
+        startup.end()
+        copy_apart(urls)
+        startup.begin("prepares the data")
+
+
+def _copy_ahead(settings: Settings) -> None:
+    """Copies data and models to this node before its workers start. The workers wait for the copies. Ignores errors,
+    because the workers will report them."""
+    from recycle_pp.config.stored_inputs import stored_inputs
+    from recycle_pp.storage.local_copy import copy_apart
+
+    with suppress(ValueError):
+        copy_apart(stored_inputs(settings))
 
 
 def export(run: RunFolder, step: int) -> int:
@@ -256,8 +329,19 @@ def export(run: RunFolder, step: int) -> int:
     return 1 if code else 0
 
 
+def evaluate(run: RunFolder, step: int) -> int:
+    """Evaluates the last checkpoint, unless this has been done, and waits for the result.
+
+    Returns 0, or 1 after a failure.
+    """
+    command = [sys.executable, "-m", "recycle_pp.evaluate", str(run.path), "--step", str(step)]
+    if code := subprocess.run(command, check=False).returncode:
+        record_failure(f"the training is done, but run.evaluate failed for its last checkpoint with exit code {code}")
+    return 1 if code else 0
+
+
 def _steps_done(run: RunFolder, stored: Survey) -> int:
-    """Number of steps in the newest intact checkpoint; 0 without checkpoints. ValueError if all are damaged."""
+    """Number of steps in the newest intact checkpoint; 0 without checkpoints. Raises ValueError if all are damaged."""
     from recycle_pp.coordinator.checkpoints import newest_of
 
     done, damaged = newest_of(run.checkpoints, stored)

@@ -31,9 +31,10 @@ from recycle_pp.command import exit_code
 from recycle_pp.drawing import page, perfetto, terminal, torch_csv
 from recycle_pp.drawing.chart import Chart
 from recycle_pp.drawing.report import Baselines
-from recycle_pp.drawing.sources import baselines, before_move, charts_of, progress, title_of, totals
+from recycle_pp.drawing.sources import SAME_LAYERS, baselines, before_move, charts_of, progress, title_of, totals
 from recycle_pp.fitting.problem_source import Source, add_arguments, compile_planner, read_file, read_source
 from recycle_pp.telemetry.run_reader import RunReader
+from recycle_pp.telemetry.stored_run import local
 
 FIGURES = (".svg", ".png", ".pdf")
 ENDINGS = (*FIGURES, ".html", ".json", ".csv")
@@ -47,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
+    arguments.source = [local(name) for name in arguments.source]
     if not arguments.follow:
         return _once(arguments)
     with suppress(KeyboardInterrupt):  # Ctrl-C ends --follow normally
@@ -63,13 +65,14 @@ def _once(a: argparse.Namespace) -> int:
         if Path(out).suffix.lower() not in ENDINGS:
             raise ValueError(f"--out {out}: the ending must be one of {', '.join(ENDINGS)}")
     if a.compare and (a.source or a.pipelines):
-        raise ValueError("--compare takes two sources of its own; remove the others")
+        raise ValueError("--compare takes exactly two sources; remove the others")
     source = None if a.compare else read_source(a)
     charts = [_named(name, a.step) for name in a.compare] if source is None else _charts(a, source)
     run = source.run if source and source.shown is not None else None
     step, problem = (source.step, source.problem) if source else (0, None)
     shown = {chart.title for chart in charts}
-    against = [] if a.compare else [b for b in baselines(charts[-1].plan, run, step, problem) if b[0] not in shown]
+    against = [] if a.compare else baselines(charts[-1].plan, run, step, problem)
+    against = [b for b in against if b[0].removesuffix(SAME_LAYERS) not in shown]
     for out in a.out:
         if run and Path(out).suffix.lower() == ".html":
             page.save(_all_steps(run), out, title=a.title or str(run.folder.path), first=run.traced().index(step))
@@ -87,19 +90,19 @@ def _once(a: argparse.Namespace) -> int:
 
 
 def _charts(a: argparse.Namespace, source: Source) -> list[Chart]:
-    """One chart, or several to compare. The first one is the reference."""
+    """The charts to draw. If there are several, the others are compared with the first one."""
     if source.run and source.shown is not None:
         before = before_move(source.run, source.step)
         return [*before, *charts_of(source.run, source.step, with_plan=a.with_plan)]
     chosen = _plan_of(source)
     moved = source.problem.layers is not None and bool(source.problem.dead)
     charts = [Chart.of(chosen, "boundaries moved" if moved else title_of(chosen) if a.against else "")]
-    if moved:  # for comparison: re-routed, with the boundaries as they were
+    if moved:  # for comparison: re-routed work, with unchanged boundaries
         rerouted = plan_rerouted(source.problem, seconds=SECONDS)
         charts.insert(0, Chart.of(replace(rerouted, time_unit=source.unit), "re-routed"))
     if not a.against:
         return charts
-    known = dict(baselines(charts[-1].plan, problem=source.problem))
+    known = {name.removesuffix(SAME_LAYERS): plan for name, plan in baselines(charts[-1].plan, problem=source.problem)}
     name = "fault-free 1F1B" if a.against == "1f1b" else "fault-free"
     if name not in known:
         raise ValueError(
@@ -113,7 +116,7 @@ def _plan_of(source: Source) -> Plan:
         return source.shown
     compile_planner()
     make = plan if source.problem.layers is None else plan_layout
-    return replace(make(source.problem, seconds=SECONDS), time_unit=source.unit)
+    return source.named(make(source.problem, seconds=SECONDS))
 
 
 def _window(a: argparse.Namespace, charts: list[Chart]) -> tuple[float, float] | None:
@@ -126,7 +129,7 @@ def _window(a: argparse.Namespace, charts: list[Chart]) -> tuple[float, float] |
 
 
 def _named(name: str, step: int | None) -> Chart:
-    """A chart with its source as title."""
+    """The chart of a file or run folder, with its name as title."""
     if Path(name).is_dir():
         run = RunReader(name)
         at = run.last_recovery() if step is None else step
@@ -138,7 +141,7 @@ def _named(name: str, step: int | None) -> Chart:
 
 
 def _write(charts: list[Chart], against: Baselines, out: str, a: argparse.Namespace) -> list[str]:
-    """Writes one file. Returns sentences about omitted parts."""
+    """Writes one file. Returns sentences about omitted rows."""
     ending = Path(out).suffix.lower()
     if ending in FIGURES:
         from recycle_pp.drawing import figure  # slow import

@@ -1,8 +1,10 @@
 """Fixtures and options of all tests."""
 
+import gc
 import os
 import random
 import signal
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -29,15 +31,16 @@ def pytest_collection_modifyitems(config, items):
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in slow]
+    items.sort(key=lambda item: "in_the_interpreter" not in item.nodeid)  # first, because it takes the longest
 
 
 def pytest_xdist_auto_num_workers(config):
-    """Three tests at a time in separate processes, because jobs under test also wait; a single test in this one, where
-    -s and --pdb work."""
+    """Runs five tests at a time in separate processes, because jobs under test mostly wait. A single test runs in this
+    process, so that -s and --pdb work."""
     if any("::" in argument for argument in config.args) or config.option.keyword:
         config.option.dist = "no"
         return 0
-    return 3
+    return 5
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +50,20 @@ def zygote():
         yield process
 
 
+@pytest.fixture(scope="session")
+def zygote_of_transformers():
+    """A zygote for jobs with Hugging Face models."""
+    with Zygote(preload=Path(__file__).with_name("import_transformers.py")) as process:
+        yield process
+
+
+@pytest.fixture(scope="module", autouse=True)
+def freeze_imported_modules():
+    """Excludes the objects of imported modules from garbage collection: a million objects, a second per collection."""
+    gc.collect()
+    gc.freeze()
+
+
 # No deadlines: the duration of an example depends on the load of the machine.
 hypothesis.settings.register_profile("quick", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("full", deadline=None)
@@ -54,7 +71,7 @@ hypothesis.settings.register_profile("full", deadline=None)
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config):
-    """Draws the same examples in every quick run, so that failures come from code changes. With --full, new ones."""
+    """Quick runs draw the same examples each time, so that failures come from code changes. --full draws new ones."""
     full = config.getoption("--full")
     hypothesis.settings.load_profile("full" if full else "quick")
     if full and config.option.hypothesis_seed is None:

@@ -8,8 +8,8 @@ First the whole suite runs once with a probe at each of these places. It shows w
 fail in this run are excluded. Then each mistake runs against the tests that reach it, fastest first, until one fails. A
 failure that does not repeat does not count.
 
-Complete runs are kept in --folder, so the same command continues after an interruption. It takes the time of the suite,
-and up to that time again for each mistake that no test finds.
+Complete runs are kept in --folder, so the same command continues after an interruption. The command takes the time of
+the suite, and up to that time again for each mistake that no test finds.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def judge(tree: Tree, drawn: list[Mutation], where: dict[Mutation, Place], name:
 
 
 def reach(tree: Tree, drawn: list[Mutation], where: dict[Mutation, Place]) -> list[dict[str, float]]:
-    """For each mutation, the tests that reach it and pass without it, with their time limits in seconds."""
+    """For each mutation, the tests that reach it and pass without it: test -> time limit in seconds."""
     texts = {mutation.path: (tree.path / mutation.path).read_text() for mutation in drawn}
     probed = dict(texts)
     for number in sorted(range(len(drawn)), key=lambda number: -where[drawn[number]].start):

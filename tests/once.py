@@ -21,7 +21,7 @@ def shared_folder(request, tmp_path_factory) -> Path:
 
 
 def once(folder: Path, name: str, make: Callable[[], Any]) -> Any:
-    """The result of `make` in the first process that calls. Others wait for it; if it fails, the next one tries."""
+    """The result of `make`, which only the first process calls. Others wait for it. If it fails, the next one tries."""
     path = folder / f"once-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,5 +1,6 @@
-"""bench/gpu.py: time limits of items, results after each item, continuation in a second call."""
+"""bench/gpu.py limits the time of items, writes results after each item, and continues in a second call."""
 
+import dataclasses
 import importlib.util
 import json
 import sys
@@ -16,6 +17,7 @@ def gpu(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCH))
     spec = importlib.util.spec_from_file_location("gpu", BENCH / "gpu.py")
     module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "gpu", module)  # where dataclasses look
     spec.loader.exec_module(module)
     yield module
     sys.modules.pop("gpu_items", None)
@@ -71,3 +73,18 @@ def test_a_negative_judgement_makes_an_item_fail(gpu, tmp_path):
     ]
     state = run(gpu, todo, tmp_path / "gpu.json")
     assert state["second"]["status"] == "failed" and state["second"]["log"].endswith("b is not a")
+
+
+def test_lanes_run_items_beside_each_other_but_an_item_that_measures_speed_runs_alone(gpu, tmp_path):
+    span = "import json, time; t = time.time(); time.sleep(0.5); print(json.dumps({'span': [t, time.time()]}))"
+    todo = [item(gpu, "one", span), item(gpu, "two", span), item(gpu, "speed", span)]
+    todo[2] = dataclasses.replace(todo[2], alone=True)
+    gpu.run_all(todo, state := {}, tmp_path / "gpu.json", time.monotonic() + 60, lanes=3)
+    one, two, speed = (state[name]["result"]["span"] for name in ("one", "two", "speed"))
+    assert one[0] < two[1] and two[0] < one[1]
+    assert speed[0] > max(one[1], two[1])
+
+
+def test_only_runs_the_named_items_and_those_that_they_need(gpu, tmp_path):
+    todo = [item(gpu, "base", ""), item(gpu, "above", "", needs=("base",)), item(gpu, "other", "")]
+    assert gpu.needed(["above"], todo) == {"base", "above"}

@@ -24,9 +24,11 @@ SMALL = [
     "health.py --scripted --looks 5",
     "loop.py --size 3x4x6 --gigabytes 0.01 --history 100",
     "planner.py --golden golden --seconds 0",
+    "split.py model.layers=6 parallel=1x2",
 ]
 SLOW = [
     "alarms.py quiet --runs 1 --load 0",
+    "curve.py --failures 2 --every 0.5 parallel=2x2 model=tiny",
     "chance.py --seeds 1 --steps 2 model.layers=2",
     "detection.py --deaths 2 --megabytes 10",
     "dry_run.py --sequence 64",
@@ -38,14 +40,18 @@ SLOW = [
     "faultfree.py --steps 5 --rounds 1 model=small",
     "kernels.py --only norm rope swiglu optimizer",
     "links.py --rounds 1",
+    "lost_work.py --launcher fork --mtbf 3 --seconds 12",
     "memory.py --pipelines 1 --copies 0 --steps 2",
     "models.py --layers 2 --width 32 --sequence 16 --vocabulary 256 --steps 1",
     "planner.py --ahead",
     "planner.py --links",
+    "moves.py --steps 1 --slot 0.02 --moves 1",
     "precision.py --steps 3 model.layers=2",
+    "peers.py --jobs recycle_pp restart-warm --cases free 2 --seconds 4 --slot 0.01",
     "recovery.py --launcher fork --deaths 1",
     "regroup.py --workers 8 --times 1",
     "rejoin.py --gigabytes 0.01 --ops 4",
+    "spot.py trace.csv --shape 2x2 --microbatches 2 --layers 4 --steps 4",
     "stage.py --layers 1",
     "sums.py --addends 2 --steps 1 model=small",
     "tokenise.py --gigabytes 0.02",
@@ -56,6 +62,7 @@ SLOW = [
 def test_the_bench_runs(command, tmp_path):
     bench = shutil.copytree(BENCH, tmp_path / "bench", ignore=shutil.ignore_patterns("out", "__pycache__"))
     np.arange(2000, dtype=np.uint16).tofile(tmp_path / "tokens.bin")
+    (tmp_path / "trace.csv").write_text("second,workers\n0,4\n40,3\n80,4\n200,4\n")
     problem = {"pipelines": 2, "stages": 2, "microbatches": 2}
     case = {"name": "a small one", "problem": problem, "best": 7, "proven_optimal": True}
     (tmp_path / "golden").mkdir()

@@ -1,4 +1,4 @@
-"""Everything that the documentation names exists: files by their path or its end, names anywhere in the code."""
+"""All files and names in the documentation exist: files by their path or the end of it, names anywhere in the code."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""The mutations of `mutations.py`: each is a valid, different program, and probes do not change behaviour."""
+"""Each mutation of `mutations.py` is a valid program that differs from the original, and probes change no behaviour."""
 
 import ast
 import importlib.util

@@ -6,8 +6,8 @@
     roll_back(state, undo)                                             # if the step does not commit
 
 All tensors are flat, contiguous and of equal length: the stage's parameters, concatenated. Each program processes a
-chunk of a single parameter, so weight decay on matrices but not on norm weights needs no mask. `state` is (param,
-exp_avg, exp_avg_sq), float32. grad is float32 or bfloat16.
+chunk of a single parameter, so one flag per chunk decides whether weight decay applies. `state` is (param, exp_avg,
+exp_avg_sq). param is float32. exp_avg, exp_avg_sq and grad are float32 or bfloat16.
 
 Formula (Loshchilov and Hutter 2019, arXiv:1711.05101, in torch.optim.AdamW's order), g = grad * scale:
 
@@ -16,9 +16,12 @@ Formula (Loshchilov and Hutter 2019, arXiv:1711.05101, in torch.optim.AdamW's or
     v  = beta2 v + (1 - beta2) g^2
     p -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 
-AdamW cannot be inverted exactly. So the same pass can copy the previous state into the three tensors of `undo` (40
-bytes per element instead of 28). Division and square root are correctly rounded. Norms are summed in float64, in a
-fixed order.
+All of it is computed in float32. If exp_avg and exp_avg_sq are bfloat16, m and v are rounded to nearest even when they
+are stored. p is computed from their values before the rounding.
+
+AdamW cannot be inverted exactly. So the same pass can copy the previous state into the three tensors of `undo`. Per
+element it then reads and writes 40 bytes instead of 28, or 28 instead of 20 with bfloat16 moments. Division and square
+root are correctly rounded. Norms are summed in float64, in a fixed order.
 """
 
 from __future__ import annotations
@@ -50,15 +53,18 @@ class AdamW(NamedTuple):
 class Chunks(NamedTuple):
     """The layout of the parameters in the flat tensors, in chunks of at most BLOCK elements."""
 
-    starts: Tensor  # int64 [chunks + 1]; the last one is the number of elements
+    starts: Tensor  # int64 [chunks + 1]: first element of each chunk, then the number of all elements
     decayed: Tensor  # float32 [chunks]: 1.0 if weight decay applies
     counts: list[int]  # chunks per parameter
     aligned: bool  # whether all starts are multiples of 4, so that loads take four elements at a time
 
 
 def make_chunks(sizes: Sequence[int], decayed: Sequence[bool], device: torch.device | str) -> Chunks:
-    """The chunks of concatenated parameters. sizes, decayed: for each parameter, its number of elements and whether
-    weight decay applies to it."""
+    """The chunks of concatenated parameters.
+
+    sizes    number of elements of each parameter
+    decayed  whether weight decay applies to each parameter
+    device   device of the chunks' tensors"""
     firsts = np.cumsum([0, *sizes])
     pieces = [np.arange(first, first + size, BLOCK) for first, size in zip(firsts, sizes, strict=False)]
     counts = [len(piece) for piece in pieces]
@@ -70,9 +76,11 @@ def make_chunks(sizes: Sequence[int], decayed: Sequence[bool], device: torch.dev
 def adamw(
     state: State, grad: Tensor, chunks: Chunks, hyper: AdamW, step: int, scale: float = 1.0, undo: State | None = None
 ) -> None:
-    """One AdamW step in place.
+    """Run one AdamW step in place.
 
-    step: counts from 1. scale: factor on grad. undo: receives the state before the step."""
+    step   number of the step, from 1
+    scale  factor on grad
+    undo   receives the state before the step"""
     decay, correction = hyper.lr * hyper.weight_decay, (1 - hyper.beta2**step) ** 0.5
     _adamw_kernel[(len(chunks.decayed),)](
         *state, grad, *(undo or (None, None, None)), chunks.starts, chunks.decayed, scale, decay,
@@ -91,10 +99,12 @@ def adamw_reference(
     g = grad.to(param.dtype) * scale
     decayed = chunks.decayed.repeat_interleave(chunks.starts.diff()).to(param.dtype)
     param.mul_(1 - hyper.lr * hyper.weight_decay * decayed)
-    mean.lerp_(g, 1 - hyper.beta1)
-    square.mul_(hyper.beta2).addcmul_(g, g, value=1 - hyper.beta2)
-    denominator = (square.sqrt() / (1 - hyper.beta2**step) ** 0.5).add_(hyper.eps)
-    param.addcdiv_(mean, denominator, value=-hyper.lr / (1 - hyper.beta1**step))
+    new_mean = mean.to(param.dtype).lerp(g, 1 - hyper.beta1)
+    new_square = (square.to(param.dtype) * hyper.beta2).addcmul_(g, g, value=1 - hyper.beta2)
+    denominator = (new_square.sqrt() / (1 - hyper.beta2**step) ** 0.5).add_(hyper.eps)
+    param.addcdiv_(new_mean, denominator, value=-hyper.lr / (1 - hyper.beta1**step))
+    mean.copy_(new_mean)
+    square.copy_(new_square)
 
 
 def roll_back(state: State, undo: State) -> None:
@@ -104,8 +114,8 @@ def roll_back(state: State, undo: State) -> None:
 
 
 def squared_norms(grad: Tensor, chunks: Chunks) -> Tensor:
-    """[parameters] float64: sum of squares of each parameter's gradient. The sum is non-finite if and only if an
-    element of the gradient is."""
+    """[parameters] float64: sum of squares of each parameter's gradient. The sum is non-finite if and only if the
+    gradient has a NaN or infinite element."""
     partial = torch.empty(len(chunks.decayed), dtype=torch.float64, device=grad.device)
     _norm_kernel[(len(partial),)](grad, partial, chunks.starts, **_launch(chunks))
     return torch.stack([part.sum() for part in partial.split(chunks.counts)])
@@ -118,8 +128,8 @@ def squared_norms_reference(grad: Tensor, chunks: Chunks) -> Tensor:
 
 
 def _launch(chunks: Chunks) -> dict[str, int]:
-    """Launch options. Unaligned loads need registers for one address per element, so twice as many threads share a
-    chunk."""
+    """Launch options. Unaligned loads keep one address per element in registers, so a chunk gets twice as many threads
+    if it is unaligned."""
     return {"BLOCK": BLOCK, "ALIGN": 4 if chunks.aligned else 1, "num_warps": 4 if chunks.aligned else 8}
 
 
@@ -133,8 +143,8 @@ def _adamw_kernel(
     at, mask = _places(starts, chunk, ALIGN, BLOCK)
     p = tl.load(param + at, mask=mask, other=0.0)
     g = tl.load(grad + at, mask=mask, other=0.0).to(tl.float32) * scale
-    m = tl.load(exp_avg + at, mask=mask, other=0.0)
-    v = tl.load(exp_avg_sq + at, mask=mask, other=0.0)
+    m = tl.load(exp_avg + at, mask=mask).to(tl.float32)  # no `other`: Triton's interpreter lacks it for bfloat16
+    v = tl.load(exp_avg_sq + at, mask=mask).to(tl.float32)
     if undo_param is not None:
         tl.store(undo_param + at, p, mask=mask)
         tl.store(undo_avg + at, m, mask=mask)
@@ -158,6 +168,6 @@ def _norm_kernel(grad, partial, starts, ALIGN: tl.constexpr, BLOCK: tl.constexpr
 
 @triton.jit
 def _places(starts, chunk, ALIGN: tl.constexpr, BLOCK: tl.constexpr):
-    """(indices of the chunk's elements, mask)."""
+    """Returns (indices of the chunk's elements, mask)."""
     at = tl.multiple_of(tl.load(starts + chunk), ALIGN) + tl.arange(0, BLOCK)
     return at, at < tl.multiple_of(tl.load(starts + chunk + 1), ALIGN)

@@ -1,4 +1,4 @@
-"""Tile sizes of the row kernels: pure functions of the shape, so that all peers launch the same program.
+"""Tile sizes of the kernels that process whole rows: pure functions of the shape, so all peers launch the same program.
 
     block, rows, warps = row_tile(width=4096)
 
@@ -27,9 +27,9 @@ def power_of_two(n: int) -> int:
 
 
 def row_tile(width: int) -> RowTile:
-    """A tile of whole rows: 4096 elements, or one row if that is longer, with 16 elements per thread.
+    """A tile of whole rows. It has 4096 elements, or one row if a row is longer, and 16 elements per thread.
 
-    ValueError if the width is above MAX_WIDTH."""
+    Raises ValueError if the width is above MAX_WIDTH."""
     if width > MAX_WIDTH:
         raise ValueError(f"a row of {width} elements does not fit one program; the width may be at most {MAX_WIDTH}")
     block = power_of_two(width)

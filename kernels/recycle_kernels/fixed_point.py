@@ -10,10 +10,11 @@ steps; a step is 2^-exponent.
 
     q          int64 or int32, the sum
     grad       float32 or bfloat16, the addend
-    exponents  int32 (rows,), -126 to 126, equal on all peers; the tensor consists of that many rows of equal length
-    limit      power of two, in steps, small enough that q cannot overflow with the expected number of addends
-    bad        (2,) of any dtype. bad[0] becomes 1 if an element is NaN, infinite, or not below `limit` steps; that
-               element counts as 0. bad[1] becomes 1 if an element is NaN or infinite
+    exponents  int32 (rows,), -126 to 126, equal on all peers. One for each row of grad and q; rows have equal length
+    limit      upper bound on the size of an addend's elements, in steps. A power of two, small enough that q cannot
+               overflow with the expected number of addends
+    bad        (2,) of any dtype. bad[0] becomes 1 if an element of grad is NaN, infinite, or not below `limit` steps;
+               such an element counts as 0. bad[1] becomes 1 if an element is NaN or infinite
     first      whether the sum is still empty. If so, q is written without being read
 
 Tensors are contiguous and of equal size.
@@ -27,8 +28,8 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 1024
-_ROUND = tl.constexpr(1.5 * 2.0**52)  # adding it rounds a float64 below 2^51: the sum has no bits for a fraction
-_WHOLE = tl.constexpr(2.0**51)  # larger values need no rounding: a float32 above 2^23 is an integer
+_ROUND = tl.constexpr(1.5 * 2.0**52)  # adding it to a float64 below 2^51 rounds: the sum has no bits for a fraction
+_WHOLE = tl.constexpr(2.0**51)  # larger values are integers, because they have only the 24 bits of a float32
 
 
 def quantise_add(q: Tensor, grad: Tensor, exponents: Tensor, limit: float, bad: Tensor, first: bool = False) -> None:
@@ -71,8 +72,8 @@ def _powers(exponents: Tensor) -> Tensor:
 
 @triton.jit
 def to_steps(grad, scale, limit):
-    """(number of steps int64, whether it is below the limit, whether the gradient is finite), for each element of a
-    float32 block."""
+    """Returns (steps, fits, finite) for each element of a float32 block: the number of steps (int64; 0 if it does not
+    fit), whether its absolute value is below the limit, and whether the element is finite."""
     steps = grad.to(tl.float64) * scale
     fits, finite = tl.abs(steps) < limit, tl.abs(grad) < float("inf")
     steps = tl.where(fits, steps, 0.0)
@@ -81,8 +82,8 @@ def to_steps(grad, scale, limit):
 
 @triton.jit
 def raise_flags(bad, fits, finite, mask):
-    """bad[0] = 1 unless all elements fit, bad[1] = 1 unless all are finite. All programs write the same value, so their
-    order does not matter."""
+    """Set bad[0] to 1 unless all elements fit, and bad[1] to 1 unless all are finite. All programs write the same
+    value, so their order does not matter."""
     tl.store(bad, 1, mask=tl.max((mask & (fits == 0)).to(tl.int32)) > 0)
     tl.store(bad + 1, 1, mask=tl.max((mask & (finite == 0)).to(tl.int32)) > 0)
 

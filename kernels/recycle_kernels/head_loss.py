@@ -2,20 +2,24 @@
 
     loss = head_loss(x, weight, targets)                 # x [N, H], weight [V, H], targets [N] int64 -> float32 scalar
     loss = head_loss(x, weight, targets, defer=defer)    # deferred weight gradient: backward calls defer(later)
-    later(add)                                           # the op W: calls add(dl, x, parts) for each of `parts` chunks
+    later(add)                                           # the op W: calls add(dl, x, parts) once for each chunk
     loss = cross_entropy(logits, targets)                # for existing logits [N, V]
 
-Formula, for row n with logits l = x_n W^T (rounded to x's dtype, as torch does) and target t:
+Formula, for row i with logits l = x_i W^T (rounded to x's dtype, as torch does) and target t:
 
-    lse    = log sum exp(l)                  loss = mean over N of (lse - l_t)
-    dl     = (exp(l - lse) - onehot(t)) / N
+    lse    = log sum exp(l)                  loss = sum over the rows of (lse - l_t) / n
+    dl     = (exp(l - lse) - onehot(t)) / n
     dx     = dl W                            dW   = dl^T x
+
+n is the number of rows whose target is not IGNORED. The other rows have no loss and no gradient. If n is 0, the loss is
+NaN, as in torch.
 
 Rows are processed in chunks: project, convert the logits to dl in place, multiply, discard. This is the method of
 Liger-Kernel's fused linear cross-entropy (Hsu et al. 2024, arXiv:2410.10989). Forward also computes dx, because the
-logits exist at that time, and backward only scales dx. Without `defer`, forward computes dW as well (3 products of
-N V H in total). With `defer`, the op W repeats the projection from (x, targets, lse), so that no tensor of size V has
-to be kept (4 products). `add` accumulates dl^T x into the caller's gradient (`weight_grad`).
+logits exist at that time, and backward only scales dx. Without `defer`, forward computes dW as well. This takes three
+matrix products of size N V H. With `defer`, the op W repeats the projection and computes dl from it, targets and lse.
+This takes four products, but keeps no logits until the op W. `add` accumulates dl^T x into the caller's gradient
+(`weight_grad`). Its argument `parts` is the number of all chunks.
 
 A chunk has at most CHUNK_BYTES of logits. Chunks depend on the shape only, so all peers sum in the same order.
 """
@@ -32,8 +36,10 @@ from torch import Tensor
 from .blocks import power_of_two
 from .weight_grad import weight_grad
 
-Add = Callable[[Tensor, Tensor, int], None]  # (dl [n, V], x [n, H], parts): adds dl^T x for one of `parts` chunks
-Defer = Callable[[Callable[[Add], None]], None]
+IGNORED = -100  # target of a row without a loss
+
+Add = Callable[[Tensor, Tensor, int], None]  # (dl [rows, V], x [rows, H] of a chunk, number of chunks): adds dl^T x
+Defer = Callable[[Callable[[Add], None]], None]  # receives the function `later`, which computes dW
 
 CHUNK_BYTES = 512 << 20  # large, because every chunk reads and writes dW (8 V H bytes), but small beside a large dW
 
@@ -41,7 +47,7 @@ CHUNK_BYTES = 512 << 20  # large, because every chunk reads and writes dW (8 V H
 def head_loss(x: Tensor, weight: Tensor, targets: Tensor, defer: Defer | None = None) -> Tensor:
     """The mean negative log-likelihood of the targets, a float32 scalar.
 
-    defer: if given, backward does not compute dW, but calls `defer` with a function that does.
+    defer: if not None, backward does not compute dW. Instead it calls defer(later), and later(add) computes dW.
 
     Products use x's dtype, or the autocast dtype under autocast, like torch's linear layer."""
     if not x.is_meta and torch.is_autocast_enabled(x.device.type):
@@ -92,42 +98,50 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(ctx, logits, targets):
         logits = logits.contiguous()
         nll, lse = _losses(logits, targets)
+        ctx.share = _share(targets)
         ctx.save_for_backward(logits, targets, lse)
-        return nll.mean()
+        return nll.mean() * ctx.share
 
     @staticmethod
     def backward(ctx, dloss):
         logits, targets, lse = ctx.saved_tensors
-        return _logit_grads(logits, torch.empty_like(logits), targets, lse, dloss, 1.0 / len(targets)), None
+        return _logit_grads(logits, torch.empty_like(logits), targets, lse, dloss, ctx.share, 1.0 / len(targets)), None
 
 
 def _add_products(add: Add, x: Tensor, weight: Tensor, targets: Tensor, lse: Tensor, dloss: Tensor) -> None:
-    """The op W: pass dl and x of every chunk to `add`, with dl multiplied by dloss. Projects again, and uses the lse
-    [N] of the forward."""
+    """Run the op W: pass dl, multiplied by dloss, and x of every chunk to `add`. dl is computed from a repeated
+    projection and from the `lse` [N] that forward has saved."""
     x, weight = x.contiguous(), weight.to(x.dtype)
-    chunks = _chunks(x, weight)
+    chunks, share = _chunks(x, weight), _share(targets)
     for rows in chunks:
         logits = x[rows] @ weight.T
-        _logit_grads(logits, logits, targets[rows], lse[rows], dloss, 1.0 / len(x))
+        _logit_grads(logits, logits, targets[rows], lse[rows], dloss, share, 1.0 / len(x))
         add(logits, x[rows], len(chunks))
 
 
 def _forward(x: Tensor, weight: Tensor, targets: Tensor, want_x: bool, want_weight: bool):
-    """(loss, lse, dx or None, dW or None), with the gradients for dloss = 1."""
+    """Returns (loss, lse, dx, dW), with the gradients for dloss = 1, or None for a gradient that is not wanted."""
     x, weight = x.contiguous(), weight.to(x.dtype)
     nll, lse = (torch.empty(len(x), dtype=torch.float32, device=x.device) for _ in range(2))
+    share = _share(targets)
     dx = torch.empty_like(x) if want_x else None
     dw = torch.empty(weight.shape, dtype=torch.float32, device=x.device) if want_weight else None
     for rows in _chunks(x, weight):
         logits = x[rows] @ weight.T
         nll[rows], lse[rows] = _losses(logits, targets[rows])
         if want_x or want_weight:
-            _logit_grads(logits, logits, targets[rows], lse[rows], None, 1.0 / len(x))
+            _logit_grads(logits, logits, targets[rows], lse[rows], None, share, 1.0 / len(x))
         if dx is not None:
             torch.mm(logits, weight, out=dx[rows])
         if dw is not None:
             weight_grad(dw, logits, x[rows], first=rows.start == 0)
-    return nll.mean(), lse, dx, dw
+    return nll.mean() * share, lse, dx, dw
+
+
+def _share(targets: Tensor) -> Tensor:
+    """Number of rows divided by the number of rows with a loss, a float32 scalar. It is exactly 1 if no target is
+    ignored, so multiplying the mean over all rows by it then changes no bit."""
+    return len(targets) / (targets != IGNORED).sum(dtype=torch.float32)
 
 
 def _chunks(x: Tensor, weight: Tensor) -> list[slice]:
@@ -137,7 +151,8 @@ def _chunks(x: Tensor, weight: Tensor) -> list[slice]:
 
 
 def _losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """(negative log-likelihood, lse) of every row, float32."""
+    """Returns (negative log-likelihood, lse) of every row, float32 [rows] each. The first is 0 in a row with an ignored
+    target."""
     rows, vocabulary = logits.shape
     nll, lse = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(2))
     _loss_kernel[(rows,)](logits, targets, nll, lse, vocabulary, **_launch(vocabulary))
@@ -145,12 +160,13 @@ def _losses(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _logit_grads(
-    logits: Tensor, out: Tensor, targets: Tensor, lse: Tensor, dloss: Tensor | None, scale: float
+    logits: Tensor, out: Tensor, targets: Tensor, lse: Tensor, dloss: Tensor | None, share: Tensor, scale: float
 ) -> Tensor:
-    """out (may be logits) = scale * dloss * (softmax(logits) - onehot(targets))."""
+    """Fill `out`, which may be `logits`, with scale * share * dloss * (softmax(logits) - onehot(targets)). Return it.
+    Rows with an ignored target get 0."""
     rows, vocabulary = logits.shape
     _grad_kernel[(rows, triton.cdiv(vocabulary, _launch(vocabulary)["BLOCK"]))](
-        logits, out, targets, lse, dloss, vocabulary, scale, **_launch(vocabulary)
+        logits, out, targets, lse, dloss, share, vocabulary, scale, **_launch(vocabulary)
     )
     return out
 
@@ -176,18 +192,22 @@ def _loss_kernel(logits, targets, nll, lse, vocabulary, BLOCK: tl.constexpr):
     top = tl.max(peak, axis=0)
     result = top + tl.log(tl.sum(total * tl.exp(peak - top), axis=0))
     target = tl.load(targets + row)
+    counts = target >= 0
     tl.store(lse + row, result)
-    tl.store(nll + row, result - tl.load(logits + target).to(tl.float32))
+    tl.store(nll + row, tl.where(counts, result - tl.load(logits + target, mask=counts, other=0.0).to(tl.float32), 0.0))
 
 
 @triton.jit
-def _grad_kernel(logits, out, targets, lse, dloss, vocabulary, scale, BLOCK: tl.constexpr):
+def _grad_kernel(logits, out, targets, lse, dloss, share, vocabulary, scale, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     at = row * vocabulary + column
     mask = column < vocabulary
     l = tl.load(logits + at, mask=mask, other=float("-inf")).to(tl.float32)
-    grad = tl.exp(l - tl.load(lse + row)) - tl.where(column == tl.load(targets + row), 1.0, 0.0)
+    target = tl.load(targets + row)
+    grad = tl.exp(l - tl.load(lse + row)) - tl.where(column == target, 1.0, 0.0)
+    scale *= tl.load(share)
     if dloss is not None:
         scale *= tl.load(dloss)
-    tl.store(out + at, (grad * scale).to(out.dtype.element_ty), mask=mask)
+    grad = tl.where(target >= 0, grad * scale, 0.0)  # 0 even if all targets are ignored and the share is infinite
+    tl.store(out + at, grad.to(out.dtype.element_ty), mask=mask)

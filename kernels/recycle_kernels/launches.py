@@ -54,7 +54,8 @@ class StageShape:
 
 
 def launches(shape: StageShape, device: torch.device) -> dict[str, Callable[[], None]]:
-    """The launches of a stage, by name. Inputs are zeros, so indices are valid. On `meta` they allocate nothing."""
+    """The launches of a stage, by name. Inputs are zeros, so indices are valid. On the device `meta` the launches
+    allocate nothing."""
 
     def zeros(*size: int, dtype: torch.dtype = shape.dtype, grad: bool = False) -> Tensor:
         return torch.zeros(size, dtype=dtype, device=device, requires_grad=grad)
@@ -106,12 +107,14 @@ def launches(shape: StageShape, device: torch.device) -> dict[str, Callable[[], 
         dequantise(q, exponents, zeros(shape.parameters, dtype=wide))
 
     def optimizer() -> None:
-        param, grad, mean, square, *undo = (zeros(shape.parameters, dtype=wide) for _ in range(7))
-        chunks = make_chunks([shape.parameters], [True], device)
+        chunks, n = make_chunks([shape.parameters], [True], device), shape.parameters
+        grad = zeros(n, dtype=wide)
         squared_norms(grad, chunks)
-        step = partial(adamw, (param, mean, square), grad, chunks, AdamW(lr=0.0), step=1)
-        step()
-        step(undo=(undo[0], undo[1], undo[2]))
+        for kind in (wide, torch.bfloat16):
+            state, undo = ((zeros(n, dtype=wide), zeros(n, dtype=kind), zeros(n, dtype=kind)) for _ in range(2))
+            step = partial(adamw, state, grad, chunks, AdamW(lr=0.0), step=1)
+            step()
+            step(undo=undo)
 
     named = [norm, norm_residual, positions, activation, products, fixed_point, optimizer]
     return {call.__name__: call for call in ([*named, head] if shape.vocabulary else named)}

@@ -12,9 +12,10 @@ Formula (Zhang and Sennrich 2019, arXiv:1910.07467), for each row, computed in f
     dh   = dresidual + rstd * (g - n * mean(g * n))      with g = dy * weight, n = h * rstd
     dw   = sum over rows of dy * n
 
-dx and the gradient of the residual are both dh. Shapes: x, residual, y, h [..., H]; weight [H]; H at most 16384.
-y has x's dtype unless `dtype` is given. h has the wider dtype of x and the residual. The weight gradient is summed in
-float32 over fixed groups of rows, then over the groups. Without atomics the result has the same bits every time.
+dresidual is the gradient that arrives for the output h. The gradients of the inputs x and residual are both dh. Shapes:
+x, residual, y, h [..., H]; weight [H]; H at most 16384. y has x's dtype unless `dtype` is given. h has the wider dtype
+of x and residual. The weight gradient is summed in float32 over fixed groups of rows, then over the groups. No atomics
+are used, so the result has the same bits every time.
 """
 
 from __future__ import annotations
@@ -31,22 +32,24 @@ FUSED_WIDTH = 8192  # wider rows take two passes, because both gradients do not 
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5, *, dtype: torch.dtype | None = None) -> Tensor:
-    """y [..., H] with dtype `dtype`, default x's. ValueError if H is above 16384."""
+    """y [..., H] with dtype `dtype`, default x's. Raises ValueError if H is above 16384."""
     return _RMSNorm.apply(x, weight, eps, None, dtype or x.dtype)
 
 
 def add_rms_norm(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-5, *, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(y, h) [..., H] with h = x + residual. y has dtype `dtype`, default x's. ValueError if H is above 16384."""
+    """(y, h) [..., H] with h = x + residual. y has dtype `dtype`, default x's. Raises ValueError if H is above
+    16384."""
     return _RMSNorm.apply(x, weight, eps, residual, dtype or x.dtype)
 
 
 def rms_norm_keeping(
     x: Tensor, weight: Tensor, eps: float = 1e-5, *, dtype: torch.dtype | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(y, x) [..., H]. Backward adds the gradients of y and of the residual stream x, and rounds the sum once, like
-    `add_rms_norm`. So the first layer of a stage has the same bits as a layer inside a stage."""
+    """Returns (y, x) [..., H]: the norm, and x itself as the residual stream. Backward adds the gradients that arrive
+    through both, and rounds the sum once, like `add_rms_norm`. So a layer's gradients have the same bits whether it is
+    the first of its stage or not."""
     return _RMSNorm.apply(x, weight, eps, None, dtype or x.dtype, True)
 
 
@@ -88,7 +91,7 @@ class _RMSNorm(torch.autograd.Function):
 
 
 def _forward(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, dtype: torch.dtype):
-    """(y, h, rstd). h is x itself if there is no residual."""
+    """Returns (y, h, rstd). h is x itself if there is no residual."""
     x, width = x.contiguous(), x.shape[-1]
     rows = x.numel() // width
     y = torch.empty_like(x, dtype=dtype)
@@ -103,8 +106,8 @@ def _forward(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, dty
 
 
 def _backward(dy, h, weight, rstd, dh, x_dtype, residual_dtype, want_weight: bool):
-    """(dx, dresidual, partial weight gradients), with None for results that are not needed. Without `weight`, computes
-    only the partial weight gradients."""
+    """Returns (dx, gradient of the input residual, partial weight gradients), with None for results that are not
+    needed. If `weight` is None, computes only the partial weight gradients."""
     width, rows = h.shape[-1], rstd.numel()
     if weight is not None and want_weight and width > FUSED_WIDTH:
         dx, dresidual, _ = _backward(dy, h, weight, rstd, dh, x_dtype, residual_dtype, False)

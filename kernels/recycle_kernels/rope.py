@@ -12,8 +12,9 @@ with angle a = t * theta^(-2i/D) and x = [x1 | x2] the two halves of a head:
 
 This is a rotation, so backward is the same kernel with -sin, and forward saves only the table. `rope_qkv` also splits
 the packed projection, and its backward packs the gradient again (v is copied). Autograd would instead fill and add
-three zeroed gradients of the whole projection. The last stride of the inputs must be 1, the others are free. Results
-are contiguous and have the inputs' dtype. The arithmetic is float32. cos and sin may be [T, D/2] or [T, 1, D/2].
+three zeroed gradients of the whole projection. Inputs may have any strides, but are copied if the last one is not 1.
+Results are contiguous and have the inputs' dtype. The arithmetic is float32. cos and sin may be [T, D/2] or
+[T, 1, D/2].
 """
 
 from __future__ import annotations
@@ -94,7 +95,10 @@ def _empty(x: Tensor) -> Tensor:
 
 
 def _turn(sources, targets, cos: Tensor, sin: Tensor, back: bool):
-    """Fill targets with the rotated sources; the third source, v, is copied. [B, T, heads, D] each, last stride 1."""
+    """Fill `targets` with the rotated `sources` and return `targets`. There is one tensor, or three for q, k and v, of
+    shape [B, T, heads, D] each. v is copied without rotation. The last stride of a target must be 1.
+
+    back: rotate by the negative angles, as backward does"""
     sources = [x if x.stride(-1) == 1 else x.contiguous() for x in sources]
     batch, sequence, _, dim = sources[0].shape
     if len(sources) == 1:

@@ -9,8 +9,8 @@ Formula (Shazeer 2020, arXiv:2002.05202), with s = sigmoid(gate), computed in fl
     dup   = dy * gate * s
     dgate = dy * up * s * (1 + gate * (1 - s))
 
-Forward saves only its inputs. Backward recomputes the sigmoid. Rows may have any stride, elements within a row are
-adjacent. The result has gate's dtype.
+Forward saves only its inputs. Backward recomputes the sigmoid. Inputs may have any strides; other tensors
+than contiguous ones and slices of them are copied. The result has gate's dtype.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class _SwiGLU(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dy):
         gate, up = ctx.saved_tensors
-        dgate, dup = torch.empty_like(gate), torch.empty_like(up)
+        # Contiguous, unlike empty_like of a transposed tensor, because `_rows` would fill a copy of any other tensor.
+        dgate, dup = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (gate, up))
         _backward(dy, gate, up, dgate, dup)
         return dgate, dup
 
@@ -82,7 +83,8 @@ def _backward(dy: Tensor, gate: Tensor, up: Tensor, dgate: Tensor, dup: Tensor) 
 
 
 def _rows(*tensors: Tensor) -> tuple[int, int, list[Tensor]]:
-    """(rows, width, the tensors as [rows, width] with adjacent elements). One long row if all are contiguous."""
+    """Returns (rows, width, the tensors as [rows, width] with adjacent elements in a row). If all tensors are
+    contiguous, there is one long row."""
     if all(x.is_contiguous() for x in tensors):
         return 1, tensors[0].numel(), [x.view(1, -1) for x in tensors]
     width = tensors[0].shape[-1]

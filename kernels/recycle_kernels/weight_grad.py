@@ -27,8 +27,8 @@ from triton.runtime import driver
 
 from .fixed_point import power, raise_flags, to_steps
 
-# Number of rounds in which a tile is added to the buffer, if each thread has 64 or more elements. With fewer rounds,
-# registers spill, or only one program fits on a multiprocessor.
+# Number of rounds in which `weight_grad` and `weight_grad_fixed` add a tile to the buffer, if each thread has at least
+# 64 elements of it. With fewer rounds, registers spill, or only one program fits on a multiprocessor.
 ROUNDS, ROUNDS_FIXED = 2, 8
 
 
@@ -40,7 +40,7 @@ class Tile(NamedTuple):
     tokens: int
     group: int = 8  # rows of tiles that run together and share x in the L2 cache
     warps: int = 4
-    stages: int = 3  # pipelined loads
+    stages: int = 3  # iterations whose loads overlap
 
 
 def weight_grad(buffer: Tensor, dy: Tensor, x: Tensor, *, first: bool = False, tile: Tile | None = None) -> None:
@@ -61,7 +61,9 @@ def weight_grad_fixed(
 ) -> None:
     """q [O, K] (int64 or int32, contiguous) += rint(dy^T x * 2^exponents).
 
-    exponents: int32 [O], or [1] for all rows. first: overwrite instead of add. limit, bad: see fixed_point.py."""
+    exponents   int32 [O], or [1] for all rows
+    limit, bad  see fixed_point.py
+    first       overwrite instead of add"""
     _launch(q, dy, x, bad, exponents, limit, first, tile)
 
 
@@ -72,7 +74,10 @@ def weight_grad_reference(buffer: Tensor, dy: Tensor, x: Tensor) -> None:
 
 
 def tile_of(out: int, inner: int, dtype: torch.dtype, arch: int) -> Tile:
-    """The largest tile that still occupies every multiprocessor of a large GPU (about 130). arch: 80, 90, 100."""
+    """The tile for a product of shape [out, inner]: the largest one that still gives a tile to each multiprocessor of a
+    large GPU (about 130).
+
+    dtype: type of dy and x. arch: compute capability: 80, 90, 100."""
     if dtype == torch.float32:  # no tensor cores, so registers are the limit
         return Tile(64, 64, 16)
     if out * inner < 130 * 128 * 128:
@@ -99,7 +104,7 @@ def _launch(
     inner = x.shape[1]
     arch = 0 if x.device.type == "cpu" else driver.active.get_current_target().arch  # CPU: Triton's interpreter
     tile = tile or tile_of(out, inner, x.dtype, arch)
-    a_thread = min(64, tile.out * tile.inner // (32 * tile.warps))  # elements of a thread, at most 64 (`ROUNDS`)
+    a_thread = min(64, tile.out * tile.inner // (32 * tile.warps))  # elements per thread, capped at 64 (see `ROUNDS`)
     _kernel[(triton.cdiv(out, tile.out) * triton.cdiv(inner, tile.inner),)](
         buffer, dy, x, bad, tokens, out, inner, dy.stride(0), x.stride(0),
         exponents, 0 if exponents is None or len(exponents) == 1 else 1, limit,
@@ -140,7 +145,7 @@ def _add(
     buffer, product, bad, scale, limit, out, inner, out_at, inner_at,
     FIRST: tl.constexpr, OUT: tl.constexpr, INNER: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Add the product to the buffer in PARTS blocks of columns, because all at once does not fit into registers."""
+    """Add the product to the buffer in PARTS blocks of columns, because the registers do not hold it all at once."""
     if PARTS > 1:
         half: tl.constexpr = INNER // 2
         left, right = tl.split(tl.permute(tl.reshape(product, (OUT, 2, half)), (0, 2, 1)))

@@ -15,9 +15,9 @@ SIOCGIFADDR = 0x8915  # linux/sockios.h: requests the IPv4 address of a network 
 
 
 def address_of(interface: str) -> str:
-    """The numeric address of a network interface (given by name), a host name or an address.
+    """The numeric address that `interface` stands for.
 
-    Raises ValueError for anything else.
+    interface: name of a network interface of this machine, host name, or address; raises ValueError for anything else
     """
     if interface in (name for _, name in socket.if_nameindex()):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
@@ -35,9 +35,9 @@ def address_of(interface: str) -> str:
 
 
 def interface_of(address: str) -> str:
-    """The name of the network interface of this machine that has this numeric address; "" if none has it."""
+    """The name of this machine's network interface with this numeric address; "" if no interface has it."""
     for _, name in socket.if_nameindex():
-        with suppress(ValueError):  # it has no IPv4 address
+        with suppress(ValueError):  # the interface has no IPv4 address
             if address_of(name) == address:
                 return name
     return ""

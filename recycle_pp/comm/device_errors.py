@@ -1,7 +1,7 @@
 """Distinguishes GPU failures, out-of-memory errors and failed connections. torch raises RuntimeError for all of them.
 
-is_gpu_failure(error)       # this process can no longer use its GPU and must end; its peers are healthy
-is_out_of_memory(error)     # the memory of the device or of the host is full
+is_gpu_failure(error)       # True: this process can no longer use its GPU and must end; its peers are healthy
+is_out_of_memory(error)     # True: the memory of the device or of the host is full
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ def is_gpu_failure(error: BaseException | None) -> bool:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Also detects the plain RuntimeErrors that torch on a CPU, Triton and NCCL raise."""
+    """Whether the error reports that the memory of the device or of the host is full.
+
+    Detects torch.OutOfMemoryError, MemoryError, and the plain RuntimeErrors of Triton, NCCL and torch on a CPU."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return error is not None and any(text in str(error) for text in FULL_MEMORY)

@@ -4,8 +4,8 @@
     end.open(generation)                                    # after all members have connected
     works = end.start(generation, lane, lambda backend: [backend.send([tensor], peer, tag)])
     end.close()                                             # later operations raise LinkBroken
-    end.is_idle(), end.counts                               # to publish
-    kept = agreed([end], {member: its published counts})    # the same result at every member
+    end.is_idle(ask=True)                                   # no operation is pending: publish end.counts
+    kept = agreed([end], {1: counts, 6: counts})            # by member; the same result at every member
 
 A group can be reused if no member has a pending operation and all members have the same counts. The counts are needed
 because NCCL and Gloo may complete a short send before the other end has posted its receive.
@@ -25,14 +25,16 @@ Counts = Mapping[str, Sequence[int]]  # name of a group -> its counts
 
 
 class Endpoint:
-    """Methods may be called from any thread. They block only if an operation blocks.
+    """One member's end of a group.
+
+    Methods may be called from any thread. They block only if an operation blocks.
 
     name     unique among all groups of the job, and the same on every member
     members  in the order of their ranks
     born     generation in which the group was built
     pair     whether the group is a pair of members of two stages; otherwise it is the group of a stage
-    counts   number of operations per lane. The lane of a message is the rank of its sender, so both ends count it in
-             the same lane. The lane of sums and broadcasts is 0
+    counts   number of operations started so far: [in lane 0, in lane 1]. The lane of a message is the rank of its
+             sender, so both ends count it in the same lane. Sums and broadcasts are in lane 0
     """
 
     def __init__(self, name: str, members: Sequence[Member], me: Member, group: Any, born: int, pair: bool):
@@ -71,7 +73,7 @@ class Endpoint:
         return works
 
     def close(self) -> bool:
-        """Rejects later operations. Returns whether a thread is inside `start` (or has failed there)."""
+        """Rejects later operations. Returns whether a thread is inside `start`, or an operation has raised there."""
         with self._lock:
             self._generation = None
             return self._starting > 0

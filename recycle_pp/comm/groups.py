@@ -1,10 +1,10 @@
-"""Links over NCCL or Gloo groups. A group is kept for the next generation if all its members are and it is idle.
+"""Links over NCCL or Gloo groups. A group is kept if it is idle and all its members take part in the next generation.
 
     links = Links(GroupTransport(store, device, timeout, NcclGroup))
 
 At the start of a generation a member joins one group with its peers, for sums and broadcasts. When it adopts a plan
 (`connect`), it joins a pair (a group of two) with each member with which it exchanges messages. In a step without a
-death there are at most two pairs.
+death a member needs at most two pairs.
 
 A single group for all messages would be correct, because the messages of a plan have a total order
 (`recycle_schedules.actions`). But NCCL processes the operations of a group in order, so each message would wait for all
@@ -53,11 +53,13 @@ class Group(Protocol):
     ) -> None: ...
 
     def connect(self, generation: Generation, pair: bool) -> None:
-        """Blocks until no later operation has to wait for a connection. LinkBroken if the generation ends first."""
+        """Prepares the group's connections. Blocks until later operations need not wait for a connection.
+
+        Raises LinkBroken if the generation ends first."""
 
     @staticmethod
     def wait(generation: Generation, work: Any) -> None:
-        """Blocks this thread until the operation is done. LinkBroken if it fails or the generation ends."""
+        """Blocks this thread until the operation is done. Raises LinkBroken if it fails or the generation ends."""
 
     @staticmethod
     def abort(groups: Sequence[Any]) -> None:
@@ -130,7 +132,7 @@ class GroupTransport:
         groups = self._of(generation)
         groups.wanted.update(members)
         if missing := [member for member in members if member not in groups.pairs]:
-            # Runs in a thread that can be abandoned, like `join`, because connecting to a dead member may never end.
+            # Connecting to a dead member may never end. So it runs in a thread that can be abandoned, as `join` does.
             generation.wait(self._pool.start(partial(self._meet, generation, groups, missing)))
 
     def _meet(self, generation: Generation, groups: Groups, others: Sequence[Member]) -> None:
@@ -166,7 +168,7 @@ class GroupTransport:
         with self._lock:
             ended = [self._groups.pop(generation.number) for generation in over if generation.number in self._groups]
             held = [(end, each.needs(end)) for each in ended for end in each.take()]
-            # A thread that starts an operation may hang in the driver. A query of another operation would hang too.
+            # A thread that is starting an operation may hang in the driver. In that case any query would hang too.
             ask = not any([end.close() for end, _ in held])
             idle = [end for end, needed in held if needed and end.is_idle(ask)]
             self._left += idle
@@ -180,7 +182,7 @@ class GroupTransport:
             thread.join(timeout)
 
     def _build(self, generation: Generation, groups: Groups, together: Sequence[tuple[Member, ...]]) -> None:
-        """Builds a group for each of these sets of members, then connects one group after the other."""
+        """Builds a group for each set of members in `together`, then connects one group after the other."""
         made: list[Endpoint] = []
         try:
             with self._store.one_message():
@@ -227,7 +229,11 @@ class GroupTransport:
     def _run(
         self, generation: Generation, end: Endpoint | None, operation: Callable[[Any], list[Any]], lane: int = 0
     ) -> Pending:
-        """end: None if this worker is alone in its stage and has nothing to do."""
+        """Starts `operation` on the group of `end` and returns it as pending.
+
+        end   None if this worker is alone in its stage, so that no operation is needed
+        lane  see `Endpoint.counts`
+        """
         generation.check()
         works = [] if end is None else generation.attempt(lambda: end.start(generation, lane, operation))
         return Pending(partial(self._finish, generation, works), partial(self._arrived, generation, works))
@@ -240,7 +246,7 @@ class GroupTransport:
             return True
 
     def _finish(self, generation: Generation, works: list[Any]) -> None:
-        """Waits in the caller's thread, because with NCCL the caller's stream also waits."""
+        """Waits for all operations in the caller's thread, because with NCCL the caller's stream must wait too."""
         for work in works:
             self._kind.wait(generation, work)
         generation.check()
@@ -249,15 +255,15 @@ class GroupTransport:
 class Groups:
     """The groups of member `me` in one generation. GroupTransport calls the methods under its lock.
 
-    peers: the live members of its stage, including `me`, ascending
+    peers: the live members of the stage of `me`, including `me`, ascending
     """
 
     def __init__(self, members: Assignment, me: Member):
         self.members, self.me = members, me
         self.peers = sorted(member for member, worker in members.items() if worker.stage == members[me].stage)
-        self.pairs: dict[Member, Endpoint] = {}  # by the member at the other end
+        self.pairs: dict[Member, Endpoint] = {}  # member at the other end -> the pair
         self.stage: Endpoint | None = None  # the group of all peers; None if `me` is the only live member of its stage
-        self.wanted: set[Member] = set()  # the other members of all pairs that plans have needed
+        self.wanted: set[Member] = set()  # members at the other ends of all pairs that plans have needed
         self._held: list[Endpoint] = []
 
     def hold(self, ends: Sequence[Endpoint]) -> None:
@@ -271,8 +277,8 @@ class Groups:
             self.pairs[end.other] = end
 
     def needs(self, end: Endpoint) -> bool:
-        """Whether the plans of this generation use the group. True for all groups before the first plan. Without this
-        check, the number of pairs would grow with each death."""
+        """Whether the plans of this generation use the group. True for the group of the stage, and for every pair
+        before the first plan. Other pairs are not kept, because their number would grow with each death."""
         return end.other is None or not self.wanted or end.other in self.wanted
 
     def take(self) -> list[Endpoint]:
@@ -281,20 +287,24 @@ class Groups:
         return held
 
     def drop(self, ends: Sequence[Endpoint]) -> list[Endpoint]:
-        """Releases these groups. Returns the groups that were held."""
+        """Releases those of these groups that are held, and returns them."""
         dropped = [end for end in ends if end in self._held]
         self._held = [end for end in self._held if end not in ends]
         return dropped
 
 
 def meetings(me: Member, others: Iterable[Member], members: Assignment) -> list[tuple[Member, Member]]:
-    """The pairs of `me` with members of adjacent stages, in the order in which their groups are built. Each pair has
-    the member of the earlier stage first. members: member -> the worker that it plays
+    """The pairs of `me` with the members `others`, in the order in which the groups of the pairs are built. Each pair
+    has the member of the earlier stage first.
+
+    others   members of adjacent stages
+    members  member (process) -> its worker (pipeline and stage)
 
     All members follow one global order of pairs, so some pair can always proceed. The order consists of rounds, and the
-    pairs of a round have no common member. The first rounds link even-numbered stages to the next stage, with one round
-    for each difference between the pipeline numbers of the two workers. Then odd-numbered stages follow in the same
-    way. A step without a death needs two rounds for any number of stages.
+    pairs of a round have no common member. The first rounds link each even-numbered stage to the next stage. There is
+    one round for each difference between the pipeline numbers of the two workers. The later rounds link each
+    odd-numbered stage to the next stage in the same way. A step without a death needs two rounds for any number of
+    stages.
     """
 
     def order(pair: tuple[Member, Member]) -> tuple[int, int, Worker, Worker]:

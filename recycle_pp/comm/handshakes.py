@@ -1,4 +1,4 @@
-"""Accepts connections on a listening socket and admits those that authenticate in time. Handles many in parallel.
+"""Accepts connections on a listening socket, many in parallel, and admits those that authenticate in time.
 
     handshakes = Handshakes(selector, listener, greet, admitted)
     handshakes.expire(now)     # several times a second: closes connections that take too long
@@ -107,7 +107,7 @@ class Handshakes:
             self._take(sock).close()
 
     def _take(self, sock: socket.socket) -> socket.socket:
-        """Removes a connection from the pending ones."""
+        """Removes a connection from the pending ones and returns its socket."""
         del self._pending[sock]
         self._selector.unregister(sock)
         return sock

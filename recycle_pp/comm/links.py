@@ -1,9 +1,9 @@
 """Messages and sums among the members of a generation.
 
     links = Links(transport)                        # see execution.transports
-    links.rebuild(generation, members, me)          # members: member -> worker; in a thread that can be abandoned
-    links.member(Worker(0, 1))                      # the member that plays this worker
-    links.connect({1, 6})                           # the other ends of later messages
+    links.rebuild(generation, members, me)          # members: process -> worker; in a thread that can be abandoned
+    links.member(Worker(0, 1))                      # the process that runs as this worker
+    links.connect({1, 6})                           # prepares messages with members 1 and 6
     work = links.receive(buffer, frm=1, tag=17)
     links.send(tensor, to=6, tag=18)
     links.all_reduce([gradient, losses]).wait()     # in place, over the live members of this stage
@@ -37,10 +37,10 @@ class Links:
     def __init__(self, transport: Transport):
         self._transport = transport
         self._lock = threading.Lock()
-        self._wanted = -1  # newest generation requested
+        self._wanted = -1  # highest generation that `rebuild` was called for
         self._present: Generation | None = None
         self._building: Generation | None = None
-        self._followed: int | None = None  # the only generation whose operations are allowed
+        self._followed: int | None = None  # the only generation whose operations are allowed; None: any
 
     @property
     def generation(self) -> int:
@@ -57,14 +57,14 @@ class Links:
     def rebuild(self, generation: int, members: Assignment, me: Member, base: int | None = None) -> None:
         """Makes `generation` the current one. Every member calls `rebuild` with the same arguments except `me`.
 
-        members: member -> the worker that it plays
-        base: the newest generation that a member joined, or whose predecessor lost a connection between live members.
-        Connections made since `base` are kept, so with TCP a death costs no message. Groups (Gloo, NCCL) made since
-        `base` are kept if all their members agree that no operation is pending. With None, all connections and groups
-        are made again.
+        members: member (process) -> its worker (pipeline and stage)
+        base: connections made in generation `base` or later are kept; None: no connection is kept. `base` is the last
+            generation that made all connections again, because a member had joined or because a connection between
+            live members had broken. With TCP a death thus costs no message. Groups (Gloo, NCCL) are kept only if all
+            their members agree that no operation is pending.
 
-        Blocks until all connections are established. LinkBroken if the rebuild is aborted, or if an equal or newer
-        generation has been requested. The generation is then unusable.
+        Blocks until all connections are established. Raises LinkBroken if the rebuild is aborted, or if an equal or
+        newer generation has been requested. Then `generation` cannot be used.
         """
         new = Generation(generation, members)
         with self._lock:
@@ -92,25 +92,26 @@ class Links:
 
     @property
     def members(self) -> Assignment:
-        """The members of the followed generation, and the worker that each of them plays. LinkBroken if the generation
-        has ended, because its members may be unknown in the current one."""
+        """Member (process) -> its worker (pipeline and stage), in the followed generation.
+
+        Raises LinkBroken if this generation has ended, because the current one may have other members."""
         return self._now().members
 
     def member(self, worker: Worker) -> Member:
-        """The member that plays this worker. LinkBroken if the followed generation has ended."""
+        """The member (process) that runs as this worker. Raises LinkBroken if the followed generation has ended."""
         return self._now().member(worker)
 
     def connect(self, members: Collection[Member]) -> None:
         """Prepares messages with these members of other stages, once per generation.
 
         Groups (Gloo, NCCL): blocks until each of these members calls `connect`, so all members must adopt the same
-        plans in the same order. LinkBroken if the generation ends first. TCP: does nothing, because `rebuild` has made
-        the connections.
+        plans in the same order. Raises LinkBroken if the generation ends first. TCP: does nothing, because `rebuild`
+        has made the connections.
         """
         self._transport.connect(self._now(), members)
 
     def meetings(self, me: Member, members: Iterable[Member]) -> list[tuple[Member, Pending]]:
-        """A pending `connect` for each member, so that the caller can report the member for which it waits.
+        """(member, pending `connect` to it) for each member. So the caller can report the member for which it waits.
 
         Wait for the results in the returned order. All members use the same global order of pairs, so some pair can
         always proceed."""
@@ -120,14 +121,15 @@ class Links:
     def send(self, tensor: Tensor, to: Member, tag: int) -> Pending:
         """Sends a contiguous tensor, which must not be written to until the result's `wait` has returned.
 
-        0 <= tag < MAX_TAG, else ValueError. Does not block. The caller may drop its references to the result and the
-        tensor. Groups (Gloo, NCCL): `to` must have been passed to `connect`. NCCL ignores tags and matches the messages
-        between two members in the order of both sides' calls.
+        Raises ValueError unless 0 <= tag < MAX_TAG. Does not block. The caller may drop its references to the result
+        and the tensor. Groups (Gloo, NCCL): `to` must have been passed to `connect`. NCCL ignores tags and matches the
+        messages between two members in the order of both sides' calls.
         """
         return self._transport.send(self._now(), tensor, to, tag)
 
     def receive(self, tensor: Tensor, frm: Member, tag: int) -> Pending:
-        """Fills a contiguous tensor of exactly the sent size. It may be read when the result's `wait` has returned.
+        """Receives into a contiguous tensor of exactly the sent size. It may be read when the result's `wait` has
+        returned.
 
         Does not block. After an abort do not use the tensor again, because the message may still be written to it.
         """

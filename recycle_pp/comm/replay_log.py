@@ -2,7 +2,7 @@
 
 log = ReplayLog()                      # ReplayLog(on_host=True): in host memory
 log.keep(step, ("F", (0, 3), 1), [activation])
-log.get(step, ("F", (0, 3), 1))        # KeyError if it is not in the log
+log.get(step, ("F", (0, 3), 1))        # raises KeyError if it is not in the log
 log.drop(step)                         # at the commit
 log.bytes, log.peak                    # memory used for fault tolerance
 """
@@ -19,15 +19,16 @@ class ReplayLog:
     """Tensors by step and by the name of the boundary tensor (`recycle_schedules.Tensor`: kind, micro-batch, stage).
     Not thread-safe.
 
-    on_host: keep copies in pinned host memory, made while later ops compute. The newest tensors also stay on their
-    device until the next `keep`, because a plan sends tensors right after computing them."""
+    on_host: whether to keep copies in pinned host memory, which are made while later ops compute. The tensors of the
+    last `keep` also stay on their device until the next `keep`, because a plan sends tensors right after computing
+    them."""
 
     def __init__(self, on_host: bool = False) -> None:
         self._on_host = on_host
         self._tensors: dict[int, dict[Hashable, Sequence[torch.Tensor | Parked]]] = {}
         self._newest: tuple[int, Hashable, Sequence[torch.Tensor]] | None = None
-        self.bytes = 0  # current
-        self.peak = 0  # maximum so far
+        self.bytes = 0  # bytes of the kept tensors
+        self.peak = 0  # maximum of `bytes` so far
 
     def keep(self, step: int, name: Hashable, tensors: Sequence[torch.Tensor]) -> None:
         """Keeps references to the tensors, which must not be written to until the step is dropped."""
@@ -40,7 +41,7 @@ class ReplayLog:
     def get(self, step: int, name: Hashable) -> Sequence[torch.Tensor]:
         """The tensors or copies of them, on their original device. The caller must not change them.
 
-        KeyError if they are not in the log."""
+        Raises KeyError if they are not in the log."""
         held = self._tensors[step][name]
         if self._newest is not None and self._newest[:2] == (step, name):
             return self._newest[2]

@@ -2,7 +2,7 @@
 
     transport = StagedTransport(TcpTransport(...), torch.device("cuda", 0))
 
-Useful if workers share a GPU, because NCCL allows only one rank per GPU, and on machines without NCCL. A send blocks
+Useful on machines without NCCL, and if workers share a GPU, because NCCL allows only one rank per GPU. A send blocks
 until the ops that compute its tensor are done. So communication overlaps the compute of other workers, but not the
 sender's own compute.
 """
@@ -25,7 +25,7 @@ class StagedTransport:
 
     def __init__(self, inner: Transport, device: torch.device):
         self._inner, self.ordered = inner, inner.ordered
-        self._pinned = device.type == "cuda"  # makes copies to the device faster
+        self._pinned = device.type == "cuda"  # pinned host memory makes copies to the device faster
         self.join, self.connect, self.end, self.close = inner.join, inner.connect, inner.end, inner.close
 
     def send(self, generation: Generation, tensor: Tensor, to: Member, tag: int) -> Pending:
@@ -53,7 +53,8 @@ class StagedTransport:
 
 
 def _then_copy(pending: Pending, tensors: Sequence[Tensor], hosts: Sequence[Tensor]) -> Pending:
-    """Copies `hosts` to `tensors` after waiting for `pending`, in the waiting thread and thus on its stream.
+    """A pending operation that waits for `pending` and then copies `hosts` to `tensors`. It copies in the waiting
+    thread, and thus on that thread's stream.
 
     An aborted operation does not change the tensors."""
 

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from recycle_pp.comm.waiting import LinkBroken
 
-BATCH = "*"  # the key of a message with several keys
+BATCH = "*"  # published in place of a key if the value is an encoded dict of several keys and their values
 
 
 class ControlStore(dist.Store):
@@ -38,7 +38,7 @@ class ControlStore(dist.Store):
         self._timeout = timeout  # seconds; a last resort, because the coordinator detects deaths
         self._values: dict[str, bytes] = {}
         self._changed = threading.Condition()
-        self._abandoned = -1  # newest abandoned generation
+        self._abandoned = -1  # highest abandoned generation
         self._closed = False
         self._batches: dict[int, dict[str, bytes]] = {}  # thread id -> values set in its `one_message`
 
@@ -61,8 +61,8 @@ class ControlStore(dist.Store):
     def collect(self, keys: Sequence[str], cancelled: Callable[[], bool]) -> list[bytes]:
         """Blocks until all `keys` are present and returns their values.
 
-        LinkBroken when `cancelled` returns True, or when the generation of a key is abandoned. The thread that changes
-        the result of `cancelled` must call `wake`. TimeoutError after the store's timeout."""
+        Raises LinkBroken when `cancelled` returns True, or when the generation of a key is abandoned. Raises
+        TimeoutError after the store's timeout. The thread that changes the result of `cancelled` must call `wake`."""
         with self._changed:
             self._wait(keys, self._timeout, cancelled)
             return [self._values[key] for key in keys]
@@ -118,8 +118,8 @@ class ControlStore(dist.Store):
             return all(key in self._values for key in keys)
 
     def delete_key(self, key: str) -> bool:
-        """Deletes the key in this process only. Returns whether it was present. Other workers drop it with its
-        generation."""
+        """Deletes the key in this process only. Returns whether the key was present. Other workers drop the key when
+        its generation is abandoned."""
         with self._changed:
             return self._values.pop(key, None) is not None
 

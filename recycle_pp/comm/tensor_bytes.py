@@ -13,7 +13,7 @@ ALIGNMENT = 256  # bytes; the result of a matrix product may depend on the align
 def tensor_bytes(tensor: Tensor) -> memoryview:
     """The writable memory of a contiguous CPU tensor of any dtype. Keeps the tensor alive.
 
-    RuntimeError if the tensor is not contiguous, because writes would go to a copy.
+    Raises RuntimeError if the tensor is not contiguous, because writes would then go to a copy.
     """
     # memoryview accepts NumPy arrays, but its type annotation does not
     array: Any = tensor.detach().view(-1).view(torch.uint8).numpy()

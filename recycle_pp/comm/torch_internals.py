@@ -61,7 +61,9 @@ def address_key(rank: int) -> str:
 
 
 def listening_address(value: bytes) -> Address:
-    """The listening address, from the value that Gloo stores at `address_key`. ValueError for another format.
+    """The listening address, from the value that Gloo stores at `address_key`.
+
+    Raises ValueError if the value has another format.
 
     Format, from gloo/transport/tcp/context.cc and address.h: size_t length, host name; size_t length,
     {sockaddr_storage, ssize_t}. If connections are not lazy, one ssize_t per pair follows.
@@ -173,9 +175,11 @@ def _connects(sock: socket.socket, listener: Address, peers: Collection[Address]
 def nccl_backend(store: dist.Store, rank: int, size: int, timeout: float) -> Any:
     """An NCCL back end whose communicator can be aborted while a member is missing: `config.blocking` is 0.
 
-    Only for the process group. A call holds a lock while it waits for a communicator, and an abort needs this lock.
+    Only `torch_backend` uses it. A call holds a lock while it waits for a communicator, and an abort needs this lock.
 
-    timeout: seconds. RuntimeError or AttributeError without CUDA, or if torch was built without NCCL.
+    timeout: seconds
+
+    Raises RuntimeError or AttributeError if there is no CUDA, or if torch was built without NCCL.
     """
     import torch.distributed as dist
 

@@ -2,7 +2,7 @@
 
     receiver = Receiver("127.0.0.1", token)                    # listens at once; (host, port) in receiver.address
     stream = receiver.accept(timeout=60)                       # Stream, authenticated
-    about, tensors = stream.receive()                          # blocks; TransferError if the connection is lost
+    about, tensors = stream.receive()                          # blocks; raises TransferError if the connection is lost
 
     stream = connect(address, token, timeout=10)               # the donor
     stream.send(StepGradient(...), {"gradient": tensor})       # returns when the kernel has accepted all bytes
@@ -62,7 +62,7 @@ class TransferError(ConnectionError):
 
 
 def connect(address: tuple[str, int] | list[Any], token: str, timeout: float = 10.0, idle: float = 60.0) -> Stream:
-    """Connects to the receiver at (host, port) and authenticates. TransferError if that fails.
+    """Connects to the receiver at (host, port) and authenticates. Raises TransferError if that fails.
 
     timeout: seconds for the connection, and for each message of the authentication
     idle: seconds without a byte after which a receive or send of the stream fails
@@ -97,10 +97,11 @@ class Receiver:
         self._admitted: deque[socket.socket] = deque()
 
     def accept(self, timeout: float = 60.0, idle: float = 60.0) -> Stream:
-        """The next connection that authenticates. TransferError after `timeout` seconds, or after `close`.
+        """The next connection that authenticates. Raises TransferError after `timeout` seconds, or after `close`.
 
-        Connections that do not authenticate are closed (`comm/handshakes.py`) and cause no delay. idle: seconds without
-        a byte after which a receive or send of the stream fails.
+        Connections that do not authenticate are closed (`comm/handshakes.py`) and cause no delay.
+
+        idle: seconds without a byte after which a receive or send of the stream fails
         """
         deadline = time.monotonic() + timeout
         with self._accepting:
@@ -115,7 +116,7 @@ class Receiver:
         return Stream(sock, idle)
 
     def close(self) -> None:
-        """Closes the receiver, from any thread. A thread in `accept` gets TransferError at once."""
+        """Closes the receiver, from any thread. A pending `accept` raises TransferError at once."""
         self._closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread in `accept`
@@ -149,14 +150,14 @@ class Stream:
     def send(self, about: About, tensors: Mapping[str, Tensor]) -> None:
         """Sends the tensors in the given order. They must not change until `send` returns.
 
-        ValueError if the header with their names and shapes is larger than 16 MiB."""
+        Raises ValueError if the header with the tensors' names and shapes is larger than 16 MiB."""
         headers = [TensorHeader(name, _name(tensor.dtype), list(tensor.shape)) for name, tensor in tensors.items()]
         self._send_message(Parcel(about, headers))
         for tensor in tensors.values():
             self._write(_bytes_of(tensor.detach().to("cpu", memory_format=torch.contiguous_format).contiguous()))
 
     def receive(self) -> tuple[About, dict[str, Tensor]]:
-        """(about, tensors on the CPU), the arguments of the other side's next `send`. Blocks until they arrive."""
+        """The arguments of the other side's next `send`: (about, tensors on the CPU). Blocks until they arrive."""
         try:
             parcel = self._receive_message(TO_JOINER, MAX_FRAME)
             assert isinstance(parcel, Parcel)  # a joiner receives no other message

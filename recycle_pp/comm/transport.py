@@ -18,16 +18,16 @@ class Transport(Protocol):
     """Every operation belongs to a generation prepared by `join`, and raises LinkBroken after the generation has ended.
 
     Tensors are contiguous and on the transport's device. Operations may be started from any thread and return without
-    waiting for a peer. The caller waits for a result at most once. `Links` describes the arguments.
+    waiting for a peer. `Links` describes the arguments.
     """
 
     ordered: bool  # see `Links.ordered`
 
     def join(self, generation: Generation, members: Assignment, me: Member, base: int) -> None:
-        """Blocks until all members can be reached, or until the generation ends."""
+        """Prepares the generation. Blocks until all members can be reached, or until the generation ends."""
 
     def connect(self, generation: Generation, members: Collection[Member]) -> None:
-        """Blocks until messages can be exchanged with these members, or until the generation ends."""
+        """Prepares messages with these members. Blocks until they can be exchanged, or until the generation ends."""
 
     def send(self, generation: Generation, tensor: Tensor, to: Member, tag: int) -> Pending: ...
     def receive(self, generation: Generation, tensor: Tensor, frm: Member, tag: int) -> Pending: ...

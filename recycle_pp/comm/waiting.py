@@ -2,7 +2,7 @@
 
     generation = Generation(7)
     job = pool.start(work.wait)             # a thread of the pool blocks in C++
-    generation.wait(job)                    # the caller blocks here; LinkBroken as soon as the generation ends
+    generation.wait(job)                    # blocks the caller; raises LinkBroken as soon as the generation ends
     generation.end()                        # from any thread
 
 A blocked Gloo operation ends only if its connection is broken. So it runs in a thread of the pool, which may stay
@@ -30,8 +30,8 @@ T = TypeVar("T")
 class LinkBroken(RuntimeError):
     """The generation of an operation is over, because it was aborted or superseded or a peer's connection broke.
 
-    `aborted` is False if a socket error occurred before this process received an abort. Then a peer has died, a peer
-    has already closed its group after another death, or the network is cut. The coordinator must be notified.
+    `aborted` is False if a socket error occurred before this process received an abort. In that case a peer has died, a
+    peer has already closed its group after another death, or the network is cut. The coordinator must be notified.
     """
 
     def __init__(self, generation: int, reason: str, *, aborted: bool = True):
@@ -43,9 +43,10 @@ class LinkBroken(RuntimeError):
 class Job:
     """A pending operation that one thread completes while others wait for it.
 
-    A job with a function is done when a thread of the pool has run it. Otherwise `finish` completes the job.
+    A job with a function is complete when a thread of the pool has run the function. Other jobs are complete when
+    `finish` is called.
 
-    done: whether `finish` was called. A job that was only released is over, but not done.
+    done: whether the job is complete. `release` alone ends all waits (`over`) without completing the job.
     error: the exception with which the operation failed, or None"""
 
     def __init__(self, function: Callable[[], object] | None = None):
@@ -69,14 +70,14 @@ class Job:
             self.finish()
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Completes the job and wakes all waiting threads. error: the exception with which it failed, or None."""
+        """Completes the job and wakes all waiting threads. error: the exception of a failed operation, or None."""
         self.error, self.done = error, True
         self.release()
 
     def wait(self, seconds: float = -1) -> bool:
-        """Blocks until `finish` or `release` is called. False if that takes longer than `seconds` (-1: no limit).
+        """Blocks until `finish` or `release` is called, at most `seconds` (-1: no limit). Several threads may wait.
 
-        Several threads may wait."""
+        Returns True if one of them was called, False if the time is over."""
         over = self._unfinished.acquire(timeout=seconds)
         if over:
             self.release()
@@ -92,8 +93,8 @@ class Job:
 
 
 class Pool:
-    """Runs each function in a thread at once, without waiting for other jobs. Keeps up to two idle threads
-    for reuse."""
+    """Runs each function immediately in a thread of its own, without waiting for other jobs. Keeps up to two idle
+    threads for reuse."""
 
     KEPT = 2
 
@@ -149,14 +150,14 @@ class Generation:
             raise LinkBroken(self.number, "aborted")
 
     def member(self, worker: Worker) -> Member:
-        """The member that plays this worker."""
+        """The member (process) that runs as this worker."""
         return self._players[worker]
 
     def wait(self, job: Job, seconds: float = -1) -> bool:
-        """Blocks until the job is done. False if that takes longer than `seconds` (-1: no limit).
+        """Blocks until the job is done, at most `seconds` (-1: no limit). Returns whether it is done.
 
-        LinkBroken if the job fails, or as soon as the generation ends. The end of the generation releases the job, so
-        another generation must not wait for it."""
+        Raises LinkBroken if the job fails, or as soon as the generation ends. The end of the generation releases the
+        job, so another generation must not wait for it."""
         self._awaited.add(job)
         done = self.over or job.wait(seconds)
         self._awaited.discard(job)
@@ -169,7 +170,7 @@ class Generation:
         return Pending(lambda: self.wait(job), lambda: self.over or job.over)
 
     def attempt(self, operation: Callable[[], T]) -> T:
-        """Runs a Gloo or NCCL operation. LinkBroken if it fails, or if the generation has ended."""
+        """Runs a Gloo or NCCL operation. Raises LinkBroken if it fails, or if the generation has ended."""
         self.check()
         try:
             return operation()
@@ -208,7 +209,9 @@ class Pending:
         self._finish, self.arrived, self.lacks = finish, arrived, lacks
 
     def wait(self) -> None:
-        """Blocks until the operation is done. LinkBroken if the generation ends first or a peer's connection breaks."""
+        """Blocks until the operation is done.
+
+        Raises LinkBroken if the generation ends first or a peer's connection breaks."""
         if self._finish is not None:
             self._finish()
             self._finish = None

@@ -14,32 +14,36 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from recycle_pp.storage.local_copy import is_stored, place
+
 from .faults import faults
 from .loading import flat
-from .setting import rules
-from .settings import FAULTS, Model, Settings
+from .setting import rules, shown
+from .settings import FAULTS, Data, Model, Settings
 
 MOST_INT32_TERMS = 64  # largest number of micro-batches in a step with numerics.sums=int32, see int32_bits
 MOST_WORKERS = 1_000_000
+# bf16 keeps 8 bits, so a mean that loses less than 2^-8 of itself in a step may round back to what it was.
+MOST_BF16_DECAY = 0.996
 
 
 def validate(settings: Settings, world: int | None = None) -> None:
-    """Raises ValueError, with one sentence that names the key and the allowed values, if a job cannot run with these
-    settings.
+    """Raises ValueError if a job cannot run with these settings. The sentence names the key and the allowed values.
 
     world: number of launched processes, which must fit the shape; None: not checked
     """
     _validate_model(settings.model)
     check_ranges(settings)
-    _validate_values(settings)
+    check_values(settings)
     _validate_optimizer(settings)
     _validate_shape(settings, world)
     _validate_data(settings)
     _validate_sources(settings)
-    faults(settings)
+    faults(settings if settings.run.epochs is None else settings.with_values({"run.steps": sys.maxsize}))
 
 
 def _validate_model(model: Model) -> None:
@@ -85,10 +89,10 @@ def _validate_model(model: Model) -> None:
 
 
 def _validate_folder(model: Model) -> None:
-    folder = Path(model.path or "")
+    folder = model.folder or Path()
     if not model.path or not (folder / "config.json").is_file():
         raise ValueError(f"model.path must name a folder with a config.json, not {model.path}".replace("None", "null"))
-    if model.init == "weights" and not any(folder.glob("model*.safetensors")):
+    if model.init == "weights" and not is_stored(model.path) and not any(folder.glob("model*.safetensors")):
         raise ValueError(
             f"model.path={model.path} holds no model.safetensors; model.init=random trains its config.json from the "
             "beginning"
@@ -96,9 +100,10 @@ def _validate_folder(model: Model) -> None:
 
 
 def check_ranges(settings: Settings) -> None:
-    """ValueError if the rule of a setting (`setting.py`) does not allow its value, whatever the other keys are.
+    """Raises ValueError if the rule of a setting (`setting.py`) does not allow its value, whatever the other keys are.
 
-    A run's config.yaml needs no other check: the run may have started on another machine, with other files.
+    A run's config.yaml must pass only this check. Other checks depend on files, and the run may have started on another
+    machine.
     """
     values = flat(asdict(settings))
     for key, rule in rules(Settings).items():
@@ -108,7 +113,8 @@ def check_ranges(settings: Settings) -> None:
         raise ValueError(f"parallel.pipelines * parallel.stages must be at most {MOST_WORKERS:,} workers")
 
 
-def _validate_values(settings: Settings) -> None:
+def check_values(settings: Settings) -> None:
+    """Raises ValueError if values that are allowed on their own cannot be combined."""
     if settings.model.vocabulary < 1:
         raise ValueError(f"model.vocabulary must be at least 1, not {settings.model.vocabulary}")
     if settings.model.recompute == "auto" and settings.parallel.memory is None:
@@ -122,6 +128,7 @@ def _validate_values(settings: Settings) -> None:
         )
     _validate_sums(settings)
     _validate_sharded(settings)
+    _validate_islands(settings)
     if settings.control.coordinator == "etcd" and not settings.control.endpoints:
         raise ValueError("control.endpoints must be a list of HOST:PORT with control.coordinator=etcd")
     if settings.parallel.backend == "nccl" and settings.run.device == "cpu":
@@ -129,7 +136,7 @@ def _validate_values(settings: Settings) -> None:
 
 
 def _validate_sums(settings: Settings) -> None:
-    """The requirements of `numerics.fixed_point`, which cannot be imported here because it imports torch."""
+    """Checks what `numerics.fixed_point` requires. That module cannot be imported here because it imports torch."""
     if settings.numerics.sums != "int32":
         return
     if not settings.numerics.reproducible:
@@ -143,8 +150,7 @@ def _validate_sums(settings: Settings) -> None:
 
 
 def _validate_sharded(settings: Settings) -> None:
-    """Rejects settings that cannot be combined with sharded optimizer state. Without sharded state, rejects
-    control.mismatch=third, which needs it."""
+    """Rejects settings that cannot be combined with sharded optimizer state, and those that need it if it is off."""
     parallel = settings.parallel
     if not parallel.copies:
         if settings.control.mismatch != "stop":
@@ -158,6 +164,33 @@ def _validate_sharded(settings: Settings) -> None:
         raise ValueError("parallel.sharded needs real compute: it must be false with emulate=sleep")
 
 
+def _validate_islands(settings: Settings) -> None:
+    islands = settings.islands
+    if islands.store is None:
+        if islands.name is not None:
+            raise ValueError(f"islands.name={islands.name} needs islands.store, the place where islands meet")
+        return
+    if islands.name is None:
+        raise ValueError("islands.store needs islands.name: a name that no other island has")
+    if islands.bits not in (8, 32):
+        raise ValueError(f"islands.bits must be 8 or 32, not {islands.bits}")
+    if islands.delay > islands.steps:
+        raise ValueError(f"islands.delay must be at most islands.steps = {islands.steps}, not {islands.delay}")
+    least = islands.steps + islands.delay - 1
+    if islands.most_local < least:
+        raise ValueError(
+            f"islands.max_local must be at least islands.steps + islands.delay - 1 = {least}, not {islands.max_local}"
+        )
+    for key, needed, given in (
+        ("optimizer.stagger", "false", settings.optimizer.stagger),
+        ("state.understudy", "never", settings.state.understudy != "never"),
+        ("schedule.rebalance", "never", settings.schedule.rebalance != "never"),
+        ("emulate.mode", "null", settings.emulate.mode is not None),
+    ):
+        if given:
+            raise ValueError(f"{key} must be {needed} with islands.store")
+
+
 def int32_bits(terms: int) -> int:
     """The value of `numerics.fixed_point.INT32.kept`, computed without torch."""
     return 22 - (terms - 1).bit_length()
@@ -165,8 +198,20 @@ def int32_bits(terms: int) -> int:
 
 def _validate_optimizer(settings: Settings) -> None:
     optimizer = settings.optimizer
+    if optimizer.name == "custom" and not re.fullmatch(r"[\w.]+:\w+", optimizer.build or ""):
+        raise ValueError(
+            "optimizer.build must be MODULE:NAME with optimizer.name=custom, for instance my_package:build, "
+            f"not {optimizer.build or 'null'}"
+        )
     if (optimizer.min_lr or 0.0) > optimizer.lr:
         raise ValueError(f"optimizer.min_lr must be at most optimizer.lr = {optimizer.lr}, not {optimizer.min_lr}")
+    decays = {"beta1": optimizer.beta1, "beta2": optimizer.beta2, "muon.momentum": optimizer.muon.momentum}
+    for key, decay in decays.items() if optimizer.moments == "bf16" else ():
+        if decay > MOST_BF16_DECAY:
+            raise ValueError(
+                f"optimizer.{key} must be at most {MOST_BF16_DECAY} with optimizer.moments=bf16, not {decay}: a slower "
+                "decay is lost when bf16 rounds it"
+            )
 
 
 def _validate_shape(settings: Settings, world: int | None) -> None:
@@ -217,28 +262,59 @@ def _validate_sources(settings: Settings) -> None:
         )
     if data.separator is not None and data.tokenizer is None:
         raise ValueError("data.separator needs a data.tokenizer: bytes as they are have no separator")
-    _validate_bytes(settings)
+    if data.build is not None:
+        _validate_own(settings)
+    else:
+        _validate_bytes(settings)
+    if data.format == "chat":
+        _validate_chat(settings)
     if settings.checkpoint.store is not None and settings.emulate.mode:
         raise ValueError("checkpoint.store needs real compute: it must be null with emulate=sleep")
-    if settings.checkpoint.hf_at_end:
-        if settings.emulate.mode:
-            raise ValueError("checkpoint.hf_at_end needs real compute: it must be false with emulate=sleep")
-        if importlib.util.find_spec("safetensors") is None:
-            raise ValueError(
-                "checkpoint.hf_at_end needs the package safetensors; pip install -e '.[hf]' in the clone of recycle_pp"
-            )
+    if settings.checkpoint.keep_best and not settings.run.validate_every:
+        raise ValueError("checkpoint.keep_best needs run.validate_every above 0: the validation loss decides")
+    for key, off, wanted in (
+        ("checkpoint.hf_at_end", "false", settings.checkpoint.hf_at_end),
+        ("run.evaluate", "null", settings.run.evaluate),
+    ):
+        if wanted and settings.emulate.mode:
+            raise ValueError(f"{key} needs real compute: it must be {off} with emulate=sleep")
+        if wanted and importlib.util.find_spec("safetensors") is None:
+            raise ValueError(f"{key} needs the package safetensors; pip install -e '.[hf]' in the clone of recycle_pp")
+
+
+def _validate_own(settings: Settings) -> None:
+    data, default = asdict(settings.data), asdict(Data())
+    for key in ("format", "path", "weights", "document_mask", "validation_path"):
+        if data[key] != default[key]:
+            raise ValueError(f"data.{key} must be {shown(default[key])} with data.build, not {shown(data[key])}")
+
+
+def _validate_chat(settings: Settings) -> None:
+    data = settings.data
+    if data.path is None:
+        raise ValueError(
+            "data.format=chat needs a data.path: .jsonl or .parquet with messages, or prompt and completion"
+        )
+    if data.tokenizer == "bytes" or (data.tokenizer is None and not str(data.path).endswith(".bin")):
+        raise ValueError(
+            f"data.tokenizer must be a folder with a tokenizer.json and a chat template with data.format=chat, not "
+            f"{data.tokenizer or 'null'}"
+        )
+    if data.separator is not None:
+        raise ValueError("data.separator must be null with data.format=chat: the chat template separates conversations")
 
 
 def _validate_bytes(settings: Settings) -> None:
-    """ValueError if a pretrained model that has its own tokenizer would be trained on bytes."""
+    """Raises ValueError if a pretrained model that has its own tokenizer would be trained on bytes."""
     model, data = settings.model, settings.data
     sources = data.path if isinstance(data.path, list) else [data.path]
     pretrained = (
         model.kind in ("hf", "llama")
         and model.init == "weights"
-        and (Path(model.path or "") / "tokenizer.json").is_file()
+        and ((model.folder or Path()) / "tokenizer.json").is_file()
     )
-    text = any(path is None or (not path.endswith(".bin") and not _is_megatron(Path(path))) for path in sources)
+    known = [path for path in sources if path is None or not _awaited(path)]
+    text = any(path is None or (not path.endswith(".bin") and not _is_megatron(place(path))) for path in known)
     if pretrained and text and data.tokenizer is None:
         raise ValueError(
             f"data.tokenizer must be model.path={model.path}, or another one: the weights in that folder were not "
@@ -247,24 +323,28 @@ def _validate_bytes(settings: Settings) -> None:
 
 
 def _validate_data(settings: Settings) -> None:
-    """For a single path and no tokenizer: checks that the files are large enough, without reading them."""
+    """Checks that the files of a single path without a tokenizer are large enough. Does not read them."""
     data, vocabulary = settings.data, settings.model.vocabulary
     if isinstance(data.path, list) or data.tokenizer is not None or data.validation_path is not None:
         return
-    place = Path(data.path) if data.path is not None else None
-    if place is not None and _is_megatron(place):
+    if data.format == "chat" or data.build is not None:
         return
-    if (place is None or place.suffix != ".bin") and vocabulary < 256:
+    if data.path is not None and _awaited(data.path):
+        return
+    path = place(data.path) if data.path is not None else None
+    if path is not None and _is_megatron(path):
+        return
+    if (path is None or path.suffix != ".bin") and vocabulary < 256:
         raise ValueError(f"model.vocabulary must be at least 256 for text (bytes), not {vocabulary}")
-    if place is None:
+    if path is None:
         return
-    if not data.path or not place.exists():
+    if not data.path or not path.exists():
         raise ValueError(f"data.path must name a text file, a folder of text or a .bin file, not {data.path!r}")
-    files = [place] if place.is_file() else [path for path in place.rglob("*") if path.is_file()]
-    size = sum(path.stat().st_size for path in files)
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    size = sum(file.stat().st_size for file in files)
     if size == 0:
         raise ValueError(f"data.path must hold data; {data.path!r} is empty")
-    if place.suffix == ".bin":  # in tokens from here on, not in bytes
+    if path.suffix == ".bin":  # from here on, the size is in tokens
         size //= 4 if data.dtype == "uint32" or (data.dtype == "auto" and vocabulary > 1 << 16) else 2
     held_out = int(size * data.validation_share)
     sample = settings.model.sequence + 1
@@ -281,5 +361,10 @@ def _validate_data(settings: Settings) -> None:
         )
 
 
-def _is_megatron(place: Path) -> bool:
-    return Path(str(place).removesuffix(".idx").removesuffix(".bin") + ".idx").is_file()
+def _awaited(path: str) -> bool:
+    """Whether the path names objects of a store that this machine has not copied yet."""
+    return is_stored(path) and not place(path).exists()
+
+
+def _is_megatron(path: Path) -> bool:
+    return Path(str(path).removesuffix(".idx").removesuffix(".bin") + ".idx").is_file()

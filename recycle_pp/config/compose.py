@@ -1,6 +1,6 @@
 """Builds Settings from a command line, a file of settings and the files under `configs/`, with Hydra.
 
-    settings = compose(["model=tiny", "run.steps=100", "+fail_at=20:1.2"])   # ValueError: one sentence for the user
+    settings = compose(["model=tiny", "run.steps=100", "+fail_at=20:1.2"])   # raises ValueError with one sentence
     settings = compose(["run.yaml", "run.steps=100"])                        # the command line overrides the file
 
 `group=name` selects another file of a group. `group.key=value` sets one key. `--config-dir DIR` adds a folder with more
@@ -14,8 +14,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from recycle_pp.storage.local_copy import copy_apart, is_stored
 
 from .llama import llama_sizes
 from .loading import flat, load, nested
@@ -27,7 +30,7 @@ _MORE_GROUPS = ("coordinator", "experiment")  # folders of configs/ whose files 
 
 
 def compose(arguments: Sequence[str]) -> Settings:
-    """The settings of a command line. ValueError: one sentence for the user.
+    """The settings of a command line. Raises ValueError with one sentence for the user.
 
     arguments: the command line without the program's name
     """
@@ -52,7 +55,10 @@ def chosen(arguments: Sequence[str]) -> set[str]:
 
 
 def keys_of(words: Sequence[str]) -> set[str]:
-    """The names before the equals signs. `parallel=DxP` stands for the two keys that it sets."""
+    """The keys and groups that these settings name. `parallel=DxP` names the two keys that it sets.
+
+    words: settings like "run.steps=100" or "model=tiny"
+    """
     found: set[str] = set()
     for text in words:
         if shape(text):
@@ -63,35 +69,43 @@ def keys_of(words: Sequence[str]) -> set[str]:
 
 
 def split_of(counts: Any, stages: Any) -> Any:
-    """The value of model.split in a file, or "auto" if it belongs to another number of stages."""
+    """The model.split to use with this number of stages: `counts` from a file, or "auto" if `counts` is a list for
+    another number of stages."""
     return "auto" if isinstance(counts, list) and len(counts) != stages else counts
 
 
 def _over(file: Mapping[str, Any], config: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
-    """The composed configuration with the file's values of all keys that `words` do not set."""
+    """`config`, with the values of `file` for all keys that `words` do not set.
+
+    config  the configuration composed from `words`
+    file    key -> value
+    """
     values = flat(config)
     mine = _chosen(words, values)
     values |= {key: value for key, value in file.items() if key not in mine}
     if "parallel.stages" in mine and "model.split" not in mine:
         values["model.split"] = split_of(values["model.split"], values["parallel.stages"])
-    values["model.auto_split"] = None  # the file may be the config.yaml of a run with another shape
+    values["model.auto_split"] = None  # never taken from `file`, which may be from a run of another shape
     return nested(values)
 
 
 def _chosen(words: Sequence[str], composed: Mapping[str, Any]) -> set[str]:
-    """The keys that `words`, without a file, set directly or through a group."""
+    """The keys that `words` set directly or through a group.
+
+    composed: key -> value, in the configuration composed from `words`
+    """
     found: set[str] = set()
     for name in keys_of(words):
         if "." in name or name in FAULTS:
             found.add(name)
-        else:  # a group: adds all keys of the group, and keys of other groups that its file sets
+        else:  # a group: adds all of its keys, and all keys whose values differ from the defaults
             defaults = flat(_composed([]))
             found |= {key for key in composed if key.startswith(f"{name}.") or composed[key] != defaults.get(key)}
     return found
 
 
 def _composed(words: Sequence[str]) -> dict[str, Any]:
-    """The configuration that Hydra composes from a command line without a file. Interpolations are not replaced."""
+    """The configuration that Hydra composes from a command line without a file. Keeps interpolations, ${...}."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
@@ -121,10 +135,10 @@ def _with_paths(settings: Settings) -> Settings:
         "data.path": _expanded(data.path),
         "data.validation_path": _expanded(data.validation_path),
     }
-    if data.tokenizer and data.tokenizer != "bytes":
+    if data.tokenizer and data.tokenizer != "bytes" and "://" not in data.tokenizer:
         # The path must be absolute, because an export uses it from another folder.
         values["data.tokenizer"] = str(Path(data.tokenizer).expanduser().absolute())
-    if model.path:
+    if model.path and "://" not in model.path:
         values["model.path"] = str(Path(model.path).expanduser().absolute())
     return settings.with_values(values)
 
@@ -132,19 +146,27 @@ def _with_paths(settings: Settings) -> Settings:
 def _with_sizes(settings: Settings) -> Settings:
     """The settings, with the sizes from config.json if model.path names a Hugging Face folder."""
     model = settings.model
+    if model.kind in ("llama", "hf") and is_stored(model.path or ""):
+        _copy_config(str(model.path))
     if model.kind == "llama":
-        if not model.path:
+        if model.folder is None:
             raise ValueError("model.path must name a folder with a config.json with model=llama, not null")
-        return replace(settings, model=replace(model, **llama_sizes(Path(model.path), model.sequence)))
+        return replace(settings, model=replace(model, **llama_sizes(model.folder, model.sequence)))
     if model.kind == "hf" and model.vocabulary == 0:
-        return settings.with_values({"model.vocabulary": _vocabulary(model.path)})
+        return settings.with_values({"model.vocabulary": _vocabulary(model.folder)})
     return settings
 
 
-def _vocabulary(folder: str | None) -> int:
-    """The vocabulary size in the folder's config.json. 0 if the file cannot be read, which `checks` reports."""
+@cache
+def _copy_config(url: str) -> None:
+    """Copies the small files of a model to this machine, once in a process."""
+    copy_apart({url: True})
+
+
+def _vocabulary(folder: Path | None) -> int:
+    """The vocabulary size in the folder's config.json. 0 if it cannot be read; `checks` then reports the error."""
     try:
-        config = json.loads((Path(folder or "") / "config.json").read_text())
+        config = json.loads(((folder or Path()) / "config.json").read_text())
         return int(config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") or 0)
     except (OSError, ValueError, AttributeError, TypeError):
         return 0
@@ -158,8 +180,8 @@ def shape(text: str) -> tuple[int, int] | None:
 
 def _expanded(path: str | list[str] | None) -> str | list[str] | None:
     if isinstance(path, list):
-        return [str(Path(one).expanduser()) for one in path]
-    return str(Path(path).expanduser()) if path else path
+        return [one if "://" in one else str(Path(one).expanduser()) for one in path]
+    return str(Path(path).expanduser()) if path and "://" not in path else path
 
 
 def config_dir() -> Path:
@@ -172,7 +194,10 @@ def config_dir() -> Path:
 
 
 def _config_dirs(arguments: Sequence[str]) -> tuple[list[str], list[Path]]:
-    """Splits a command line: (the settings, the folders of `--config-dir DIR`). ValueError for any other option."""
+    """Splits a command line into (the settings, the folders of `--config-dir DIR`).
+
+    Raises ValueError for any other option.
+    """
     rest, folders, queue = [], [], list(arguments)
     while queue:
         text = queue.pop(0)
@@ -189,7 +214,8 @@ def _config_dirs(arguments: Sequence[str]) -> tuple[list[str], list[Path]]:
 
 
 def _layout_first(texts: list[str]) -> list[str]:
-    """Moves the last `parallel=NAME` before all other settings, because Hydra applies files before keys."""
+    """Moves the last `parallel=NAME` before all other settings, because Hydra applies files before keys. Drops any
+    earlier `parallel=NAME`."""
     layouts = [text for text in texts if text.lstrip("+").startswith("parallel=")]
     return [*layouts[-1:], *(text for text in texts if text not in layouts)]
 
@@ -206,7 +232,8 @@ def _overrides(text: str, folders: list[Path]) -> list[str]:
 def _override(text: str) -> str:
     """A setting as an override for Hydra.
 
-    With `++` Hydra accepts any key. So `load`, not Hydra, reports unknown keys, and `fail_at=` works like `+fail_at=`.
+    The override of a key begins with `++`, so that Hydra accepts any key: `load` later reports unknown keys better than
+    Hydra, and `fail_at=` works like `+fail_at=`.
     """
     key, equals, value = text.partition("=")
     bare = key.lstrip("+")
@@ -246,8 +273,7 @@ def _refuse_repeated_faults(overrides: list[str]) -> None:
 
 
 def _sentence(error: Exception, overrides: list[str]) -> str:
-    """Rewrites an error of Hydra as one sentence. Hydra's own messages have several lines and mention Hydra's
-    options."""
+    """One sentence for an error of Hydra, whose own messages have several lines and mention Hydra's options."""
     text = str(error)
     if match := re.search(r"Could not find '([^/']+)/([^']*)'", text):
         names = re.findall(r"^\t(\S+)$", text.partition("Config search path")[0], re.MULTILINE)

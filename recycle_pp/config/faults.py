@@ -19,9 +19,9 @@ from .settings import FAULTS, Settings
 MOMENTS = (
     # Moments within a step.
     "forward", "backward", "weight", "send", "receive", "allreduce", "vote", "optimizer",
-    # Moments at the end of a step. If STEP has no such moment, the next step that has one counts.
+    # Moments at the end of a step. If STEP has no such moment, the fault happens in the next step that has one.
     "commit", "checkpoint", "validation",
-    # Moments of a recovery or a join. The first one in or after STEP counts.
+    # Moments of a recovery or a join. The fault happens at the first one in or after STEP.
     "regroup", "adopt", "donate", "join",
     # Moments with sharded optimizer state. spread: the worker sends weights after a commit. heal: it replicates copies.
     "spread", "heal",
@@ -35,12 +35,15 @@ class Fault(NamedTuple):
     kind: str  # kill | hang | slow | rejoin
     step: int
     worker: Worker
-    moment: str = "forward"  # one of MOMENTS, at which a kill or a hang happens
+    moment: str = "forward"  # for kill and hang: one of MOMENTS
     factor: float = 1.0  # for slow: the factor by which ops take longer
 
 
 def faults(settings: Settings) -> list[Fault]:
-    """All faults of the run, sorted by step. ValueError names the first invalid fault and the allowed values."""
+    """All faults of the run, sorted by step.
+
+    Raises ValueError, with a sentence that names the first invalid fault and the allowed values.
+    """
     found = [_parse(key, text, settings) for key in FAULTS for text in getattr(settings, key)]
     found.sort(key=lambda fault: fault.step)
     for index, fault in enumerate(found):

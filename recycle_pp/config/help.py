@@ -60,7 +60,8 @@ def table() -> str:
     rows = ["| key | default | allowed | resume | meaning |", "|---|---|---|---|---|"]
     for key, rule in rules(Settings).items():
         if key not in FAULTS:
-            cells = (f"`{key}`", f"`{shown(rule.default)}`", rule.allowed, _RESUME[rule.change], rule.text)
+            may = _RESUME[rule.change] + ", `ctl`" * rule.live
+            cells = (f"`{key}`", f"`{shown(rule.default)}`", rule.allowed, may, rule.text)
             rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows)
 

@@ -16,9 +16,12 @@ FAMILY = ("llama", "mistral", "qwen2", "qwen3")
 
 
 def llama_sizes(folder: Path, sequence: int) -> dict[str, Any]:
-    """The keys of `model` and their values. ValueError if this project's Transformer lacks a feature of the model.
+    """The keys of `model` and their values.
 
-    sequence: tokens per sample; a sliding window of at least that many tokens has no effect and is allowed
+    folder    folder with the config.json
+    sequence  tokens per sample; a sliding window of at least that many tokens has no effect and is allowed
+
+    Raises ValueError if this project's Transformer lacks a feature of the model.
     """
     try:
         c = json.loads((folder / "config.json").read_text())
@@ -36,11 +39,11 @@ def llama_sizes(folder: Path, sequence: int) -> dict[str, Any]:
         "sliding_window": 0 < _window(c) < sequence,
     }
     for what in (name for name, there in lacks.items() if there):
-        raise ValueError(f"model=llama has no {what}, which {folder / 'config.json'} asks for; model=hf trains it")
+        raise ValueError(f"model=llama has no {what}, which {folder / 'config.json'} requires; model=hf trains it")
     try:
         return _sizes(c, rope, scaling)
     except KeyError as error:
-        raise ValueError(f"{folder / 'config.json'} does not say {error.args[0]}, which model=llama needs") from error
+        raise ValueError(f"{folder / 'config.json'} has no {error.args[0]}, which model=llama needs") from error
 
 
 def _sizes(c: dict[str, Any], rope: dict[str, Any], scaling: str) -> dict[str, Any]:
@@ -70,8 +73,10 @@ def _window(c: dict[str, Any]) -> int:
 
 
 def _scaling(kind: str, rope: dict[str, Any]) -> list[float] | None:
-    """The value of model.rope_scaling: [factor], or for Llama 3.1 [factor, low_freq_factor, high_freq_factor, original
-    positions]. None for unscaled positions."""
+    """The value of model.rope_scaling; None for unscaled positions.
+
+    It is [factor], or for Llama 3.1 [factor, low_freq_factor, high_freq_factor, original_max_position_embeddings].
+    """
     if kind == "default":
         return None
     keys = ["factor"]

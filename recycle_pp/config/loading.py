@@ -1,6 +1,6 @@
 """Builds settings from plain data, for instance from a JSON or YAML file.
 
-    settings = load({"run": {"steps": 100}})   # ValueError names the key and the allowed types
+    settings = load({"run": {"steps": 100}})   # raises ValueError, which names the key and the allowed types
     load(known(data))                          # ignores keys that this version does not have
 
 This module checks keys and types; `checks` validates values.
@@ -25,8 +25,9 @@ Group = TypeVar("Group")
 def load(data: Mapping[str, Any], cls: type[Group] = Settings, prefix: str = "") -> Group:  # type: ignore[assignment]
     """A dataclass built from nested plain data. Absent keys keep their defaults.
 
-    Raises:
-        ValueError: an unknown key or a value of the wrong type.
+    prefix: text before the keys in error messages
+
+    Raises ValueError for an unknown key or a value of the wrong type.
     """
     hints = get_type_hints(cls)
     values = {}
@@ -47,7 +48,7 @@ def load(data: Mapping[str, Any], cls: type[Group] = Settings, prefix: str = "")
 
 
 def known(data: Mapping[str, Any], cls: Any = Settings) -> dict[str, Any]:
-    """`data` without the keys that this version does not have, for runs that an older version started."""
+    """`data` without the keys that this version does not have, for runs that another version started."""
     groups = {name: hint for name, hint in get_type_hints(cls).items() if name in data}
     return {
         name: known(data[name], hint) if is_dataclass(hint) and isinstance(data[name], Mapping) else data[name]
@@ -56,7 +57,7 @@ def known(data: Mapping[str, Any], cls: Any = Settings) -> dict[str, Any]:
 
 
 def flat(data: Mapping[str, Any]) -> dict[str, Any]:
-    """{"run.steps": 3} for {"run": {"steps": 3}}."""
+    """The data without nesting: {"run": {"steps": 3}} becomes {"run.steps": 3}."""
     found: dict[str, Any] = {}
     for key, value in data.items():
         found |= {f"{key}.{k}": v for k, v in flat(value).items()} if isinstance(value, Mapping) else {key: value}
@@ -64,7 +65,7 @@ def flat(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The opposite of `flat`."""
+    """The inverse of `flat`."""
     data: dict[str, Any] = {}
     for key, value in values.items():
         group, dot, name = key.partition(".")

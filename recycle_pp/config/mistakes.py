@@ -1,5 +1,5 @@
-"""The error for a mistake that only the user can correct, found while the job runs. The job prints the error's sentence
-and ends; it does not restart the worker.
+"""The error that a worker raises for a mistake that only the user can correct. The job prints the error's message and
+ends instead of restarting the worker.
 
     raise UserMistake("data.path: text.bin holds token 700; model.vocabulary must be at least 701, it is 256")
 """
@@ -8,4 +8,5 @@ from __future__ import annotations
 
 
 class UserMistake(ValueError):
-    """A request that no worker can fulfil. The text is one sentence: the problem, and the allowed values."""
+    """A request that no worker can fulfil. The text is one sentence that states what is wrong and which
+    values are allowed."""

@@ -1,11 +1,11 @@
-"""The settings with which one node of a job was started: those that all nodes must share, and those of the node.
+"""The settings that one node of a job was started with, for a comparison with other nodes.
 
     node = NodeSettings.of(settings, arguments)
     node.shared                                      # {"run.steps": "60", ...}: sent to the coordinator
     first_difference(node.shared, other.shared)      # ("run.steps", "60", "100"); None if they agree
 
-Every node composes its own settings, but all workers run with the settings of rank 0. So if a node's settings differ,
-the node was started by mistake. Two keys may differ: `control.address`, because a host may have several addresses, and
+Every node composes its own settings, but all workers run with the settings of rank 0. If a node's settings differ, its
+command line is wrong. Only two keys may differ: `control.address`, because a host may have several addresses, and
 `control.interface`, because interface names differ between machines.
 """
 
@@ -26,9 +26,9 @@ _ABSENT = "no key (another version of recycle_pp)"
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """The settings with which a node was started.
+    """The settings that a node was started with.
 
-    shared     key -> value as a user writes it, for every key that must be equal on all nodes
+    shared     key -> value as a user writes it, for every key that must have the same value on all nodes
     interface  control.interface of this node
     """
 
@@ -40,8 +40,8 @@ class NodeSettings:
         """The settings of this node.
 
         settings   the settings composed from `arguments`, before a resume or the start changes them
-        arguments  the command line; nodes compare run.dir as it is written there or in the
-                   file of settings, because its default contains the time
+        arguments  the command line. Nodes compare the run.dir that is written there or in the file of settings, because
+                   its default contains the time
         """
         shared = {key: shown(value) for key, value in flat(asdict(settings)).items() if key not in OF_A_NODE}
         words, path = split(arguments)

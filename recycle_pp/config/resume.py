@@ -1,15 +1,15 @@
 """The settings of a resumed run: those in its folder's config.yaml, except for keys that the command line sets.
 
-    settings, said = take_up(arguments, before)     # before: config.yaml; ValueError: a change that is not allowed
-    said                                            # ["optimizer.lr 0.001 -> 0.003"]: the changes
+    settings, said = take_up(arguments, before)     # before: data of config.yaml; ValueError if a change is not allowed
+    said                                            # the changes: ["optimizer.lr 0.001 -> 0.003"]
 
 - The keys of a file of settings (`run.yaml`) count as keys of the command line.
 - A group on the command line (`optimizer=staggered`) replaces the whole group. `parallel=2x3` sets only the numbers of
   pipelines and stages.
 - The number of micro-batches in a step stays the same. If the number of pipelines changes, parallel.microbatches is
   adapted, unless the command line sets it.
-- Keys that belong to one start (`Change.START`: faults, run.resume, run.dir, control.address) are not taken from
-  config.yaml. Keys with `Change.NEVER` must not change.
+- Keys that belong to a single start (`Change.START`), such as run.dir and the faults, are not taken from config.yaml.
+  Keys with `Change.NEVER` must not change.
 - Keys that config.yaml lacks get their defaults. Keys that no longer exist are reported and ignored.
 """
 
@@ -43,7 +43,8 @@ def take_up(arguments: Sequence[str], before: Mapping[str, Any]) -> tuple[Settin
     defaults = flat(asdict(compose([])))
     words, path = split(arguments)
     named = keys_of(words)
-    if path is not None and "parallel.pipelines" not in named:  # else the file's microbatches belong to its pipelines
+    # Ignores the file's parallel.microbatches if the command line changes the number of pipelines to which they belong.
+    if path is not None and "parallel.pipelines" not in named:
         named |= read_run_file(path).keys()
     old = {key: value for key, value in flat(before).items() if key in keys and key not in _OF_A_START}
     said = [f"{key} is no longer a key and was ignored" for key in flat(before) if key not in keys]
@@ -51,7 +52,8 @@ def take_up(arguments: Sequence[str], before: Mapping[str, Any]) -> tuple[Settin
         # The version that wrote this file had no numerics.sums, and its bf16 meant autocast.
         old["numerics.precision"] = "bf16-autocast"
     if "run.validate_samples" not in old:
-        old.pop("run.validate_microbatches", None)  # before validate_samples existed, its default was not null
+        # In versions without validate_samples, the default of validate_microbatches was not null.
+        old.pop("run.validate_microbatches", None)
     now = flat(asdict(compose(list(arguments))))
     asked = _OF_A_START | chosen(arguments)
     _check_file(before, asked, now["run.dir"])
@@ -67,7 +69,12 @@ def take_up(arguments: Sequence[str], before: Mapping[str, Any]) -> tuple[Settin
 
 
 def _check_file(before: Mapping[str, Any], asked: Collection[str], folder: str) -> None:
-    """ValueError, naming config.yaml, if a value that is taken from it has the wrong type or range."""
+    """Raises ValueError, which names config.yaml, if a value that is taken from it has the wrong type or range.
+
+    before  the data of config.yaml
+    asked   keys whose values are not taken from config.yaml
+    folder  the run's folder
+    """
     kept = {key: value for key, value in flat(before).items() if key not in asked}
     try:
         settings: Settings = load(known(nested(kept)))
@@ -77,9 +84,12 @@ def _check_file(before: Mapping[str, Any], asked: Collection[str], folder: str) 
 
 
 def _share(old: Mapping[str, Any], pipelines: int, folder: str) -> int:
-    """The micro-batches per pipeline with which a step keeps its number of micro-batches.
+    """The new number of micro-batches per pipeline. It keeps the number of micro-batches in a step unchanged.
 
-    ValueError if `pipelines` does not divide that number."""
+    old        the flat settings of config.yaml
+    pipelines  the new number of pipelines
+
+    Raises ValueError if `pipelines` does not divide the number of micro-batches in a step."""
     before, each = (old.get(f"parallel.{key}", getattr(Parallel(), key)) for key in ("pipelines", "microbatches"))
     if not all(isinstance(number, int) for number in (before, each, pipelines)) or pipelines < 1:
         return each  # a later check rejects the wrong type or range
@@ -94,7 +104,10 @@ def _share(old: Mapping[str, Any], pipelines: int, folder: str) -> int:
 
 
 def refuse_changes(old: Mapping[str, Any], settings: Settings) -> None:
-    """ValueError if a setting differs that must not change during a run. old: key -> value, as `flat` returns them."""
+    """Raises ValueError if a setting has changed that must stay the same during a run.
+
+    old: key -> value in the run's config.yaml
+    """
     default = flat(asdict(Settings()))
     where = f"when run.dir={settings.run.dir} is resumed"
     for key, value in flat(asdict(settings)).items():

@@ -4,8 +4,8 @@
     read_run_file(path)                                   # {"optimizer.lr": 0.001, ...}: the keys that the file sets
     commented(settings, ["a comment"])                    # the text of a file with every key, for `recycle init`
 
-A file holds any keys of `Settings`, in their groups. A run's config.yaml is such a file. Numbers and words are those of
-YAML 1.2: 3e-4 is a number, 20:1.2 and on are texts, and only true and false are truth values.
+A file holds any keys of `Settings`, in their groups. A run's config.yaml is such a file. Values are read as in YAML
+1.2: `3e-4` is a number, `20:1.2` and `on` are strings, and only `true` and `false` are booleans.
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ SUFFIXES = (".yaml", ".yml")
 
 
 def is_run_file(text: str) -> bool:
-    """Whether an argument names a file of settings, which may be missing."""
+    """Whether an argument names a file of settings. The file may be missing."""
     return text.endswith(SUFFIXES) and ("=" not in text or Path(text).is_file())
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], str | None]:
-    """(the other arguments, the path of the file or None). ValueError if several files are named."""
+    """Splits a command line into (the arguments that name no file of settings, the path of the file or None).
+
+    Raises ValueError if several files are named.
+    """
     found = [text for text in arguments if is_run_file(text)]
     if len(found) > 1:
         raise ValueError(f"one file of settings at a time, not {' and '.join(found)}")
@@ -44,9 +47,8 @@ def read_run_file(path: str, resolve: bool = True) -> dict[str, Any]:
 
     resolve: whether to replace interpolations, ${...}
 
-    Raises:
-        ValueError: one sentence with the file, and the line if one is to blame: the file is missing or not YAML, a key
-            is unknown or given twice, or a value has the wrong type or range.
+    Raises ValueError if the file is missing or not YAML, a key is unknown or given twice, or a value has the wrong type
+    or range. The sentence names the file and, if possible, the line.
     """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -77,7 +79,7 @@ def commented(settings: Settings, comment: Sequence[str]) -> str:
 
 
 def _described(data: Mapping[str, Any], known: Mapping[str, Rule], prefix: str = "") -> Iterator[str]:
-    """Lines with each key below its comment, indented by the number of groups around it."""
+    """Lines with each key below its comment. Keys in a group are indented."""
     indent = "  " * prefix.count(".")
     for name, value in data.items():
         key = f"{prefix}{name}"
@@ -92,7 +94,7 @@ def _described(data: Mapping[str, Any], known: Mapping[str, Rule], prefix: str =
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads plain scalars as YAML 1.2 does. PyYAML's own rules, those of YAML 1.1, make a text of 3e-4."""
+    """Reads plain scalars as in YAML 1.2. PyYAML itself follows YAML 1.1, in which 3e-4 is a string."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
 
@@ -133,7 +135,7 @@ def _parsed(path: str) -> tuple[yaml.Node, dict[str, Any]]:
 
 
 def _lines(path: str, node: yaml.Node, prefix: str = "") -> dict[str, int]:
-    """Key -> its line. ValueError if a key is given twice or is not a text."""
+    """Key -> its line number. Raises ValueError if a key is given twice or is not a string."""
     found: dict[str, int] = {}
     for key, value in node.value:
         line = key.start_mark.line + 1

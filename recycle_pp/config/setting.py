@@ -2,8 +2,8 @@
 
     lr: float = setting(3e-3, "peak learning rate", above=0)            # a field of a group in settings.py
     width: int = fixed(64, "hidden size H", at_least=1)                 # a field that must not change during a run
-    rules(settings)                                                     # {"optimizer.lr": Rule(...), ...}
-    rule.check("optimizer.lr", -1.0)                                    # ValueError: one sentence for the user
+    rules(Settings)                                                     # {"optimizer.lr": Rule(...), ...}
+    rule.check("optimizer.lr", -1.0)                                    # raises ValueError with one sentence
 
 `checks` compares every setting with its rule. `resume` uses the rules to decide what may change, and `node_settings` to
 decide what may differ between nodes. `--help` and the table in docs/configuration.md print the rules.
@@ -21,11 +21,11 @@ from typing import Any
 
 
 class Change(StrEnum):
-    """When a setting may change. No setting may change while a job runs."""
+    """When a setting may change. While a job runs, only settings with `Rule.live` may change."""
 
     NEVER = "never"  # a resumed run has the same value
     RESUME = "resume"  # a resume takes the value from its command line, or else from the run's config.yaml
-    START = "start"  # the value belongs to one start: a resume does not take it from config.yaml
+    START = "start"  # the value belongs to a single start, so a resume does not take it from config.yaml
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,14 @@ class Rule:
 
     text      the meaning and unit, for users
     default   the value if no configuration file sets one
-    choices   the allowed values among texts, true, false and null; does not restrict values of other types
+    choices   the allowed values among strings, true, false and null; does not restrict values of other types
     form      a description of the values that are allowed besides the choices
-    pattern   regular expression that a text, or each text of a list, must match
-    parse     raises ValueError if a text is malformed
+    pattern   regular expression that a string, or each string of a list, must match
+    parse     function that raises ValueError if a string is malformed
     at_least, above, at_most, below   bounds of a number, or of each number of a list
     change    when the setting may change
     per_node  whether nodes of one job may have different values
+    live      whether it may change while a job runs (`python -m recycle_pp.ctl RUN set`)
     """
 
     text: str
@@ -55,6 +56,7 @@ class Rule:
     below: float | None = None
     change: Change = Change.RESUME
     per_node: bool = False
+    live: bool = False
 
     @property
     def allowed(self) -> str:
@@ -68,7 +70,7 @@ class Rule:
         return self.form or " and ".join(parts)
 
     def check(self, key: str, value: Any) -> None:
-        """ValueError, with one sentence, if the value is not allowed. The caller has checked the type."""
+        """Raises ValueError with one sentence if the value is not allowed. The caller has already checked its type."""
         for one in value if isinstance(value, list) else [value]:
             if isinstance(one, float) and not math.isfinite(one):
                 raise ValueError(f"{key} must be finite, not {one}")
@@ -113,8 +115,10 @@ fixed = partial(setting, change=Change.NEVER)
 
 
 def rules(cls: type) -> dict[str, Rule]:
-    """Key -> rule, for all settings in a dataclass of groups. The key of a setting in a group is for instance
-    "optimizer.lr". The key of a setting outside all groups is its name."""
+    """Key -> rule, for all settings in a dataclass of groups.
+
+    A key has the form "optimizer.lr". The key of a setting outside all groups is its name.
+    """
     found: dict[str, Rule] = {}
     for one in fields(cls):
         group = _group(one)

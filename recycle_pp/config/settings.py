@@ -1,7 +1,7 @@
 """The typed configuration of a run: one dataclass for each group of `configs/`.
 
-    Settings().with_values({"run.steps": 100})     # a copy: nothing changes settings after they are checked
-    dataclasses.asdict(settings)                   # plain data; `loading.load` is the opposite
+    Settings().with_values({"run.steps": 100})     # a changed copy, because settings are immutable
+    dataclasses.asdict(settings)                   # plain data; `loading.load` is the inverse
 
 A setting's rule (`setting.py`) states its meaning and unit, its allowed values, and when it may change. `configs/`
 holds the defaults. `compose` builds Settings from a command line. `checks` validates combinations of several settings.
@@ -9,9 +9,13 @@ holds the defaults. `compose` builds Settings from a command line. `checks` vali
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
+
+from recycle_pp.storage.local_copy import place
 
 from .setting import Change, fixed, setting
 from .sizes import parse_size
@@ -23,14 +27,14 @@ YES_NO_AUTO = (True, False, "auto")
 class Lora:
     """Low-rank adapters of a Hugging Face decoder, through peft. All other parameters are frozen."""
 
-    rank: int = fixed(0, "hf: columns of an adapter's first matrix; 0: no adapters, all parameters train", at_least=0)
-    alpha: float = fixed(16.0, "an adapter's product counts alpha / rank times", above=0)
+    rank: int = fixed(0, "hf: inner dimension of an adapter; 0: no adapters, all parameters train", at_least=0)
+    alpha: float = fixed(16.0, "the output of an adapter is scaled by alpha / rank", above=0)
     targets: list[str] | str = fixed(
         "all-linear",
-        "ends of the names of the adapted modules, for instance [q_proj,v_proj]; a text is a regular expression of the "
+        "suffixes of the names of adapted modules, for instance [q_proj,v_proj]; a text is a regular expression of the "
         "whole name; all-linear: every linear module but the head",
     )
-    dropout: float = fixed(0.0, "probability, on the input of an adapter", at_least=0, below=1)
+    dropout: float = fixed(0.0, "dropout probability at the input of an adapter", at_least=0, below=1)
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,9 @@ class Model:
         None, "custom: MODULE:FUNCTION of (output, batch); null: output.loss, or the output itself"
     )
     path: str | None = fixed(
-        None, "hf, llama: folder with config.json and safetensors; custom: folder with initial safetensors"
+        None,
+        "hf, llama: folder with config.json and safetensors; custom: folder with initial safetensors; or the URL of "
+        "such a folder, s3://, gs:// or az://",
     )
     init: str = fixed(
         "weights",
@@ -102,8 +108,13 @@ class Model:
 
     @property
     def own(self) -> bool:
-        """True if the model is this project's own Transformer."""
+        """Whether the model is this project's own Transformer."""
         return self.kind in ("transformer", "llama")
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder at `path`. If `path` is a URL, the copy of that folder on this machine."""
+        return None if self.path is None else place(self.path)
 
     @property
     def layout(self) -> list[int] | None:
@@ -118,10 +129,21 @@ class Model:
 
 @dataclass(frozen=True)
 class Data:
+    format: str = fixed(
+        "text",
+        "chat: conversations, through the chat template of data.tokenizer; only the assistant's tokens have a loss",
+        choices=("text", "chat"),
+    )
+    build: str | None = fixed(
+        None,
+        "MODULE:FUNCTION that returns a dataset: __len__, and __getitem__ with tensors by name; instead of data.path",
+        pattern=r"[\w.]+:\w+",
+        form="null or MODULE:FUNCTION, for instance my_package:dataset",
+    )
     path: str | list[str] | None = fixed(
         None,
-        "text file, folder, .jsonl, .parquet, .bin or Megatron's .bin/.idx prefix, or a list of them, [A,B]; null: the "
-        "source files of Python",
+        "text file, folder, .jsonl, .parquet, .bin, Megatron's .bin/.idx prefix, a dataset's folder, hf://NAME:SPLIT, "
+        "s3://, gs:// or az:// of such a file or folder, or a list of them, [A,B]; null: the source files of Python",
     )
     weights: list[float] | None = fixed(
         None, "relative number of samples from each path of a list; null: in proportion to their sizes", above=0
@@ -131,8 +153,13 @@ class Data:
         "for text: bytes, a tokenizer.json, or a folder with one; null: the bytes of the files, without documents",
     )
     separator: str | None = fixed(None, "token after every document; null: the tokenizer's end-of-text token")
-    document_mask: bool = fixed(False, "attention does not cross a separator; positions restart after it")
-    column: str = fixed("text", "for .jsonl and .parquet: the column that holds the text")
+    document_mask: bool = fixed(
+        False, "attention does not cross a separator; positions restart after it; chat: always, between conversations"
+    )
+    column: str = fixed(
+        "text",
+        "for .jsonl and .parquet: the column that holds the text; chat: the messages, and text means messages",
+    )
     dtype: str = fixed(
         "auto",
         "dtype of a .bin without a header; auto: uint32 if the vocabulary exceeds 65536",
@@ -142,6 +169,16 @@ class Data:
         None, "validation data, like data.path; null: the end of every path is held out"
     )
     validation_share: float = fixed(0.05, "share of each path that is held out for validation", at_least=0, below=1)
+
+    @property
+    def masked(self) -> bool:
+        """Whether attention stays within each document of a sample."""
+        return self.document_mask or self.format == "chat"
+
+    @property
+    def unmasked(self) -> str:
+        """The beginning of the error message for a model whose attention cannot be kept within a document."""
+        return "data.format must be text" if self.format == "chat" else "data.document_mask must be false"
 
 
 @dataclass(frozen=True)
@@ -195,16 +232,36 @@ class Schedule:
         "move decoder layers between stages while the job trains; auto: if that gains more time than it costs; always: "
         "whenever the planned step is shorter",
         choices=("auto", "always", "never"),
+        live=True,
     )
     outage: float = setting(
         900.0,
-        "rebalance=auto: expected seconds until a dead worker is back, before one has come back in this job",
+        "rebalance=auto: expected seconds until a dead worker is back, used if no earlier outage lasted longer",
         above=0,
     )
 
 
 @dataclass(frozen=True)
+class Muon:
+    momentum: float = setting(0.95, "decay of the mean of gradients, with Nesterov's look-ahead", at_least=0, below=1)
+    iterations: int = setting(5, "Newton-Schulz iterations that orthogonalise an update", at_least=1, at_most=20)
+    scale: str = setting(
+        "adamw",
+        "factor of the update of R rows and C columns; adamw: 0.2 sqrt(max(R, C)), so that lr can be that of AdamW; "
+        "original: sqrt(max(1, R / C))",
+        choices=("adamw", "original"),
+    )
+
+
+@dataclass(frozen=True)
 class Optimizer:
+    name: str = fixed(
+        "adamw",
+        "muon: Muon for the matrices inside layers, AdamW for all other parameters; custom: optimizer.build",
+        choices=("adamw", "muon", "custom"),
+    )
+    build: str | None = fixed(None, "custom: MODULE:NAME of a class or function that returns update rules")
+    muon: Muon = field(default_factory=Muon)
     lr: float = setting(
         3e-3, "peak learning rate, after the warm-up; large models (model=gpt124m, llama1b) set a smaller one", above=0
     )
@@ -229,8 +286,13 @@ class Optimizer:
     eps: float = setting(1e-8, "added to the root of the mean of squared gradients", above=0)
     weight_decay: float = setting(0.1, "weight decay of matrices; vectors have none", at_least=0)
     clip: float | None = setting(1.0, "largest global gradient norm; null: no clipping", above=0)
+    moments: str = fixed(
+        "fp32",
+        "state vectors of AdamW and Muon between two steps; bf16: half the memory, computed in float32 all the same",
+        choices=("fp32", "bf16"),
+    )
     most_skipped: int = setting(
-        5, "stop the job after this many consecutive updates skipped for NaN or infinity", at_least=1
+        5, "stop the job after this many consecutive updates skipped for NaN or infinity", at_least=1, live=True
     )
     stagger: bool = setting(False, "step each stage before the commit, and keep an undo copy")
 
@@ -252,13 +314,15 @@ class Numerics:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    every: int = setting(0, "steps between checkpoints; 0: by checkpoint.minutes only", at_least=0)
+    every: int = setting(0, "steps between checkpoints; 0: by checkpoint.minutes only", at_least=0, live=True)
     minutes: float = setting(
         10.0,
         "minutes between checkpoints; 0: never. The end of a run and a signal always write one",
         at_least=0,
+        live=True,
     )
     keep: int = setting(2, "number of newest checkpoints to keep, in run.dir and in the store", at_least=1)
+    keep_best: bool = setting(False, "also keep the checkpoint with the lowest validation loss")
     store: str | None = setting(
         None,
         "also upload each checkpoint to a store of objects, or to a folder; resume from there too",
@@ -269,8 +333,71 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
+class Islands:
+    """Several jobs that train one model, far apart, and meet in a store (docs/islands.md)."""
+
+    store: str | None = fixed(
+        None,
+        "the store of objects, or the folder, in which islands meet; null: this job is by itself",
+        pattern=r"((s3|gs|az)://[^/]+|file://|)(/.*)?",
+        form="s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, or an absolute path",
+    )
+    name: str | None = fixed(
+        None,
+        "name of this island, different from those of all others",
+        pattern=r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}",
+        form="up to 40 letters, digits, - and _",
+    )
+    steps: int = fixed(100, "steps of an island between two rounds, H", at_least=1)
+    delay: int = fixed(
+        1, "steps between the end of a round's work and the use of its result, for the transfer", at_least=1
+    )
+    mix: float = fixed(
+        0.0,
+        "share of an island's own weights after a round; the rest is theta, the common weights",
+        at_least=0,
+        at_most=1,
+    )
+    lr: float = fixed(0.7, "learning rate of the outer step, SGD on theta", above=0)
+    momentum: float = fixed(0.9, "Nesterov momentum of the outer step", at_least=0, below=1)
+    bits: int = fixed(8, "bits of a value in the store: 8, with error feedback, or 32", at_least=8, at_most=32)
+    patience: float = setting(
+        600.0, "seconds after which a round is closed without the islands that are late", at_least=0
+    )
+    max_local: int | None = setting(
+        None,
+        "steps after the beginning of a round after which an island waits for its result; null: twice islands.steps",
+        at_least=1,
+    )
+    snapshot_every: int = fixed(
+        10, "rounds between two snapshots of theta in the store, for islands that join", at_least=1
+    )
+    keep: int = setting(20, "number of newest rounds whose objects are kept in the store", at_least=1)
+    parts: int = fixed(
+        8, "parts into which the training data are cut, one for each island; the largest number of islands", at_least=1
+    )
+    part: int | None = setting(
+        None, "set by the start: the part of the data that this island reads", at_least=0, change=Change.START
+    )
+    egress_per_gb: float = setting(0.0, "price of 10^9 bytes sent to the store, in dollars", at_least=0)
+
+    @property
+    def most_local(self) -> int:
+        """The value of `max_local`, with its default."""
+        return 2 * self.steps if self.max_local is None else self.max_local
+
+    @property
+    def cut(self) -> tuple[int, int]:
+        """(part of the data that this job reads, number of parts); (0, 1) without islands."""
+        return (0, 1) if self.store is None else (self.part or 0, self.parts)
+
+
+@dataclass(frozen=True)
 class Run:
     steps: int = setting(60, "optimizer steps of the whole run, including resumes", at_least=1)
+    epochs: float | None = setting(
+        None, "passes over the training data; sets run.steps, rounded up; null: run.steps counts", above=0
+    )
     dir: str = setting(
         "runs/${now:%Y-%m-%d_%H-%M-%S}",
         "folder for all files of the run",
@@ -289,12 +416,17 @@ class Run:
         "start the next process of each worker in advance; auto: if 400 MB per worker are free",
         choices=("auto", "on", "off"),
     )
-    respawns: int = setting(3, "most restarts of a worker that died on its own", at_least=0)
+    respawns: int = setting(3, "most restarts of a worker that died on its own", at_least=0, live=True)
     seed: int = fixed(0, "seed of the initial weights, sample order and dropout", at_least=0)
     device: str = setting("auto", "auto: GPUs if the node has any", choices=("auto", "cpu", "cuda"))
     validate_every: int = setting(20, "steps between validations; 0: never", at_least=0)
-    validate_samples: int = setting(
-        32, "held-out samples per validation, always the same; rounded up to whole micro-batches", at_least=1
+    validate_samples: int | str = setting(
+        32,
+        "held-out samples per validation, always the same; rounded up to whole micro-batches; all: every whole "
+        "micro-batch of them",
+        choices=("all",),
+        form="a whole number of at least 1",
+        at_least=1,
     )
     validate_microbatches: int | None = setting(
         None,
@@ -307,7 +439,17 @@ class Run:
         above=0,
     )
     on_event: str | None = setting(None, "shell command run for every event, with the event as JSON on standard input")
+    evaluate: str | None = setting(
+        None,
+        "shell command for the model of the newest checkpoint, while training continues; $1 is its Hugging Face folder",
+    )
     sample_log: bool = setting(False, "write samples.jsonl: the sample ids of each step")
+    compile_cache: str | None = setting(
+        None,
+        "shared folder from which workers read compiled kernels before they compile, and to which they write new ones",
+        pattern=".+",
+        form="the path of a folder",
+    )
 
 
 @dataclass(frozen=True)
@@ -363,7 +505,7 @@ class Control:
         choices=("stop", "third"),
     )
     health: float = setting(
-        10.0, "seconds between two looks of a supervisor at its GPU and its host; 0: never", at_least=0
+        10.0, "seconds between a supervisor's readings of its GPU and its host; 0: never", at_least=0
     )
     lease: float = setting(
         600.0, "seconds allowed for a worker's start, its first ops and the run's last checkpoint", above=0
@@ -391,6 +533,7 @@ class Settings:
     numerics: Numerics = field(default_factory=Numerics)
     state: State = field(default_factory=State)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    islands: Islands = field(default_factory=Islands)
     run: Run = field(default_factory=Run)
     log: Log = field(default_factory=Log)
     control: Control = field(default_factory=Control)
@@ -413,10 +556,11 @@ class Settings:
 
     @property
     def validation_microbatches(self) -> int:
-        """Number of micro-batches in a validation, if there is enough held-out data."""
+        """Number of micro-batches in a validation, unless there is less held-out data."""
         if self.run.validate_microbatches is not None:
             return self.run.validate_microbatches * self.parallel.pipelines
-        return -(-self.run.validate_samples // self.parallel.microbatch_size)
+        wanted = self.run.validate_samples
+        return -(-wanted // self.parallel.microbatch_size) if isinstance(wanted, int) else sys.maxsize
 
     def with_values(self, values: Mapping[str, Any]) -> Settings:
         """A copy of the settings with other values. Does not check types or ranges.

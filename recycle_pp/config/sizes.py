@@ -1,6 +1,6 @@
 """Parses and prints sizes in bytes, in the notation of users.
 
-parse_size("16GB") == 16e9; parse_size("80 GiB"); parse_size("2e9")      # ValueError for anything else
+parse_size("16GB") == 16e9; parse_size("80 GiB"); parse_size("2e9")      # raises ValueError for anything else
 format_size(6_000_000_000) == "6 GB"
 """
 
@@ -16,10 +16,11 @@ _FACTORS |= {unit[0].lower(): 1e3**n for n, unit in enumerate(_UNITS) if n}
 
 
 def parse_size(text: str, flag: str = "") -> float:
-    """A size in bytes. The units are powers of 1000 (kB, MB, GB, TB, also k, M, G, T) or of 1024 (KiB, MiB, GiB, TiB),
-    in upper or lower case. ValueError if `text` is not a size.
+    """The size in bytes. Raises ValueError if `text` is not a size.
 
-    flag: the option's name, with which the error message starts
+    text  a number, and optionally a unit in upper or lower case: decimal (kB, MB, GB, TB, or k, M, G, T) or binary
+          (KiB, MiB, GiB, TiB)
+    flag  name of the option; the error message starts with it
     """
     match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", text.lower())
     factor = _FACTORS.get(match[2]) if match else None

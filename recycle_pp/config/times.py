@@ -1,6 +1,6 @@
 """Parses and prints durations in the notation of users.
 
-parse_seconds("500ms", "--repair") == 0.5; parse_seconds("2h", "--repair")      # ValueError for anything else
+parse_seconds("500ms", "--repair") == 0.5; parse_seconds("2h", "--repair")      # raises ValueError for anything else
 format_seconds(5400) == "1.5 h"
 """
 
@@ -12,9 +12,10 @@ _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def parse_seconds(text: str, flag: str) -> float:
-    """A duration in seconds, above 0. A number without a unit is in seconds. ValueError if `text` is not a duration.
+    """The duration in seconds. Raises ValueError if `text` is not a duration above 0.
 
-    flag: the option's name, with which the error message starts
+    text  a number and a unit (ms, s, m, h or d); without a unit, seconds
+    flag  name of the option; the error message starts with it
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?", text)
     seconds = float(match[1]) * _UNITS[match[2] or "s"] if match else 0.0

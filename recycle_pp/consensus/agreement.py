@@ -1,7 +1,7 @@
 """Elects the leader, whose supervisor hosts the coordinator, and agrees on memberships.
 
     agreement = make_agreement(settings, rank, address, token, leader)       # one in every supervisor
-    leader = await agreement.leader(after=leader.term)      # after a loss: the next leader, maybe this supervisor
+    leader = await agreement.leader(after=leader.term)      # after a loss; the next leader may be this supervisor
     await agreement.agree(4, {0: Place("10.0.0.2", 4711), ...})  # on the leader, before each generation starts
     await agreement.successor(leader)                      # waits for a leader that replaces `leader`
 
@@ -23,39 +23,46 @@ PLANNING = 5.0  # seconds that a coordinator may be silent beyond control.suspic
 
 
 class LostMajority(RuntimeError):
-    """This side of the job has to stop; another side may continue. The text is a sentence for the user."""
+    """This supervisor cannot continue the job. Supervisors that it cannot reach may continue it. The text of the
+    exception is a sentence for the user."""
 
 
 class Deposed(RuntimeError):
-    """Another supervisor leads. This one has to follow the new leader; its own decisions since then are void."""
+    """Another supervisor leads. This one has to follow it. Decisions that this one has made since the election of the
+    new leader are void."""
 
 
 class Agreement(Protocol):
     async def leader(self, after: int) -> Leader:
-        """The next leader. after: term of the lost leader. Blocks until there is a next leader.
+        """Takes part in the election of the next leader and returns the winner. Blocks until there is one.
 
-        This supervisor takes part in the election. If it wins, it is the result and must coordinate. A leader that can
-        still reach a majority is not deposed: if it answers that it leads term `after`, it is returned again. Any other
-        result has a later term. Raises LostMajority if this side cannot elect a leader.
+        after: term of the lost leader; -1 at the start of a job
+
+        If the result is this supervisor, it must coordinate. If the leader of term `after` answers that it still leads,
+        for instance because only the connection to it was lost, it is the result again. Any other result has a later
+        term. Raises LostMajority if this side cannot elect a leader.
         """
         ...
 
     async def agree(self, generation: int, supervisors: Mapping[int, Place]) -> int:
-        """Called by the leader. Agrees on a generation with these supervisors, and returns the term of the agreement.
+        """Agrees on a generation with these supervisors. Returns the term of the agreement. Only the leader calls it.
 
         From then on, decisions need a majority of these supervisors. No leader of an older term, and no supervisor that
         only knows an older membership, can get another generation agreed. The leader may cancel the call in favour of a
-        newer generation. A leader's generations increase; -1 means that no generation was agreed yet.
+        newer generation. Each call of a leader must have a larger generation than its previous call.
 
         Raises Deposed if another supervisor leads, LostMajority if too few answer.
         """
         ...
 
     async def confirm(self, held: bool) -> int:
-        """Called by the leader. Returns its term once a majority has confirmed that it follows this leader.
+        """Waits until a majority has confirmed that it follows this leader. Returns the leader's term. Only the leader
+        calls it.
 
-        held: whether an earlier confirmation is still valid, so no other supervisor can have been elected. Blocks until
-        enough answers arrive. Raises Deposed if another supervisor leads, LostMajority if too few can answer.
+        held: whether an earlier confirmation is still valid, so that no other supervisor can have been elected
+
+        Blocks until enough answers arrive. Raises Deposed if another supervisor leads, LostMajority if too few can
+        answer.
         """
         ...
 
@@ -80,8 +87,8 @@ class Agreement(Protocol):
 
 
 def majority(ranks: Collection[int], roster: Collection[int], dead: Collection[int] = ()) -> bool:
-    """Whether `ranks` can decide for the roster. They need more than half of it, half of it including its lowest rank,
-    or all its survivors.
+    """Whether `ranks` can decide for the roster. They can if they include more than half of the roster, or half of it
+    with its lowest rank, or all its ranks that are not in `dead`.
 
     dead: ranks proven dead. A minority must include all survivors, because each survivor may be the only one that knows
     of an agreement with the dead.

@@ -22,12 +22,15 @@ from recycle_pp.wire.messages.generations import Adopt, SteadyPlan
 from .agreement import Agreement, Deposed, LostMajority, Place
 from .leader_lease import LeaderLease
 
-_BEGINS = (Adopt, SteadyPlan)  # a worker needs these messages to start a generation
+_BEGINS = (Adopt, SteadyPlan)  # messages without which a worker cannot start a generation
 
 
 class AgreementGate:
-    """deliver(out): sends messages; called in the event loop. The gate revokes the lease if another supervisor leads or
-    no majority answers."""
+    """Holds back the messages that start a generation. Revokes the lease if another supervisor leads or no majority
+    answers.
+
+    deliver(out): sends messages; called in the event loop
+    """
 
     def __init__(self, agreement: Agreement, lease: LeaderLease, deliver: Callable[[Sequence[Send]], None]) -> None:
         self._agreement = agreement

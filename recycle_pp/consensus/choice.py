@@ -1,4 +1,4 @@
-"""Selects the agreement that `control.coordinator` names: the supervisors' vote, or etcd.
+"""Creates the agreement that `control.coordinator` selects: the supervisors' vote, or etcd.
 
 agreement = make_agreement(settings, rank, address, token, leader)       # one in every supervisor
 """
@@ -14,10 +14,10 @@ from .refusal import REFUSED
 def make_agreement(
     settings: Settings, rank: int, address: Place, token: str, leader: Leader | None, first_term: int = 0
 ) -> Agreement:
-    """The agreement that `control.coordinator` names.
+    """The agreement that `control.coordinator` selects.
 
-    leader      the current leader; None in rank 0 at the start of a job, when `leader(after=-1)` starts `first_term`
-    first_term  a term newer than every term in the run folder
+    leader      the current leader; None in rank 0 at the start of a job, which then calls `leader(after=-1)`
+    first_term  the term that `leader(after=-1)` starts; newer than every term in the run folder
     """
     if settings.control.coordinator == "etcd":
         from .etcd import Etcd

@@ -20,12 +20,12 @@ to the new members only: a reachable supervisor never acknowledges a membership 
 A candidate raises its term only after a majority has answered that it would vote for the candidate (Raft's pre-vote). A
 voter answers no if it has a live leader, or if it has just voted for another candidate that may be alive. Voters refuse
 a leader if they know a later term. If that term has no leader, the refused leader runs again in a newer term and
-continues. A late message only delays the election.
+continues. So a delayed message of an old candidate can only delay the job.
 
 Candidates take turns in the order of their ranks, the lost leader last. A candidate first waits `TURN_SECONDS` for
 every live candidate with an earlier turn. A supervisor whose port refuses connections for some time counts as dead
 (`refusal.py`). If the supervisors that do not count as dead are not a majority, the election fails at once. A process
-of this machine that has ended is proven dead (see `majority`).
+on this machine that has ended is proven dead (see `majority`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from .voter import Roster, Voter
 from .voter_client import VoterClient
 
 TURN_SECONDS = 0.2  # seconds that a candidate waits for each live candidate with an earlier turn
-CAMPAIGN_SECONDS = 6.0  # seconds after which a campaign without a majority ends: a round trip on slow machines
+CAMPAIGN_SECONDS = 6.0  # time limit of a campaign; as long as a round trip on slow machines
 RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.02, 0.5  # seconds between two attempts: first value, limit of the backoff
 NON_MEMBER_SECONDS = 8.0  # seconds for which a supervisor without a vote looks for the new leader
 SLACK_SECONDS = 15.0  # seconds for an election after all supervisors have noticed the loss
@@ -68,8 +68,8 @@ SLACK_SECONDS = 15.0  # seconds for an election after all supervisors have notic
 class Election:
     """The embedded `Agreement`. Use it in the event loop's thread only.
 
-    patience    seconds by which other supervisors may notice a loss later than this one; also the time limit for the
-                acknowledgement of a membership
+    patience    seconds after which all other supervisors have noticed a loss that this one has noticed. An election,
+                or the acknowledgement of a membership, may take `patience + SLACK_SECONDS`
     refused     see `VoterClient`
     first_term  see `make_agreement`
     """
@@ -108,7 +108,7 @@ class Election:
             finally:
                 elected.cancel()
                 if not candidacy.cancel() and not candidacy.cancelled():
-                    candidacy.exception()  # retrieved, so that asyncio does not log it
+                    candidacy.exception()  # only so that asyncio does not log that it was never retrieved
         if self.voter.leader is None:
             raise LostMajority(f"no majority of supervisors {_names(self.voter.newest.roster)} answered in time")
         return self.voter.leader
@@ -131,7 +131,7 @@ class Election:
         lapsed = not held and self.voter.leader is not None and self.voter.leader.term == self._confirmed
         others = self._others()
         if lapsed and others and all(is_dead(place.process) for _, place in others):
-            # They may have elected another leader while this one was suspended, and continued or finished the job.
+            # The others may have elected another leader while this one was suspended, and continued or ended the job.
             raise LostMajority(f"supervisors {_names(self.voter.members())} have ended, except this one")
         while (leader := await self._confirm_leadership(self.voter.members())) is None:
             pass
@@ -230,8 +230,9 @@ class Election:
     async def _confirm_leadership(self, among: Collection[int]) -> Leader | None:
         """Returns this supervisor as the leader, once a majority within `among` has confirmed it.
 
-        Returns None if the caller must try again. Then either most members knew a later term and this supervisor has
-        been elected anew, or `among` has no majority at present (supervisors with broken connections may come back).
+        Returns None if the caller must try again. In that case either most members knew a later term and this
+        supervisor has been elected anew, or `among` has no majority at present (supervisors with broken connections may
+        come back).
         """
         leader = self.voter.leader or await self.leader(after=self.voter.lost)
         if leader.rank != self._rank:
@@ -248,7 +249,8 @@ class Election:
         return None
 
     async def _propose(self, leader: Leader, generation: int, roster: Roster) -> bool:
-        """Whether a majority has acknowledged the membership. False if too many refuse or another supervisor leads."""
+        """Proposes a membership to its members. Returns True once a majority has acknowledged it, False if too many
+        members refuse or another supervisor leads."""
         position = (leader.term, generation)
         if self.voter.newest.position != position:  # not proposed by an earlier attempt
             self.voter.memberships.append(Membership(position, self._rank, roster))
@@ -269,13 +271,14 @@ class Election:
         among: Collection[int] | None = None,
         others: Sequence[tuple[int, Place]] | None = None,
     ) -> list[Membership]:
-        """Sends a request to the members until the outcome is settled. It succeeds when a majority of each membership
-        in `Voter.required` has answered yes; then returns these memberships. Returns [] if too many members have
-        answered no.
+        """Sends a request to the members until the outcome is settled.
+
+        Returns the memberships in `Voter.required` once a majority of each of them has answered yes. Returns [] if too
+        many members have answered no.
 
         question   makes the request
         gone       ranks known to be dead; ranks that are found dead are added
-        repeat     send the request again to members that answer no
+        repeat     whether to send the request again to members that answer no
         candidate  whether the request asks for votes. If so, a proposed membership is not required once it can no
                    longer be agreed, because too many voters that answered yes do not have it
         among      ranks whose answers count; default: all
@@ -302,8 +305,8 @@ class Election:
             return required if all(majority(counted, of.roster, dead) for of in required) else []
 
         def hopeless(left: Collection[int]) -> Roster | None:
-            """A roster that blocks the decision, because the ranks in `left` are not a majority of it even if all of
-            them answer yes. None if no roster blocks the decision."""
+            """A roster that blocks the decision, because all ranks in `left` together are not a majority of it. None if
+            no roster blocks the decision."""
             most = {rank: (-1, -1) for rank in left if rank not in holders} | outdated
             cases = [
                 self.voter.required(possible_holders),
@@ -353,14 +356,15 @@ class Election:
         finally:
             for task in asking:
                 task.cancel()
-        # A leader outside the newest membership keeps the older memberships, because only they can elect it again.
+        # If agreed, drop the older memberships. But a leader outside the newest one keeps them, because only the older
+        # ones can elect it again.
         if len(self.voter.required(holders)) == 1 and self._rank in newest.roster:
             self.voter.mark_agreed(newest.position)
         return required
 
     def _broadcast(self, message: Message) -> None:
-        """Sends a message to all members in the background, until each has answered or counts as dead. Cancels earlier
-        broadcasts."""
+        """Sends a message to each member in the background, repeatedly until the member has answered or counts as dead.
+        Cancels earlier broadcasts."""
         frame = encode(message)
 
         async def send(place: Place) -> None:

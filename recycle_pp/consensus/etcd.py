@@ -30,11 +30,14 @@ class Unreachable(ConnectionError):
 
 
 class Refusal(RuntimeError):
-    """etcd answered with an error that a retry would not change: an expired lease, no permission."""
+    """etcd answered with an error that a retry would not change, for instance an expired lease or no permission."""
 
 
 class Entry(NamedTuple):
-    """The value of a key. created, modified: revisions of the store at which the key was created and last changed."""
+    """The value of a key.
+
+    created, modified: the store's revisions in which the key was created and last changed
+    """
 
     value: str
     created: int
@@ -78,13 +81,16 @@ class Modified(NamedTuple):
 
 
 class Etcd:
-    """endpoints: HOST:PORT or an http or https URL (verified with the system's certificates)."""
+    """A client of one etcd cluster.
+
+    endpoints: each is HOST:PORT or an http or https URL; https is verified with the system's certificates
+    """
 
     def __init__(self, endpoints: Sequence[str]) -> None:
         self._endpoints = [each if "://" in each else f"http://{each}" for each in endpoints]
 
     async def read(self, prefix: str) -> dict[str, Entry]:
-        """All keys that start with `prefix`: a consistent snapshot, not older than the call."""
+        """key -> its entry, for all keys that start with `prefix`. A consistent snapshot, not older than the call."""
         last = prefix[:-1] + chr(ord(prefix[-1]) + 1)
         answer = await self._request("kv/range", {"key": _encode(prefix), "range_end": _encode(last)})
         return {
@@ -103,11 +109,11 @@ class Etcd:
         return bool((await self._request("kv/txn", transaction)).get("succeeded", False))
 
     async def grant(self, seconds: float) -> int:
-        """A new lease. Its keys are deleted `seconds` after its last renewal (etcd's minimum is about 2)."""
+        """The id of a new lease. Its keys are deleted `seconds` (etcd's minimum is about 2) after its last renewal."""
         return int((await self._request("lease/grant", {"TTL": str(max(1, round(seconds)))}))["ID"])
 
     async def keep_alive(self, lease: int) -> bool:
-        """Renews the lease; False if it has expired."""
+        """Renews the lease. Returns False if it has expired."""
         answer = await self._request("lease/keepalive", {"ID": str(lease)})
         return int(answer["result"].get("TTL", 0)) > 0
 

@@ -4,14 +4,14 @@
 
 There are three kinds of keys, under a prefix derived from the job's token:
 
-    leader       [term, rank, host, port]       has the leader's lease: deleted `patience` seconds after a renewal
+    leader       [term, rank, host, port]       deleted `patience` seconds after the last renewal of the leader's lease
     membership   run, term, generation, roster  the last agreed membership; no lease
     lost/RANK    term                           term of the leader that RANK has lost, while RANK looks for the next one
 
 A transaction changes the leader or the membership. It fails if either key has changed since the supervisor read them.
-So only one side of a partition gets the next membership agreed. A replaced leader cannot get any membership agreed. A
-new leader cannot either if its side does not know the last generation, because its predecessor may continue in that
-generation.
+So only one side of a partition gets the next membership agreed. A replaced leader cannot get any membership agreed.
+Neither can a new leader if its side does not know the last agreed generation, because the old leader may continue
+in that generation.
 
 A leader is replaced when its lease expires, or when most members have lost it. While etcd is unreachable, nothing
 changes and training continues. The recovery from a death then waits at most twice `ETCD_SECONDS`: once in `agree` and,
@@ -63,7 +63,11 @@ class View(NamedTuple):
 
 
 class EtcdAgreement:
-    """patience: seconds after which a leader's lease expires without renewal. first_term: see `make_agreement`."""
+    """The `Agreement` in etcd.
+
+    patience    seconds without a renewal after which a leader's lease expires
+    first_term  see `make_agreement`
+    """
 
     def __init__(
         self,
@@ -82,7 +86,7 @@ class EtcdAgreement:
         self._patience = patience
         self._prefix = f"/recycle_pp/{hashlib.sha256(token.encode()).hexdigest()[:16]}/"
         self._run: str | None = None
-        self._own_term: Leader | None = None  # this supervisor with its term, while it leads
+        self._own_term: Leader | None = None  # this supervisor, with the term that it leads; None: it does not lead
         self._lease = 0
         self._tasks: set[asyncio.Task[None]] = set()
         if leader is not None:
@@ -139,7 +143,8 @@ class EtcdAgreement:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def confirm(self, held: bool) -> int:
-        """While etcd does not answer, confirms a lease that is still held, so that steps continue."""
+        """Like `Agreement.confirm`. While etcd does not answer, a lease that is still held counts as confirmed, so that
+        steps continue."""
         while True:
             try:
                 view = await self._read_view()
@@ -175,7 +180,8 @@ class EtcdAgreement:
     # -- becoming and staying the leader -----------------------------------------------------------------------
 
     async def _try_to_lead(self, view: View, after: int) -> None:
-        """Tries once to create the leader's key. Another supervisor may be faster."""
+        """Tries once to create the leader's key, or to delete it if it belongs to a lost leader. Another supervisor may
+        be faster."""
         if after < 0:  # a new job's first supervisor; existing keys belong to an older job
             new = Membership(secrets.token_hex(8), self._first_term, -1, {self._rank: self._address})
         elif view.membership is None or view.membership.roster.get(self._rank) != self._address:
@@ -262,7 +268,8 @@ class EtcdAgreement:
         return view
 
     async def _write(self, changes: list[Put | Delete], view: View) -> bool:
-        """Applies the changes if the leader and the membership are still those of `view`. Returns whether it did."""
+        """Applies the changes if the leader and the membership are still those of `view`. Returns whether the changes
+        were applied."""
         leader = f"{self._prefix}leader"
         membership = f"{self._prefix}membership"
         return await self._etcd.write(
@@ -307,6 +314,6 @@ class _Outage:
         self._since = asyncio.get_running_loop().time()
 
     def check(self, error: Exception) -> None:
-        """Raises LostMajority after `ETCD_SECONDS`."""
+        """Raises LostMajority if etcd has not answered for `ETCD_SECONDS`. error: the newest failure."""
         if asyncio.get_running_loop().time() - self._since > ETCD_SECONDS:
             raise LostMajority(f"{error}; no membership can be agreed without it") from error

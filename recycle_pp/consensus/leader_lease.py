@@ -6,8 +6,8 @@
     await lease.wait()              # returns when the lease is held; raises Deposed if the lease is lost for good
     await lease.fresh()             # returns when the last confirmation is recent enough to judge others' silence
     await lease.lost()              # returns when the lease is lost for good
-    lease.lapsed(seconds)           # whether, in the last `seconds` seconds, the lease expired and was renewed
-    lease.permits()                 # blocks a thread: returns True once the lease is held, False if lost for good
+    lease.lapsed(seconds)           # whether in the last `seconds` seconds the lease was renewed after it had expired
+    lease.permits()                 # blocks a thread; returns True once the lease is held, False if it is lost for good
     lease.close()                   # at the end of the job: the lease counts as held from now on
 
 After a suspension, a process does not know whether another leader was elected. A leader that receives no messages does
@@ -30,7 +30,7 @@ from contextlib import suppress
 
 from .agreement import PLANNING, Agreement, Deposed, LostMajority
 
-ATTEMPTS = 2  # rounds without a majority, each as long as the lease
+ATTEMPTS = 2  # rounds without a majority after which the lease is lost; each round is as long as the lease
 RENEWALS = 3  # renewals within the time for which a confirmation is fresh
 
 
@@ -46,28 +46,31 @@ def clock() -> float:
 
 
 class LeaderLease:
-    """suspicion: seconds of silence after which a peer is declared dead."""
+    """The lease of this supervisor as the leader.
+
+    suspicion: seconds of silence after which a peer is declared dead
+    """
 
     def __init__(self, agreement: Agreement, suspicion: float) -> None:
         self._agreement = agreement
         self._seconds = lease_seconds(suspicion)
         self._fresh = suspicion / 2  # seconds
-        self._until = -math.inf
-        self._regained = -math.inf  # time of the last renewal after an expiry
+        self._until = -math.inf  # the lease is held until this time (see `clock`)
+        self._regained = -math.inf  # time of the last renewal of an expired lease
         self.term = -1  # term of the leader; -1 until the lease is held for the first time
         self._ended = False
         self._updated = asyncio.Event()  # set and replaced at each renewal and at the loss
-        self._changed = threading.Condition()  # the same for threads
+        self._changed = threading.Condition()  # notified at the same times, for threads
         self._renewing = asyncio.create_task(self._renew())
 
     @property
     def held(self) -> bool:
-        """Whether the lease is held now. Any thread may ask."""
+        """Whether the lease is held now. May be read from any thread."""
         return clock() < self._until
 
     def lapsed(self, seconds: float) -> bool:
-        """Whether the lease expired and was renewed within the last `seconds`. If so, this leader may have been silent
-        long enough for others to close their connections to it."""
+        """Whether in the last `seconds` seconds the lease was renewed after it had expired. If so, this leader may have
+        been silent so long that others have closed their connections to it."""
         return clock() - self._regained < seconds
 
     async def wait(self) -> None:
@@ -77,7 +80,7 @@ class LeaderLease:
         await self._wait_until(lambda: clock() < self._until - self._seconds + self._fresh)
 
     async def lost(self) -> None:
-        """Never returns if the lease is closed at the end of the job."""
+        """Returns when the lease is lost for good. Never returns if the lease is closed at the end of the job."""
         while self.held or not self._ended:
             await self._updated.wait()
 
@@ -101,7 +104,7 @@ class LeaderLease:
             self._end(-math.inf)
 
     async def _wait_until(self, permitted: Callable[[], bool]) -> None:
-        """Raises Deposed if the lease is lost first."""
+        """Returns when `permitted()` is true. Raises Deposed if the lease is lost first."""
         while not permitted():
             if self._ended:
                 raise Deposed("another supervisor coordinates now")
@@ -114,7 +117,7 @@ class LeaderLease:
             try:
                 async with asyncio.timeout(self._seconds):
                     term = await self._agreement.confirm(self.held)
-            except TimeoutError:  # also after a suspension, even if the answers have arrived
+            except TimeoutError:  # occurs also after a suspension of this process, even if the answers have arrived
                 failures += 1
                 continue
             except (Deposed, LostMajority):

@@ -5,7 +5,7 @@
     refusal.reset()                      # after each attempt that was not refused
 
 A firewall also refuses connections, often only for a few tenths of a second. One refusal is enough if the process is
-proven dead (`process_identity`). Otherwise all attempts must be refused for `seconds`. A live process of this machine
+proven dead (`process_identity`). Otherwise all attempts must be refused for `seconds`. A live process on this machine
 never counts as dead.
 """
 
@@ -15,7 +15,8 @@ import asyncio
 
 from .process_identity import is_dead, is_here
 
-REFUSED = 2.0  # seconds of refused connections after which a process counts as dead, at most control.suspicion
+# Seconds of refused connections after which a process counts as dead. Callers use control.suspicion if that is shorter.
+REFUSED = 2.0
 PAUSE = 2.0  # seconds without an attempt after which the count restarts
 
 
@@ -25,8 +26,10 @@ class Refusal:
         self._since = self._last = float("-inf")  # times of the first and the last consecutive refusal
 
     def lasts(self, process: str) -> bool:
-        """Records a refused connection. Returns whether the process counts as dead. process: its `identity`, "" if
-        unknown."""
+        """Records a refused connection. Returns whether the process counts as dead.
+
+        process: `identity` of the process; "" if unknown
+        """
         now = asyncio.get_running_loop().time()
         if now - self._last > PAUSE:
             self._since = now

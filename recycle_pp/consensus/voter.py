@@ -39,9 +39,10 @@ Roster = dict[int, Place]
 class Voter:
     """The state of one voter.
 
-    leader       the current leader, or None if this supervisor is to become the leader, in term `first_term`
+    leader       the current leader; None while it is unknown. The first supervisor of a job starts with None, and then
+                 becomes the leader in term `first_term`
     term         newest term with a known vote or leader
-    vote         the candidate that got this voter's vote in that term
+    vote         rank of the candidate that got this voter's vote in `term`; None: no vote yet
     memberships  the last agreed membership, and all memberships proposed since
     """
 
@@ -81,8 +82,8 @@ class Voter:
 
         holders   ranks that have acknowledged the newest membership; if they are enough to agree on it, only the newest
                   membership is needed
-        outdated  rank -> position of the rank's newest membership, for voters that reject memberships of older terms
-                  from now on; a proposal that cannot be agreed without these voters is not needed
+        outdated  rank -> position of the rank's newest membership, for voters that will reject memberships of older
+                  terms; a proposed membership is not needed if it cannot be agreed without these voters
         dead      ranks proven dead
         """
         required = list(self.memberships)
@@ -158,7 +159,10 @@ class Voter:
             self.leader_changed = asyncio.Event()
 
     def mark_lost(self, term: int, rank: int) -> None:
-        """Marks `term` as lost, and drops the current leader if its term is not newer. rank: this supervisor's own."""
+        """Marks the leader of `term` as lost, and drops the current leader if its term is not newer.
+
+        rank: rank of this supervisor
+        """
         self.lost = max(self.lost, term)
         self.learn(term)
         if self.leader is not None and self.leader.term <= term:
@@ -176,10 +180,10 @@ class Voter:
             self.follow(leader)
 
     def drop_proposals_after(self, position: Position) -> None:
-        """Drops memberships after this position, which can no longer be agreed."""
+        """Drops the memberships after this position, because they can no longer be agreed."""
         self.memberships = [known for known in self.memberships if known.position <= position]
 
     def mark_agreed(self, position: Position) -> None:
-        """Drops memberships before this position, after a majority has acknowledged the membership at this position."""
+        """Drops the memberships before this position, because a majority has acknowledged the one at this position."""
         if any(known.position == position for known in self.memberships):
             self.memberships = [known for known in self.memberships if known.position >= position]

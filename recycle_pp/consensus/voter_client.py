@@ -1,7 +1,7 @@
 """Sends requests to another supervisor's voter over one connection.
 
 client = VoterClient(place, token)
-answer = await client.ask(encode(Who()))       # requests may be concurrent; OSError if no answer comes
+answer = await client.ask(encode(Who()))       # raises OSError if no answer comes; tasks may send requests concurrently
 client.close()
 """
 

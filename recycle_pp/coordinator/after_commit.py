@@ -1,8 +1,8 @@
-"""Work after a commit: updates the measured durations, and follows the checkpoint until it is saved or fails.
+"""Does the work that follows a commit: updates the profile, and tracks the checkpoint until it is saved or fails.
 
 after_commit = AfterCommit(state, driver)     # a handler of the job's events
-after_commit.saved(rank, message)             # also `save_failed`, `compare`, `assembling`, `assembled`
-after_commit.uploaded(rank, message)          # also `upload_failed`, `sealed`
+after_commit.saved(rank, message)             # a part is written; also `save_failed`, `compare`, `assembling`, ...
+after_commit.uploaded(rank, message)          # parts are in the store; also `upload_failed`, `sealed`
 after_commit.died(rank)                       # stops waiting for this worker's part of a checkpoint
 after_commit.report_damage(damaged)           # records damaged checkpoints
 """
@@ -42,7 +42,7 @@ class AfterCommit:
     def __init__(self, state: JobState, driver: Driver) -> None:
         self._state = state
         self._driver = driver
-        self._placed = False  # whether the hosts of sharded state were checked
+        self._placed = False  # whether the job was checked for units with all copies on one host
 
     def handled(self, event: Event, outcome: Outcome) -> None:
         for note in outcome.notes:
@@ -53,6 +53,8 @@ class AfterCommit:
                     self._placed = True
                     if warning := self._state.job.units.on_one_host():
                         self._state.recorder.say(warning)
+                case "evaluated":
+                    self._state.storing.validated(note["step"] + 1, note["val_loss"])
                 case "mismatch":  # the unfinished checkpoint may contain wrong state
                     self._abandon(self._state.job.committed + 1, f"the state of worker {note['worker']} is wrong")
                 case "violation":
@@ -71,27 +73,29 @@ class AfterCommit:
                 CheckpointSkipped(checkpoint=commit.step + 1, by=by, newest=newest, unsaved_seconds=seconds)
             )
         if commit.savers and not state.settings.emulate.mode:
-            state.saving.begin(commit.step + 1, commit.savers, commit.last, state.job.live)
+            outer = None if commit.outer is None else commit.outer.state
+            state.saving.begin(commit.step + 1, commit.savers, commit.last, state.job.live, outer)
             if commit.last:
                 state.timers.after(state.settings.control.lease, self._abandon_slow_save, commit.step + 1)
         self._driver.change(state.profile.problem(state.job.problem))  # last, because it may end the job
 
     def _record_skipped(self, commit: Commit) -> None:
-        """Records a skipped update: a gradient was not finite, so weights and state are unchanged."""
+        """Records that an update was skipped, because a gradient was not finite. After optimizer.most_skipped such
+        updates in a row the job stops. An unfinished checkpoint may delay this, for control.lease seconds at most."""
         state = self._state
         state.recorder.event(UpdateSkipped(in_a_row=commit.skipped))
         if commit.skipped == state.settings.optimizer.most_skipped and state.saving.busy:
             state.timers.after(state.settings.control.lease, self._abandon_slow_save, state.saving.step)
 
     def _measure(self, step: int) -> None:
-        """Adds the spans of a committed step to the profile, and writes the profile when times were measured."""
+        """Adds the spans of a committed step to the profile, and writes the profile if it has learned something."""
         state = self._state
-        before = state.profile.measured
+        before = state.profile.learned
         changed = state.profile.add(state.spans.of(step), state.job.problem_now().recomputes)
-        if state.profile.measured > before:
+        if state.profile.learned != before:
             state.run.later(state.run.write_json, state.run.profile, state.profile.to_json())
-        for worker, factor in changed:
-            state.recorder.speed_changed(worker, factor)
+        for worker, factor, against in changed:
+            state.recorder.speed_changed(worker, factor, against)
         state.spans.drop(step - 2)
 
     # -- checkpoints -------------------------------------------------------------------------------------------
@@ -139,15 +143,16 @@ class AfterCommit:
     # -- the store ---------------------------------------------------------------------------------------------
 
     def _store(self, message: Assembled) -> None:
-        """Begins to upload a checkpoint, if the one before is no longer being uploaded."""
+        """Begins to upload a checkpoint. If an earlier one is still being uploaded, this one is not stored. But the
+        last checkpoint of the run is always stored: it cancels the earlier upload."""
         state, storing = self._state, self._state.storing
         if message.step <= (storing.step if storing.busy else storing.newest):
-            return  # repeated by its assembler
+            return  # its assembler has resent the message
         final = message.step >= state.settings.run.steps or (state.saving.final and state.saving.step == message.step)
         if storing.busy and not final:
             self._not_stored(message.step, f"checkpoint step-{storing.step:06d} is still being uploaded")
             return
-        self._request(storing.begin(message.step, message.parts, message.whole, final, state.job.live))
+        self._request(storing.begin(message.step, message.parts, message.whole, final, state.job.live, message.outer))
         if final:
             seconds = state.settings.control.lease
             state.timers.after(seconds, self._abandon_slow_upload, message.step)
@@ -200,7 +205,7 @@ class AfterCommit:
         wrong = saving.replicas.verdict()
         if wrong is None:
             return
-        if self._state.job.third and not saving.final:  # the next vote identifies the wrong worker
+        if self._state.job.third and not saving.final:  # continue, because the next vote identifies the wrong worker
             self._abandon(saving.step, wrong)
         else:
             self._driver.stop_wrong_weights(wrong)

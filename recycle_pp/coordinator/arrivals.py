@@ -1,9 +1,9 @@
 """Reports the progress of a job's start every few seconds, until its first step is committed.
 
-    missing = await wait_for_arrivals(roster, world=12, say=recorder.say)      # supervisors
-    await until_first_step(state, hangs)                                         # workers
+    error = await wait_for_arrivals(roster, world=12, say=recorder.say)      # reports which supervisors are missing
+    await until_first_step(state, hangs)                                     # reports what the workers do
 
-The time limits for workers are in `hang_detector.py`.
+`hang_detector.py` ends workers that take too long to start.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .state import JobState
 
 SECONDS = 4.0  # between two reports
-LOOK_SECONDS = 0.05
+LOOK_SECONDS = 0.05  # between two checks
 LIMIT = 600.0  # seconds to wait for supervisors; nodes of a cluster do not start together
 GROUPS = 4  # a line shows at most this many groups of workers with the same activity
 
@@ -66,7 +66,7 @@ async def until_first_step(state: JobState, hangs: HangDetector) -> None:
 
 
 def _activities(ranks: Iterable[Rank], hangs: HangDetector) -> str:
-    """Groups of workers with the same activity, smallest first: "import torch: 1.2 (rank 6) on host3"."""
+    """Text that lists groups of workers with the same activity on the same host, smallest group first."""
     groups: dict[tuple[str, str], list[Rank]] = {}
     for rank in ranks:
         groups.setdefault((hangs.start_in_words(rank), rank.host or "?"), []).append(rank)
@@ -80,7 +80,7 @@ def _activities(ranks: Iterable[Rank], hangs: HangDetector) -> str:
 
 
 def in_words(ranks: Collection[int]) -> str:
-    """[4, 5, 6, 9] as "ranks 4 to 6 and 9"."""
+    """Ranks in words: [4, 5, 6, 9] is "ranks 4 to 6 and 9"."""
     runs = [[rank for _, rank in run] for _, run in groupby(enumerate(sorted(ranks)), lambda pair: pair[1] - pair[0])]
     texts = [f"{run[0]}" if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
     text = " and ".join([", ".join(texts[:-1]), texts[-1]] if len(texts) > 1 else texts)

@@ -2,7 +2,7 @@
 
 links = BrokenLinks(state, driver, deaths, returns)
 links.broken(rank, message)             # a connection broke; rebuilds all links after a short delay
-links.unreachable(rank, message)        # the link is cut: no attempt to connect succeeded for control.suspicion
+links.unreachable(rank, message)        # the worker could not connect to a peer for control.suspicion seconds
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class BrokenLinks:
         self._deaths = deaths
         self._returns = returns
         self._unreachable: dict[Member, list[Member]] = {}  # reporting member -> members that it cannot reach
-        self._announced: dict[Worker, list[Worker]] = {}  # cut links that were last reported to the user
+        # worker -> workers that it cannot reach, as last reported to the user; {} if a worker was removed since
+        self._announced: dict[Worker, list[Worker]] = {}
 
     def broken(self, rank: Rank, message: Broken) -> None:
         self._state.timers.after(_BROKEN_SECONDS, self._renew, message.generation)
@@ -49,8 +50,9 @@ class BrokenLinks:
 
     def _decide(self) -> None:
         """Removes the smallest set of workers that includes one end of each cut link. If that would empty a stage,
-        the job waits for the network instead. Ignores links to silent nodes, which are lost soon or heard again: the
-        workers repeat their reports."""
+        the job waits for the network instead. Ignores links to silent nodes, which will soon be lost or send
+        heartbeats again. Workers repeat their reports as long as a link is cut, so each report leads to a new
+        decision."""
         silent = self._silent()
         live = {member: worker for member, worker in self._state.job.workers.items() if member not in silent}
         cut = {live[m]: [live[o] for o in others if o in live] for m, others in self._unreachable.items() if m in live}
@@ -70,7 +72,7 @@ class BrokenLinks:
                 self._returns.cut_off(rank, self._hosts_behind(rank.role, cut))
 
     def _silent(self) -> set[Member]:
-        """Members whose supervisor has sent no heartbeat for half of the time after which it counts as lost."""
+        """Members whose supervisors have sent no heartbeat for more than half of control.suspicion."""
         control = self._state.settings.control
         limit = control.suspicion / 2
         return {rank.number for rank in self._state.roster if rank.missed_heartbeats * control.heartbeat > limit}

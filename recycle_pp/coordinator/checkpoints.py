@@ -1,13 +1,14 @@
-"""Tracks a checkpoint on the coordinator: its missing parts, and the member that assembles them.
+"""Tracks a checkpoint on the coordinator: which parts are missing, and which member assembles them.
 
     saving.begin(step, savers, final, live) # at the commit; the savers then write their parts
     out = saving.saved(member, message)     # a part is written
     out = saving.compared(member, message)  # a member's digests have arrived
-    out = saving.died(member, live)         # replaces a dead saver in the run's last checkpoint, abandons any other
-    out = saving.only(live)                 # handles all awaited members that are not in `live` as dead
-    out = saving.returned(member)           # resends a request that may be lost, as the connection was reset
-One member assembles the checkpoint once all parts are written and the digests of all live members agree.
-Checkpoints are named by their number of steps: `step-000020` has the state after steps 0 to 19.
+    out = saving.died(member, live)         # the run's last checkpoint gets another saver; any other one is abandoned
+    out = saving.only(live)                 # treats awaited members that are not in `live` as dead
+    out = saving.returned(member)           # resends a request that may have been lost with the member's connection
+
+One member assembles the checkpoint once all parts are written and the digests of all live members agree. Checkpoints
+are named by their number of steps: `step-000020` has the state after steps 0 to 19.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from recycle_pp.storage.store import StoreError
 from recycle_pp.telemetry.background import in_thread
 from recycle_pp.telemetry.checkpoint_folders import finished, name
 from recycle_pp.telemetry.words import plural
+from recycle_pp.wire.messages.islands import OuterState
 from recycle_pp.wire.messages.members import Assignment, Member
 from recycle_pp.wire.messages.saving import Assemble, Assembled, Assembling, Digests, Save, Saved, SaveFailed
 
 from .replicas import Replicas
 
-STORE_SECONDS = 60.0  # for which a store that does not answer is asked for its checkpoints
+STORE_SECONDS = 60.0  # limit on repeated requests for the store's checkpoints, if the store does not answer
 
 
 class CannotRestore(RuntimeError):
@@ -43,7 +45,8 @@ class CannotRestore(RuntimeError):
 
 
 class Whole(NamedTuple):
-    """
+    """The newest whole checkpoint.
+
     step     number of steps in the newest intact checkpoint; 0 if there is none
     damaged  number of steps in a newer checkpoint -> description of its damage
     """
@@ -65,13 +68,13 @@ def newest_whole(folder: Path, store: str | None = None) -> Whole:
 
 
 def newest_of(folder: Path, stored: Survey) -> Whole:
-    """The newest intact checkpoint, in the folder or in a store. See `newest_whole`."""
+    """Like `newest_whole`, for a store whose checkpoints are known."""
     here = finished(folder)
     damaged: dict[int, str] = {}
     for step in sorted({*here, *stored.damaged, stored.step} - {0}, reverse=True):
         wrong = damage(here[step], step) if step in here else stored.damaged.get(step)
         if wrong is not None and step == stored.step:
-            here[step].rename(folder / f"{name(step)}.damaged")  # the workers download it
+            here[step].rename(folder / f"{name(step)}.damaged")  # so that workers download the store's copy instead
             wrong = None
         if wrong is None:
             return Whole(step, damaged)
@@ -80,33 +83,42 @@ def newest_of(folder: Path, stored: Survey) -> Whole:
 
 
 class Saving:
-    """
+    """The checkpoint that is being saved, and the newest one that is complete.
+
     step   number of steps in the current or latest checkpoint
     final  whether this is the last checkpoint of the run
     """
 
     def __init__(
-        self, folder: Path, assignment: Callable[[], Assignment], newest: int = 0, store: str | None = None
+        self,
+        folder: Path,
+        assignment: Callable[[], Assignment],
+        newest: int = 0,
+        store: str | None = None,
+        uploading: Callable[[], int] = lambda: 0,
     ) -> None:
         """
         assignment  returns the job's assignment
         newest      number of steps in the newest known checkpoint
         store       URL of `checkpoint.store`, or None
+        uploading   returns the number of steps in the checkpoint that is being uploaded, or 0
         """
         self._folder, self._assignment, self._store = folder, assignment, store
+        self._uploading = uploading
         self._newest = newest
-        self._stored = 0  # the same, in the store
-        self._newest_since = time.monotonic()
+        self._stored = 0  # number of steps in the newest checkpoint in the store
+        self._newest_since = time.monotonic()  # time when the newest checkpoint was saved, or of this start
         self.step = -1
         self._missing: dict[int, Member] = {}  # stage (if sharded: member) -> member whose part is missing
-        self._parts: dict[Member, str] = {}  # finished parts, by member
-        self._writing: set[Member] = set()  # members still writing a part, also of an abandoned checkpoint
+        self._parts: dict[Member, str] = {}  # member -> folder name of its finished part
+        self._writing: set[Member] = set()  # members still writing a part, even if the checkpoint was abandoned
         self._whole: set[Member] = set()  # members asked to save every unit they hold, because a peer died
-        self._last: Member | None = None  # member that wrote the last part; assembles once the digests agree
+        self._last: Member | None = None  # member that wrote the last part; assembles all parts once the digests agree
         self.replicas = Replicas()
         self._assembler: Member | None = None
         self._assembles = False  # the assembler has received its request
         self.final = self._sharded = False
+        self._outer: OuterState | None = None  # of an island: its position after the steps of the current checkpoint
         self._restored = -1  # number of steps in the last restored checkpoint
         self.failed = False  # the last checkpoint of the run could not be written
 
@@ -116,8 +128,8 @@ class Saving:
 
     @property
     def occupied(self) -> bool:
-        """Whether any member is still writing a part, also of an abandoned checkpoint. Such a member would be late
-        with its part of a new checkpoint."""
+        """Whether a checkpoint is being saved, or a member is still writing a part of an abandoned one. Such a member
+        would be late with its part of a new checkpoint."""
         return self.busy or bool(self._writing)
 
     def slow(self) -> str:
@@ -145,14 +157,14 @@ class Saving:
 
     async def look(self) -> None:
         """Looks for checkpoints that an earlier coordinator finished."""
-        with suppress(OSError):  # then messages to the user name no checkpoint
+        with suppress(OSError):  # if the folder is unreadable, messages to the user name no checkpoint
             self._newest = max([self._newest, *await in_thread(finished, self._folder)])
         if self._store is not None:
             with suppress(StoreError):
                 self._stored = max(self._stored, (await in_thread(survey, self._store, 0.0)).step)
 
     async def whole(self) -> Whole:
-        """See `newest_whole`. Without the store if it cannot be reached."""
+        """Like `newest_whole`, but ignores a store that cannot be reached."""
         try:
             return await in_thread(newest_whole, self._folder, self._store)
         except StoreError:
@@ -172,7 +184,10 @@ class Saving:
         step     number of steps in the newest intact checkpoint; 0 if there is none
         started  whether the job has started; before that, it can restart without a checkpoint
         present  number of live workers
-        Raises CannotRestore without a checkpoint, if it was restored last time too, or if workers < stages.
+        stages   number of stages
+
+        Raises CannotRestore if a started job has no checkpoint, if the job has already restarted from this one, or if
+        there are fewer live workers than stages.
         """
         if started and not step:
             reason = "and there is no checkpoint to restore it from; set checkpoint.every to lose less"
@@ -185,12 +200,19 @@ class Saving:
             return step
         raise CannotRestore(reason, step)
 
-    def begin(self, step: int, savers: Collection[Member], final: bool, live: Collection[Member]) -> None:
+    def begin(
+        self,
+        step: int,
+        savers: Collection[Member],
+        final: bool,
+        live: Collection[Member],
+        outer: OuterState | None = None,
+    ) -> None:
         """Starts a save, and abandons an unfinished older one.
 
-        step: number of committed steps. live: members that send digests.
+        step: number of committed steps. live: members that send digests. outer: see `Assemble`
         """
-        self.step = step
+        self.step, self._outer = step, outer
         self.final = final
         self.failed = False
         self._assembler = None
@@ -235,7 +257,8 @@ class Saving:
         return self._assemble_if_complete()
 
     def assembling(self, member: Member, message: Assembling) -> None:
-        """Records that this member assembles the checkpoint, ordered by this coordinator or an earlier one."""
+        """Records that a member has begun to assemble the checkpoint, as requested by this coordinator or an earlier
+        one."""
         if message.step == self.step:
             self._missing = {}
             self._assembler = member
@@ -264,7 +287,7 @@ class Saving:
         assignment = self._assignment()
         stage = assignment[member].stage
         peers = sorted(peer for peer in live if assignment[peer].stage == stage)
-        if not self.final or not peers:  # the next checkpoint is enough
+        if not self.final or not peers:  # unless this is the run's last checkpoint, the next one is enough
             self.abandon()
             return []
         if self._assembler == member:
@@ -300,7 +323,7 @@ class Saving:
         self._assembler = member
         self._assembles = False
         self._last = None
-        return [Send(member, Assemble(self.step, list(self._parts.values())))]
+        return [Send(member, Assemble(self.step, list(self._parts.values()), self._uploading(), self._outer))]
 
     def _key(self, member: Member) -> int:
         """The member's key in `_missing`."""

@@ -5,10 +5,10 @@
     await coordinator.handle(peer)        # serves the connection of a supervisor or a worker
     code = await coordinator.run()        # the job's exit code
 
-Its clients are the workers (`workers.py`) and their supervisors, which start and watch workers but decide nothing
-(`supervisors.py`). Their messages become events of `protocol.Job` (`driver.py`) or deaths (`deaths.py`).
-`hang_detector.py` finds stuck workers. All handlers share one state (`state.py`). This module connects the handlers,
-and starts and ends the job.
+It has three kinds of clients: workers (`workers.py`), supervisors (`supervisors.py`), and commands of an operator
+(`operators.py`). Supervisors start and watch workers, but decide nothing. The clients' messages become events of
+`protocol.Job` (`driver.py`) or deaths (`deaths.py`). `hang_detector.py` finds stuck workers. All handlers share one
+state (`state.py`). This module connects the handlers, and starts and ends the job.
 
 The coordinator can run on any node, because its state can be rebuilt from its clients' reports. `successor.py` replaces
 a lost coordinator.
@@ -30,7 +30,7 @@ from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.timing.span_tables import SpanTables
 from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.messages.agreement import Leader, Takeover
-from recycle_pp.wire.messages.handshake import SupervisorHello, WorkerHello
+from recycle_pp.wire.messages.handshake import OperatorHello, SupervisorHello, WorkerHello
 from recycle_pp.wire.messages.lifecycle import Exit
 from recycle_pp.wire.messages.supervisors import FROM_SUPERVISOR, Finish
 from recycle_pp.wire.messages.workers import FROM_WORKER
@@ -44,9 +44,11 @@ from .driver import Driver
 from .failover_discovery import FailoverDiscovery
 from .hang_detector import HangDetector
 from .job import new_job
+from .operators import Operators
 from .planning import Planning
 from .rebalancing import Rebalancing
 from .returns import Returns
+from .rounds import Rounds
 from .state import JobState
 from .successor import Successor
 from .supervisors import Supervisors
@@ -54,7 +56,7 @@ from .understudies import Understudies
 from .workers import Workers
 
 LATE_SECONDS = 20.0  # time for late ranks to connect after a refused start
-WRITE_SECONDS = 10.0  # time for unfinished writes to the run folder at the end
+WRITE_SECONDS = 10.0  # longest wait at the end of the job for unfinished writes to the run folder
 
 
 class Coordinator:
@@ -76,7 +78,7 @@ class Coordinator:
         token     the job's token; used only in a takeover
         """
         self.stood_down = False
-        self.agents: set[int] = set()  # agents of the launch that are alive at the end
+        self.agents: set[int] = set()  # see `Roster.agents`; set when the job ends
         lease = LeaderLease(agreement, settings.control.suspicion)
         run.later.permitted = lease.permits
         spans, job = SpanTables(), new_job(settings, whole.step)
@@ -87,12 +89,23 @@ class Coordinator:
         after_commit = AfterCommit(state, driver)
         deaths = Deaths(state, driver, after_commit)
         rebalancing = Rebalancing(state, driver, planning)
-        driver.handlers = (recorder, planning, after_commit, deaths, rebalancing, Understudies(state))
+        operators = self._operators = Operators(state, driver, deaths)
+        rounds = Rounds(state)
+        driver.handlers = (
+            recorder,
+            rounds,
+            planning,
+            after_commit,
+            deaths,
+            rebalancing,
+            Understudies(state),
+            operators,
+        )
         returns = Returns(state)
         links = BrokenLinks(state, driver, deaths, returns)
         hangs = self._hangs = HangDetector(state, driver, planning, deaths)
-        self._supervisors = Supervisors(state, leader, driver, deaths, hangs, returns)
-        self._workers = Workers(state, driver, after_commit, deaths, hangs, links, rebalancing)
+        self._supervisors = Supervisors(state, leader, driver, deaths, hangs, returns, operators)
+        self._workers = Workers(state, driver, after_commit, deaths, hangs, links, rebalancing, operators, rounds)
         self._successor = takeover and Successor(
             state, driver, deaths, self._workers, agreement, takeover, FailoverDiscovery(token)
         )
@@ -171,6 +184,8 @@ class Coordinator:
                 await self.state.lifecycle.guard(self._handle_supervisor, peer, peer.hello)
             case WorkerHello():
                 await self.state.lifecycle.guard(self._handle_worker, peer, peer.hello)
+            case OperatorHello():
+                await self.state.lifecycle.guard(self._handle_operator, peer)
 
     async def _handle_supervisor(self, peer: Peer, hello: SupervisorHello) -> None:
         lease = self.state.lease
@@ -183,9 +198,14 @@ class Coordinator:
             await lease.fresh()
             self._registry.lost(number, peer)
 
+    async def _handle_operator(self, peer: Peer) -> None:
+        if self._successor is not None:
+            await self._successor.discovery.over.wait()
+        await self._operators.serve(peer)
+
     @property
     def _registry(self) -> Supervisors | FailoverDiscovery:
-        """The handler of supervisors' messages: during a takeover, the successor's discovery."""
+        """The handler of supervisors' messages. During a takeover, this is the discovery of the new coordinator."""
         if self._successor is None or self._successor.discovery.over.is_set():
             return self._supervisors
         return self._successor.discovery

@@ -9,10 +9,10 @@ deaths.end(rank, cause, detail)               # kills a live worker, for instanc
 deaths.end_stuck(rank, stuck)                 # kills a worker that makes no progress
 
 1. `_dead` handles the first report of a death. The other workers continue in a new generation.
-2. `stage_lost` is noted if a stage has no live worker, or a part of its state has no copy left. All workers restart
-   from the newest checkpoint, some of them in other roles.
-3. `_explain` records the event of the death, once the cause is known or the wait for it ends. `restart_policy.py`
-   then decides whether to restart the worker. A worker with `+rejoin_at` starts at the next commit.
+2. The job notes `stage_lost` if a stage has no live worker, or if a part of its state has no copy left. Then all
+   workers restart from the newest checkpoint, some of them in other roles.
+3. `_explain` records the event of the death, once the cause is known or the time to wait for it is over.
+   `restart_policy.py` then decides whether to restart the worker. A worker with `+rejoin_at` starts at the next commit.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import asyncio
 import time
 
 import msgspec
+from recycle_schedules import Worker
 
 from recycle_pp.fitting.problem import with_less_memory
 from recycle_pp.protocol.events import Event, Outcome, ProblemChanged, Restarted, WorkerDied
@@ -40,9 +41,10 @@ from .ranks import NODE_LOSS, Rank
 from .state import JobState
 
 UNEXPLAINED_SECONDS = 3.0  # limit on how long an unknown cause of death delays later events
-CAUSE_SECONDS = 0.3  # wait for the cause; the supervisor's report may come after the worker's connection breaks
-HUNG_SECONDS = 3.0  # the same for a stuck worker, whose stacks are written before it is killed
-DYING_SECONDS = 60.0  # the same for an ending process; the kernel or a GPU driver may take long to clean up
+# Limits on the wait for the cause of a death. The supervisor may report it after the worker's connection breaks.
+CAUSE_SECONDS = 0.3
+HUNG_SECONDS = 3.0  # for a stuck worker, whose stacks are written before it is killed
+DYING_SECONDS = 60.0  # for a process that has not ended yet; the kernel or a GPU driver may take long to clean up
 
 
 class Deaths:
@@ -62,17 +64,17 @@ class Deaths:
                     self._end_untrusted(self._state.roster[note["member"]], note["detail"])
                 case "stage_lost":
                     self._state.recorder.event(StageLost(stage=note["stage"], detail=note["what"]))
-                    # The delay lets workers that failed by themselves be restarted first.
+                    # During the delay, workers that failed by themselves are restarted, so that they can take part.
                     self._state.timers.after(CAUSE_SECONDS, self._restart, note["stage"], note["detail"])
 
     # -- reports -----------------------------------------------------------------------------------------------
 
     def dying(self, rank: Rank, message: Dying) -> None:
-        """The supervisor saw the process end; the cause is not known yet."""
+        """Handles the end of a process, seen by its supervisor. The cause is not known yet."""
         self._dead(rank, message.incarnation, DYING_SECONDS)
 
     def reported(self, rank: Rank, message: Died) -> None:
-        """The supervisor has reaped the process."""
+        """Handles a death whose cause is known, because the supervisor has reaped the process."""
         seen = rank.causes.get(message.incarnation)
         death = message.death
         if seen is not None:  # killed by this coordinator
@@ -87,8 +89,8 @@ class Deaths:
         self._dead(rank, incarnation)
 
     def node_lost(self, rank: Rank) -> None:
-        """The supervisor's connection ended. The rank's worker counts as dead, because its node or its supervisor is
-        gone."""
+        """Handles the end of a supervisor's connection. The rank's worker counts as dead, because its node or its
+        supervisor is gone."""
         rank.causes.setdefault(rank.incarnation, NODE_LOSS)
         self._dead(rank, rank.incarnation)
 
@@ -98,7 +100,7 @@ class Deaths:
         self._dead(rank, rank.incarnation)
 
     def end_stuck(self, rank: Rank, stuck: Stuck) -> None:
-        """Orders the supervisor to report the worker's stacks and then kill the worker. Does not wait for either."""
+        """Orders the supervisor to report the worker's stacks and then to kill the worker. Waits for neither."""
         self._state.recorder.event(HangSuspected(worker=str(rank.role), where=stuck.where, seconds=stuck.seconds))
         rank.causes[rank.incarnation] = Death("hang", f"{stuck.where}, for {stuck.seconds:.1f} s")
         rank.kill(stacks=True)
@@ -110,14 +112,16 @@ class Deaths:
             self.end(rank, "mismatch", detail)
 
     def found(self, rank: Rank, begun: bool) -> None:
-        """Records a worker that a successor found dead or unreachable. begun: whether any generation was agreed; the
-        job's members then already exclude the worker."""
+        """Records a worker that a new coordinator found dead or unreachable.
+
+        begun: whether any generation was agreed. If so, the restored job already does not count the worker as live
+        """
         if rank.alive:
             rank.causes.setdefault(rank.incarnation, Death("hang", "the reconnection to the new coordinator"))
             rank.kill()
         rank.alive = False
         rank.worker = None
-        rank.died = rank.incarnation
+        rank.died, rank.died_as = rank.incarnation, rank.role
         self._state.recorder.found_dead(rank.role, (rank.number, rank.incarnation), time.monotonic())
         self._limit_wait(rank)
         if not begun:
@@ -139,7 +143,7 @@ class Deaths:
         now = time.monotonic()
         rank.alive = False
         rank.worker = None
-        rank.died = incarnation
+        rank.died, rank.died_as = incarnation, rank.role
         if self._state.lifecycle.over:
             return
         self._state.recorder.death(rank.role, (rank.number, incarnation), now, stuck)
@@ -209,7 +213,8 @@ class Deaths:
     # -- cause and restart -------------------------------------------------------------------------------------
 
     def _explain(self, rank: Rank, incarnation: int) -> None:
-        """Completes the event of the death, then restarts the worker or stops the job. Acts once per death."""
+        """Completes the event of the death, then restarts the worker, leaves it dead, or stops the job. Acts once per
+        death."""
         if incarnation != rank.died or rank.explained >= incarnation or self._state.lifecycle.over:
             return
         if incarnation not in rank.causes and rank.supervisor is not None and rank.ended < incarnation:
@@ -221,44 +226,46 @@ class Deaths:
         rank.explained = incarnation
         rank.cancel_wait()
         rank.causes = {of: why for of, why in rank.causes.items() if of >= incarnation}
-        death = self._newest[rank.role.stage] = rank.causes.get(incarnation, Death("node_loss", "its connection broke"))
+        role = rank.died_as
+        assert role is not None  # a process of this rank has died
+        death = self._newest[role.stage] = rank.causes.get(incarnation, Death("node_loss", "its connection broke"))
         self._state.recorder.explain_death((rank.number, incarnation), death)
         job = self._state.job
         if death.mistake and (job.committed < job.first_step or self._state.restarts.has_failed(death.where)):
             self._stop_by_mistake(death)
             return
-        if death.where and not self._takes_less(rank, death):
-            first = self._state.restarts.failed(death.where, rank.role)
+        if death.where and not self._takes_less(role, death):
+            first = self._state.restarts.failed(death.where, role)
             if first is not None:
                 self._state.lifecycle.stop(
-                    f"workers {first} and {rank.role} both failed in {death.where}:\n{death.detail.rstrip()}"
+                    f"workers {first} and {role} both failed in {death.where}:\n{death.detail.rstrip()}"
                 )
                 return
         if death.cause == "out_of_memory":
-            self._driver.drive(ProblemChanged(with_less_memory(self._state.job.problem, rank.role)))
+            self._driver.drive(ProblemChanged(with_less_memory(self._state.job.problem, role)))
         if self._state.restarts.is_respawned(rank, death):
             rank.respawns += 1
             self._state.recorder.event(Respawned(worker=str(rank.role), respawns=rank.respawns))
             rank.spawn()
         elif self._state.restarts.is_given_up(rank, death):
-            self._state.recorder.given_up(rank.role, (rank.number, incarnation), rank.respawns)
+            self._state.recorder.given_up((rank.number, incarnation), rank.respawns)
 
     def _stop_by_mistake(self, death: Death) -> None:
         """Stops the job because of an exception in the model's own code. Called if it occurs in the first step, twice
         in the same op, or on the last worker of a stage."""
         where = f" in {death.where}" if death.where else ""
         self._state.lifecycle.stop(
-            f"the model's own code failed{where}: {death.mistake}; the traceback is in {self._state.run.logs}", code=2
+            f"the user's code failed{where}: {death.mistake}; the traceback is in {self._state.run.logs}", code=2
         )
 
-    def _takes_less(self, rank: Rank, death: Death) -> bool:
-        """Whether the worker ran out of memory in an op and its limit on micro-batches in flight can be lowered. The
-        same failure on another worker then does not stop the job."""
+    def _takes_less(self, role: Worker, death: Death) -> bool:
+        """Whether the worker ran out of memory in an op, and its limit on micro-batches in flight can be lowered. If
+        so, the same failure on a second worker must not stop the job."""
         in_op = death.cause == "out_of_memory" and not death.where.startswith("the start")
-        return in_op and self._state.job.problem.limit(rank.role) > 1
+        return in_op and self._state.job.problem.limit(role) > 1
 
     def respawn_due(self) -> None:
-        """Starts dead workers with a `+rejoin_at` fault. They take part from the step named in the fault."""
+        """Starts dead workers that have a `+rejoin_at` fault. They take part from the step in this fault on."""
         for rank in self._state.roster:
             if self._state.restarts.is_due(rank.role) and not rank.alive and rank.incarnation >= 0 and rank.supervisor:
                 rank.spawn()

@@ -4,8 +4,8 @@ driver = Driver(state, agreement)
 driver.handlers = (recorder, planning, ...)     # called in this order after each event
 driver.drive(WorkerDied(member))
 driver.change(problem)                     # plans the next steps with new durations or limits
-driver.send(out)                           # sends messages that no event of the job has produced
-driver.finish_if_done()                    # call after anything that may have delayed the end of the job
+driver.send(out)                           # sends messages that are not the outcome of an event
+driver.finish_if_done()                    # ends the job, unless something still delays the end
 driver.finish_early("SIGTERM", 143)        # after a signal
 """
 
@@ -43,7 +43,7 @@ class Driver:
         self._state = state
         self.agreement_gate = AgreementGate(agreement, state.lease, state.roster.deliver)
         self.handlers: tuple[Handler, ...] = ()
-        self._sessions: dict[Member, int] = {}  # newest session of each joiner
+        self._sessions: dict[Member, int] = {}  # follower -> its newest session
 
     def drive(self, event: Event) -> None:
         """Handles an event: sends its messages, and calls the handlers. Does nothing after the end of the job."""
@@ -81,7 +81,7 @@ class Driver:
         self.agreement_gate.send([self._addressed(send) for send in out])
 
     def _with_probes(self, out: list[Send]) -> list[Send]:
-        """Adds link probes to the start of a generation with new hosts. Workers probe before their first op."""
+        """Adds link probes to the orders of a generation with new hosts. Workers probe before their first op."""
         if not any(isinstance(message, Adopt) for _, message in out):
             return out
         workers = self._state.job.workers
@@ -96,8 +96,8 @@ class Driver:
         return [with_its_probes(send) for send in out]
 
     def _addressed(self, send: Send) -> Send:
-        """Adds the receiver's address to a `Donate`; returns other messages unchanged. Each donor of a session gets a
-        `Donate`, but only the first one for a joiner is recorded as `Joining`. A member receives layers that move."""
+        """Adds the receiver's address to a `Donate`; returns other messages unchanged. A session has one `Donate` for
+        each donor. For the first of them, records the event `Joining`, unless the receiver is already a member."""
         if not isinstance(donation := send.message, Donate):
             return send
         roster = self._state.roster

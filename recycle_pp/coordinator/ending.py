@@ -2,7 +2,7 @@
 
     ending = Ending(settings, recorder)
     ending.request("SIGTERM", 143)     # records the signal; False if an earlier one is recorded
-    ending.save_due                    # whether the next commit must save, because checkpoint.minutes have passed
+    ending.save_due                    # whether the next commit must save: checkpoint.minutes are over, or a user asks
     ending.committed(saves, skipped); ending.saved()      # measure steps and checkpoints
     ending.reason(saved_as)            # why the job ended, for the user
 
@@ -25,7 +25,8 @@ class Ending:
     """Not thread-safe; runs in the coordinator's loop."""
 
     def __init__(self, settings: Settings, recorder: Recorder) -> None:
-        self._minutes = settings.checkpoint.minutes
+        self.minutes = settings.checkpoint.minutes
+        self.save_asked = False  # a user has requested a checkpoint, and none has begun since
         self._emulated = bool(settings.emulate.mode)
         self._recorder = recorder
         self.signal: str | None = None  # name of the signal that ends the job
@@ -45,13 +46,15 @@ class Ending:
 
     @property
     def save_due(self) -> bool:
-        return 0 < 60 * self._minutes <= time.monotonic() - self._due_since and not self._emulated
+        timed = 0 < 60 * self.minutes <= time.monotonic() - self._due_since and not self._emulated
+        return timed or self.save_asked
 
     def committed(self, saves: bool, skipped: bool) -> None:
-        """Measures a step. The first two steps of a job are slow and are not used.
+        """Measures the duration of a step. Ignores the first two steps of a job, because they are slow.
 
         saves    whether a checkpoint is saved after this step
-        skipped  whether its checkpoint was skipped because the previous one is unfinished; the timer then restarts
+        skipped  whether a checkpoint was due after this step, but was skipped because the previous one is unfinished.
+                 The time of `checkpoint.minutes` then starts again
         """
         now = time.monotonic()
         before = self._committed
@@ -60,6 +63,7 @@ class Ending:
         self._step = now - before if self._commits > 2 else 0.0
         if saves:
             self._saved = now
+            self.save_asked = False
         if saves or skipped:
             self._due_since = now
         self._check()

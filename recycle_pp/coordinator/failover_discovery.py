@@ -1,18 +1,19 @@
 """Finds the processes of a running job for a new coordinator.
 
     discovery = FailoverDiscovery(token)
-    discovery.receive(3, message, peer)            # the registration of rank 3's supervisor, or a death
+    discovery.receive(3, message, peer)            # rank 3's supervisor has registered, or reports a death
     discovery.lost(3, peer)                        # this supervisor's connection ended
     discovery.worker(3, incarnation, state, peer)  # the report of rank 3's worker
     await discovery.complete(places, patience)     # waits until all reachable processes have reported
     discovery.states()                             # for `protocol.takeover.find`
-    discovery.assignment(pipelines, stages)        # the worker that each member plays
+    discovery.assignment(pipelines, stages)        # member -> the worker that it plays
     discovery.fill(roster, size)                   # adds all ranks to the roster, including missing ones
     discovery.repeated()                           # messages that workers have resent
 
-A supervisor counts as dead if its port refuses connections for some time (`consensus.refusal`). If it does not answer,
-the wait is short, because a live supervisor reconnects later. The wait for a supervisor that answers, or for a worker
-that took part, is as long as for a silent worker.
+The discovery waits up to `patience` seconds for supervisors that accept connections but have not registered, and for
+live workers that took part in the job. For supervisors that do not answer, it waits only LATE seconds, because a live
+one can still register later. A supervisor whose port refuses connections for some time counts as dead
+(`consensus.refusal`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import msgspec
 from recycle_schedules import Worker
 
 from recycle_pp.consensus.refusal import REFUSED, Refusal
-from recycle_pp.protocol.assignment import initial
+from recycle_pp.protocol.assignment import spawned
 from recycle_pp.protocol.takeover import find
 from recycle_pp.wire.connection import Peer, connect
 from recycle_pp.wire.messages.agreement import Place
@@ -38,7 +39,7 @@ from recycle_pp.wire.messages.workers import State
 from .ranks import NODE_LOSS
 from .roster import Roster
 
-LATE = 5.0  # seconds to wait for supervisors that neither connect nor answer
+LATE = 5.0  # seconds to wait for supervisors that neither register nor accept connections
 _BEAT = 0.5  # seconds between two heartbeats to connected supervisors
 _LOOK = 0.005  # seconds between two checks
 
@@ -63,7 +64,7 @@ class FailoverDiscovery:
         self._token = token
         self.supervisors: dict[int, Supervisor] = {}
         self.workers: dict[int, Known] = {}
-        self.over = asyncio.Event()  # set at the end of the discovery
+        self.over = asyncio.Event()  # set by the successor once it has restored the job
 
     def receive(self, number: int, message: Message, peer: Peer) -> None:
         if isinstance(message, Registration):
@@ -81,6 +82,10 @@ class FailoverDiscovery:
         self.workers[number] = Known(peer, incarnation, state)
 
     async def complete(self, places: Mapping[int, Place], patience: float) -> None:
+        """Waits until all expected processes have reported, for at most `patience` seconds.
+
+        places: rank -> address of its supervisor
+        """
         loop = asyncio.get_running_loop()
         begun = loop.time()
         gone, answer = set[int](), set[int]()
@@ -103,7 +108,7 @@ class FailoverDiscovery:
             probe.cancel()
 
     def states(self) -> dict[Member, State]:
-        """member -> state, for each worker that is its supervisor's current process."""
+        """member -> its worker's state. Leaves out workers that are not their supervisor's current process."""
         return {number: self.workers[number].state for number in self._here()}
 
     def repeated(self) -> list[tuple[int, Message]]:
@@ -111,17 +116,12 @@ class FailoverDiscovery:
         return [(number, message) for number in self._here() for message in self.workers[number].state.said]
 
     def assignment(self, pipelines: int, stages: int) -> Assignment:
-        """The worker that each member plays, according to the last spawn order to its supervisor. Missing members get
-        the remaining workers."""
-        found = initial(pipelines, stages)
+        """member -> the worker that it plays, according to the newest `Spawn` that its supervisor has received. Members
+        whose supervisor is missing get the remaining workers."""
         spawns = {number: of.report.spawn for number, of in self.supervisors.items()}
-        found |= {number: Worker(*spawn.worker) for number, spawn in spawns.items() if spawn}
-        missing = found.keys() - self.supervisors.keys()
-        free = set(initial(pipelines, stages).values()) - {found[number] for number in self.supervisors}
-        for number in sorted(missing):
-            found[number] = found[number] if found[number] in free else min(free)
-            free.discard(found[number])
-        return found
+        orders = {number: Worker(*spawn.worker) for number, spawn in spawns.items() if spawn}
+        live = [number for number, of in self.supervisors.items() if of.report.alive]
+        return spawned(orders, live, pipelines, stages)
 
     def fill(self, roster: Roster, size: int) -> None:
         """Adds the ranks of all `size` launched processes to the roster."""
@@ -145,17 +145,19 @@ class FailoverDiscovery:
         return {number: of.spawn.incarnation for number, of in reports.items() if of.alive and of.spawn}
 
     def _here(self) -> list[Member]:
-        """Members whose worker has reported and is its supervisor's current process."""
+        """Members whose worker has reported, and is still its supervisor's current process."""
         alive = self._alive()
         return [number for number, worker in self.workers.items() if alive.get(number) == worker.incarnation]
 
     def _awaited(self) -> set[Member]:
-        """Members whose worker took part, is alive according to its supervisor, and has not reported. Until a
-        worker that took part has reported, every live worker counts as one that took part."""
+        """Members whose worker took part in the job, is alive according to its supervisor, and has not reported. Until
+        the reports show which workers took part, every live worker counts as one of them."""
         members = find(self.states()).members
         return {number for number in self._alive() if number in members or not members} - self.workers.keys()
 
     async def _probe(self, number: int, place: Place, patience: float, gone: set[int], answer: set[int]) -> None:
+        """Connects to a supervisor's port repeatedly, until the supervisor registers. Adds its rank to `answer` if it
+        accepts a connection, and to `gone` if it counts as dead."""
         refusal = Refusal(min(REFUSED, patience))
         while number not in self.supervisors:
             try:

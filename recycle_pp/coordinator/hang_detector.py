@@ -2,17 +2,17 @@
 
 hangs = HangDetector(state, driver, planning, deaths)
 hangs.supervisor_beats(rank, message)     # a heartbeat with the vital signs of the worker
-hangs.worker_beats(rank, message)         # a heartbeat that shows whether the awaited message has arrived
+hangs.worker_beats(rank, message)         # the worker's own heartbeat; shows whether the message it waits for is there
 hangs.stacks(rank, message)               # the stacks of a stuck worker, before it is killed
 await hangs.run()                         # never returns
 
 A stuck worker is killed and counts as dead at once. If all workers wait and none works, all links are rebuilt. Files
 in the run folder explain why: `hangs/step-000020.json` has the activity of each worker and the wait-for graph, and
-`hangs/step-000020-1.2.txt` has the stacks of all threads of worker 1.2. While a step lasts long, `hangs/now.json` has
-the same of the present moment, for `recycle_pp.doctor`.
+`hangs/step-000020-1.2.txt` has the stacks of all threads of worker 1.2. During a long step, `hangs/now.json` has the
+current activities and graph, for `recycle_pp.doctor`.
 
-If no reader of training data gets an answer from its disk, no reader is killed. An event every DATA_SECONDS then shows
-the waiting workers, the file, and the seconds waited.
+If no disk with training data answers, no worker that reads the data is killed. Instead, an event every DATA_SECONDS
+names the waiting workers, the file, and the seconds waited.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from .planning import Planning
 from .ranks import Rank
 from .state import JobState
 
-RENEWALS = 3  # limit on how often links are rebuilt in one step; then the job stops
+RENEWALS = 3  # maximum number of times that links are rebuilt in one step; after that the job stops
 
 
 @dataclass
@@ -49,10 +49,11 @@ class _Known:
 
     signs: Signs
     came: float  # arrival of `signs`
-    delivered: tuple[int, float] = (-1, 0.0)  # number of a wait whose data has arrived, time of that report
+    # (serial number of the newest wait whose message has arrived, time when the worker reported that)
+    delivered: tuple[int, float] = (-1, 0.0)
     path: str = ""  # file of training data that the worker reads; "" if none
     read_since: float | None = None  # start of the worker's oldest unfinished read
-    lacks: tuple[int, ...] = ()  # members whose messages its sum lacks
+    lacks: tuple[int, ...] = ()  # if the worker waits for a sum: members whose messages have not arrived
 
 
 class HangDetector:
@@ -111,7 +112,7 @@ class HangDetector:
         before = time.monotonic()
         while True:
             await asyncio.sleep(self._beat)
-            await self._state.lease.fresh()  # after a suspension of this process, others may only seem silent
+            await self._state.lease.fresh()  # if this process was suspended, the silence of others proves nothing
             now = time.monotonic()
             slept = max(0.0, now - before - self._beat)
             before = now
@@ -127,7 +128,7 @@ class HangDetector:
     def _skip(self, slept: float) -> None:
         """Excludes time in which this process was suspended, for instance by swapping, from the silence of others."""
         self._begun += slept
-        if slept < self._patience.suspicion / 2:  # only a late tick
+        if slept < self._patience.suspicion / 2:  # not suspended; the loop was only late
             return
         self._judged += slept
         self._not_before += slept
@@ -156,6 +157,7 @@ class HangDetector:
         signs = {worker: self._sign(rank, rank.number in unanswered, now) for worker, rank in present.items()}
         # While the coordinator itself works, workers may wait for it.
         works = self._planning.busy or self._driver.agreement_gate.busy or job.phase not in ("reporting", "running")
+        works = works or job.waits_for_round
         verdict = judge(signs, self._patience, works)
         if verdict.no_disk:
             self._disks_silent = now
@@ -189,7 +191,8 @@ class HangDetector:
         return all(known is None or known.came > since for known in signs) and all(recent)
 
     def _sign(self, rank: Rank, unanswered: bool, now: float) -> Sign:
-        """unanswered: whether the worker has not yet reported in this generation."""
+        """The vital signs of a rank's worker. unanswered: whether the worker's report for this generation is still
+        missing."""
         silent, since = now - rank.last_message, now - self._begun
         waits = since if unanswered else None
         member = rank.number in self._state.job.live
@@ -206,7 +209,7 @@ class HangDetector:
         seconds = signs.seconds
         if activity.kind == "waits":  # a joiner may have begun to wait long before this generation
             seconds = min(seconds, since)
-        elif activity.what == "data":  # after an outage, disks may recover at different times
+        elif activity.what == "data":  # after an outage of all disks, count only the time since the first one recovered
             seconds = min(seconds, now - self._disks_silent)
         return Sign(
             activity,
@@ -231,8 +234,10 @@ class HangDetector:
         return self._state.profile.seconds(worker, activity.what)
 
     def _report_data(self, signs: dict[Worker, Sign], readers: list[Worker], now: float) -> None:
-        """Records workers that wait for training data. readers: all readers if none of their disks answers, else
-        empty."""
+        """Records the workers that wait for training data, every DATA_SECONDS.
+
+        readers: all readers if none of their disks answers; else empty
+        """
         waiting = [w for w in readers if signs[w].activity.what == "data"]
         if not waiting:
             self._awaited_data = math.inf

@@ -1,8 +1,8 @@
-"""Writes the activity of every worker, and the graph of waits between them, to the run's folder `hangs`.
+"""Writes the activity of every worker, and the wait-for graph, to the folder `hangs` of the run.
 
 reports = HangReports(state)
 reports.add(step, signs, verdict)      # step-000020.json: adds a report about this step
-reports.note(step, signs, verdict)     # now.json: the current state, for `recycle_pp.doctor`
+reports.note(step, signs, verdict)     # now.json: the current activities, for `recycle_pp.doctor`
 reports.stacks(worker, text)           # step-000020-1.2.txt: the stacks of a stuck worker
 """
 
@@ -22,15 +22,15 @@ from recycle_pp.telemetry.warn import warn_once
 
 from .state import JobState
 
-NOTE_SECONDS = 1.0  # between two notes
+NOTE_SECONDS = 1.0  # between two versions of now.json
 
 
 class HangReports:
     def __init__(self, state: JobState) -> None:
         self._state = state
         self._reports: tuple[int, list[Any]] = (-1, [])  # step, reports of that step
-        self._step = (-1, 0.0)  # the step that runs, time when that was first seen
-        self._noted = -math.inf  # time of the last note
+        self._step = (-1, 0.0)  # (step in progress, time when it was first seen)
+        self._noted = -math.inf  # time when now.json was last written
 
     def add(self, step: int, signs: Mapping[Worker, Sign], verdict: Verdict) -> None:
         before, reports = self._reports
@@ -39,7 +39,7 @@ class HangReports:
         self._write(f"{_name(step)}.json", json.dumps(reports, indent=1) + "\n")
 
     def note(self, step: int, signs: Mapping[Worker, Sign], verdict: Verdict) -> None:
-        """Writes at most once in NOTE_SECONDS, and only if the step has lasted for a quarter of `suspicion`."""
+        """Writes at most once in NOTE_SECONDS, and only if the step has taken longer than a quarter of `suspicion`."""
         now = time.monotonic()
         if step != self._step[0]:
             self._step = step, now

@@ -1,10 +1,10 @@
-"""What supervisors report about the hardware: events, less work for throttled workers, and the quarantine of GPUs.
+"""Handles supervisors' reports about hardware: records events, gives throttled workers less work, quarantines GPUs.
 
     hardware = Hardware(state, deaths)
-    hardware.reported(rank, message)        # after each look of a supervisor
+    hardware.reported(rank, message)        # after each check by a supervisor
 
-The supervisor itself drains or kills its worker. A worker that is killed counts as dead as soon as the report arrives,
-because a driver may keep the process for long. quarantine.json is written here, so that it has one writer.
+The supervisor itself drains or kills its worker. A killed worker counts as dead as soon as the report arrives, because
+a GPU driver may delay the end of the process for a long time. Only the coordinator adds to quarantine.json.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .state import JobState
 WRITE_SECONDS = 1.0  # between two versions of health.json
 
 Signal = tuple[str, str]
-"""Device, signal"""
+"""(device, signal) of a `Finding`"""
 
 
 class Hardware:

@@ -36,7 +36,7 @@ from .coordinator import WRITE_SECONDS, Coordinator
 # Heartbeats at which to call gc.freeze(). Otherwise a collection would scan the 200,000 objects of imports and the
 # planner, which are never freed, and block the loop for 50 ms.
 FREEZES = (0, 10, 60)
-SCREEN_SECONDS = 2.0  # time to print the last lines at the end
+SCREEN_SECONDS = 2.0  # longest wait at the end of the job for the console to print the last lines
 # Seconds until the planner's thread must release the GIL. The loop releases the GIL for each message, so with Python's
 # default of 5 ms, announcing a death to 128 workers took 100 ms (bench/loop.py).
 SWITCH_SECONDS = 0.0001
@@ -89,7 +89,7 @@ class Host:
 
     @property
     def agents(self) -> set[int]:
-        """Agents of the launch that are alive at the end of the job."""
+        """See `Roster.agents`. Empty before the end of the job."""
         return self._coordinator.agents
 
     @property
@@ -118,7 +118,7 @@ class Host:
         return self._state.lease.term
 
     async def _coordinate(self) -> int:
-        """Returns the job's exit code. Prints the traceback if the coordinator fails, which is always a bug."""
+        """Runs the coordinator. Returns the job's exit code. Prints the traceback of an exception, which is a bug."""
         code = 1
         try:
             code = await self._coordinator.run()

@@ -11,7 +11,7 @@ from recycle_schedules import Worker, actions, plan
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.fitting.problem import initial_problem
-from recycle_pp.fitting.understudy_policy import kept
+from recycle_pp.fitting.understudy_policy import bytes_per_element
 from recycle_pp.protocol.job import Job
 from recycle_pp.protocol.validation import per_pass
 
@@ -37,7 +37,7 @@ def new_job(
         clip=s.optimizer.clip,
         stagger=s.optimizer.stagger,
         copies=s.parallel.copies,
-        understudy=kept(s),
+        understudy=bytes_per_element(s),
         third=s.control.mismatch == "third",
         first_step=first_step,
         evaluate_every=s.run.validate_every,
@@ -46,4 +46,5 @@ def new_job(
         generation=generation,
         committed=committed,
         assignment=dict(assignment or {}),
+        islands=None if s.islands.store is None else (s.islands.steps, s.islands.delay, s.islands.most_local),
     )

@@ -40,7 +40,8 @@ class Lifecycle:
         return self._code is not None
 
     def stop(self, reason: str, code: int = 1) -> None:
-        """Ends the job with a reason and an exit code. Only the first call counts; later ones are its consequences."""
+        """Ends the job with a reason and an exit code. Only the first call counts, because later ones report
+        consequences of it."""
         if not self.over:
             self._record_deaths()
             self._recorder.stopped(reason)
@@ -52,8 +53,8 @@ class Lifecycle:
         self.stop(f"{part} failed:\n{traceback.format_exc()}")
 
     async def guard(self, work: Callable[..., Awaitable[None]], *arguments: Any, part: str = "the coordinator") -> None:
-        """Awaits work(*arguments). An exception stops the job with its traceback; otherwise it could be lost in a task,
-        or look like the death of a client. Deposed (the lease was lost) ends only the work."""
+        """Awaits work(*arguments). An exception stops the job with its traceback, because asyncio might drop the
+        exception, or it might look like the death of a client. If the lease is lost (Deposed), only the work ends."""
         try:
             await work(*arguments)
         except Deposed:
@@ -79,7 +80,7 @@ class Lifecycle:
         return self._code
 
     def _record_deaths(self) -> None:
-        """Writes the events of deaths with a still unknown cause, so that the end of the job is the last event."""
+        """Writes the events of deaths whose cause is still unknown, so that the end of the job is the last event."""
         for rank in self._roster:
             if rank.explained < rank.died:
                 rank.explained = rank.died

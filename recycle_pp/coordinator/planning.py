@@ -32,8 +32,8 @@ class Planning:
         self._state = state
         self._driver = driver
         self._task: asyncio.Task[None] | None = None
-        self._prepared = -1  # newest step in which a possible death was planned
-        self._expected: Problem | None = None
+        self._prepared = -1  # newest committed step after which a plan for a possible death was made
+        self._expected: Problem | None = None  # problem of `prepare` that is not planned yet
 
     @property
     def busy(self) -> bool:

@@ -23,8 +23,8 @@ NODE_LOSS = Death("node_loss", "its supervisor disconnected")
 class Rank:
     """One launched process: its supervisor and its current worker.
 
-    number: the member's number
-    assignment: returns the job's assignment
+    number      the number of the member, which is also its rank
+    assignment  returns the job's assignment
     """
 
     number: Member
@@ -34,10 +34,11 @@ class Rank:
     missed_heartbeats: int = 0  # consecutive heartbeats missed by its supervisor
     worker: Peer | None = None
     address: Address = ("", 0)  # where its worker receives state
-    machine: str = ""  # of its worker: see `Ready`
-    cores: int = 1
+    machine: str = ""  # name of its worker's machine, see `Ready`
+    cores: int = 1  # number of cores of that machine
     incarnation: int = -1
-    died: int = -1  # newest incarnation that died; replaced ones do not count
+    died: int = -1  # newest incarnation that died; an incarnation that was replaced while alive does not count
+    died_as: Worker | None = None  # the worker that `died` played; `role` may have changed since
     ended: int = -1  # newest incarnation that was killed because its connection broke
     explained: int = -1  # newest incarnation whose death has a complete event
     alive: bool = False  # spawned and not dead
@@ -65,7 +66,7 @@ class Rank:
 
     @property
     def node(self) -> tuple[str, int | None] | None:
-        """An identity of its node; None if the supervisor is not connected."""
+        """The identity of its node; None if the supervisor is not connected."""
         return None if self.hello is None else (self.hello.host, self.hello.agent)
 
     @property

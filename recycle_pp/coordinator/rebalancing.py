@@ -3,10 +3,10 @@
     rebalancing = Rebalancing(state, driver, planning)      # a handler of the job's events
     rebalancing.resumed(rank, message)                      # a worker runs again in a new generation
 
-After each commit the handler compares the present layout with the best one for the live workers, which a thread finds
-(`fitting/layout_search.py`). If a move pays (`fitting/move_policy.py`), it asks the job for it by `MoveWanted`, and the
-job moves the layers (`protocol/moving.py`). A change of the membership, of the measured times or of the layout starts
-another search.
+After each commit, the handler compares the current layout with the best layout for the live workers. A thread searches
+for the best layout (`fitting/layout_search.py`), and does so again when the membership, the measured times or the
+layout have changed. If a move pays (`fitting/move_policy.py`), the handler passes the event `MoveWanted` to the job,
+which moves the layers (`protocol/moving.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from recycle_schedules import OpKind, Problem, Worker
 from recycle_schedules.layers import Layout
 
 from recycle_pp.fitting.layout_search import Found, search
-from recycle_pp.fitting.move_policy import BANDWIDTH, SWITCH, Move, Outages
+from recycle_pp.fitting.move_policy import BANDWIDTH, SWITCH, Move
 from recycle_pp.fitting.problem import relaid_problem
 from recycle_pp.protocol.events import Event, Json, MoveWanted, Outcome
 from recycle_pp.protocol.live_problem import all_workers
@@ -41,7 +41,7 @@ REPLACED = "another layout suits the live workers better now"
 
 
 class Case(NamedTuple):
-    """What the best layout depends on."""
+    """The input of a search for the best layout."""
 
     live: frozenset[Worker]
     problem: Problem
@@ -50,14 +50,15 @@ class Case(NamedTuple):
 
 @dataclass
 class Open:
-    """A move that has begun.
+    """A move that has begun. All times are values of time.monotonic().
 
-    event       the record of its begin
-    began       monotonic seconds, as all times
-    held        time of the commit before the switch
+    event       the event that recorded the beginning of the move
+    began       time of this event
+    held        time of the commit before the switch to the new layout
     switched    time of the switch
-    generation  that of the switch
-    resumed     when each member ran its next op, or followed its new orders
+    generation  generation of the switch
+    updates     (P,) seconds that an optimizer step of each stage took before the switch
+    resumed     member -> time when it ran its next op, or was ready for its next input
     """
 
     event: Begun
@@ -65,6 +66,7 @@ class Open:
     held: float = 0.0
     switched: float = 0.0
     generation: int = -1
+    updates: tuple[float, ...] = ()
     resumed: dict[Member, float] = field(default_factory=dict)
 
     @property
@@ -77,15 +79,14 @@ class Rebalancing:
         self._state, self._driver, self._planning = state, driver, planning
         split = state.settings.model.split
         self._keep = tuple(split) if isinstance(split, list) else None
-        self._outages = Outages(state.settings.schedule.outage)
         self._joining: set[Member] = set()  # joiners that receive state
         self._searching: asyncio.Task[None] | None = None
-        self._case: Case | None = None  # the case of the last search,
-        self._found: Found | None = None  # and its result
+        self._case: Case | None = None  # input of the last search
+        self._found: Found | None = None  # result of the last search; None: no better layout
         self._wanted: tuple[Found, Move] | None = None  # the move that was begun last
         self._open: Open | None = None
         self._switched: Open | None = None  # the last move, until the first step in its layout is committed
-        self._stalls: list[float] = []  # of all switches, in seconds
+        self._stalls: list[float] = []  # stall of each switch, in seconds
         self._held = 0.0  # time of the newest commit
 
     def handled(self, event: Event, outcome: Outcome) -> None:
@@ -108,16 +109,19 @@ class Rebalancing:
     def resumed(self, rank: Rank, message: Resumed) -> None:
         move = self._switched
         if move is not None and message.generation >= move.generation:
-            # Workers of later stages wait for their first input in any step.
-            phase = "resumed" if rank.role.stage == 0 else "followed"
-            move.resumed[rank.number] = self._state.spans.local(rank.role, message.times[phase])
+            # Workers of later stages wait for their first input in every step, so this wait does not count.
+            phase = "resumed" if rank.role.stage == 0 else "relaid"
+            at = message.times.get(phase, message.times["followed"])
+            move.resumed[rank.number] = self._state.spans.local(rank.role, at)
 
     # -- the decision ------------------------------------------------------------------------------------------
 
     def _committed(self, commit: Commit) -> None:
-        job = self._state.job
+        state, job = self._state, self._state.job
         self._held = time.monotonic()
-        self._outages.observe(all_workers(job.problem) - set(job.workers.values()), self._held)
+        dead = all_workers(job.problem) - set(job.workers.values())
+        if state.profile.outages.observe(dead, self._held) and state.profile.complete:
+            state.run.later(state.run.write_json, state.run.profile, state.profile.to_json())
         if self._switched is not None:
             self._record(self._switched, commit.step)
             self._switched = None
@@ -133,7 +137,7 @@ class Rebalancing:
         return movable and measured and calm and not state.lifecycle.over
 
     def _compare(self) -> None:
-        """Decides if the best layout is known, else searches it."""
+        """Decides on a move if the best layout is known; otherwise starts a search for it."""
         case = self._now()
         if case == self._case:
             self._decide(case)
@@ -153,7 +157,7 @@ class Rebalancing:
             self._decide(case)
 
     def _decide(self, case: Case) -> None:
-        """Begins a move to the best layout, or abandons one to another layout."""
+        """Begins a move to the best layout if that pays. Otherwise abandons an unfinished move to another layout."""
         found, job = self._found, self._state.job
         goal = self._open.layout if self._open else case.layout
         if goal == (found.layout if found else case.layout):
@@ -174,14 +178,15 @@ class Rebalancing:
         return Move(
             now=found.now,
             then=found.then,
-            outage=min(rest, self._outages.expected(now, soon)),
+            outage=min(rest, state.profile.outages.expected(now, soon)),
             seconds=found.most / (state.profile.links.slowest or BANDWIDTH) + found.now,
             back=case.live != all_workers(case.problem),
             switch=median(self._stalls) if self._stalls else SWITCH,
         )
 
     def _will_return(self, rank: Rank) -> bool:
-        """Whether a process of this dead worker starts, or may be started because the cause of its death is open."""
+        """Whether this dead worker may return soon: its new process is starting, the cause of its death is not known
+        yet, or a rejoin is due."""
         return rank.alive or rank.explained < rank.died or self._state.restarts.is_due(rank.role)
 
     # -- the records -------------------------------------------------------------------------------------------
@@ -192,7 +197,7 @@ class Rebalancing:
         self._state.recorder.relaid(layout)
 
     def _restarted(self) -> None:
-        """All workers start again, with the first layout."""
+        """Returns to the initial layout. All workers restart with it."""
         self._open = self._switched = None
         layers, profile, job = self._state.layers, self._state.profile, self._state.job
         if (moved := profile.layout) and moved != (first := layers.start):
@@ -214,7 +219,9 @@ class Rebalancing:
             bytes=found.bytes,
             receivers=[str(self._state.job.assignment[member]) for member in sorted(note["receivers"])],
         )
-        self._open = Open(event, time.monotonic())
+        profile, stages = self._state.profile, self._state.settings.parallel.stages
+        updates = tuple(profile.seconds(Worker(0, s), OpKind.OPTIMIZER) or 0.0 for s in range(stages))
+        self._open = Open(event, time.monotonic(), updates=updates)
         self._state.recorder.layers_moved(event)
 
     def _ended(self, note: Json) -> None:
@@ -228,12 +235,14 @@ class Rebalancing:
             self._state.recorder.layers_moved(RebalancingAbandoned(layout=layout, detail=note["detail"] or REPLACED))
 
     def _record(self, move: Open, step: int) -> None:
-        """Records a move. step: the first one in the new layout, which is committed now."""
+        """Records a finished move. step: the first step in the new layout, which has just been committed."""
         state, event = self._state, move.event
+        stages = {member: worker.stage for member, worker in state.job.workers.items()}
+        # In every step, a worker waits for its own optimizer step or that of the first stage. This is not a stall.
         stalls = [
-            at - move.held - (state.profile.seconds(state.job.assignment[member], OpKind.OPTIMIZER) or 0.0)
+            at - move.held - max(move.updates[0], move.updates[stages[member]])
             for member, at in move.resumed.items()
-            if member in state.job.live
+            if member in stages
         ]
         stall = max(stalls, default=0.0)
         self._stalls.append(max(0.0, stall))

@@ -1,9 +1,9 @@
 """Compares the parameters of a stage's workers bit by bit, at every checkpoint and at the end of the job.
 
-    replicas = Replicas(step, live)        # live: member -> worker; each sends its digests at a checkpoint
+    replicas = Replicas(step, live)        # live: member -> worker; each of these members sends its digests
     replicas.add(member, message); replicas.died(member)
     replicas.verdict()                     # a sentence, if a stage's digests are complete and differ
-    difference({worker: {name: digest}})   # the same for the digests at the end
+    difference({worker: {name: digest}})   # like `verdict`, for the digests at the end of the job
 
 Votes cannot detect a flipped bit in one worker's parameters, because all peers use the same sums of gradients.
 This comparison can.
@@ -21,7 +21,7 @@ from recycle_pp.wire.messages.saving import Digests
 
 
 class Replicas:
-    """silent: members whose digests are missing."""
+    """The digests of one checkpoint. silent: members whose digests are missing."""
 
     def __init__(self, step: int = 0, live: Mapping[Member, Worker] = MappingProxyType({})) -> None:
         self.silent = set(live)
@@ -40,7 +40,7 @@ class Replicas:
 
     def verdict(self) -> str | None:
         """A sentence about the difference; None if there is none. Ignores a stage until all its digests have arrived,
-        because three digests can show which one is wrong, but two cannot."""
+        because only a majority shows which digest is wrong."""
         silent = {self._workers[member].stage for member in self.silent}
         found = difference({worker: of for worker, of in self._digests.items() if worker.stage not in silent})
         return None if found is None else f"{found} after {self._step} steps"

@@ -2,10 +2,10 @@
 
 restarts = RestartPolicy(settings)
 restarts.faults_of(role)                    # injected faults for a new process
-restarts.died(role, committed)              # drops the faults of the dead process
-restarts.is_respawned(rank, death)          # whether to restart the worker: it failed by itself, and not too often
+restarts.died(role, committed)              # drops faults that the dead process had, so that they do not fire again
+restarts.is_respawned(rank, death)          # whether to restart the worker, as it failed by itself and not too often
 restarts.is_due(role); restarts.earliest(role)      # with `+rejoin_at`: whether the worker returns, and its first step
-first = restarts.failed(where, role)        # another worker that died in the same op; restarting would never end
+first = restarts.failed(where, role)        # another worker that died in the same op, or None; if any, stop the job
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ REMEMBERED = 100  # limit on the number of remembered ops in which a worker died
 
 class RestartPolicy:
     def __init__(self, settings: Settings) -> None:
-        self._respawns = settings.run.respawns
+        self.respawns = settings.run.respawns
         self._faults: list[Fault] = faults(settings)
         self._exceptions: dict[str, Worker] = {}  # op of a micro-batch -> the worker that died in it
         self._failed_gpus: set[int] = set()  # ranks whose GPU failed
@@ -38,32 +38,35 @@ class RestartPolicy:
         self._faults = [f for f in self._faults if f.worker != role or f.step > committed + 1 or f.kind == "rejoin"]
 
     def taken_over(self, live: Collection[Worker], committed: int) -> None:
-        """For a successor: drops the faults up to `committed`, and the rejoins of workers that are live."""
+        """Called on a new coordinator. Drops the faults up to the step in progress, except the rejoins of workers that
+        are not live."""
         self._faults = [
             f for f in self._faults if f.step > committed + 1 or (f.kind == "rejoin" and f.worker not in live)
         ]
 
     def is_respawned(self, rank: Rank, death: Death) -> bool:
-        """Call once per death. A worker is restarted after the first failure of its GPU, because most GPU errors end
-        with the process. Restarting it after a second one would risk yet another recovery."""
+        """Whether to restart a worker after this death. Call once per death. A worker is restarted after the first
+        failure of its GPU, because most GPU errors end with the process. After a second failure it is not, because a
+        third one would cost another recovery."""
         if death.injected or death.cause in FINAL or self.is_due(rank.role):
             return False
         if death.cause == "gpu":
             if rank.number in self._failed_gpus:
                 return False
             self._failed_gpus.add(rank.number)
-        return rank.supervisor is not None and rank.respawns < self._respawns
+        return rank.supervisor is not None and rank.respawns < self.respawns
 
     def will_return(self, rank: Rank) -> bool:
-        """Whether to restart a worker whose supervisor has reconnected: only after a lost node or a hang."""
+        """Whether to restart a dead worker whose supervisor has reconnected. True only if the worker counted as lost
+        with its node or as hung, and no injected fault caused its death."""
         death = rank.causes.get(rank.died, NODE_LOSS)
         return death.cause in ("node_loss", "hang") and not death.injected
 
     def is_given_up(self, rank: Rank, death: Death) -> bool:
-        """Whether earlier restarts are the only reason why the worker stays dead: `run.respawns` of them, or one after
-        a GPU failure. Call after `is_respawned` has returned False."""
+        """Whether the worker stays dead only because it has used up its restarts: `run.respawns` in all, and one after
+        a failure of its GPU. Call after `is_respawned` has returned False."""
         restartable = not death.injected and death.cause not in FINAL
-        return restartable and not self.is_due(rank.role) and (death.cause == "gpu" or rank.respawns >= self._respawns)
+        return restartable and not self.is_due(rank.role) and (death.cause == "gpu" or rank.respawns >= self.respawns)
 
     def is_due(self, role: Worker) -> bool:
         return any(f.kind == "rejoin" and f.worker == role for f in self._faults)
@@ -77,7 +80,7 @@ class RestartPolicy:
         return returns[0].step
 
     def has_failed(self, where: str) -> bool:
-        """Whether an exception in this op has killed a worker before."""
+        """Whether an exception in this op has already killed a worker."""
         return where in self._exceptions
 
     def failed(self, where: str, role: Worker) -> Worker | None:

@@ -43,7 +43,7 @@ class Returns:
         self._begin(rank, None, 0.0)
 
     def cut_off(self, rank: Rank, hosts: Sequence[str]) -> None:
-        """hosts: nodes with a cut link to the rank's node."""
+        """Starts the worker again once its node can connect. hosts: nodes with a cut link to the rank's node."""
         self._cuts[rank.number] += 1
         self._begin(rank, LinkRestored, min(LONGEST_SECONDS, AGAIN_SECONDS * 2 ** (self._cuts[rank.number] - 1)))
         self.cut.setdefault(rank.number, f"{rank.host} cannot reach {' and '.join(hosts)}")
@@ -56,7 +56,7 @@ class Returns:
             return
         self._state.timers.after(AGAIN_SECONDS, self._probe, rank, rank.supervisor)
         sentence = f"{rank.host} cannot reach {' and '.join(message.unreachable)}"
-        if sentence not in self.cut.values():  # once for all workers of a node
+        if sentence not in self.cut.values():  # print it only once for all workers of a node
             self._state.recorder.say(f"{sentence}: its workers start once the network between them works")
         self.cut[rank.number] = sentence
 
@@ -92,7 +92,7 @@ class Returns:
         """Whether this supervisor still has to start the worker."""
         if rank.number not in self._events or self._state.lifecycle.over:
             return False
-        if rank.supervisor is not supervisor:  # replaced by another node, which has its own probes
+        if rank.supervisor is not supervisor:  # a newer supervisor has this rank, and gets its own probes
             return False
         if rank.alive or supervisor is None:
             del self._events[rank.number]

@@ -26,7 +26,7 @@ from recycle_pp.wire.messages.table import Message
 
 from .ranks import Rank
 
-_TOGETHER_SECONDS = 0.001
+_TOGETHER_SECONDS = 0.001  # for which published values are collected into one message
 
 
 class Roster:
@@ -57,10 +57,12 @@ class Roster:
         return {rank.number: rank.place for rank in self if rank.supervisor and rank.place}
 
     def agents(self) -> set[int]:
-        """Agents of the launch that will end with the job. Leaves out agents of nodes that joined later.
+        """The numbers of the launch's torchrun agents that will end with the job.
 
-        Also leaves out agents with a lost supervisor, which have failed or wait for a suspended process, and agents
-        without a live worker, which may be cut off from the agents' store.
+        Leaves out
+        - the agents of nodes that joined later,
+        - agents with a lost supervisor, because they have failed or wait for a suspended process,
+        - agents without a live worker, because they may be cut off from the agents' store.
         """
         connected = Counter(rank.agent for rank in self)
         living = {hello.agent: hello.agent_ranks for rank in self if rank.alive and (hello := rank.hello) is not None}
@@ -75,7 +77,7 @@ class Roster:
     def deliver(self, out: Iterable[Send]) -> None:
         encoded: Message | None = None
         for to, message in out:
-            if message is not encoded:  # many workers get the same object
+            if message is not encoded:  # encode an object only once, because many workers get the same one
                 encoded = message
                 frame = encode(message)
             if to in self and (worker := self[to].worker) is not None:

@@ -2,11 +2,16 @@
 
     state = JobState(settings, run, recorder, lease, spans, job)
     state.begin(job)      # replaces the job, on a successor
+    state.change({"checkpoint.minutes": 5.0})     # settings that may change while the job runs
 
-Handlers must read `state.job` each time and keep no reference to the job, because `begin` replaces it.
+Handlers must read `state.job` each time and keep no reference to the job, because `begin` replaces it. They must also
+read settings that are in `config.live` each time, because `change` replaces `state.settings`.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 from recycle_schedules import Worker
 
@@ -29,9 +34,10 @@ from .timers import Timers
 
 
 class JobState:
-    """
-    job      the protocol
-    digests  digests of parameters at the end, by finished worker
+    """The state shared by the handlers.
+
+    job      the recovery protocol's state machine
+    digests  digests of the final parameters, by finished worker
     """
 
     def __init__(
@@ -54,12 +60,21 @@ class JobState:
         self.roster = Roster(settings, lambda: self.job.assignment)
         self.restarts = RestartPolicy(settings)
         store = settings.checkpoint.store
-        self.saving = Saving(run.checkpoints, lambda: self.job.assignment, job.first_step, store)
         self.storing = Storing(lambda: self.job.assignment, lambda member: self.roster[member].node)
+        self.saving = Saving(
+            run.checkpoints, lambda: self.job.assignment, job.first_step, store, lambda: self.storing.uploading
+        )
         self.ending = Ending(settings, recorder)
         self.lifecycle = Lifecycle(self.roster, recorder)
         self.timers = Timers(self.lifecycle, lease)
         self.digests: dict[Worker, dict[str, str]] = {}
+
+    def change(self, values: Mapping[str, Any]) -> None:
+        """Applies changed settings to the coordinator, except those that `protocol.Job` applies by itself. values: see
+        `config.live.checked`."""
+        self.settings = self.settings.with_values(values)
+        self.ending.minutes = self.settings.checkpoint.minutes
+        self.restarts.respawns = self.settings.run.respawns
 
     def begin(self, job: Job) -> None:
         """Continues with the job of a lost coordinator."""

@@ -1,11 +1,12 @@
 """Takes over from a lost coordinator: restores the job from the reports of supervisors and workers.
 
     successor = Successor(state, driver, deaths, workers, agreement, takeover, discovery)
-    await successor.has_met(peer, hello)  # a worker has connected
+    await successor.has_met(peer, hello)  # for each worker that has connected
     await successor.take_over()           # then the coordinator continues like any other
 
-Some state of the old coordinator is lost: unfinished joiners restart, and a validation may be repeated. An unfinished
-checkpoint is abandoned if its writer died too, but if it is the last one of the run, a peer writes it again.
+Some state of the old coordinator is lost, so unfinished joiners restart, and a validation may be repeated. An
+unfinished checkpoint is abandoned if one of its writers has died too. But if it is the last checkpoint of the run, a
+peer writes the missing part.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from .ranks import Rank
 from .state import JobState
 from .workers import Workers
 
-DISCOVERY_SECONDS = 2.0  # minimum wait, as workers may still be trying to reach the lost coordinator
+DISCOVERY_SECONDS = 2.0  # least patience, because workers may still be trying to reach the lost coordinator
 
 
 class Successor:
@@ -64,8 +65,8 @@ class Successor:
         self.discovery = discovery
 
     async def has_met(self, peer: Peer, hello: WorkerHello) -> bool:
-        """Receives the report of a worker that moved here, and waits until the takeover is complete. Returns False if
-        the connection broke or the report is invalid."""
+        """Receives the report of a worker that has moved to this coordinator, and waits until the takeover is complete.
+        Returns False if the connection broke or the report is invalid."""
         if hello.moved and not self.discovery.over.is_set():
             try:
                 report = await peer.recv(FROM_WORKER)
@@ -100,9 +101,9 @@ class Successor:
         steps = state.settings.run.steps
         if saving.newest_step == steps and committed < steps - 1:
             self.discovery.over.set()
-            state.lifecycle.end(0)  # others have finished the job while this supervisor was suspended
+            state.lifecycle.end(0)  # the job has finished while this supervisor was suspended
             return
-        # Before the first generation all workers start from the same checkpoint; later, new ones copy from peers.
+        # Before the first generation, all workers start from the same checkpoint. Later, new workers copy from peers.
         assignment = self.discovery.assignment(parallel.pipelines, parallel.stages)
         job = new_job(state.settings, 0 if found.begun else committed + 1, found.generation, committed, assignment)
         state.begin(job)
@@ -126,12 +127,12 @@ class Successor:
         # Handle assemblies before saved parts; otherwise a checkpoint would be assembled twice.
         self._handle_again(repeated, (Assembling, Assembled))
         self._handle_again(repeated, set(LASTING) - {Measured, Assembling, Assembled})
-        # Savers may have died before the newest generation.
+        # The newest commit may name savers that have died since.
         self._driver.send(saving.only(state.job.live))
         self._deaths.respawn_due()
 
     def _problem(self, found: Found) -> Problem:
-        """The job's problem, with the layers that its stages have now."""
+        """The job's problem, with the current layers of its stages."""
         job, layers, profile = self._state.job, self._state.layers, self._state.profile
         problem = job.problem
         for _, message in self.discovery.repeated():

@@ -27,6 +27,7 @@ from recycle_pp.wire.messages.supervisors import (
     Dying,
     Evict,
     Finish,
+    MachineChecked,
     NoPlace,
     Probed,
     Redirect,
@@ -44,34 +45,45 @@ from .deaths import Deaths
 from .driver import Driver
 from .hang_detector import HangDetector
 from .hardware import Hardware
+from .operators import Operators
 from .ranks import Rank
 from .returns import Returns
+from .start_checks import StartChecks
 from .state import JobState
 
-_LOOK_SECONDS = 0.05  # between two checks whether a supervisor has reconnected or its process has ended
+_LOOK_SECONDS = 0.05  # between two checks of whether a supervisor has reconnected or its process has ended
 _TERM_SECONDS = 0.3  # time for a SIGTERM to the whole job to reach all of its nodes
 
 
 class Supervisors:
     def __init__(
-        self, state: JobState, leader: Leader, driver: Driver, deaths: Deaths, hangs: HangDetector, returns: Returns
+        self,
+        state: JobState,
+        leader: Leader,
+        driver: Driver,
+        deaths: Deaths,
+        hangs: HangDetector,
+        returns: Returns,
+        operators: Operators,
     ) -> None:
         self._state = state
         self._leader = leader
         self._driver = driver
         self._deaths = deaths
         self._returns = returns
+        self._checks = StartChecks(state)
         state.recorder.share(self._send_to_all)
         self._shared: tuple[str, Mapping[str, str]] | None = None  # the first node and its settings
         self._handlers: dict[type[Message], Callable[[Rank, Any], None]] = {
             SupervisorHeartbeat: hangs.supervisor_beats,
-            Stacks: hangs.stacks,
+            Stacks: lambda rank, message: (operators if message.shown else hangs).stacks(rank, message),
             Spawned: self._spawned,
             Stopping: self._stopping,
             Dying: deaths.dying,
             Died: deaths.reported,
             Probed: returns.probed,
             Health: Hardware(state, deaths).reported,
+            MachineChecked: self._checks.checked,
         }
 
     def welcome(self, peer: Peer, hello: SupervisorHello) -> int | None:
@@ -92,6 +104,7 @@ class Supervisors:
         elif self._is_taken(number, hello):
             peer.send(NoPlace(f"a new node has taken over rank {number}; this node ends"))
             return None
+        self._checks.welcomed(number)
         peer.send(SupervisorWelcome(self._state.settings, str(self._state.run.path), self._leader, number))
         if self._state.lifecycle.code is not None:  # the job has stopped before its start
             peer.send(Finish(self._state.lifecycle.code, self._state.lifecycle.reason))
@@ -106,9 +119,9 @@ class Supervisors:
             self._handlers[type(message)](rank, message)
 
     def lost(self, number: int, peer: Peer) -> None:
-        """Handles the end of a connection: the node or its agent is gone. After a reset, or if this coordinator was
-        suspended or cut off, the supervisor first has some time to reconnect, because supervisors close connections
-        to a silent coordinator."""
+        """Handles the end of a connection, which means that the node or its agent is gone. In two cases the supervisor
+        has some time to reconnect: after a reset, and if this coordinator was suspended or cut off, because
+        supervisors close connections to a silent coordinator."""
         if number in self._state.roster and (rank := self._state.roster[number]).supervisor is peer:
             waits = peer.was_reset or self._state.lease.lapsed(self._state.settings.control.suspicion)
             patience = min(REFUSED, self._state.settings.control.suspicion) if waits else 0.0
@@ -134,6 +147,8 @@ class Supervisors:
         rank.missed_heartbeats = 0
         if message.settings is not None and rank.incarnation < 0:
             self._compare(rank, message.settings)
+            if message.clock is not None:
+                self._checks.registered(rank, message.clock)
         if self._state.lifecycle.code is not None:  # the job has stopped since the welcome
             rank.send(Finish(self._state.lifecycle.code, self._state.lifecycle.reason))
             return
@@ -188,14 +203,14 @@ class Supervisors:
         for died in deaths:
             if rank.alive and died.incarnation == rank.incarnation:
                 self._deaths.reported(rank, died)
-        if rank.alive and incarnation < rank.incarnation:  # the order was lost with the connection
+        if rank.alive and incarnation < rank.incarnation:  # the newest `Spawn` was lost with the connection
             rank.send(Spawn(rank.incarnation, rank.role, rank.respawns))
         rank.incarnation = max(rank.incarnation, incarnation)
         if not rank.alive and self._state.restarts.will_return(rank):
             self._returns.reconnected(rank)
 
     def _spawned(self, rank: Rank, message: Spawned) -> None:
-        if self._state.lifecycle.over:  # readers of the events would mistake it for a resumed run
+        if self._state.lifecycle.over:  # an event now would look to readers like a resumed run
             return
         self._state.recorder.event(
             SpawnedEvent(worker=str(rank.role), rank=rank.number, pid=message.pid, host=rank.host)

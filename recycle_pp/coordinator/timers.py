@@ -4,8 +4,8 @@ timers = Timers(lifecycle, lease)
 timers.after(0.3, explain, rank)
 timers.close()
 
-If the leader's lease is not held when a call becomes due, its delay restarts. So time in which this process was
-suspended does not count as silence of others.
+If this process does not hold the leader's lease when a call becomes due, the call is delayed again. This way, time in
+which this process was suspended does not count as silence of other processes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Timers:
         self._waiting: set[asyncio.TimerHandle] = set()
 
     def after(self, seconds: float, function: Callable[..., None], *arguments: Any) -> Callable[[], None]:
-        """Calls function(*arguments) after a delay. Returns a function that cancels the call, for use in the loop."""
+        """Calls function(*arguments) after a delay. Returns a function that cancels the call; use it only in the event
+        loop's thread."""
 
         handle: asyncio.TimerHandle
 
@@ -42,7 +43,7 @@ class Timers:
                 return
             try:
                 function(*arguments)
-            except Exception:  # the loop would only log it
+            except Exception:  # the event loop would only log the exception
                 self._lifecycle.failed()
 
         def cancel() -> None:

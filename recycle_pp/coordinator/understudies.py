@@ -1,4 +1,4 @@
-"""Records understudies, and follows them into other roles (`protocol.understudies`).
+"""Records events about understudies (`protocol.understudies`), and adapts the coordinator when one takes over.
 
 understudies = Understudies(state)      # a handler of the job's events
 """
@@ -23,7 +23,13 @@ from .state import JobState
 
 @dataclass
 class Waits:
-    """begun: time of the first order. steps, seconds: commits since then in step, and what they waited for it"""
+    """The waits of commits for one understudy.
+
+    begun    time.monotonic() when the member became an understudy
+    in_step  whether it is in step, so that commits wait for it
+    steps    number of commits since it has been in step
+    seconds  total time for which these commits waited
+    """
 
     begun: float
     in_step: bool = False
@@ -39,7 +45,7 @@ class Understudies:
     def __init__(self, state: JobState) -> None:
         self._state = state
         self._waits: dict[Member, Waits] = {}
-        self._since: float | None = None  # when all had voted, while a commit waits for an understudy
+        self._since: float | None = None  # time when the next commit began to wait for an understudy; None: no wait
 
     def handled(self, event: Event, outcome: Outcome) -> None:
         recorder = self._state.recorder
@@ -108,7 +114,8 @@ class Understudies:
                 waits.seconds += waited
 
     def _takes_over(self, note: Json) -> None:
-        """The machine of the stage's only worker has changed, and the parts of a checkpoint belong to other roles."""
+        """Records that an understudy plays a dead worker now. Abandons the current checkpoint, because its parts belong
+        to the old roles, and moves the worker to the understudy's machine in the profile."""
         state, rank = self._state, self._state.roster[note["member"]]
         state.saving.abandon()
         state.profile.place(note["worker"], rank.machine, rank.cores)

@@ -2,7 +2,7 @@
 
 rank = workers.welcome(peer, hello)             # None: close the connection, because this worker is not expected
 workers.receive(rank, incarnation, message)     # each later message
-workers.lost(rank, incarnation)                 # the connection ended
+workers.lost(rank, incarnation, peer)           # the connection ended
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from recycle_pp.telemetry.events.workers import Evicted, Refused
 from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.messages.generations import Broken, LinksMeasured, Report, Resumed, Unreachable
 from recycle_pp.wire.messages.handshake import WorkerHello
+from recycle_pp.wire.messages.islands import CutMissing, RoundReady, StoreTraffic
 from recycle_pp.wire.messages.lifecycle import (
     CannotRun,
     FirstOps,
@@ -32,6 +33,7 @@ from recycle_pp.wire.messages.lifecycle import (
     Leaving,
     NoRoom,
     Prepared,
+    Profiled,
     Ready,
     StoreValue,
     Synced,
@@ -58,8 +60,10 @@ from .broken_links import BrokenLinks
 from .deaths import Deaths
 from .driver import Driver
 from .hang_detector import HangDetector
+from .operators import Operators
 from .ranks import Rank
 from .rebalancing import Rebalancing
+from .rounds import Rounds
 from .state import JobState
 
 
@@ -73,17 +77,19 @@ class Workers:
         hangs: HangDetector,
         links: BrokenLinks,
         rebalancing: Rebalancing,
+        operators: Operators,
+        rounds: Rounds,
     ) -> None:
         self._state = state
         self._rebalancing = rebalancing
         self._driver = driver
         self._deaths = deaths
         self._hangs = hangs
-        self._received: dict[tuple[int, type[Message], int], Message] = {}  # newest lasting message by `_kind`
+        self._received: dict[tuple[int, type[Message], int], Message] = {}  # `_kind` -> newest lasting message with it
         self._platform: str | None = None  # platform of the first worker: see execution.device
         self._data = ""  # fingerprint of the first worker's training data
         self._origin = ""  # digest of the first worker's model.path, if parameters are frozen
-        self._printed: set[str] = set()  # notes of workers that were printed
+        self._printed: set[str] = set()  # workers' notes that have been printed
         self._handlers: dict[type[Message], Callable[[Rank, Any], None]] = {
             WorkerHeartbeat: self._beats,
             StoreValue: lambda rank, message: state.roster.publish(message.key, message.value),
@@ -106,8 +112,10 @@ class Workers:
             Uploaded: after_commit.uploaded,
             UploadFailed: after_commit.upload_failed,
             Sealed: after_commit.sealed,
+            Profiled: operators.profiled,
             State: self._returned,
-            **dict.fromkeys((Report, Vote, Evaluated, Synced, Prepared, NoRoom), self._drive),
+            StoreTraffic: lambda rank, message: rounds.traffic(message),
+            **dict.fromkeys((Report, Vote, Evaluated, Synced, Prepared, NoRoom, RoundReady, CutMissing), self._drive),
         }
 
     def welcome(self, peer: Peer, hello: WorkerHello) -> Rank | None:
@@ -128,7 +136,9 @@ class Workers:
             faults = self._state.restarts.faults_of(rank.role)
             layers = self._state.layers
             settings = layers.settings(layers.counts(job.units.layout))
-            peer.send(WorkerWelcome(settings, rank.role, str(self._state.run.path), resume, faults))
+            # After the first commit nobody can need the initial state.
+            joins = job.phase != "starting" and job.committed >= job.first_step
+            peer.send(WorkerWelcome(settings, rank.role, str(self._state.run.path), resume, faults, joins))
         return rank
 
     def receive(self, rank: Rank, incarnation: int, message: Message) -> None:
@@ -144,9 +154,10 @@ class Workers:
             self._handlers[type(message)](rank, message)
 
     def lost(self, rank: Rank, incarnation: int, peer: Peer) -> None:
-        """Handles the end of a connection, which usually means that the worker died. In three cases it has some time to
-        reconnect: after a reset, if this coordinator was suspended or cut off, and before membership, because a worker
-        that is not admitted within a second reconnects. Its supervisor reports a death in any case."""
+        """Handles the end of a connection, which usually means that the worker died. In three cases the worker has some
+        time to reconnect: after a reset; if this coordinator was suspended or cut off; and if the worker is not a
+        member yet, because a worker that is not admitted within a second reconnects. If it is dead, its supervisor
+        reports that anyway."""
         suspicion = self._state.settings.control.suspicion
         joins = rank.number not in self._state.job.live
         if joins or peer.was_reset or self._state.lease.lapsed(suspicion):
@@ -186,7 +197,8 @@ class Workers:
     def _ready(self, rank: Rank, message: Ready) -> None:
         job, profile = self._state.job, self._state.profile
         profile.describe(rank.role.stage, message.boundary_bytes, message.deferred_share, message.memory)
-        if rank.address != message.address:  # otherwise the process repeats the message, because its layers moved
+        # If the address is known, the worker has sent `Ready` again, because layers have moved.
+        if rank.address != message.address:
             rank.address, rank.machine, rank.cores = message.address, message.machine, message.cores
             profile.place(rank.role, message.machine, message.cores)
         layers = self._state.layers
@@ -200,13 +212,14 @@ class Workers:
             if note not in self._printed:
                 self._printed.add(note)
                 self._state.recorder.say(note)
-        self._driver.drive(WorkerDescribed(rank.number, message.machine, message.units))
+        self._driver.drive(WorkerDescribed(rank.number, message.machine, message.units, message.outer))
         if self._fits(rank, message) and rank.number not in job.live:
             earliest = 0 if job.phase == "starting" else self._state.restarts.earliest(rank.role)
             self._driver.drive(WorkerReady(rank.number, earliest))
 
     def _cannot_run(self, rank: Rank, message: CannotRun) -> None:
-        """Rejects a worker that cannot run the job. At the start, or if it is a member, the job stops."""
+        """Rejects a worker that cannot run the job. If the job is starting or the worker is a member, stops the job
+        instead."""
         job = self._state.job
         if job.phase == "starting" or rank.number in job.live:
             self._state.lifecycle.stop(message.reason, code=2)
@@ -229,7 +242,9 @@ class Workers:
             detail = f"data.path has changed {where}: its tokens differ from those at the start of the job"
             refused = Refused(worker=worker, detail=detail)
         elif message.origin != self._origin:
-            reason = f"model.path: all workers must read the same weights, but worker {worker} {where} reads others"
+            reason = (
+                f"model.path: all workers must read the same weights, but worker {worker} {where} reads different ones"
+            )
             detail = f"model.path {where} holds other weights than at the start of the job"
             refused = Refused(worker=worker, detail=detail)
         else:
@@ -256,5 +271,5 @@ class Workers:
 
 
 def _kind(rank: Rank, message: Message) -> tuple[int, type[Message], int]:
-    """A key. A later message replaces an earlier one with the same key, as in a worker's `State`."""
+    """The key of a lasting message. A later message replaces an earlier one with the same key, as in `State.said`."""
     return rank.number, type(message), getattr(message, "step", 0) % 2

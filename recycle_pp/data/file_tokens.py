@@ -1,4 +1,4 @@
-"""Tokens in a file, read on demand, and the response time of its disk.
+"""Reads tokens from a file on demand, and measures the response time of its disk.
 
     tokens = FileTokens.open("train.bin", np.dtype("<u2"), count=4000)
     tokens[0:1025]                # (1025,) tokens
@@ -7,8 +7,8 @@
     probe()                       # reads a byte of every open file from its disk; blocks until the disk responds
 
 A read is a system call (pread), not a page fault, so the other threads of the process run while it waits. Each read
-checks that the opened file is unchanged: a truncated or overwritten file raises UserMistake. If another file is moved
-to the same path, there is no error, because the old file stays open.
+checks that the opened file is unchanged, and raises UserMistake if it was truncated or overwritten. If another file is
+moved to the same path, there is no error, because the old file stays open.
 """
 
 from __future__ import annotations
@@ -29,14 +29,18 @@ import numpy as np
 from recycle_pp.config.mistakes import UserMistake
 
 PAGE = 4096
-_PIECES, _PIECE_TOKENS = 256, 1 << 16  # number and size of the pieces that determine a large file's fingerprint
+_PIECES, _PIECE_TOKENS = 256, 1 << 16  # pieces that determine a large file's fingerprint, and tokens of each
 _files: weakref.WeakSet[_File] = weakref.WeakSet()
 _lock = threading.Lock()  # guards _files
 _random = random.Random()  # not the module's own generator, which a user's model may have seeded
 
 
 class Read(NamedTuple):
-    """The longest pending read. path: path of the file; seconds: time since the read began, 0 if none is pending."""
+    """The longest pending read.
+
+    path     path of the file
+    seconds  time since the read began; 0 if no read is pending
+    """
 
     path: str
     seconds: float
@@ -50,8 +54,10 @@ def slowest_read() -> Read | None:
 
 
 def probe() -> None:
-    """Reads one byte of each open file, at a random place, from the disk and not from the kernel's cache. Ignores
-    errors, because the next read will raise them."""
+    """Reads one byte of each open file, at a random place, from the disk and not from the kernel's cache.
+
+    Ignores errors, because the next read will raise them.
+    """
     for file in _open_files():
         with suppress(OSError, UserMistake):
             file.probe()
@@ -97,7 +103,7 @@ class FileTokens:
 
 
 def fingerprint(tokens: np.ndarray | FileTokens) -> str:
-    """SHA-256 of the number of tokens and their bytes. In a large file, 256 pieces stand for all tokens."""
+    """Digest of the number of tokens and their bytes. From a large file, only 256 pieces are read."""
     digest = hashlib.sha256(str((len(tokens), tokens.dtype)).encode())
     if len(tokens) <= _PIECE_TOKENS * _PIECES:
         digest.update(tokens[:].tobytes())
@@ -124,7 +130,7 @@ class _File:
             os.close(self._descriptor)
 
     def waits_since(self, now: float) -> float:
-        """Start of the oldest pending read, or `now`."""
+        """Start time of the oldest pending read; `now` if none is pending."""
         return min(tuple(self._reads), default=now)
 
     def read(self, offset: int, size: int) -> bytes:
@@ -137,9 +143,9 @@ class _File:
         return data
 
     def _compare(self, modified: int) -> None:
-        """Checks by the fingerprint that a write or touch did not change the tokens. Raises UserMistake if it did.
+        """Raises UserMistake if the tokens have changed, by their fingerprint. A touch of the file does not matter.
 
-        modified: the new modification time of the file
+        modified: the new modification time of the file, in nanoseconds
         """
         self._compares = True
         try:
@@ -156,7 +162,7 @@ class _File:
         self._read(offset, 1)
 
     def _read(self, offset: int, size: int) -> tuple[bytes, os.stat_result]:
-        """(`size` bytes, or fewer at the end of the file; the file's state after the read)."""
+        """(`size` bytes, or fewer at the end of the file; the file's status after the read)."""
         began = time.monotonic()
         self._reads.add(began)
         try:
@@ -173,6 +179,6 @@ class _File:
 
     def _mistake(self, happened: str) -> UserMistake:
         return UserMistake(
-            f"{self.path} {happened} while the job read it, so the job cannot read its samples any more; restore the "
+            f"{self.path} {happened} while the job read it, so the job can no longer read its samples; restore the "
             "file, then run.resume=true continues from the newest checkpoint"
         )

@@ -29,15 +29,17 @@ def find(path: str) -> str | None:
     prefix = path.removesuffix(".idx").removesuffix(".bin")
     try:
         with open(prefix + ".idx", "rb") as file:
-            named = path != prefix + ".bin"  # else check the magic: nanoGPT's .bin may have an unrelated .idx beside it
+            named = path != prefix + ".bin"  # else checks the magic, because nanoGPT's .bin may have an unrelated .idx
             return prefix if named or file.read(len(MAGIC)) == MAGIC else None
     except OSError:
         return None
 
 
 def read(prefix: str) -> TokenSource:
-    """The tokens, read on demand. Raises ValueError if the index is invalid; the message does not name the
-    configuration key."""
+    """The tokens, read on demand.
+
+    Raises ValueError if the pair of files is invalid; the message does not name the configuration key.
+    """
     index, data = Path(prefix + ".idx"), Path(prefix + ".bin")
     if not data.is_file():
         raise ValueError(f"{index} has no {data.name} beside it")
@@ -59,7 +61,7 @@ def read(prefix: str) -> TokenSource:
         raise ValueError(f"{prefix} is empty")
     held = data.stat().st_size // np.dtype(DTYPES[code]).itemsize
     if held < tokens:
-        raise ValueError(f"{data} holds {held} tokens and not the {tokens} that {index.name} says")
+        raise ValueError(f"{data} holds {held} tokens, but {index.name} requires {tokens}")
     return TokenSource(prefix, FileTokens.open(data, np.dtype(DTYPES[code]), tokens))
 
 

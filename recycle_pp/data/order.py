@@ -1,12 +1,15 @@
-"""The order of samples. The window of any sample is computed from its number, in microseconds and without history.
+"""The order of samples. The window of a sample is computed from the sample's number alone, in microseconds.
 
     order = Order([1000], None, seed=0)              # each epoch is a permutation of all windows
     order = Order([1000, 50], [0.8, 0.2], seed=0)    # 4 of 5 samples come from the first source
     order.window(n)                                  # windows of all sources are numbered consecutively
+    order = Order([1000], None, seed=0, part=(1, 8))     # only every eighth sample of the first epoch, in all epochs
 
 Without weights every window of every source occurs once per epoch. With weights each source has its own epochs. The
 sources alternate in a fixed pattern of `PATTERN` turns, so any range of samples contains each source's share, rounded
 to 1 / PATTERN.
+
+With parts, as for islands, each part has its own windows in all epochs, and no window is in two parts.
 """
 
 from __future__ import annotations
@@ -24,30 +27,50 @@ PATTERN = 4096
 class Order:
     """The order of the samples of one or more sources.
 
-    counts: number of windows of each source. weights: relative number of samples of each source, positive; or None.
+    counts   number of windows of each source
+    weights  relative number of samples from each source, positive; None: in proportion to the windows
+    part     (number of the part, number of parts)
 
     Raises:
-        ValueError: a weight is too small for one turn in the pattern.
+        ValueError: a weight is too small for one turn in the pattern, or a part has no windows.
     """
 
-    def __init__(self, counts: Sequence[int], weights: Sequence[float] | None, seed: int):
-        self._counts, self._seed = list(counts), seed
+    def __init__(
+        self, counts: Sequence[int], weights: Sequence[float] | None, seed: int, part: tuple[int, int] = (0, 1)
+    ):
+        self._counts, self._seed, self._part = list(counts), seed, part
+        whole = [sum(counts)] if weights is None else counts
+        if min(whole) < part[1]:
+            raise ValueError(
+                f"islands.parts={part[1]} parts need as many training samples of each source, and one has {min(whole)}"
+            )
         self._starts = [0, *accumulate(counts)]
         self._turns = None if weights is None or len(counts) == 1 else _turns(weights)
 
     def window(self, n: int) -> int:
         """The window of sample n of the run, for any n >= 0."""
         if self._turns is None:
-            total = self._starts[-1]
-            return permuted(n % total, total, (self._seed, n // total))
+            return self._picked(n, self._starts[-1])
         source, before, each = self._turns[n % PATTERN]
-        epoch, i = divmod(n // PATTERN * each + before, self._counts[source])
-        return self._starts[source] + permuted(i, self._counts[source], (self._seed, epoch, source))
+        return self._starts[source] + self._picked(n // PATTERN * each + before, self._counts[source], source)
+
+    def _picked(self, n: int, count: int, *source: int) -> int:
+        """Window n of a shuffle of `count` windows. source: its number, if each source has its own epochs"""
+        part, parts = self._part
+        mine = len(range(part, count, parts))
+        epoch, i = divmod(n, mine)
+        if parts == 1:
+            return permuted(i, count, (self._seed, epoch, *source))
+        if epoch:  # another order of the same windows
+            i = permuted(i, mine, (self._seed, epoch, part, *source))
+        return permuted(part + parts * i, count, (self._seed, 0, *source))
 
 
 def _turns(weights: Sequence[float]) -> list[tuple[int, int, int]]:
-    """For every turn of the pattern: (source, number of the source's earlier turns, number of all its turns). The turns
-    of each source are evenly spread."""
+    """For every turn of the pattern: (source, number of the source's earlier turns, number of all its turns).
+
+    The turns of each source are evenly spread.
+    """
     shares = np.asarray(weights, dtype=np.float64) / sum(weights) * PATTERN
     each = np.floor(shares).astype(int)
     for source in np.argsort(each - shares, kind="stable")[: PATTERN - int(each.sum())]:

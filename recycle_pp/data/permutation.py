@@ -1,4 +1,4 @@
-"""A random order of n things without a table: the image of a number under a keyed permutation of range(n).
+"""A keyed pseudo-random permutation of range(n), computed without a table.
 
 permuted(i, n, (seed, epoch))     # another number of range(n) for every i of range(n); takes microseconds
 """
@@ -13,8 +13,10 @@ MASK = (1 << 64) - 1
 
 
 def permuted(i: int, n: int, key: tuple[int, ...]) -> int:
-    """The image of i under a permutation of range(n) keyed by `key`. Applies a Feistel network repeatedly, until the
-    result is below n."""
+    """The image of i under a permutation of range(n) keyed by `key`.
+
+    Applies a Feistel network repeatedly, until the result is below n.
+    """
     half = max(1, ((n - 1).bit_length() + 1) // 2)
     low = (1 << half) - 1
     keys = _round_keys(key)
@@ -27,7 +29,7 @@ def permuted(i: int, n: int, key: tuple[int, ...]) -> int:
             return i
 
 
-@functools.lru_cache(maxsize=256)  # there is one key per epoch, and calls go through the epochs in order
+@functools.lru_cache(maxsize=256)  # an epoch has one key per source, and calls go through the epochs in order
 def _round_keys(key: tuple[int, ...]) -> list[int]:
     digest = hashlib.sha256(repr(key).encode()).digest()
     return [int.from_bytes(digest[8 * r : 8 * r + 8], "little") for r in range(ROUNDS)]

@@ -1,4 +1,4 @@
-"""Raw text: a token is a byte, and files follow each other without a separator.
+"""Reads raw text, in which each byte is a token. Files follow each other without a separator.
 
 read("book.txt"), read("folder"), read(None)     # None: Python's own sources, real text without a download
 """
@@ -18,8 +18,10 @@ SKIPPED = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}  # 
 
 
 def read(path: str | None) -> TokenSource:
-    """The tokens, uint8, in memory. Raises ValueError if there is no text; the message does not name the configuration
-    key."""
+    """The tokens, uint8, in memory.
+
+    Raises ValueError if there is no text; the message does not name the configuration key.
+    """
     if path is None:
         root = Path(sysconfig.get_paths()["stdlib"])
         return TokenSource("Python's standard library", _bytes(files(root, ".py")))
@@ -31,7 +33,7 @@ def read(path: str | None) -> TokenSource:
 
 
 def files(root: Path, suffix: str = "") -> Iterator[Path]:
-    """The files below `root`, in the same order on every machine."""
+    """The files below `root`, in the same order on every machine. Leaves out hidden files and the folders `SKIPPED`."""
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if name not in SKIPPED and not name.startswith("."))
         yield from (Path(folder, name) for name in sorted(names) if name.endswith(suffix) and name[0] != ".")

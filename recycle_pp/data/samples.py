@@ -1,11 +1,12 @@
-"""The samples of a run by number: T + 1 tokens each, a pure function of (data, seed, number). Needs no torch.
+"""The samples of a run. Each is a pure function of (data, seed, number). Does not import torch.
 
     samples = Samples(settings)
     samples.ids(first, count); samples.train(window)      # (T + 1,) tokens: inputs and, shifted by one, targets
     samples.held_out(i)
 
-A source is cut into windows: number w is its tokens [w T, w T + T], so neighbours share one token. The windows of
-several sources are numbered consecutively.
+A source is cut into windows. Window w has the tokens w T to w T + T inclusive, so neighbours share one token. With
+data.format=chat, window w has the T marked tokens (`chat.packing`) from w T on, which are one packed sample. The
+windows of several sources are numbered consecutively.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from recycle_pp.config.mistakes import UserMistake
 from recycle_pp.config.settings import Settings
 
 from . import sources
+from .chat.packing import TOKEN, targets_in
 from .order import Order
 from .source import TokenSource
 
@@ -30,41 +32,56 @@ class Samples:
     Attributes:
         name: names of the sources, for messages.
         fingerprint: digest of the tokens; equal fingerprints mean the same data.
-        windows, held_outs: number of training samples, number of held-out samples.
+        windows: number of training samples; of an island, those in its part, rounded down.
+        held_outs: number of held-out samples.
         separator: the token after every document, with data.document_mask; else None.
+        counts: whether some labels are ignored, so that the labels of a step must be counted (`counted`).
+        packed: name of a source -> statistics of its conversations; empty without data.format=chat.
 
     Raises:
         ValueError: a path is missing, empty, too short, or holds a token outside the vocabulary.
     """
 
     def __init__(self, settings: Settings, report: sources.Reporter | None = None):
-        data, self._T, self._vocabulary = settings.data, settings.model.sequence, settings.model.vocabulary
+        data, T, self._vocabulary = settings.data, settings.model.sequence, settings.model.vocabulary
+        self._chat = self.counts = data.format == "chat"
+        shared = 0 if self._chat else 1
         train, own = sources.training(settings, report), sources.validation(settings, report)
         self.name = ", ".join(source.name for source in train)
         self.fingerprint = _fingerprint([source.fingerprint for source in train], data.weights)
+        self.packed = {source.name: source.packed for source in train + own if source.packed is not None}
         cuts = [len(source) - (0 if own else int(len(source) * data.validation_share)) for source in train]
+        if self._chat:
+            cuts = [cut - cut % T for cut in cuts]
         for source in train + own:
             if isinstance(source.tokens, np.ndarray):
                 self._check(source.tokens, source.name)  # tokens of a file are checked when they are read
-        self._train = Windows([s.part(0, cut) for s, cut in zip(train, cuts, strict=True)], self._T)
-        self._held_out = Windows(own or [s.part(cut, len(s)) for s, cut in zip(train, cuts, strict=True)], self._T)
+        self._train = Windows([s.part(0, cut) for s, cut in zip(train, cuts, strict=True)], T, shared)
+        self._held_out = Windows(own or [s.part(cut, len(s)) for s, cut in zip(train, cuts, strict=True)], T, shared)
         for source, count in zip(train, self._train.counts, strict=True):
             if count < 1:
                 raise ValueError(
                     f"data.path: {source.name} has {len(source)} tokens, too few for one training sample of "
-                    f"model.sequence={self._T}" + ("" if own else " beside the held-out part")
+                    f"model.sequence={T}" + ("" if own else " beside the held-out part")
                 )
-        self._order = Order(self._train.counts, data.weights, settings.run.seed)
+        self._order = Order(self._train.counts, data.weights, settings.run.seed, settings.islands.cut)
         self.separator = sources.separator(data, train + own)
-        self.windows, self.held_outs = len(self._train), len(self._held_out)
+        self.windows, self.held_outs = len(self._train) // settings.islands.cut[1], len(self._held_out)
 
     def ids(self, first: int, count: int) -> list[int]:
         """The windows of samples `first` to `first + count - 1` of the run."""
         return [self._order.window(n) for n in range(first, first + count)]
 
     def train(self, window: int) -> np.ndarray:
-        """The tokens of a window. Like `held_out`, raises UserMistake for a token outside the vocabulary."""
+        """The tokens of a window, (T + 1,), or with data.format=chat (T,) marked tokens.
+
+        Like `held_out`, raises UserMistake for a token outside the vocabulary.
+        """
         return self._checked(self._train, window)
+
+    def counted(self, window: int) -> int:
+        """Number of labels of a training window that are not ignored."""
+        return targets_in(self.train(window))
 
     def held_out(self, window: int) -> np.ndarray:
         return self._checked(self._held_out, window)
@@ -75,6 +92,7 @@ class Samples:
         return tokens
 
     def _check(self, tokens: np.ndarray, name: str) -> None:
+        tokens = tokens & TOKEN if self._chat else tokens
         if (largest := int(tokens.max())) >= self._vocabulary:
             raise UserMistake(
                 f"data.path: {name} holds token {largest}; model.vocabulary must be at least {largest + 1}, "
@@ -85,23 +103,26 @@ class Samples:
 
 
 class Windows:
-    """The windows of several sources, numbered consecutively."""
+    """The windows of several sources, numbered consecutively.
 
-    def __init__(self, parts: Sequence[TokenSource], T: int):
-        self._parts, self._T = parts, T
-        self.counts = [max(0, (len(part) - 1) // T) for part in parts]
+    shared: number of tokens that neighbouring windows share, 0 or 1
+    """
+
+    def __init__(self, parts: Sequence[TokenSource], T: int, shared: int):
+        self._parts, self._T, self._shared = parts, T, shared
+        self.counts = [max(0, (len(part) - shared) // T) for part in parts]
         self._starts = [0, *accumulate(self.counts)]
 
     def __len__(self) -> int:
         return self._starts[-1]
 
     def __getitem__(self, window: int) -> tuple[np.ndarray, str]:
-        """(T + 1,) tokens, and the name of their source."""
+        """(T + shared,) tokens, and the name of their source."""
         number = 0
         while window >= self._starts[number + 1]:
             number += 1
         start = (window - self._starts[number]) * self._T
-        return self._parts[number].slice(start, start + self._T + 1), self._parts[number].name
+        return self._parts[number].slice(start, start + self._T + self._shared), self._parts[number].name
 
 
 def _fingerprint(parts: Sequence[str], weights: Sequence[float] | None) -> str:

@@ -1,31 +1,39 @@
-"""The token sources of a configuration, in any format.
+"""Opens the token sources of a configuration, in any format.
 
     sources = training(settings); sources = validation(settings)      # [] without data.validation_path
 
 The path selects the format:
 
 - None: the source files of Python.
-- PREFIX.idx with PREFIX.bin: Megatron's format. Any other .bin: bare tokens.
-- Anything else is text. With data.tokenizer it is tokenised once, into a file in `cache_folder()`. Without
+- PREFIX.idx with PREFIX.bin: Megatron's format.
+- Any other .bin: bare tokens.
+- s3://, gs:// or az://: the copy of `storage.local_copy`, in any of these formats, which must exist.
+- hf://NAME:SPLIT: a dataset of the Hugging Face hub, fetched once (`hub`). It is text, like the folder of a saved
+  dataset.
+- Anything else is text. With data.tokenizer it is tokenised once, into a file in `cache_folder`. Without
   data.tokenizer the raw bytes are the tokens.
+
+With data.format=chat the text holds conversations (`chat`), and a .bin is a file of packed conversations.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from recycle_pp.config.settings import Data, Settings
+from recycle_pp.storage.local_copy import cache_folder, is_stored, place
 
 from . import megatron, raw_text, token_file
+from .chat.recipe import ChatRecipe
 from .documents import Corpus
+from .hub import local
 from .source import TokenSource
-from .tokenization import Recipe, Report, tokenise
+from .tokenization import Preparation, Recipe, Report, tokenise
 from .tokenizer import load
 
-Reporter = Callable[[str, Report], None]  # name of the source, progress
+Reporter = Callable[[str, Report], None]  # called with (path of the source, progress)
 
 
 def training(settings: Settings, report: Reporter | None = None) -> list[TokenSource]:
@@ -49,18 +57,19 @@ def untokenised(settings: Settings) -> int:
     data, size = settings.data, 0
     for path in paths(data.path) + paths(data.validation_path):
         if data.tokenizer is not None and is_text(path):
-            recipe = _recipe(data, path)
+            recipe = _recipe(settings, path)
             size += 0 if cached(recipe).exists() else sum(recipe.corpus.sizes)
     return size
 
 
 def separator(data: Data, found: Sequence[TokenSource]) -> int | None:
-    """The token that follows every document of all sources; None without data.document_mask.
+    """The token that follows every document of all sources; None without data.document_mask and for conversations.
 
-    A file of `recycle_pp.tokenize` names this token. For other files data.tokenizer determines it. Raises ValueError if
-    the token is unknown, or differs between sources.
+    Conversations are separated by marks instead (`chat.packing`). A file made by `recycle_pp.tokenize` names its
+    separator. For other files data.tokenizer determines it. Raises ValueError if it is unknown or differs between
+    sources.
     """
-    if not data.document_mask:
+    if not data.document_mask or data.format == "chat":
         return None
     said: dict[int, str] = {}
     for source in found:
@@ -69,8 +78,8 @@ def separator(data: Data, found: Sequence[TokenSource]) -> int | None:
             token = load(data.tokenizer, data.separator).separator
         if token is None:
             raise ValueError(
-                f"data.document_mask must be false: {source.name} does not say which token separates its documents; "
-                "data.tokenizer says it (for text: bytes will do)"
+                f"data.document_mask must be false: the token that separates documents of {source.name} is unknown; "
+                "set data.tokenizer (bytes, for text)"
             )
         said[token] = source.name
     if len(said) > 1:
@@ -80,9 +89,11 @@ def separator(data: Data, found: Sequence[TokenSource]) -> int | None:
 
 
 def needs_preparation(data: Data) -> bool:
-    """Whether the data must be tokenised or checked before the workers start. False for a single file or folder of
-    bytes or bare tokens."""
-    if data.document_mask:
+    """Whether the data must be tokenised or checked before the workers start.
+
+    Not needed for a single file or folder of bytes or bare tokens.
+    """
+    if data.masked or data.build is not None:
         return True
     if data.path is None:
         return data.validation_path is not None
@@ -90,68 +101,73 @@ def needs_preparation(data: Data) -> bool:
         isinstance(data.path, list)
         or data.validation_path is not None
         or (data.tokenizer is not None and is_text(data.path))
-        or megatron.find(data.path) is not None
-        or token_file.sidecar(data.path).exists()
+        or megatron.find(str(place(data.path))) is not None
+        or token_file.sidecar(place(data.path)).exists()
     )
 
 
 def is_text(path: str) -> bool:
-    return megatron.find(path) is None and not path.endswith(".bin")
+    return megatron.find(str(place(path))) is None and not path.endswith(".bin")
 
 
-def cached(recipe: Recipe) -> Path:
-    """Path of the tokenised text."""
-    return cache_folder() / f"{recipe.digest}.bin"
-
-
-def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/recycle_pp/tokens, by default below ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "recycle_pp" / "tokens"
+def cached(recipe: Preparation) -> Path:
+    """Path of the file with the tokenised text, which may not exist yet."""
+    return cache_folder("tokens") / f"{recipe.digest}.bin"
 
 
 def _open(settings: Settings, key: str, path: str | None, report: Reporter | None) -> TokenSource:
-    data, vocabulary = settings.data, settings.model.vocabulary
-    if data.tokenizer is not None and path is not None and is_text(path):
+    if settings.data.tokenizer is not None and path is not None and is_text(path):
         return _tokenised(settings, key, path, report)
     try:
-        if path is None:
-            return raw_text.read(None)
-        if (prefix := megatron.find(path)) is not None:
-            return megatron.read(prefix)
-        place = Path(path)
-        if not place.exists():
-            raise ValueError(f"{path} does not exist")
-        if place.suffix == ".bin":
-            return token_file.read(path, data.dtype, vocabulary)
-        if place.suffix == ".parquet":
-            raise ValueError(f"{path} needs a data.tokenizer: bytes, a tokenizer.json or a folder with one")
-        return raw_text.read(path)
+        source = _read(settings, None if path is None else str(place(path)))
+        return replace(source, name=path) if path is not None and is_stored(path) else source
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from None
 
 
+def _read(settings: Settings, path: str | None) -> TokenSource:
+    """The tokens of a file that needs no tokenizer. path: on this machine; None: the source files of Python."""
+    data, vocabulary = settings.data, settings.model.vocabulary
+    if path is None:
+        return raw_text.read(None)
+    if data.format == "chat":
+        return token_file.read(path, "auto", vocabulary, settings.model.sequence)
+    if (prefix := megatron.find(path)) is not None:
+        return megatron.read(prefix)
+    if not Path(path).exists():
+        raise ValueError(f"{path} does not exist")
+    if path.endswith(".bin"):
+        return token_file.read(path, data.dtype, vocabulary)
+    if path.endswith(".parquet"):
+        raise ValueError(f"{path} needs a data.tokenizer: bytes, a tokenizer.json or a folder with one")
+    return raw_text.read(path)
+
+
 def _tokenised(settings: Settings, key: str, path: str, report: Reporter | None) -> TokenSource:
-    recipe = _recipe(settings.data, path, key)
-    vocabulary, needed = settings.model.vocabulary, recipe.tokenizer.vocabulary
-    if needed > vocabulary:
+    recipe, vocabulary = _recipe(settings, path, key), settings.model.vocabulary
+    out, sequence = cached(recipe), settings.model.sequence if settings.data.format == "chat" else None
+    if not out.exists() and (needed := recipe.vocabulary) > vocabulary:
         raise ValueError(
             f"data.tokenizer={settings.data.tokenizer} has {needed} tokens; "
             f"model.vocabulary must be at least {needed}, it is {vocabulary}"
         )
     try:
-        out = cached(recipe)
         tokenise(recipe, out, (lambda now: report(path, now)) if report else lambda now: None)
-        return replace(token_file.read(str(out), "auto", vocabulary), name=path)
+        return replace(token_file.read(str(out), "auto", vocabulary, sequence), name=path)
     except OSError as error:
         raise ValueError(f"{key}: {path} cannot be tokenised: {error}") from None
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from None
 
 
-def _recipe(data: Data, path: str, key: str = "data.path") -> Recipe:
+def _recipe(settings: Settings, path: str, key: str = "data.path") -> Preparation:
+    data = settings.data
     assert data.tokenizer is not None
-    tokenizer = load(data.tokenizer, data.separator)
+    tokenizer = None if data.format == "chat" else load(data.tokenizer, data.separator)
     try:
-        return Recipe(Corpus.of([path], data.column), tokenizer)
+        corpus = Corpus.of([local(path)], data.column)
+        if tokenizer is None:
+            return ChatRecipe(corpus, data.tokenizer, settings.model.sequence)
+        return Recipe(corpus, tokenizer)
     except ValueError as error:
         raise ValueError(f"{key}: {error}") from None

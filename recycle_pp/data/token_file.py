@@ -1,10 +1,10 @@
-"""Token files: files of bare numbers, as nanoGPT writes them, and files of this project, which have a description.
+"""Reads token files, with or without a description.
 
     read("train.bin", dtype="auto", vocabulary=50257)
     describe("train.bin")             # the content of train.bin.json, checked against the file; None if it is missing
 
-`train.bin` holds only little-endian uint16 or uint32. `recycle_pp.tokenize` writes the description `train.bin.json`
-beside it: dtype, count, vocabulary, checksum. Without a description the dtype is unknown.
+`train.bin` holds only little-endian uint16 or uint32 numbers, as nanoGPT writes them. `recycle_pp.tokenize` also writes
+the description `train.bin.json` with dtype, count, vocabulary and checksum. Without a description the dtype is unknown.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
 import numpy as np
 
 from .file_tokens import FileTokens
-from .source import TokenSource
+from .source import Packed, TokenSource
 
 DTYPES: dict[str, np.dtype] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 BLOCK = 1 << 20  # bytes read at once for a checksum
@@ -35,17 +35,19 @@ class Description:
     separator: int  # token after every document
     crc32: int  # CRC-32 of the file's bytes
     recipe: str  # digest of the text and the tokenizer
+    packed: Packed | None = None  # for data.format=chat
 
     @property
     def bytes(self) -> int:
         return self.tokens * DTYPES[self.dtype].itemsize
 
 
-def read(path: str, dtype: str, vocabulary: int) -> TokenSource:
-    """The tokens of `path`, read on demand.
+def read(path: str, dtype: str, vocabulary: int, sequence: int | None = None) -> TokenSource:
+    """The tokens of `path`, read on demand. With data.format=chat, marked tokens (`chat.packing`).
 
-    dtype: uint16, uint32 or auto. auto takes the dtype of the description. Without a description it is uint32 if
-        `vocabulary` is above 65536, else uint16.
+    dtype: uint16, uint32 or auto. auto means the dtype of the description, or without one uint32 if `vocabulary` is
+        above 65536, else uint16.
+    sequence: tokens of a sample with data.format=chat, else None
 
     Raises:
         ValueError: the file is empty, is not a whole number of tokens, or does not match its description; the message
@@ -53,9 +55,10 @@ def read(path: str, dtype: str, vocabulary: int) -> TokenSource:
     """
     place = Path(path)
     description = describe(place)
+    _check_format(path, None if description is None else description.packed, sequence)
     if description is not None:
         if dtype not in ("auto", description.dtype):
-            raise ValueError(f"{path} holds {description.dtype}, as {sidecar(place).name} says, and not {dtype}")
+            raise ValueError(f"{path} holds {description.dtype} according to {sidecar(place).name}, not {dtype}")
         if description.vocabulary > vocabulary:
             raise ValueError(
                 f"{path} was made by a tokenizer of {description.vocabulary} tokens; "
@@ -69,23 +72,43 @@ def read(path: str, dtype: str, vocabulary: int) -> TokenSource:
         raise ValueError(f"{path} is empty")
     if size % itemsize:
         raise ValueError(f"{path} has {size} bytes, which is not a whole number of {dtype}")
-    separator = None if description is None else description.separator
-    return TokenSource(path, FileTokens.open(place, DTYPES[dtype], size // itemsize), separator)
+    separator, packed = (None, None) if description is None else (description.separator, description.packed)
+    return TokenSource(path, FileTokens.open(place, DTYPES[dtype], size // itemsize), separator, packed)
+
+
+def _check_format(path: str, packed: Packed | None, sequence: int | None) -> None:
+    """Raises ValueError if the file has conversations and data.format is not chat, or the reverse.
+
+    Also raises it if the samples have another length than `sequence`.
+    """
+    if sequence is None and packed is not None:
+        raise ValueError(f"{path} holds conversations, which need data.format=chat")
+    if sequence is not None and packed is None:
+        raise ValueError(f"{path} holds no conversations; python -m recycle_pp.tokenize --sequence=T makes such a file")
+    if sequence is not None and packed is not None and packed.sequence != sequence:
+        raise ValueError(
+            f"{path} holds samples of {packed.sequence} tokens; model.sequence must be {packed.sequence}, "
+            f"it is {sequence}"
+        )
 
 
 def sidecar(path: str | Path) -> Path:
-    """Path of the description of a token file."""
+    """Path of a token file's description."""
     return Path(f"{path}.json")
 
 
 def describe(path: str | Path) -> Description | None:
-    """The description beside a token file; None if there is none. Raises ValueError if the description does not match
-    the file."""
+    """The description beside a token file; None if there is none.
+
+    Raises ValueError if the description is invalid or does not match the file.
+    """
     beside = sidecar(path)
     try:
         found = json.loads(beside.read_text())
-        description = Description(**found)
+        packed = Packed(**found.pop("packed")) if "packed" in found else None
+        description = Description(**found, packed=packed)
         numbers = [getattr(description, key) for key in ("tokens", "documents", "vocabulary", "separator", "crc32")]
+        numbers += astuple(packed) if packed is not None else ()
         if description.dtype not in DTYPES or not all(type(n) is int and n >= 0 for n in numbers):
             raise ValueError("a value is impossible")
     except FileNotFoundError:
@@ -95,14 +118,17 @@ def describe(path: str | Path) -> Description | None:
             f"{beside} does not describe a token file ({error}); remove it or create the file again"
         ) from None
     if (size := Path(path).stat().st_size) != description.bytes:
-        raise ValueError(f"{path} has {size} bytes and not the {description.bytes} that {beside.name} says")
+        raise ValueError(f"{path} has {size} bytes, but {beside.name} requires {description.bytes}")
     return description
 
 
 def write_description(path: str | Path, description: Description) -> None:
     """Writes the description. Returns when it is on the disk."""
+    content = asdict(description)
+    if description.packed is None:
+        del content["packed"]
     with sidecar(path).open("w") as file:
-        file.write(json.dumps(asdict(description), indent=1) + "\n")
+        file.write(json.dumps(content, indent=1) + "\n")
         file.flush()
         os.fsync(file.fileno())
 

@@ -1,13 +1,13 @@
-"""Tokenises text once into a file. An interruption costs only seconds.
+"""Tokenises text once into a file. An interruption loses only seconds of work.
 
     recipe = Recipe(Corpus.of(["corpus.parquet"]), load("models/smollm"))
     description = tokenise(recipe, Path("train.bin"), report=print)     # blocks; after an interruption, call it again
     description = verify(Path("train.bin"))                             # compares the checksum
 
-Until the file is complete, its tokens are in `train.bin.partial`. `train.bin.partial.json` records the number of
-durable tokens and the position in the text. This record is renewed every few seconds. A resumed file is identical to
-one made without interruption. `train.bin` appears by a rename, after its description and all its bytes have reached the
-disk.
+Until the file is complete, its tokens are in `train.bin.partial`. Every few seconds `train.bin.partial.json` records
+the number of tokens that have reached the disk, and the position in the text. A resumed file is identical to one made
+without interruption. The partial file is renamed to `train.bin` after its description and all its bytes have reached
+the disk.
 """
 
 from __future__ import annotations
@@ -22,42 +22,116 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import numpy as np
 
 from .documents import Corpus, Position
+from .source import Packed
 from .token_file import DTYPES, Description, checksum, describe, sidecar, write_description
 from .tokenizer import Tokenizer
 
-TOGETHER = 1 << 19  # characters in one call of the tokenizer; the call delays a Ctrl-C by a fraction of a second
-SURE_SECONDS = 5.0  # seconds between two renewals of the record
-VERSION = 1  # version of this method; with a new version all files are made again
+TOGETHER = 1 << 19  # characters in one call of the tokenizer, which delays a Ctrl-C by a fraction of a second
+SURE_SECONDS = 5.0  # seconds between two updates of the record
+VERSION = 1  # version of this method; after a change, existing files are not used any more
+
+
+@dataclass(frozen=True)
+class Made:
+    """A part of the file.
+
+    tokens     (n,) in the dtype of the recipe
+    documents  number of documents that end in this part
+    behind     the position in the text after this part
+    packed     see `Description`
+    """
+
+    tokens: np.ndarray
+    documents: int
+    behind: Position
+    packed: Packed | None = None
+
+
+class Preparation(Protocol):
+    """The inputs that determine every token of a file: a `Recipe`, or a `chat.recipe.ChatRecipe`.
+
+    corpus      the text
+    digest      digest of everything that affects a token
+    dtype       uint16 or uint32
+    vocabulary, separator   see `Description`
+    """
+
+    @property
+    def corpus(self) -> Corpus: ...
+    @property
+    def digest(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def vocabulary(self) -> int: ...
+    @property
+    def separator(self) -> int: ...
+
+    def parts(self, start: Position) -> Iterator[Made]:
+        """The parts of the file from `start` on, which is the start of the text or `behind` of an earlier part."""
+        ...
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """The inputs that determine every token of the file."""
+    """Makes a file of documents with a separator after each."""
 
     corpus: Corpus
     tokenizer: Tokenizer
 
     @property
     def digest(self) -> str:
-        """Digest of the tokenizer and of the files' names, sizes and times, without their contents."""
+        """Digest of the tokenizer, and of the files' names, sizes and modification times. Does not read the files."""
         corpus = self.corpus
-        files = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in corpus.files]
-        words = (VERSION, self.tokenizer.digest, corpus.column, files)
+        words = (VERSION, self.tokenizer.digest, corpus.column, corpus.identity)
         return hashlib.sha256(repr(words).encode()).hexdigest()[:32]
 
     @property
     def dtype(self) -> str:
-        return "uint32" if self.tokenizer.vocabulary > 1 << 16 else "uint16"
+        return "uint32" if self.vocabulary > 1 << 16 else "uint16"
+
+    @property
+    def vocabulary(self) -> int:
+        return self.tokenizer.vocabulary
+
+    @property
+    def separator(self) -> int:
+        return self.tokenizer.separator
+
+    def parts(self, start: Position) -> Iterator[Made]:
+        for texts, ends, behind in self._batches(start):
+            yield Made(self._tokens(texts, ends), sum(ends), behind)
+
+    def _batches(self, start: Position) -> Iterator[tuple[list[str], list[bool], Position]]:
+        texts: list[str] = []
+        ends: list[bool] = []
+        behind, size = start, 0
+        for piece, behind in self.corpus.pieces(start):
+            texts.append(piece.text)
+            ends.append(piece.ends)
+            size += len(piece.text) + 64  # + 64, because tiny documents cost time by their number, not their length
+            if size >= TOGETHER:
+                yield texts, ends, behind
+                texts, ends, size = [], [], 0
+        if texts:
+            yield texts, ends, behind
+
+    def _tokens(self, texts: list[str], ends: list[bool]) -> np.ndarray:
+        dtype, parts = DTYPES[self.dtype], []
+        separator = np.array([self.separator], dtype)
+        for ids, end in zip(self.tokenizer.encode(texts), ends, strict=True):
+            parts += [ids.astype(dtype), separator] if end else [ids.astype(dtype)]
+        return np.concatenate(parts)
 
 
 @dataclass(frozen=True)
 class Progress:
-    """The durable part of a file under construction."""
+    """The record of a partial file, for the part that has reached the disk."""
 
     recipe: str
     file: int = 0  # with `offset`, the `Position` in the text
@@ -65,11 +139,18 @@ class Progress:
     tokens: int = 0
     documents: int = 0
     crc32: int = 0
+    packed: Packed | None = None
 
 
 @dataclass(frozen=True)
 class Report:
-    """The progress of a call. done: finished bytes of text; total: all bytes; begun: bytes finished before the call."""
+    """The progress of a call of `tokenise`.
+
+    done    bytes of text that are finished
+    total   bytes of the whole text
+    begun   bytes of text that were finished before the call
+    tokens  tokens of the file until now
+    """
 
     done: int
     total: int
@@ -77,11 +158,11 @@ class Report:
     tokens: int
 
 
-def tokenise(recipe: Recipe, out: Path, report: Callable[[Report], None] = lambda report: None) -> Description:
+def tokenise(recipe: Preparation, out: Path, report: Callable[[Report], None] = lambda report: None) -> Description:
     """Makes `out` and its description, unless they exist for the same recipe. Blocks until both exist.
 
-    After a KeyboardInterrupt or any other exception, another call continues the work. A second process with the same
-    file waits for the first.
+    After a KeyboardInterrupt or any other exception, another call continues the work. If another process is already
+    making the same file, waits for it.
 
     Raises:
         ValueError: `out` was made by another recipe or program, or the text cannot be read.
@@ -98,9 +179,11 @@ def tokenise(recipe: Recipe, out: Path, report: Callable[[Report], None] = lambd
             return found
         progress = _continue(file, partial, digest, recipe)
         progress = _Writer(recipe, file, partial, progress).run(report)
+        if progress.packed is not None and not progress.tokens:
+            raise ValueError(f"none of the {progress.packed.left_out} conversations has a token of the assistant")
         description = Description(
-            recipe.dtype, progress.tokens, progress.documents, recipe.tokenizer.vocabulary,
-            recipe.tokenizer.separator, progress.crc32, digest,
+            recipe.dtype, progress.tokens, progress.documents, recipe.vocabulary, recipe.separator, progress.crc32,
+            digest, progress.packed,
         )  # fmt: skip
         write_description(out, description)
         partial.rename(out)
@@ -109,7 +192,8 @@ def tokenise(recipe: Recipe, out: Path, report: Callable[[Report], None] = lambd
 
 
 def verify(path: Path) -> Description:
-    """The description of a finished file. Raises ValueError if it has none, or if the checksum of the file differs."""
+    """The description of a finished file. Raises ValueError if the file has no description, or if the checksum does not
+    match."""
     description = describe(path) if path.is_file() else None
     if description is None:
         raise ValueError(f"{path} is not a finished token file with a {sidecar(path).name} beside it")
@@ -119,56 +203,37 @@ def verify(path: Path) -> Description:
 
 
 class _Writer:
-    def __init__(self, recipe: Recipe, file: BinaryIO, partial: Path, progress: Progress):
+    def __init__(self, recipe: Preparation, file: BinaryIO, partial: Path, progress: Progress):
         self._recipe, self._file, self._partial = recipe, file, partial
         self._progress, self._renewed = progress, time.monotonic()
 
     def run(self, report: Callable[[Report], None]) -> Progress:
         """Writes the remaining tokens. Returns when all tokens are on the disk."""
         corpus = self._recipe.corpus
-        begun, total = corpus.done(Position(self._progress.file, self._progress.offset)), sum(corpus.sizes)
+        start = Position(self._progress.file, self._progress.offset)
+        begun, total = corpus.done(start), sum(corpus.sizes)
         try:
-            for texts, ends, behind in self._batches():
-                self._add(texts, ends, behind)
+            for made in self._recipe.parts(start):
+                self._add(made)
                 if time.monotonic() > self._renewed + SURE_SECONDS:
                     self._renew()
-                report(Report(corpus.done(behind), total, begun, self._progress.tokens))
+                report(Report(corpus.done(made.behind), total, begun, self._progress.tokens))
         finally:
             self._renew()
         return self._progress
 
-    def _batches(self) -> Iterator[tuple[list[str], list[bool], Position]]:
-        texts: list[str] = []
-        ends: list[bool] = []
-        start = behind = Position(self._progress.file, self._progress.offset)
-        size = 0
-        for piece, behind in self._recipe.corpus.pieces(start):
-            texts.append(piece.text)
-            ends.append(piece.ends)
-            size += len(piece.text) + 64  # + 64: for tiny documents the number matters, not the length
-            if size >= TOGETHER:
-                yield texts, ends, behind
-                texts, ends, size = [], [], 0
-        if texts:
-            yield texts, ends, behind
-
-    def _add(self, texts: list[str], ends: list[bool], behind: Position) -> None:
-        tokenizer, dtype = self._recipe.tokenizer, DTYPES[self._recipe.dtype]
-        separator = np.array([tokenizer.separator], dtype)
-        parts = []
-        for ids, end in zip(tokenizer.encode(texts), ends, strict=True):
-            parts += [ids.astype(dtype), separator] if end else [ids.astype(dtype)]
-        tokens = np.concatenate(parts)
-        content = tokens.tobytes()
+    def _add(self, made: Made) -> None:
+        content = made.tokens.tobytes()
         self._file.write(content)
         now = self._progress
         self._progress = replace(
             now,
-            file=behind.file,
-            offset=behind.offset,
-            tokens=now.tokens + len(tokens),
-            documents=now.documents + sum(ends),
+            file=made.behind.file,
+            offset=made.behind.offset,
+            tokens=now.tokens + len(made.tokens),
+            documents=now.documents + made.documents,
             crc32=zlib.crc32(content, now.crc32),
+            packed=made.packed if now.packed is None or made.packed is None else now.packed + made.packed,
         )
 
     def _renew(self) -> None:
@@ -182,8 +247,10 @@ class _Writer:
 
 
 def _finished(out: Path, digest: str) -> Description | None:
-    """The description of `out`; None if there is no such file. Raises ValueError if another recipe or another program
-    made the file."""
+    """The description of `out`; None if there is no such file.
+
+    Raises ValueError if another recipe or another program made the file.
+    """
     if not out.exists():
         return None
     description = describe(out)
@@ -194,13 +261,16 @@ def _finished(out: Path, digest: str) -> Description | None:
     return description
 
 
-def _continue(file: BinaryIO, partial: Path, digest: str, recipe: Recipe) -> Progress:
-    """Cuts the partial file to its durable part, or to nothing if it cannot be used. Returns the progress of this
-    part."""
+def _continue(file: BinaryIO, partial: Path, digest: str, recipe: Preparation) -> Progress:
+    """Truncates the partial file to the part that its record describes, and returns the progress of this part.
+
+    Truncates it to nothing if there is no valid record for this recipe.
+    """
     itemsize = DTYPES[recipe.dtype].itemsize
     progress = Progress(digest)
     try:
         found = Progress(**json.loads(_record(partial).read_text()))
+        found = replace(found, packed=Packed(**found.packed) if found.packed else None)  # type: ignore[arg-type]
         if found.recipe == digest and checksum(partial, found.tokens * itemsize) == found.crc32:
             progress = found
     except (OSError, ValueError, TypeError):
@@ -216,8 +286,10 @@ def _record(partial: Path) -> Path:
 
 @contextmanager
 def _exclusive(partial: Path) -> Iterator[BinaryIO]:
-    """The partial file, locked by this process. Blocks while another process holds the lock. A process that dies
-    releases it."""
+    """The partial file, opened and locked. Blocks while another process holds the lock.
+
+    The lock is released when the context or the process ends.
+    """
     while True:
         file = partial.open("ab")
         try:
@@ -227,5 +299,5 @@ def _exclusive(partial: Path) -> Iterator[BinaryIO]:
                 return
         finally:
             file.close()
-        # Another process has finished and renamed the file. So this process has opened the finished file, or one that
-        # no longer has a name, and tries again.
+        # Another process has renamed or removed the partial file in the meantime, so the opened file is not the partial
+        # file any more. Tries again.

@@ -1,4 +1,4 @@
-"""From text to tokens: a Hugging Face tokenizer.json, a folder that contains one, or bytes.
+"""Tokenizers: a Hugging Face tokenizer.json, a folder that contains one, or bytes.
 
     tokenizer = load("bytes"); tokenizer = load("models/smollm", separator=None)
     tokenizer.encode(["a text", "another"])      # one array of ids each; no special tokens are added
@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from recycle_pp.storage import local_copy
+
 BYTES = "bytes"
 ENDS = (
     "<|endoftext|>",
@@ -33,7 +35,13 @@ ENDS = (
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """A tokenizer. digest: digest of everything that affects the tokens of a text. vocabulary: the largest id + 1."""
+    """A tokenizer.
+
+    encode      texts -> the token ids of each text, without special tokens
+    vocabulary  the largest id + 1
+    separator   the id to put after every document
+    digest      digest of everything that affects the tokens of a text
+    """
 
     encode: Callable[[Sequence[str]], list[np.ndarray]]
     vocabulary: int
@@ -80,8 +88,8 @@ def load(place: str, separator: str | None = None) -> Tokenizer:
 
 
 def definition(place: str) -> Path:
-    """The tokenizer.json at `place`. ValueError if there is none."""
-    path = Path(place)
+    """The path of the tokenizer.json at `place`. Raises ValueError if there is none."""
+    path = local_copy.place(place)
     file = path / "tokenizer.json" if path.is_dir() else path
     if path.is_dir() and not file.is_file() and (path / "tokenizer.model").is_file():
         raise ValueError(
@@ -98,14 +106,23 @@ def _bytes(texts: Sequence[str]) -> list[np.ndarray]:
 
 
 def end_of_text(definition: Path, separator: str | None) -> str:
-    """The token that ends a text: `separator`, or the one in the tokenizer's files. ValueError if there is none."""
+    """The token that ends a text: `separator`, or else the one in the tokenizer's files.
+
+    definition: path of the tokenizer.json
+
+    Raises ValueError if there is no such token.
+    """
     found = json.loads(definition.read_text())
     ids = dict(found["model"]["vocab"]) | {token["content"]: token["id"] for token in found.get("added_tokens", ())}
     return _end_of_text(definition, ids, separator)
 
 
 def _end_of_text(file: Path, ids: Container[str], separator: str | None) -> str:
-    """The end-of-text token in the files beside a tokenizer.json, or one of the usual names."""
+    """`separator`, or else the end-of-text token in the files beside a tokenizer.json, or else one of the usual names.
+
+    file  path of the tokenizer.json
+    ids   names of all tokens
+    """
     if separator is not None:
         if separator not in ids:
             raise ValueError(f"data.separator: {file} has no token {separator!r}")

@@ -3,7 +3,7 @@
     diagnosis = diagnose(evidence)            # `telemetry.evidence.gather` reads it
     diagnosis.verdict, diagnosis.worker, diagnosis.evidence, diagnosis.next, diagnosis.code
 
-The verdict about a run that is stalled now comes from its newest report about waits, otherwise from its events. Pure:
+If the run is stalled at present, the verdict comes from its newest report about waits, otherwise from its events. Pure:
 reads no files and no clock.
 """
 
@@ -19,23 +19,25 @@ from recycle_pp.telemetry.evidence import Evidence
 
 from .advice import next_command
 from .finding import BROKEN, WARNING, WELL, Finding, names, seconds
+from .hardware import faults
 from .incidents import SIGNALS, explain, newest, since_launch
 from .waits import of_report, of_start
 
-STALE = 10.0  # seconds without a heartbeat of a coordinator whose process exists
+STALE = 10.0  # seconds without a heartbeat after which a coordinator counts as stuck, though its process exists
 FRESH = 10.0  # seconds for which a report describes the present moment
 LATE = 3.0  # a step that lasts this many times the usual time is late, but not before half of control.suspicion
-STARTS = 60.0  # seconds for which a run may have no heartbeat
+STARTS = 60.0  # seconds after its start for which a run may have no heartbeat
 SKEW = 3.0  # a first forward or backward that takes this many times the median of the others is skewed
 
 
 class Diagnosis(NamedTuple):
-    """
+    """The cause of a run's newest stall or death.
+
     verdict   one of `finding.CLASSES`
-    worker    the worker that caused it, "1.2"; None: no single one
+    worker    the worker that caused it, "1.2"; None if there is no single one
     evidence  sentences, the most important first
     next      the command to type next
-    code      0 well, 1 warning: the job continues, 2 broken
+    code      0: well. 1: a warning, the job continues. 2: broken
     """
 
     verdict: str
@@ -51,7 +53,8 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         said = [*found.evidence, *evidence.damaged]
         damaged = Finding("storage", None, evidence.damaged, WARNING, evidence.run)
         found = damaged if found.verdict == "well" else found._replace(evidence=said)
-    return Diagnosis(found.verdict, found.worker, found.evidence, next_command(found, evidence), found.code)
+    said = [*found.evidence, *faults(since_launch(evidence.events), found.worker)]
+    return Diagnosis(found.verdict, found.worker, said, next_command(found, evidence), found.code)
 
 
 def _find(whole: Evidence) -> Finding:
@@ -75,7 +78,7 @@ def _of_launch(e: Evidence) -> Evidence:
 
 
 def _stale(e: Evidence) -> Finding:
-    """The coordinator's process lives, but it writes no heartbeat, or no report about a late step."""
+    """The finding if the coordinator's process is alive, but writes no heartbeat, or no report about a late step."""
     beat = f"the coordinator, {e.process}, exists; its last heartbeat is {seconds(e.beat_age)} old"
     if e.suspended:
         said = [beat, "its process is stopped (SIGSTOP, or a debugger)", *_told(e)]
@@ -86,13 +89,13 @@ def _stale(e: Evidence) -> Finding:
 
 
 def _told(e: Evidence) -> list[str]:
-    """What supervisors that have lost the coordinator left behind."""
-    words = {"lost": "lost the coordinator", "follows": "follows another one", "gave_up": "gave up"}
+    """Sentences from the receipts of supervisors that have lost the coordinator."""
+    words = {"lost": "lost the coordinator", "follows": "follows a new coordinator", "gave_up": "gave up"}
     return [f"rank {of.rank} on {of.host} {words.get(of.what, of.what)}: {of.detail}" for of in e.contacts[-3:]]
 
 
 def _starting(e: Evidence) -> Finding | None:
-    """Before the first step of this start."""
+    """The finding before the first step of this start; None if the start makes progress."""
     if incident := newest(e.events):
         return explain(incident, e)
     found = of_start(e.report, e.suspicion) if e.report and _is_fresh(e) else None
@@ -113,18 +116,22 @@ def _stalled(e: Evidence) -> Finding | None:
         found: Finding | None = known
     elif e.report and _is_fresh(e):
         found = of_report(e.report, e.suspicion)
-        if known and (found is None or found.verdict == known.verdict):  # a report between two attempts shows less
+        # The report may be from between two attempts of the step, and then shows less than the events.
+        if known and (found is None or found.verdict == known.verdict):
             found = known
     else:
         found = known or _stale(e)
     if found is None:
         return None
     said = caches(found.worker, e) if found.verdict == "compile_skew" else []
-    return found._replace(evidence=[*found.evidence, *said, f"step {_runs(e)} runs for {seconds(e.now - since)}"])
+    return found._replace(
+        evidence=[*found.evidence, *said, f"step {_runs(e)} has been running for {seconds(e.now - since)}"]
+    )
 
 
 def _past(e: Evidence) -> Finding | None:
-    """The newest stall or death, from which the job has recovered or recovers."""
+    """The finding about the newest stall or death, from which the job has recovered or is recovering. Without one, the
+    result of `_skew`."""
     incident = newest(e.events)
     if not incident:
         return _skew(e)
@@ -136,7 +143,7 @@ def _past(e: Evidence) -> Finding | None:
 
 
 def _skew(e: Evidence) -> Finding | None:
-    """One worker's first forward and backward took much longer than the others'."""
+    """The finding if one worker's first forward and backward took much longer than those of the others, else None."""
     took = {
         of.worker: sum(of.seconds.get(op, 0.0) for op in ("forward", "backward")) for of in e.first_ops if of.seconds
     }
@@ -151,7 +158,7 @@ def _skew(e: Evidence) -> Finding | None:
 
 
 def caches(worker: str | None, e: Evidence) -> list[str]:
-    """What the worker's caches of compiled kernels lacked at its start, compared with those of the others."""
+    """Sentences about caches of compiled kernels in which the worker had fewer files at its start than the others."""
     files = {of.worker: {name: cache.files for name, cache in of.caches.items()} for of in e.first_ops}
     own = files.get(worker or "", {})
     others = {name: [of[name] for w, of in files.items() if w != worker and name in of] for name in own}
@@ -163,7 +170,7 @@ def caches(worker: str | None, e: Evidence) -> list[str]:
 
 
 def _dead(e: Evidence, started: bool) -> Finding:
-    """The coordinator is gone, is silent, or has ended with an error."""
+    """The finding if the coordinator is gone, is silent, or has ended with an error."""
     incident = newest(e.events)
     if incident and (incident[-1].step >= _runs(e) or e.life == "over"):
         found = explain(incident, e)
@@ -181,7 +188,7 @@ def _dead(e: Evidence, started: bool) -> Finding:
 
 def _well(e: Evidence) -> Finding:
     if e.step is not None and e.step_at is not None:
-        said = [f"step {e.step} is committed, {seconds(max(0.0, e.now - e.step_at))} ago"]
+        said = [f"step {e.step} was committed {seconds(max(0.0, e.now - e.step_at))} ago"]
     else:
         starts = e.report.workers.items() if e.report and _is_fresh(e) else ()
         doing = [f"{worker}: {sign.does}" for worker, sign in starts if sign.kind == "starts"]
@@ -190,10 +197,10 @@ def _well(e: Evidence) -> Finding:
 
 
 def _runs(e: Evidence) -> int:
-    """The step that runs."""
+    """The number of the step that runs."""
     return 0 if e.step is None else e.step + 1
 
 
 def _is_fresh(e: Evidence) -> bool:
-    """Whether the newest report is about the step that runs now."""
+    """Whether the newest report is recent, and about the step that runs now."""
     return e.report is not None and e.report.step >= _runs(e) and e.report.time > e.now - FRESH - e.beat_age

@@ -1,4 +1,4 @@
-"""The answer of `recycle_pp.doctor`, and its words."""
+"""The verdict of `recycle_pp.doctor`, with its classes, and phrases for its sentences."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ WELL, WARNING, BROKEN = 0, 1, 2
 
 
 class Finding(NamedTuple):
-    """
+    """The cause of a stall or death, without the command to type next.
+
     verdict   one of CLASSES
-    worker    the worker that caused it; None: no single one
+    worker    the worker that caused it; None if there is no single one
     evidence  sentences, the most important first
     code      WELL, WARNING (the job has recovered, or makes progress), BROKEN
-    where     what the next command needs: a host, a file; "" if nothing
+    where     the host or file that the next command needs; "" if it needs none
     """
 
     verdict: str
@@ -41,6 +42,6 @@ def seconds(value: float) -> str:
 
 
 def names(workers: list[str], most: int = 6) -> str:
-    """ "1.2", or "0.0, 1.0 and 14 more"."""
+    """The workers in words: "1.2", or "0.0, 1.0 and 14 more"."""
     more = f" and {len(workers) - most} more" if len(workers) > most else ""
     return ", ".join(workers[:most]) + more

@@ -1,7 +1,7 @@
 """The newest stall or death of a run, from its events.
 
-    launched = since_launch(events)            # without those of earlier starts of the run
-    incident = newest(launched)                # the events of the newest one, oldest first; [] without any
+    launched = since_launch(events)            # the events of the newest start of the run
+    incident = newest(launched)                # the events of the newest incident, oldest first; [] without any
     finding = explain(incident, evidence)
 
 Events belong to one incident if they are about the same step and no recovery lies between them. Pure.
@@ -33,7 +33,8 @@ SIGNALS = (130, 143)  # exit codes of a job that a signal has ended
 
 
 def since_launch(events: Sequence[Event]) -> list[Event]:
-    """The events of the newest start: a worker that is spawned while an earlier process of it lives belongs to it."""
+    """The events of the newest start of the run. A start begins with the spawn of a worker whose earlier process has
+    not ended."""
     first, alive = 0, set[str]()
     for number, event in enumerate(events):
         match event:
@@ -64,7 +65,7 @@ def newest(events: Sequence[Event]) -> list[Event]:
 
 
 def explain(incident: Sequence[Event], evidence: Evidence) -> Finding:
-    """The class of an incident with at least one event, and the worker that caused it."""
+    """The finding about an incident: its class and the worker that caused it. incident: at least one event."""
     by_kind = [event for kind in (LinksCut, HangSuspected) for event in incident if isinstance(event, kind)]
     deaths = [event for event in incident if isinstance(event, DeathDetected) and event.cause != "eviction"]
     rest = [event for kind in INCIDENTS[3:] for event in incident if isinstance(event, kind)]
@@ -165,7 +166,7 @@ def _collective(renewed: Renewed, evidence: Evidence) -> Finding:
     worker = culprit(report) if report else None
     if report and worker:
         lacking = [w for w, sign in report.workers.items() if worker in sign.lacks]
-        said.append(f"{names(lacking)} lacked the part of {worker}, which itself lacked none")
+        said.append(f"{names(lacking)} lacked the part of {worker}; {worker} lacked no part")
     return Finding("stuck_collective", worker, said, BROKEN, f"{evidence.run}/hangs/step-{renewed.step:06d}.json")
 
 

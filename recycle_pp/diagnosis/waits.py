@@ -1,8 +1,9 @@
-"""Why a step does not end, from a report of what every worker does and who waits for whom.
+"""Finds the reason why a step does not end, from a report of what each worker does and for which worker it waits.
 
     finding = of_report(report, suspicion=10.0)      # None: the workers make progress
 
-The cause is at the end of the chain of waits: a worker that waits for none. If all wait, a message is lost. Pure.
+The cause is at the end of the chain of waits: a worker that does not wait for another one. If all workers wait, a
+message is lost. Pure.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def of_report(report: HangReport, suspicion: float) -> Finding | None:
     arrived = {w: sign for w, sign in roots.items() if (sign.delivered or 0.0) > suspicion / 2}
     if arrived:
         worker = max(arrived, key=lambda w: arrived[w].delivered or 0.0)
-        return _stuck(report, worker, f"{worker} stays in {arrived[worker].does}, although that has arrived")
+        return _stuck(report, worker, f"{worker} is still in {arrived[worker].does}, although the message has arrived")
     if any(giver == COORDINATOR for _, giver in report.waits):
         return Finding("control_plane", None, ["the workers wait for the coordinator", *_others(report, None)])
     members = {worker: sign for worker, sign in report.workers.items() if sign.kind == "waits"}
@@ -42,11 +43,11 @@ def of_report(report: HangReport, suspicion: float) -> Finding | None:
 
 
 def of_start(report: HangReport, suspicion: float) -> Finding | None:
-    """The same before the first step; None: the start makes progress."""
+    """Like `of_report`, before the first step. None if the start makes progress."""
     if report.missing:
         worker = report.missing[0]
         said = [
-            f"{names(report.missing)} never connected to the coordinator: the launcher's output on that node says why"
+            f"{names(report.missing)} never connected to the coordinator: see the output of the launcher on that node"
         ]
         return Finding("never_started", worker, said)
     starts = {w: sign for w, sign in report.workers.items() if sign.kind == "starts" and sign.what != "ready"}
@@ -55,8 +56,10 @@ def of_start(report: HangReport, suspicion: float) -> Finding | None:
         return None
     worker = max(late, key=lambda w: (late[w].quiet, late[w].seconds))
     sign = late[worker]
-    verdict = {"data": "data", "kernels": "compile_skew", "state": "storage"}.get(sign.what, "never_started")
-    said = [f'{worker} has not become ready: it is in "{sign.does}" for {seconds(sign.seconds)}']
+    verdict = {"data": "data", "kernels": "compile_skew", "state": "storage", "inputs": "storage"}.get(
+        sign.what, "never_started"
+    )
+    said = [f'{worker} has not become ready: its activity is "{sign.does}" for {seconds(sign.seconds)}']
     ready = [w for w, sign in report.workers.items() if sign.kind == "waits"]
     if ready:
         said.append(f"{names(ready)} {'is' if len(ready) == 1 else 'are'} ready and {_wait(ready)}")
@@ -65,7 +68,8 @@ def of_start(report: HangReport, suspicion: float) -> Finding | None:
 
 
 def culprit(report: HangReport) -> str | None:
-    """The worker whose messages the sums of others lack, and which itself lacks none."""
+    """The worker whose messages are missing from the sums of other workers, while its own sum lacks none; None if there
+    is no such worker."""
     lacked = Counter(giver for sign in report.workers.values() for giver in sign.lacks)
     silent = [w for w, _ in lacked.most_common() if w in report.workers and not report.workers[w].lacks]
     return silent[0] if silent else None
@@ -75,28 +79,34 @@ def _of_work(report: HangReport, worker: str, suspicion: float) -> Finding | Non
     sign = report.workers[worker]
     runs = sign.kind == "works" and sign.quiet < max(sign.seconds / 2, 1.0)
     if sign.what == "data":
-        return _data(report, worker, f"{worker} reads training data for {seconds(sign.seconds)}")
+        return _data(report, worker, f"{worker} has been reading training data for {seconds(sign.seconds)}")
     if sign.what == "checkpoint":
-        said = [f"{worker} copies its state for a checkpoint for {seconds(sign.seconds)}", *_others(report, worker)]
+        said = [
+            f"{worker} has been copying its state for a checkpoint for {seconds(sign.seconds)}",
+            *_others(report, worker),
+        ]
         return Finding("storage", worker, said)
     if runs and sign.delayed > sign.seconds / 2:
-        had = f"{worker} is in {sign.does} for {seconds(sign.seconds)}, but had no core for {seconds(sign.delayed)}"
+        had = (
+            f"{worker} has been in {sign.does} for {seconds(sign.seconds)}, without a core for {seconds(sign.delayed)}"
+        )
         on = f"other processes use the cores of {sign.host or 'its host'}"
         return Finding("busy", worker, [had, on, *_others(report, worker)], WARNING, sign.host or "")
     if sign.seconds < suspicion / 4:
         return None
     if sign.first and sign.what in OPS:
-        said = [f"{worker} runs its first {sign.does} for {seconds(sign.seconds)}, which compiles what it needs"]
+        said = [f"{worker} has been in its first {sign.does} for {seconds(sign.seconds)}, which compiles its kernels"]
         return Finding("compile_skew", worker, [*said, *_others(report, worker)], WARNING)
     if sign.kind == "device":
         doing = "the host waits for its device, which has not finished"
     else:
         doing = "its thread computes" if runs else "its thread does not run"
-    return _stuck(report, worker, f"{worker} is inside {sign.does} for {seconds(sign.seconds)}: {doing}")
+    return _stuck(report, worker, f"{worker} has been in {sign.does} for {seconds(sign.seconds)}: {doing}")
 
 
 def _of_lost_message(report: HangReport, members: dict[str, Sign]) -> Finding:
-    """All wait. Two workers that lack each other's messages are on both sides of a cut."""
+    """The finding if all workers wait. If two workers on different hosts lack each other's messages, the network
+    between the hosts is cut."""
     oldest = max(members.values(), key=lambda sign: sign.seconds)
     said = [f"all {len(members)} workers wait, and none runs an op: {oldest.does} for {seconds(oldest.seconds)}"]
     for worker, sign in members.items():
@@ -108,7 +118,7 @@ def _of_lost_message(report: HangReport, members: dict[str, Sign]) -> Finding:
     silent = culprit(report)
     if silent is not None:
         lacking = [w for w, sign in report.workers.items() if silent in sign.lacks]
-        said.append(f"{names(lacking)} {_lack(lacking)} the part of {silent}, which itself lacks none")
+        said.append(f"{names(lacking)} {_lack(lacking)} the part of {silent}; {silent} lacks no part")
     return Finding("stuck_collective", silent, said)
 
 

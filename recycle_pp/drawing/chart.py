@@ -3,8 +3,8 @@
     chart = Chart.of(plan, title="adapted")
     for row in range(len(chart.workers)): chart.ops_of(row)     # a slice of the arrays, in the order of time
 
-Rows are ordered by pipeline, and include dead workers. Times are in the plan's unit from its first op. Seconds are
-shown as milliseconds.
+Rows are ordered by pipeline, and include dead workers. Times count from the first op, in the plan's unit; seconds are
+converted to milliseconds.
 """
 
 from __future__ import annotations
@@ -21,8 +21,13 @@ from .recovery import Recovery
 from .units import in_milliseconds
 
 REROUTED, CUT, REDONE, LOST = 1, 2, 4, 8
-"""Bits of `marks`. Rerouted: runs outside its own pipeline; cut: ended by a death; redone: repeats a lost op;
-lost: completed on a worker that died, and had to be redone."""
+"""Bits of `marks`:
+
+REROUTED  the op runs outside its micro-batch's pipeline
+CUT       the op did not finish, because its worker died or aborted it
+REDONE    the op repeats a lost op
+LOST      the op finished on a worker that died, and had to be redone
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,18 +88,18 @@ class Chart:
 
     @cached_property
     def workers(self) -> list[Worker]:
-        """The worker of every row."""
+        """The worker shown in each row."""
         return [Worker(d, s) for d in range(self.problem.pipelines) for s in range(self.problem.stages)]
 
     @cached_property
     def names(self) -> list[str]:
-        """The label of every row: the worker, and its host if the stage graph knows it."""
+        """The label of each row: its worker, and the worker's host if the stage graph knows it."""
         hosts = [self.problem.graph.host(worker) for worker in self.workers]
         return [f"{worker} {host}" if host else str(worker) for worker, host in zip(self.workers, hosts, strict=True)]
 
     @cached_property
     def dead_from(self) -> dict[int, float]:
-        """Rows of dead workers -> time of death (0 if they were never alive)."""
+        """{row of a dead worker: time of death}. The time is 0 if the worker was never alive."""
         rows = [w.pipeline * self.problem.stages + w.stage for w in sorted(self.problem.dead)]
         return {r: float(self.end[self.ops_of(r)].max(initial=0.0)) for r in rows} | self._died_here
 
@@ -114,10 +119,10 @@ class Chart:
 
     @cached_property
     def links(self) -> tuple[np.ndarray, np.ndarray]:
-        """The boundary tensors: the indices of their sending ops, and those of their receiving ops.
+        """The boundary tensors as (indices of their sending ops, indices of their receiving ops), (tensors,) each.
 
         An `F` sends to the `F` of the next stage, an `I` or `B` to the `I` or `B` of the previous stage. If the sending
-        op ran twice, its latest run that ended before the receiver started is used.
+        op ran twice, its latest run that ended before the receiving op started is used.
         """
         P = self.problem.stages
         stage = self.row % P
@@ -136,7 +141,7 @@ class Chart:
             have = key[producers] * width + self.end[producers]
             want = (key[consumers] - step) * width + self.start[consumers]
             at = np.maximum(np.searchsorted(have, want + 1e-6 * width, side="right") - 1, 0)
-            late = key[producers[at]] != key[consumers] - step  # clocks differ slightly: use the first run
+            late = key[producers[at]] != key[consumers] - step  # none ended in time, as clocks differ: use the first
             at = np.minimum(at + late, len(producers) - 1)
             found = key[producers[at]] == key[consumers] - step
             pairs.append((producers[at[found]], consumers[found]))
@@ -145,7 +150,7 @@ class Chart:
         return np.concatenate([p[0] for p in pairs]), np.concatenate([p[1] for p in pairs])
 
     def alike(self) -> list[list[int]]:
-        """The pipelines, grouped by rows that look the same. A job of 64 pipelines with one death has few groups."""
+        """Groups of pipelines whose rows look the same. A job of 64 pipelines with one death has few groups."""
         groups: dict[bytes, list[int]] = {}
         P = self.problem.stages
         M = np.append(np.concatenate([[0], np.cumsum(self.problem.counts)]), 0)
@@ -161,7 +166,9 @@ class Chart:
 
 
 def _lost(key: np.ndarray, kind: np.ndarray, marks: np.ndarray) -> np.ndarray:
-    """The mark LOST for each complete op that a redone op of the same micro-batch, stage and kind repeats; else 0."""
+    """(n,) uint8: LOST for each complete op that a redone op of the same micro-batch, stage and kind repeats, else 0.
+
+    key: micro-batch * P + stage of each op."""
     same = np.where(kind == B, I, kind)  # a redone backward may be split even if the original was not, and vice versa
     ident = key * len(KINDS) + same
     again = ident[(marks & REDONE) != 0]
@@ -169,10 +176,12 @@ def _lost(key: np.ndarray, kind: np.ndarray, marks: np.ndarray) -> np.ndarray:
 
 
 def shown_rows(chart: Chart, most_rows: int) -> tuple[list[list[int]], list[str]]:
-    """The rows to draw, at most `most_rows`, in groups from the top; and sentences about omitted parts.
+    """Returns (groups, notes). groups: the rows to draw, from top to bottom, at most `most_rows` in all. notes:
+    sentences about omitted rows.
 
-    If all rows fit, they are grouped by pipeline. Otherwise: all workers of each stage with a death, and one worker of
-    each other stage. Without deaths: one pipeline of each group that looks alike."""
+    If all rows fit, each pipeline is a group. Otherwise each stage with a death is a group, with all of its workers if
+    they fit. One worker of each other stage follows, if there is room. Without deaths, each group is a pipeline that
+    represents all pipelines that look like it."""
     P, D = chart.problem.stages, chart.problem.pipelines
     if most_rows >= D * P or not chart.dead_from:
         shown, notes = shown_pipelines(chart, most_rows)
@@ -199,10 +208,8 @@ def shown_rows(chart: Chart, most_rows: int) -> tuple[list[list[int]], list[str]
 
 
 def _peers(chart: Chart, stage: int, room: int) -> list[int]:
-    """The rows of a stage to draw: all, if `room` rows are enough.
-
-    Otherwise those of dead workers and of the workers with the most re-routed and redone ops, at least two.
-    """
+    """The rows of a stage to draw, at most `room`. All if they fit. Otherwise those of dead workers and of the workers
+    with the most re-routed and redone ops, at least two."""
     rows = list(range(stage, len(chart.workers), chart.problem.stages))
     if len(rows) <= room:
         return rows
@@ -213,9 +220,11 @@ def _peers(chart: Chart, stage: int, room: int) -> list[int]:
 
 
 def shown_pipelines(chart: Chart, most_rows: int) -> tuple[list[int], list[str]]:
-    """The pipelines to draw in at most `most_rows` rows, and sentences about omitted parts.
+    """Returns (pipelines, notes): the pipelines to draw in at most `most_rows` rows, and sentences about the omitted
+    pipelines.
 
-    All if they fit, else one of each group that looks alike. With too many groups, those with deaths come first."""
+    Draws all pipelines if they fit, else one of each set of pipelines that look alike. If there are too many sets,
+    those with deaths come first."""
     P, D = chart.problem.stages, chart.problem.pipelines
     room = max(1, most_rows // P)
     if room >= D:

@@ -4,9 +4,9 @@
     figure.save([fault_free, adapted], "both.svg")               # one above the other, with one time axis
     figure.save([fault_free, adapted], "both.svg", beside=True)
 
-Text stays text, and fonts are embedded. Groups in the svg have the ids `<chart>-<kind>` (`0-F`, `1-W-rerouted`).
+Text is stored as text, and fonts are embedded. Groups in the svg have the ids `<chart>-<kind>` (`0-F`, `1-W-rerouted`).
 
-(Longer than most files because strip, chart and legend share one grid in inches.)
+(This file is longer than most, because charts, the strips with recovery phases, and the legend share one grid.)
 """
 
 from __future__ import annotations
@@ -45,8 +45,11 @@ MARKS = {"": 0, "rerouted": REROUTED, "lost": LOST, "redone": REDONE, "cut": CUT
 
 
 def save(charts: Sequence[Chart], path: str | Path, *, beside: bool = False, width: float | None = None) -> list[str]:
-    """Draws and writes the charts, in the format of the suffix (.svg, .png, .pdf). `width` in inches. Returns sentences
-    about omitted parts."""
+    """Draws and writes the charts, in the format of the suffix (.svg, .png, .pdf). Returns sentences about omitted
+    rows.
+
+    beside  draws the charts side by side, not one above the other
+    width   width of the figure in inches"""
     with matplotlib.rc_context(STYLE):
         figure, notes = draw(charts, beside=beside, width=width)
         suffix = Path(path).suffix.lstrip(".").lower()
@@ -56,7 +59,7 @@ def save(charts: Sequence[Chart], path: str | Path, *, beside: bool = False, wid
 
 
 def draw(charts: Sequence[Chart], *, beside: bool = False, width: float | None = None) -> tuple[Figure, list[str]]:
-    """The figure, and sentences about omitted parts."""
+    """Returns (figure, sentences about omitted rows). Arguments as for `save`."""
     picks, notes = [], []
     for chart in charts:
         groups, left_out = shown_rows(chart, MOST_ROWS)
@@ -160,7 +163,12 @@ def _frame(axes: Axes, chart: Chart, groups: list[list[int]], row_height: float,
 
 
 def _ops(axes: Axes, chart: Chart, line: dict[int, int], inch: float, row_height: float, number: int) -> None:
-    """Adds one collection for every kind and mark, and numbers if they fit. inch: inches per time unit."""
+    """Draws the ops: one collection for each kind and mark, and the numbers of micro-batches if they fit.
+
+    line        row -> its place from the top
+    inch        inches per time unit
+    row_height  inches
+    number      number of the chart, for ids"""
     place = np.full(len(chart.workers), -1)
     place[list(line)] = list(line.values())
     y = place[chart.row]
@@ -281,7 +289,7 @@ def _phases(axes: Axes, chart: Chart) -> None:
 
 
 def _legend(charts: Sequence[Chart]) -> list[Patch]:
-    """Entries for everything in the charts."""
+    """The entries of the legend: one for each kind of op and each mark in the charts."""
     kinds = sorted({int(k) for c in charts for k in np.unique(c.kind)})
     handles = [Patch(facecolor=palette.FILL[KINDS[k]], label=palette.NAMES[KINDS[k]], lw=0) for k in kinds]
     marks = int(np.bitwise_or.reduce(np.concatenate([c.marks for c in charts]), initial=0))

@@ -34,7 +34,12 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Step:
-    """A position of the slider: charts to compare, and a note."""
+    """A position of the page's slider.
+
+    name       label of the position
+    charts     charts to compare, one above the other
+    note       a sentence about the step
+    baselines  further plans for the table of figures"""
 
     name: str
     charts: Sequence[Chart]
@@ -77,7 +82,8 @@ def render(steps: Iterable[Step], *, title: str = "", first: int = 0) -> str:
 
 
 def _packed(chart: Chart) -> str:
-    """The concatenated arrays, widest elements first so that each is aligned: zlib, then base64."""
+    """The chart's arrays, concatenated, compressed by zlib and encoded in base64. Arrays with wider elements come
+    first, so that each array is aligned."""
     parts = (
         chart.first.astype("<u4"), chart.microbatch.astype("<i4"), chart.start.astype("<f4"), chart.end.astype("<f4"),
         chart.kind.astype("u1"), chart.marks.astype("u1"),

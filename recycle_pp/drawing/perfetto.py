@@ -3,8 +3,8 @@
     perfetto.save([chart], "x.json")
 
 A pipeline is a process, a stage a thread, and a boundary tensor a flow between two ops. Deaths are instants, and the
-phases of a recovery are a separate process. A slot is drawn as a millisecond. Several charts are consecutive
-processes. Format: "Trace Event Format" (Google), JSON object form.
+phases of a recovery are a separate process. A slot is drawn as a millisecond. If there are several charts, the
+processes of one follow those of another. Format: "Trace Event Format" (Google), JSON object form.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def _slices(chart: Chart, process: int) -> Iterator[Event]:
 
 
 def _flows(chart: Chart, process: int, first: int) -> Iterator[Event]:
-    """A flow event belongs to the slice around it, so both ends are placed just inside their ops."""
+    """Yields the flow events of the boundary tensors. A flow event belongs to the slice around it, so both ends are
+    placed just inside their ops."""
     micro, P = MICROSECONDS.get(chart.unit, 1e3), chart.problem.stages
     a, b = chart.links
     inside = (chart.end - chart.start) * 1e-3

@@ -15,7 +15,11 @@ from recycle_schedules import Trace, Worker
 
 @dataclass(frozen=True)
 class Recovery:
-    """The dead workers, the time of death, and the end of each phase, on the chart's time axis and in its unit."""
+    """A recovery. Times are on the chart's time axis and in its unit.
+
+    workers  the dead workers
+    died     time of death
+    phases   {phase: its end}, in order of time"""
 
     workers: tuple[Worker, ...]
     died: float
@@ -27,8 +31,9 @@ class Recovery:
 
         origin: time of the trace at which the chart's axis starts
 
-        If the trace has no time of death, the end of the dead workers' last op counts as this time. If the trace does
-        not name the dead workers, they are the workers with a cut op, and the problem's dead workers that ran an op."""
+        If the trace has no time of death, uses the end of the dead workers' last op. If the trace does not name the
+        dead workers, uses the problem's dead workers that ran an op. If none of these has a cut op, adds all workers
+        with a cut op. If this gives no workers, uses all of the problem's dead workers."""
         if not trace.phases:
             return None
         a, P = trace.arrays, trace.problem.stages

@@ -65,7 +65,7 @@ def figures(charts: Sequence[Chart], baselines: Baselines = ()) -> list[tuple[st
 
 
 def _bound(m: Measures, unit: str) -> str:
-    """The lower bound, and the distance of the plan from it."""
+    """The lower bound and the distance of the plan from it, as text; "" without a bound."""
     if not m.lower_bound:
         return ""
     value = m.makespan if m.period is None else m.period
@@ -74,7 +74,8 @@ def _bound(m: Measures, unit: str) -> str:
 
 
 def _against(plan: Plan, base: Plan) -> str:
-    """The difference in length of a step, in per cent; "other unit" if the units differ (slots and milliseconds)."""
+    """The difference in length of a step in per cent, and the length for `base`, as text. "other unit" if the units
+    differ (slots and milliseconds)."""
     if plan.time_unit != base.time_unit:
         return "other unit"
     length = period(base) or base.makespan
@@ -82,7 +83,7 @@ def _against(plan: Plan, base: Plan) -> str:
 
 
 def _by_stage(values: Sequence[Any], show: Callable[[Any], str]) -> str:
-    """All values for up to 16 stages, otherwise the extremes."""
+    """The values as text: all for up to 16 stages, otherwise the extremes."""
     if len(values) <= 16:
         return " ".join(map(show, values))
     return f"{show(min(values))} to {show(max(values))}"
@@ -130,12 +131,12 @@ def _names(workers: Sequence[Worker]) -> str:
 
 
 def count_of(count: int, noun: str) -> str:
-    """3 ops, 1 op."""
+    """A number with its noun: "3 ops", "1 op"."""
     return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def number(x: float) -> str:
-    """Four significant digits; from 10,000 on a whole number."""
+    """A number as text: four significant digits below 10,000, else a whole number."""
     return f"{x:.4g}" if abs(x) < 1e4 else f"{x:,.0f}"
 
 

@@ -1,4 +1,4 @@
-"""The charts of a run, and the plans with which they are compared.
+"""The charts of a run, and the plans to compare them with.
 
     charts_of(RunReader("runs/demo"), step=20, with_plan=True)
     before_move(RunReader("runs/demo"), step=20)                   # the step before, if layers moved in between
@@ -20,12 +20,13 @@ from recycle_pp.wire.records import Step
 from . import report
 from .chart import Chart
 
+SAME_LAYERS = " with the same layers"
+"""Suffix of a plan's name: the plan has no deaths, but its stages have the layers of the plan with deaths."""
+
 
 def charts_of(run: RunReader, step: int, *, with_plan: bool) -> list[Chart]:
-    """The measured step and, with `with_plan`, the planner's plan of the same problem in the same unit.
-
-    For a step with a death, this plan is the one for the following steps.
-    """
+    """The chart of the measured step. If `with_plan`, also that of the planner's plan of the same problem, in the same
+    unit. For a step with a death, this is the plan of the following steps."""
     trace = Chart.of(run.trace(step), f"step {step}, as measured")
     if not with_plan or trace.problem.remainder or not trace.problem.durations:
         return [trace]
@@ -35,7 +36,7 @@ def charts_of(run: RunReader, step: int, *, with_plan: bool) -> list[Chart]:
 
 
 def before_move(run: RunReader, step: int) -> list[Chart]:
-    """The step before this one, if layers moved to other stages between the two; else nothing."""
+    """The chart of the previous step, if layers moved to other stages between the two; else []."""
     if step - 1 not in run.traced():
         return []
     before, after = run.trace(step - 1), run.trace(step)
@@ -45,13 +46,17 @@ def before_move(run: RunReader, step: int) -> list[Chart]:
 def baselines(
     of: Plan, run: RunReader | None = None, step: int = 0, problem: Problem | None = None
 ) -> list[tuple[str, Plan]]:
-    """The plans for comparison with a step.
+    """The plans to compare with a step, as (name, plan).
 
-    - a measured step: the previous traced step
-    - a planned step: fault-free 1F1B; with deaths also the fault-free plan of the same job and, if the problem gives
-      layers, the plan that re-routes and moves no layers
+    - A measured step is compared with the previous traced step.
+    - A planned step is compared with fault-free 1F1B. With deaths, it is also compared with the fault-free plan of the
+      same job and, if the problem gives layers, with the plan that re-routes and moves no layers. With `links`, it is
+      also compared with the plan that ignores them.
 
-    problem: the planned problem, if it gives layers."""
+    of       the step's plan
+    run      the run of a measured step, None for a planned step
+    step     the measured step
+    problem  the planned problem, if it gives layers"""
     if run is not None:
         before = [s for s in run.traced() if s < step]
         return [(f"step {before[-1]}", Chart.of(run.trace(before[-1])).plan)] if before else []
@@ -67,7 +72,7 @@ def baselines(
         if p.dead and layout is not None:
             extra = [("re-routed", plan(problem.with_layout(layout)))]
     elif of.layout is not None and p.dead:  # the job's layout without deaths is unknown
-        same = " with the same layers"
+        same = SAME_LAYERS
     one_f_one_b = alive.replace(backward="coupled", optimizer="barrier" if p.optimizer != "none" else "none",
                                 memory_limit={"base": "1f1b", "extra": 0}, reroute=None)  # fmt: skip
     found = [(f"fault-free 1F1B{same}", plan(one_f_one_b)), *extra]
@@ -80,7 +85,7 @@ def baselines(
 
 
 def title_of(plan: Plan) -> str:
-    """A title: "fault-free", or the dead workers."""
+    """The title of a plan's chart: its dead workers, or "fault-free"."""
     dead = sorted(plan.problem.dead)
     names = ", ".join(f"W({w.pipeline},{w.stage})" for w in dead[:4]) + (
         f" and {len(dead) - 4} more" if len(dead) > 4 else ""
@@ -89,7 +94,7 @@ def title_of(plan: Plan) -> str:
 
 
 def totals(run: RunReader) -> str:
-    """The figures of the whole run; "" while it is running."""
+    """The figures of the whole run in words; "" while it is running."""
     summary = run.summary()
     if summary is None or "lost_ops" not in summary:
         return ""
@@ -99,7 +104,7 @@ def totals(run: RunReader) -> str:
 
 
 def progress(last: Step | None) -> str:
-    """The newest step, in words."""
+    """The last committed step, in words."""
     if last is None:
         return "no step yet"
     words = [f"step {last.step}"]

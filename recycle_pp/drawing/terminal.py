@@ -34,7 +34,7 @@ class Scale:
     step: float
     width: int
     folds: int
-    exact: bool  # whether ops are letters; otherwise columns show the load of a worker
+    exact: bool  # whether ops are drawn as letters; otherwise columns show the load of a worker
 
     @classmethod
     def of(cls, charts: Sequence[Chart], room: int, window: tuple[float, float] | None) -> Scale:
@@ -43,7 +43,8 @@ class Scale:
         lengths = np.concatenate([c.end - c.start for c in charts])
         lengths = np.append(lengths[lengths > 1e-9], length)
         measured = any(isinstance(c.plan, Trace) for c in charts)
-        shortest = float(np.median(lengths) if measured else lengths.min())  # a few short ops must not stretch the rest
+        # the median of measured lengths, because a few short ops must not stretch the rest
+        shortest = float(np.median(lengths) if measured else lengths.min())
         # whole columns per slot if slots are whole, so that all ops of a kind have the same width
         whole = all(np.all(np.mod(np.concatenate([c.start, c.end]) / shortest, 1) < 1e-9) for c in charts)
         fit = room * shortest / length  # columns of the shortest op
@@ -69,7 +70,7 @@ def show(
     most_rows: int = 48,
     baselines: report.Baselines = (),
 ) -> None:
-    """Prints the charts, a legend, the figures, and sentences about omitted parts. Charts of one unit share a scale."""
+    """Prints the charts, a legend, the figures, and sentences about omitted rows. Charts of one unit share a scale."""
     room = max(console.width - LABEL, 8)
     scales = {unit: Scale.of([c for c in charts if c.unit == unit], room, window) for unit in {c.unit for c in charts}}
     notes: list[str] = []
@@ -95,7 +96,7 @@ def show(
 
 
 def _fold(chart: Chart, scale: Scale, fold: int, groups: list[list[int]], console: Console) -> list[Text]:
-    """The lines of one interval: axis, rows, and a blank line between groups."""
+    """The lines of one fold (an interval of the time axis): axis, rows, and a blank line between groups."""
     lines = [_axis(chart, scale, fold)]
     for i, group in enumerate(groups):
         if i and chart.problem.stages > 1:
@@ -165,8 +166,8 @@ def _shares(chart: Chart, ops: slice, scale: Scale) -> np.ndarray:
 
 
 def _coarse_cell(shares: np.ndarray, colour: bool, unicode: bool) -> tuple[str, str]:
-    """The load of a column as the height of a block (or as a digit), in the mixed colour of its ops. `r` instead, if
-    most of the load is re-routed."""
+    """Returns (character, style) of a column: its load as the height of a block (or as a digit), in the mixed colour of
+    its ops. The character is `r` if most of the load is re-routed."""
     busy = float(shares[:-1].sum())
     mixed = "r" if shares[-1] > busy / 2 > 0 else ""
     block = mixed or ("▁▂▃▄▅▆▇█"[min(7, int(busy * 8))] if unicode else str(min(9, int(busy * 10))))
@@ -201,7 +202,7 @@ def _gap_cell(what: int, width: int, unicode: bool) -> tuple[str, str]:
 
 
 def _cell(chart: Chart, op: int, width: int, colour: bool) -> str:
-    """Letter and number in a cell. Without colour the cell is filled, to show the length of the op."""
+    """The text of a cell: letter and number of the op. Without colour, the cell is filled to show the op's length."""
     marks, microbatch = int(chart.marks[op]), int(chart.microbatch[op])
     kind = KINDS[chart.kind[op]]
     letter = kind.lower() if marks & REROUTED else str(kind)
@@ -227,7 +228,7 @@ def _style(chart: Chart, op: int) -> str:
 
 
 def _legend(charts: Sequence[Chart], console: Console) -> Text:
-    """Entries for everything in the charts."""
+    """The legend: an entry for each kind of op and each mark in the charts."""
     kinds = sorted({int(k) for c in charts for k in np.unique(c.kind)})
     marks = int(np.bitwise_or.reduce(np.concatenate([c.marks for c in charts]), initial=0))
     colour = console.color_system is not None
@@ -270,8 +271,8 @@ def _cut_notes(charts: Sequence[Chart], scale: Scale, window: tuple[float, float
     notes = []
     if not scale.exact:
         notes.append(
-            f"a column is {scale.step:.3g} {unit}; its block's height is how busy the worker is, r: re-routed; "
-            "--from and --to look closer, --out x.html zooms"
+            f"one column is {scale.step:.3g} {unit}; the height of a block shows how busy the worker is, r: re-routed; "
+            "use --from and --to for a closer look, or --out x.html to zoom"
         )
     longest = max(c.span for c in charts)
     if window and (window[0] > 0 or window[1] < longest):

@@ -2,9 +2,9 @@
 
     torch_csv.save(chart, "x.csv")
 
-Lines are ordered by pipeline, then stage. With one pipeline torch's schedules can read it (`_load_csv(path,
-"compute_only")`). With several, micro-batches have global numbers, so that re-routed ops keep their names. A dead
-worker's line is empty. Optimizer steps have no name in this notation and are omitted.
+Lines are ordered by pipeline, then stage. With one pipeline, torch's schedules can read the file (`_load_csv(path,
+"compute_only")`). With several pipelines, micro-batches have global numbers, so that re-routed ops keep their names. A
+dead worker's line is empty. Optimizer steps have no name in this notation and are omitted.
 """
 
 from __future__ import annotations

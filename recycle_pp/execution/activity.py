@@ -4,7 +4,7 @@
     doing.works(kind, step, (1, 3))                         # the main thread only
     doing.waits("tensor", step, (1, 3), peer, pending.arrived)
     doing.on_device("F", step, (1, 3))                      # before a wait for the device to finish this op
-    doing.delivered()                # any thread: serial number of the current wait if it could end, else None
+    doing.delivered()                # any thread: serial number of the current wait if it can end now, else None
     doing.lacks()                    # any thread: members whose messages the current wait lacks, if that is known
 
 Each activity is written to the board before it begins. A write takes 2 us. The first activity is the start of the
@@ -51,7 +51,11 @@ class Doing:
         arrived: Arrived = lambda: False,
         lacks: Lacks = list,
     ) -> None:
-        """arrived: whether the wait could end; lacks: members whose messages it lacks. Other threads call both."""
+        """Records the start of a wait. Other threads call both functions.
+
+        arrived  whether the wait can end, for instance because its message has arrived
+        lacks    members whose messages have not arrived
+        """
         self._awaited = (self._number + 1, arrived, lacks)
         self._set(Activity("waits", what, step, microbatch, peer))
 

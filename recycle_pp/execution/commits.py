@@ -5,7 +5,7 @@
     commits.reduce_tied(orders, step)     # adds the sums of other stages to tied units
     commits.vote(orders, step, bytes)     # sends this worker's results of the step
     commits.speculate(orders, step)       # staggered: updates before the commit
-    commits.settle(undone, forgotten, applied)      # applies, confirms or undoes updates as the commits require
+    commits.settle(undone, forgotten, decided, applied)  # applies, confirms or undoes updates as the commits require
     commits.send_weights(orders, step)    # sends weights, after the update and before their use
 
 `Orders.shares` lists the holders of each unit. If every worker of a stage holds all units, `reduce` is one all-reduce,
@@ -31,6 +31,7 @@ from recycle_schedules import OpKind
 
 from recycle_pp.comm.waiting import Pending
 from recycle_pp.data.batches import Batches
+from recycle_pp.islands.client import Client
 from recycle_pp.model.stage import Stage, digests
 from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.numerics.optimizer import StageOptimizer
@@ -49,9 +50,11 @@ from .spans import Spans, named
 
 
 class Commits:
-    """Attribute `reduced`: step -> reduced gradient, kept until the commit because a peer may need a copy.
+    """The ends of steps on this worker.
 
-    batches: source of the sample ids for the log (first stage only); None disables the log
+    reduced  step -> reduced gradient, kept until the commit because a peer may need a copy
+    batches  source of the sample ids for the log (first stage only); None disables the log
+    island   takes part in the rounds of islands; None in a job by itself
     """
 
     def __init__(
@@ -62,12 +65,13 @@ class Commits:
         faults: Injector,
         spans: Spans,
         batches: Batches | None = None,
+        island: Client | None = None,
     ) -> None:
         self.reduced: dict[int, Reduced] = {}
         self._session, self._stage, self._optimizer = session, stage, optimizer
-        self._faults, self._spans, self._batches = faults, spans, batches
+        self._faults, self._spans, self._batches, self._island = faults, spans, batches, island
         self._waits_for = "sum"  # the collective in progress: "sum" or "copy"
-        self._sent_weights = -1, -1  # (generation, step) of the newest `send_weights`
+        self._sent_weights = -1, -1  # (generation, step) of the last call of `send_weights`
         self._exchange = Exchange(session.links, stage, optimizer, session.participant.member, self._wait)
 
     def begin(self, orders: Orders) -> None:
@@ -80,7 +84,8 @@ class Commits:
             self._exchange.exponents(shares.knows)
             self._note(orders, lambda: holdings.informed(committed))
         coming = {unit for unit, _, to in shares.copies if to == holdings.me}
-        # Includes units that this worker only sends, because any worker can make the initial state of any unit.
+        # Includes units that this worker does not hold but sends to others, because any worker can make the initial
+        # state of any unit.
         given = {unit for unit, source, _ in shares.copies if source == holdings.me}
         wanted = {self._stage.layout.number(unit) for unit in ({*holdings.mine} | given) - coming}
         for unit in wanted - self._optimizer.held.keys():
@@ -90,6 +95,8 @@ class Commits:
         self._exchange.copies(shares, lambda unit: self._note(orders, lambda: holdings.took(unit)))
         self._note(orders, holdings.settled)
         self._optimizer.settled()
+        if self._island is not None and orders.outer is not None:
+            self._island.begin(orders.generation, orders.outer, shares.holders, holdings.me)
         if shares.knows is not None:
             self.send_weights(orders, committed)
 
@@ -145,7 +152,8 @@ class Commits:
             self._hold(orders, step, Reduced.from_tensors(tensors))
 
     def reduce_tied(self, orders: Orders, step: int) -> None:
-        """Adds other stages' sums to the gradients of tied units. Raises LinkBroken or Superseded."""
+        """Adds other stages' sums to the gradients of tied units. Raises LinkBroken if the generation ends, Superseded
+        if the orders have become invalid."""
         if self._exchange.tied.units:
             self._session.check(orders)
             self._waits_for = "sum"
@@ -191,8 +199,8 @@ class Commits:
         return [i for g, n in enumerate(counts) for _ in range(int(n)) for i in self._batches.sample_ids(step, g)]
 
     def speculate(self, orders: Orders, step: int) -> bool:
-        """Updates before the commit, if the gradient is finite and fits the fixed-point sums. Returns False if the
-        worker must wait for the commit. Raises Superseded.
+        """Updates the parameters before the commit, if the gradient is finite and fits the fixed-point sums. Returns
+        False if the worker must wait for the commit. Raises Superseded if the orders have become invalid.
 
         In each generation all peers call `send_weights` for the same step, some here and some after the commit. If the
         early update is undone, the coordinator orders all weights to be sent again (`Shares.knows`)."""
@@ -220,18 +228,20 @@ class Commits:
         self,
         undone: Callable[[int], None],
         forgotten: Callable[[int], None],
+        decided: Callable[[Commit, Reduced], None],
         applied: Callable[[Commit, Reduced], None],
     ) -> None:
         """Undoes an early update, restarts a step and applies commits, until nothing is pending. Callbacks:
 
         undone(step): the early update of this step was undone
         forgotten(step): this step restarts
+        decided(commit, reduced): the exponents are those after this commit, and the update of the state is next
         applied(commit, reduced): this commit was applied"""
         while self._session.pending():
             with self._session.lock:
                 participant = self._session.participant
                 if participant.worker.stage != self._stage.stage:
-                    return  # all of it concerns the stage that this process plays from now on
+                    return  # everything pending concerns the stage that this process runs from now on
                 undo, step = participant.undo, participant.applied
                 if undo:
                     participant.taken_back()
@@ -250,20 +260,35 @@ class Commits:
                 forgotten(broken)
             if commit is not None:
                 self._session.doing.works(OpKind.OPTIMIZER, commit.step)
-                self._apply(commit, speculated)
+                self._apply(commit, speculated, partial(decided, commit, self.reduced[commit.step]))
                 self._stage.gradients.clear()
                 applied(commit, self.reduced.pop(commit.step))
 
-    def _apply(self, commit: Commit, speculated: bool) -> None:
+    def _apply(self, commit: Commit, speculated: bool, decided: Callable[[], None]) -> None:
+        outer = commit.outer
+        if self._island is None or outer is None:
+            return self._update(commit, speculated, decided)
+        if outer.apply is not None:
+            self._island.apply(outer)
+        # A joiner cannot derive these changes of the state from the gradient, so it gets the state after all of them.
+        self._update(commit, speculated, (lambda: None) if outer.changes_state else decided)
+        if outer.cut:
+            self._island.cut(outer)
+        if outer.changes_state:
+            decided()
+        self._island.committed(outer, commit.step)
+
+    def _update(self, commit: Commit, speculated: bool, decided: Callable[[], None]) -> None:
         if speculated:
+            decided()
             self._optimizer.confirm()
             return
         if commit.scale is None:
-            self._optimizer.step(self.reduced[commit.step], commit.step, None)
+            self._optimizer.step(self.reduced[commit.step], commit.step, None, decided)
             return
         self._faults.fire("optimizer", commit.step)
         with self._spans.span(commit.step + 1, "O"), named("recycle/O"):
-            self._optimizer.step(self.reduced[commit.step], commit.step, commit.scale)
+            self._optimizer.step(self.reduced[commit.step], commit.step, commit.scale, decided)
 
     def _hold(self, orders: Orders, step: int, reduced: Reduced) -> None:
         """Stores the gradient. Raises Superseded if the orders have become invalid, because this worker has then

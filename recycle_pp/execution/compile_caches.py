@@ -1,7 +1,7 @@
 """The folders in which Triton and torch keep compiled kernels, and the time that compiling took.
 
 caches()                               # {"triton": Cache(folder, files=148, bytes=31_000_000), "inductor": ...}
-with compiling(seconds): stage.warm()  # adds the seconds of each Triton kernel that was compiled to the dict
+with compiling(seconds): stage.warm()  # seconds: filled with Triton kernel -> compile time
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from recycle_pp.wire.messages.lifecycle import Cache
 
-MOST_FILES = 100_000  # a cache with more files is not counted to its end
+MOST_FILES = 100_000  # counting the files of a cache stops at about this number
 
 
 def caches() -> dict[str, Cache]:
@@ -35,7 +35,10 @@ def folders() -> dict[str, Path]:
 
 @contextmanager
 def compiling(seconds: dict[str, float]) -> Iterator[None]:
-    """seconds: kernel -> time of its compilations, without those that a cache has saved."""
+    """Measures the compilations of Triton kernels in the `with` block.
+
+    seconds: filled with kernel -> seconds of its compilations; kernels that come from a cache are not counted
+    """
     from triton import knobs  # imported here, because a CPU needs no Triton
 
     def listener(*, src: Any, times: Any, cache_hit: bool, **about: Any) -> None:

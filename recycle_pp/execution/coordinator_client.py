@@ -37,7 +37,7 @@ class CoordinatorClient:
         self.state: Callable[[], State] = State
         self._spec, self._place = spec, (spec.host, spec.port)
         self._places: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
-        self._lasting: dict[tuple[type[Message], int], Message] = {}  # to repeat to a later coordinator
+        self._lasting: dict[tuple[type[Message], int], Message] = {}  # messages to repeat to a later coordinator
         self._sending = threading.Lock()
         self._welcomed = False
         self._keepalive: float | None = None
@@ -53,7 +53,7 @@ class CoordinatorClient:
         return self._channel.local_host
 
     def set_keepalive(self, seconds: float) -> None:
-        """See `Channel.set_keepalive`."""
+        """Calls `Channel.set_keepalive` for this connection and for all later ones."""
         self._keepalive = seconds
         assert self._channel is not None
         self._channel.set_keepalive(seconds)
@@ -108,4 +108,4 @@ class CoordinatorClient:
         for place in later_addresses():
             self._places.put((place.host, place.port))
             if self._channel is not None:
-                self._channel.close()  # ends a `recv` from the last coordinator, which may be alive but unresponsive
+                self._channel.close()  # ends a `recv` from the previous coordinator, which may hang

@@ -6,7 +6,7 @@ platform(device, backend)                                   # "NVIDIA H200 sm_90
 notes(settings.parallel.backend, backend, device)            # sentences for the user
 settle_memory(device)                                       # waits until the memory of a dead process is free
 free_bytes(device)                                          # memory that could be allocated now
-is_unfit(error)                                             # whether the device cannot run a kernel
+is_unfit(error)                                             # whether the error means that a kernel cannot run
 memory_used(device)                                           # (peak, reserved) bytes of this process
 finish = finisher(device); finish()                         # waits for all work that this thread has launched
 large_blocks_apart()                                        # makes malloc unmap large blocks when they are freed
@@ -67,7 +67,7 @@ def _use_in_all_threads(device: torch.device) -> None:
 
 
 def backend_for(wanted: str, device: torch.device) -> str:
-    """The communication backend that `parallel.backend` selects. `auto` selects TCP, also for GPUs.
+    """The communication backend that `parallel.backend` selects. `auto` selects TCP, even for GPUs.
 
     Raises ValueError with one sentence for the user if nccl cannot be used. nccl needs a GPU for each worker, unless
     `nccl.shares_gpus` is true."""
@@ -93,11 +93,13 @@ def notes(wanted: str, backend: str, device: torch.device) -> list[str]:
     """Sentences for the user about the communication backend. If several workers return the same sentence, the
     coordinator prints it only once, at the start."""
     if backend == "nccl":
-        return [nccl.describe(os.environ, nccl.installed()), *limits.warnings()]
+        # With several nodes, machine_checks.quick warns about the limits.
+        one_node = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
+        return [nccl.describe(os.environ, nccl.installed()), *(limits.warnings() if one_node else [])]
     if wanted == "auto" and device.type == "cuda":
         return [
-            "parallel.backend=auto: GPUs communicate by TCP through host memory. NCCL is faster, but is not tested on "
-            "GPUs yet; parallel.backend=nccl selects it"
+            "parallel.backend=auto: GPUs communicate by TCP through host memory. NCCL is faster, but its recovery is "
+            "not tested on GPUs yet; parallel.backend=nccl selects it"
         ]
     return []
 
@@ -145,15 +147,16 @@ def free_bytes(device: torch.device) -> int:
 
 
 def is_unfit(error: Exception) -> bool:
-    """Whether a kernel cannot be compiled for this device, does not fit it, or is missing in this torch build."""
+    """Whether the error means that a kernel cannot be compiled for this device, does not fit it, or is missing in this
+    torch build."""
     return type(error).__module__.startswith("triton.") or "no kernel image is available" in str(error)
 
 
 def memory_used(device: torch.device) -> tuple[int, int]:
     """(peak, reserved) bytes of this process since its start, on the device.
 
-    On a GPU: the most that tensors used, and the most that torch had reserved for them. On a CPU: the most physical
-    memory of the process, with Python and torch; and 0, because nothing is reserved.
+    On a GPU, these are the peaks of the memory in tensors and of the memory that torch has reserved for tensors. On a
+    CPU, `peak` is the peak of the process's physical memory, including Python and torch, and `reserved` is 0.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)

@@ -15,7 +15,7 @@ from recycle_pp.data.file_tokens import probe
 
 
 def probe_disks(seconds: float) -> None:
-    """Starts the thread. `slowest_read` reports a blocked probe. seconds: interval between probes."""
+    """Starts a thread that probes the disks every `seconds`. `slowest_read` reports a probe that is blocked."""
 
     def repeat() -> None:
         while True:

@@ -1,6 +1,7 @@
 """Emulates compute. Every op sleeps for its configured time. Messages are real and have their real size.
 
-The configured times are those of an even stage. A stage with more or fewer layers takes its share.
+The configured times apply to a stage with the mean number of layers. The times of other stages are proportional to
+their numbers of layers.
 
     stage = EmulatedStage(settings, 1, device); optimizer = EmulatedOptimizer(settings, stage)
 
@@ -44,12 +45,19 @@ class EmulatedDevice:
 class EmulatedStage(Stage):
     """A stage that computes nothing. Its parameters and gradients have their real size."""
 
-    def __init__(self, settings: Settings, stage: int, device: torch.device, run_dir: str | Path | None = None) -> None:
-        super().__init__(settings, stage, device, run_dir)
+    def __init__(
+        self,
+        settings: Settings,
+        stage: int,
+        device: torch.device,
+        run_dir: str | Path | None = None,
+        filled: bool = True,
+    ) -> None:
+        super().__init__(settings, stage, device, run_dir, filled)
         self._device = EmulatedDevice()
 
     def run(self, seconds: float) -> None:
-        """Takes as long as this stage, if an even stage takes `seconds`."""
+        """Sleeps for the time of an op of this stage. seconds: its time in a stage with the mean number of layers."""
         depth = self.module.depth
         mine = sum(0 <= layer < depth for layer in self.layout.layers)
         self._device.run(seconds * mine * self.settings.parallel.stages / depth)
@@ -82,7 +90,7 @@ class EmulatedStage(Stage):
 
 
 class StillOptimizer(StageOptimizer):
-    """Takes no time. State and exponents do not change."""
+    """An optimizer whose updates take no time and change neither the state nor the exponents."""
 
     def _update(self, reduced: Reduced, step: int, scale: float, ahead: bool) -> None:
         for held in self.held.values():
@@ -93,7 +101,7 @@ class StillOptimizer(StageOptimizer):
 
 
 class EmulatedOptimizer(StillOptimizer):
-    """Sleeps instead of updating."""
+    """An optimizer that sleeps instead of updating."""
 
     def __init__(self, settings: Settings, stage: EmulatedStage, whole: bool = True) -> None:
         super().__init__(settings, stage, whole)

@@ -1,7 +1,7 @@
 """Runs a plan's actions on one worker: compute, sends, receives, the stage's reduction, the optimizer.
 
     executor = Executor(session, stage, commits, mailbox, batches, faults, spans, settings)
-    executor.run()                    # until the end of the job, or until the worker plays another stage
+    executor.run()                    # until the end of the job, or until this process must run another stage
 
 The executor makes no decisions. It follows the orders of the session. When the orders become invalid, it stops after
 the current op, keeps all completed work, and continues with the next orders. So in a recovery a survivor loses only the
@@ -22,7 +22,7 @@ from recycle_pp.comm.waiting import LinkBroken
 from recycle_pp.config.settings import Settings
 from recycle_pp.data.batches import Batches
 from recycle_pp.model.stage import Stage
-from recycle_pp.model.stage_module import IGNORED, Batch
+from recycle_pp.model.stage_module import Batch
 from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.protocol.participant import Orders
 from recycle_pp.wire.messages.generations import LinksMeasured
@@ -41,11 +41,13 @@ from .validation import validate
 
 @dataclass
 class Executor:
-    """
+    """Runs the session's orders for one stage.
+
+    on_decision  called with (commit, reduced) before a committed step is applied; the exponents are already new
     on_commit  called with (commit, reduced) after a committed step was applied
     on_vote    called with (step, generation, number of the attempt, reduced) before each vote
     on_finish  called with the orders in every generation, once no steps are left
-    relayout   called when the stage must have other layers, before any work in a generation
+    relayout   called with all layers of the stage if they change, before any work in a generation
     in_stream  whether the device itself sends and receives (NCCL). Otherwise messages go through the host, so an op
                must be done before the host reads its output or writes the next input
     """
@@ -58,17 +60,17 @@ class Executor:
     faults: Injector
     spans: Spans
     settings: Settings
+    on_decision: list[Callable[[Commit, Reduced], None]] = field(default_factory=list)
     on_commit: list[Callable[[Commit, Reduced], None]] = field(default_factory=list)
     on_vote: list[Callable[[int, int, int, Reduced], None]] = field(default_factory=list)
     on_finish: Callable[[Orders], None] = lambda orders: None
     relayout: Callable[[list[int]], None] = lambda layers: None
     in_stream: bool = False
-    _counted: tuple[int, float] = (-1, 0.0)  # cached result of `_items`: (step, items per micro-batch)
     _link_times: dict[str, tuple[float, float]] = field(default_factory=dict)  # by host, see `LinksMeasured`
 
     def run(self) -> str:
-        """Runs until the job ends, this worker leaves, or it must play the worker of another stage. Returns the reason:
-        "done", "left" or "cast"."""
+        """Runs until there is a reason to stop, and returns the reason: "done" (the job has ended), "left" (this worker
+        has left the job) or "cast" (this process must take over the worker of another stage)."""
         self.session.busy = self.spans.left
         while self.session.participant.worker.stage == self.stage.stage:
             self.spans.observe()
@@ -113,7 +115,7 @@ class Executor:
             step += 1
         self.session.resumed(orders)
         self.on_finish(orders)
-        while True:  # no steps left; the coordinator may still announce a generation
+        while True:  # no steps are left, but the coordinator may still announce a generation
             self.session.wait_commit(orders)
 
     def _measure_links(self, orders: Orders, step: int) -> None:
@@ -228,21 +230,8 @@ class Executor:
         return []
 
     def _batch(self, step: int, g: int) -> Batch:
-        inputs, labels = self.batches.batch(step, g)
-        return Batch(inputs, labels, self._items(step) if self.stage.last else None, self.batches.more(inputs))
-
-    def _items(self, step: int) -> float | None:
-        """Mean number of counted labels per micro-batch of the step; None if no label is ignored.
-
-        If labels are ignored, the mean of the micro-batches' mean losses differs from the mean over all counted labels.
-        """
-        if not self.batches.ignores:
-            return None
-        if self._counted[0] != step:
-            total = self.stage.microbatches
-            labels = (self.batches.batch(step, g)[1] for g in range(total))
-            self._counted = step, sum(int((of != IGNORED).sum()) for of in labels) / total
-        return self._counted[1]
+        batch = self.batches.batch(step, g)
+        return batch.of_step(self.batches.items(step)) if self.stage.last else batch
 
     def _give_back(self) -> None:
         """Returns the memory of freed activations to the system if memory is limited, because the end of the step
@@ -259,7 +248,8 @@ class Executor:
         self._settle(orders)
 
     def _settle(self, orders: Orders | None = None) -> None:
-        """Applies pending commits. Raises Superseded if the orders have become invalid."""
+        """Applies pending commits. With `orders`, also sends the new weights and runs validations that are due. Raises
+        Superseded if the orders have become invalid."""
         applied, validations = self._apply_commits() if self.session.pending() else (False, [])
         if orders is not None:
             self.session.check(orders)
@@ -271,7 +261,7 @@ class Executor:
                 validate(self.session, orders, self.stage, self.mailbox, self.batches, self.faults, step)
 
     def _apply_commits(self) -> tuple[bool, list[int]]:
-        """Returns (whether a commit was applied, the steps after which the job validates)."""
+        """Applies pending commits. Returns (whether a commit was applied, the steps after which the job validates)."""
         validations: list[int] = []
         committed: list[int] = []
 
@@ -284,8 +274,14 @@ class Executor:
         def forgotten(step: int) -> None:
             undone(step - 1)
 
+        def decided(commit: Commit, reduced: Reduced) -> None:
+            for hook in self.on_decision:
+                hook(commit, reduced)
+
         def applied(commit: Commit, reduced: Reduced) -> None:
             self.mailbox.close(commit.step)
+            if commit.changes:
+                self.settings = self.settings.with_values(commit.changes)
             if commit.savers:
                 self.session.doing.works("checkpoint", commit.step)
                 self._give_back()
@@ -296,7 +292,7 @@ class Executor:
             if commit.evaluate:
                 validations.append(commit.step)
 
-        self.commits.settle(undone, forgotten, applied)
+        self.commits.settle(undone, forgotten, decided, applied)
         return bool(committed), validations
 
     def _is_barrier(self, step: int) -> bool:

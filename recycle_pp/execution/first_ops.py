@@ -28,13 +28,16 @@ _NAMES = {"F": "forward", "I": "backward", "B": "backward", REDUCTION: "reductio
 
 
 class FirstOpsReport:
-    """kernels: seconds of compilation by kernel, filled by the caller until `ready`."""
+    """The report of one worker process.
+
+    kernels: kernel -> seconds of its compilation; the caller fills it before `ready`
+    """
 
     def __init__(self, backend: str, device: torch.device, send: Callable[[Message], None]) -> None:
         self.kernels: dict[str, float] = {}
         self._message = FirstOps(backend, str(device), torch.cuda.device_count(), caches(), self.kernels)
         self._send = send
-        self._spans: Spans | None = None  # until the second report
+        self._spans: Spans | None = None  # set from the first report until the second
 
     def ready(self, spans: Spans) -> None:
         self._spans = spans

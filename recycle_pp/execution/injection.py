@@ -6,9 +6,9 @@
     injector.inject("regroup", step)             # at moments outside the ops of a step
     injector.drag(spans.spent)                   # after an op: slows the worker down
 
-A fault fires in the middle of its step. Its moment may be a kind of op or message, such as `forward` or `send`. If the
-step has n of this kind, the fault fires at number n // 2. If n is 0, it fires at the vote. This can happen at an end of
-the pipeline, or in the remainder of a step after a death.
+A fault fires in the middle of its step. Its moment may be a kind of op or message, such as `forward` or `send`. If this
+worker has n actions of this kind in the step, the fault fires at the action with index n // 2. If n is 0, it fires at
+the vote. n can be 0 at an end of the pipeline, or in the remainder of a step after a death.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
     found = measure(links, me, {"node1": 5}, device, waits)     # {"node1": (0.00012, 1.1e9)}
 
-The executor's thread calls `measure` before the first op of a generation, when the links are idle. Measuring a link
-takes 10 ms within a data centre, and 0.5 s if a round trip takes 100 ms.
+The executor's thread calls `measure` before the first op of a generation, when the links are idle.
 """
 
 from __future__ import annotations
@@ -16,19 +15,13 @@ from torch import Tensor
 
 from recycle_pp.comm.groups import meetings
 from recycle_pp.comm.links import Links
+from recycle_pp.timing import round_trips
 from recycle_pp.wire.messages.members import Member
 
 from .device import finisher
 
 TAG = 2**25 - 1  # the largest tag of TCP, far above those of a step's tensors
-ROUNDS = 8  # maximum number of round trips of a small message; at least two are made
-ROUND_SECONDS = 0.02  # time limit for starting another round trip of a small message
-SIZES = (1 << 16, 1 << 19, 1 << 22)  # bytes of the messages that measure the bandwidth
-TRIES = 3  # messages of each size
-LONG = 0.005  # seconds; if a message takes longer, no larger one is sent
-LEAST = 2e-5  # seconds; smaller differences between round trips are noise
-
-OVER = -1
+OVER = -1  # the header of the last message
 
 
 def measure(
@@ -38,8 +31,8 @@ def measure(
     device: torch.device,
     waits: Callable[[Member], None] = lambda partner: None,
 ) -> dict[str, tuple[float, float]]:
-    """Key -> (one-way seconds, bytes per second) for each link to a partner in the next stage. Partners in the previous
-    stage measure their own links to this worker.
+    """Measures the links to the partners. Returns key -> (one-way seconds, bytes per second) for each partner in the
+    next stage. Partners in the previous stage measure their own links to this worker.
 
     partners  key -> member of a neighbouring stage
     waits     called with the partner before each exchange, to report the wait
@@ -65,19 +58,9 @@ class _Asker:
         self._links, self._peer, self._device, self._finish = links, peer, device, finisher(device)
 
     def measure(self) -> tuple[float, float]:
-        begun = time.perf_counter()
-        trips: list[float] = []
-        while len(trips) < 2 or (len(trips) < ROUNDS and time.perf_counter() - begun < ROUND_SECONDS):
-            trips.append(self._ask(0))
-        trip = min(trips)
-        bandwidth = 0.0
-        for size in SIZES:
-            seconds = min(self._ask(size) for _ in range(TRIES))
-            bandwidth = max(bandwidth, size / max(seconds - trip, LEAST))  # a busy machine only lowers the result
-            if seconds > LONG:
-                break
+        link = round_trips.measure(self._ask)
         _send(self._links, self._peer, _header(OVER, self._device))
-        return trip / 2, bandwidth
+        return link
 
     def _ask(self, size: int) -> float:
         """Seconds from the start of sending a message of `size` bytes until its small answer has arrived."""

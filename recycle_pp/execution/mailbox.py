@@ -48,7 +48,9 @@ class Mailbox:
         self._received: dict[Key, Sequence[torch.Tensor]] = {}
 
     def connect(self, actions: Iterable[Action]) -> None:
-        """Connects to every peer in these actions. Blocks until the connections are established. Raises LinkBroken."""
+        """Connects to every peer in these actions. Blocks until the connections are established.
+
+        Raises LinkBroken if the generation ends first."""
         self._links.connect({self._links.member(action.peer) for action in actions if action.peer is not None})
 
     def post(self, step: int, tensor: Tensor, peer: Worker) -> None:
@@ -71,7 +73,9 @@ class Mailbox:
         return None if posted is None or posted[1].arrived() else (posted[0], posted[1])
 
     def take(self, step: int, tensor: Tensor) -> Sequence[torch.Tensor]:
-        """Blocks until the tensors have arrived. They are kept until `consume`. Raises LinkBroken."""
+        """The received tensors. Blocks until they have arrived. Keeps them until `consume`.
+
+        Raises LinkBroken if the generation ends first."""
         if (step, tensor) not in self._received:
             _, pending, buffer = self._posted.pop((step, tensor))
             pending.wait()

@@ -3,7 +3,7 @@
     marks = marks_of(device)
     begin = marks.place(); launch(); end = marks.place()
     end.reached()                    # whether all work launched before the mark is done; does not block
-    end.wait()                       # blocks until it is done
+    end.wait()                       # blocks until all work launched before the mark is done
     end.time() - begin.time()        # seconds of the monotonic clock; only after `end` is reached
 
 On a CPU a mark is reached as soon as it is placed. On a GPU marks are CUDA events, and are reached in the order in
@@ -56,7 +56,10 @@ class HostMarks:
 
 
 class GpuMark:
-    """anchor: a completed event of the GPU, and its time in seconds of the monotonic clock"""
+    """A mark on a GPU.
+
+    anchor: a completed event of the GPU, and its time in seconds of the monotonic clock
+    """
 
     def __init__(self, device: torch.device, anchor: tuple[torch.cuda.Event, float]) -> None:
         self._event, self._anchor = _event(device), anchor

@@ -1,10 +1,10 @@
-"""Plays the worker of one stage in this process: its executor and all that the executor needs.
+"""The executor of one worker in this process, and all objects that the executor needs.
 
     player = Player(process, stage, optimizer, faults)      # sets the handlers of the session
-    reason = player.executor.run()                          # "cast": the process must play another stage
+    reason = player.executor.run()                          # "cast": the process must run another stage
     player.close()
 
-A process plays one worker until it ends, unless it is an understudy (`protocol.understudies`).
+A process runs one worker until it ends. Only an understudy (`protocol.understudies`) may take over another worker.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from recycle_schedules import TensorKind
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.data.batches import Batches
+from recycle_pp.islands.client import Client
 from recycle_pp.model.stage import Stage
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.state.donations import Donations
@@ -27,16 +28,18 @@ from .executor import Executor
 from .injection import Injector
 from .mailbox import Mailbox
 from .marks import marks_of
+from .profiling import Profiling
 from .session import Session
 from .spans import Spans
 from .validation import held_out
 
-NEWS_SECONDS = 0.005  # mean time between progress messages of any worker: 200 messages a second in total
+NEWS_SECONDS = 0.005  # mean seconds between two progress messages of all workers together: 200 messages a second
 
 
 @dataclass(frozen=True)
 class ThisProcess:
-    """What stays the same when the process plays another worker. backend: see `device.backend_for`."""
+    """The objects that stay the same when the process takes over another worker. backend: see `device.backend_for`.
+    island: takes part in the rounds of islands; None in a job by itself."""
 
     settings: Settings
     run_dir: str
@@ -45,6 +48,7 @@ class ThisProcess:
     following: Following
     batches: Batches
     backend: str
+    island: Client | None = None
 
 
 class Player:
@@ -57,22 +61,28 @@ class Player:
         comes = {TensorKind.ACTIVATION: stage.module.takes, TensorKind.GRADIENT: gradients}
         on_host = settings.state.log == "host"
         mailbox = Mailbox(session.links, comes, device, shape, on_host, held_out(settings, batches))
-        commits = Commits(session, stage, optimizer, faults, spans, batches if settings.run.sample_log else None)
+        commits = Commits(
+            session, stage, optimizer, faults, spans, batches if settings.run.sample_log else None, process.island
+        )
         executor = Executor(session, stage, commits, mailbox, batches, faults, spans, settings)
         executor.in_stream = process.backend == "nccl"
 
         participant, to, inject = session.participant, session.send, faults.inject
         saving = StageSaving(settings, process.run_dir, stage, optimizer, batches, participant, to, inject)
         donations = Donations(optimizer, stage.gradients, process.token, inject)
-        executor.on_commit = [donations.committed, saving.committed]
+        profiling = self.profiling = Profiling(process.run_dir, participant.worker, device, to)
+        executor.on_decision = [donations.committed]
+        executor.on_commit = [saving.committed, profiling.committed]
         executor.on_vote = [donations.voting]
         executor.on_finish = lambda orders: session.send(Finished(commits.digests(orders)))  # the parameters are final
         executor.relayout = following.relayout
         session.save, session.assemble = saving.asked, saving.assemble
         session.donate, session.expect = donations.asked, following.expect
+        session.profile = profiling.asked
         session.moment = lambda name: faults.inject(name, participant.committed + 1)
         self.stage, self.executor, self.commits, self.donations = stage, executor, commits, donations
 
     def close(self) -> None:
-        """Ends the threads that send the state of this stage."""
+        """Ends the threads that send the state of this stage, and a profile that is being recorded."""
         self.donations.close()
+        self.profiling.close()

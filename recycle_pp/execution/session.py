@@ -2,8 +2,9 @@
 
     session = Session(client, participant, links, store)
     session.start()
-    orders = session.orders()         # blocks until plan and links of the newest generation are ready; None at the end
-    session.plays(worker)             # the executor has restarted, because it plays another worker
+    orders = session.orders()         # blocks until plan and links of this generation are ready, or until a commit
+                                      # must be applied; may return None
+    session.plays(worker)             # after this process has taken over another worker
     session.check(orders)             # raises Superseded if the orders are no longer valid
     commit = session.wait_commit(orders)
 
@@ -26,7 +27,7 @@ from recycle_pp.comm.store import ControlStore
 from recycle_pp.comm.waiting import LinkBroken
 from recycle_pp.protocol.participant import Orders, Participant
 from recycle_pp.wire.messages.generations import Adopt, Announce, Broken, Resumed, SteadyPlan
-from recycle_pp.wire.messages.lifecycle import Donate, Exit, Expect, Leave, StoreValues
+from recycle_pp.wire.messages.lifecycle import Donate, Exit, Expect, Leave, Profile, StoreValues
 from recycle_pp.wire.messages.members import Assignment
 from recycle_pp.wire.messages.saving import Assemble, Save, Seal, Upload
 from recycle_pp.wire.messages.steps import Commit
@@ -37,7 +38,7 @@ from .activity import Doing
 from .coordinator_client import CoordinatorClient
 from .worker_log import WorkerLog
 
-OF_STAGE = Donate, Expect, Save, Assemble  # messages about the stage that the process plays
+OF_STAGE = Donate, Expect, Save, Assemble  # messages about the stage that the process runs
 
 
 class Superseded(Exception):
@@ -45,7 +46,11 @@ class Superseded(Exception):
 
 
 class Session:
-    """`lock` guards `participant`. Every change for which the executor may wait notifies `changed`."""
+    """A worker's session with the coordinator.
+
+    lock     guards `participant`
+    changed  notified of every change for which the executor may wait
+    """
 
     def __init__(
         self,
@@ -63,11 +68,12 @@ class Session:
         self.times: dict[str, float] = {}  # phase of the current generation ("announced", ...) -> its end, monotonic
         self.busy: Callable[[], float] = lambda: 0.0  # seconds until the executor can start its next op
         self.moment: Callable[[str], None] = lambda name: None  # called during a recovery, see faults.MOMENTS
-        self.donate: Callable[[Donate], None] = _not_yet  # this and the next four are set before the first request
+        self.donate: Callable[[Donate], None] = _not_yet  # this and the next five are set before the first request
         self.expect: Callable[[Expect], None] = _not_yet
         self.save: Callable[[Save], None] = _not_yet
         self.assemble: Callable[[Assemble], None] = _not_yet
         self.upload: Callable[[Upload | Seal], None] = _not_yet
+        self.profile: Callable[[Profile], None] = _not_yet
         self._handlers: dict[type[Message], Callable[[Any], None]] = {
             Announce: self._announced,
             Adopt: self._adopt,
@@ -80,6 +86,7 @@ class Session:
             Assemble: lambda message: self.assemble(message),
             Upload: lambda message: self.upload(message),
             Seal: lambda message: self.upload(message),
+            Profile: lambda message: self.profile(message),
             Exit: lambda message: self._end("done"),
             Leave: lambda message: self._end("left"),
         }
@@ -87,14 +94,15 @@ class Session:
         client.state = self._state
         self._store = store
         self.log = WorkerLog(participant.worker)
-        self._plays = participant.worker  # the worker whose handlers are set
-        self._deferred: list[Message] = []  # those `OF_STAGE`, from the announcement of another role until `plays`
+        self._plays = participant.worker  # the role for which the handlers are set
+        self._deferred: list[Message] = []  # `OF_STAGE` messages that wait for the handlers of the new role
         self._built = -1
         self._resumed = -1
         self._over: str | None = None
 
     def plays(self, worker: Worker) -> None:
-        """Call this when the handlers for another worker are set. Handles the messages that have waited for them."""
+        """Handles the messages that were deferred until the handlers for `worker` are set. Call it as soon as this
+        process has taken over the worker and set its handlers."""
         with self.lock:
             self._plays, self.log = worker, WorkerLog(worker)
             self._handle_deferred()
@@ -171,8 +179,10 @@ class Session:
             return self.participant.commits[0]
 
     def reached(self, phase: str) -> None:
-        """Records when the executor ends a phase of the current generation: "followed", it starts to follow its orders
-        (`telemetry.recovery`); "relaid", the layers of its stage have changed, the next phase."""
+        """Records the time at which the executor reaches a point of the recovery (`telemetry.recovery`).
+
+        phase: "followed" (the executor starts to follow its orders) or "relaid" (after that, its layers have changed)
+        """
         self.times[phase] = time.monotonic()
 
     def broken(self, orders: Orders) -> None:
@@ -235,7 +245,8 @@ class Session:
         with self.changed:
             self.participant.commit(message)
             self.changed.notify_all()
-        if message.hold:  # otherwise a worker could wait for ever for a peer that has already stopped
+        # With `hold`, workers stop after this commit. Without the abort, one could wait forever for a stopped peer.
+        if message.hold:
             self.links.abort()
 
     def _deliver(self, message: StoreValues) -> None:
@@ -280,5 +291,5 @@ class Session:
 
 
 def _not_yet(message: Message) -> None:
-    """The handler until the worker sets its own."""
+    """The initial handler, which the worker replaces. Raises RuntimeError."""
     raise RuntimeError(f"received {type(message).__name__} before the worker was ready")

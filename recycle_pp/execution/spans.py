@@ -37,7 +37,7 @@ from recycle_pp.wire.messages.steps import OpProgress
 
 from .marks import HostMarks, Mark, Marks
 
-named = _RecordFunctionFast  # takes 0.4 us without a profiler, torch.profiler.record_function 10 us
+named = _RecordFunctionFast  # takes 0.4 us without a profiler; torch.profiler.record_function takes 10 us
 
 
 AHEAD = 2  # number of ops launched before the device has finished the current one
@@ -65,7 +65,8 @@ class Launched(NamedTuple):
 
 
 class Spans:
-    """
+    """The measured ops of one worker.
+
     interval  minimum seconds between two results of `news` that are not None
     marks     places marks in the device's work
     on_wait   called with (kind, step, micro-batch) of the op for which `observe` will block
@@ -96,7 +97,9 @@ class Spans:
     @contextmanager
     def launch(self, step: int, kind: str, microbatch: MicroBatch, done: Callable[[], None]) -> Iterator[None]:
         """Measures the work that the body launches. Names the op in exceptions, because an op that fails on two workers
-        is not a worker's fault. done: called by `observe` when the device has finished the op."""
+        points to an error in the code, not in a worker.
+
+        done: called by `observe` when the device has finished the op"""
         where = f"{kind} of micro-batch {microbatch[0]}.{microbatch[1]} in step {step}"
         try:
             with self._measured(step, kind, microbatch, done, where):
@@ -200,8 +203,8 @@ class Spans:
         self._spans = {k: v for k, v in self._spans.items() if k <= step}
 
     def left(self) -> float:
-        """Estimated seconds until the end of the running op and of all launched ops. Each op should take as long as
-        the last op of its kind. 0 if no op runs. May be called from any thread."""
+        """Estimated seconds until the end of the running op and of all launched ops; 0 if no op runs. The estimate
+        assumes that each op takes as long as the last op of its kind. May be called from any thread."""
         running = self._running
         ops = [(op.kind, op.at) for op in self._launched] + ([running[:2]] if running else [])
         end = self._free

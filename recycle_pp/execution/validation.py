@@ -14,7 +14,6 @@ from recycle_pp.comm.links import Pending
 from recycle_pp.config.settings import Settings
 from recycle_pp.data.batches import Batches
 from recycle_pp.model.stage import Stage
-from recycle_pp.model.stage_module import Batch
 from recycle_pp.protocol.participant import Orders
 from recycle_pp.protocol.validation import numbered, per_pass
 from recycle_pp.wire.messages.activity import VALIDATION
@@ -29,7 +28,7 @@ def validate(
     session: Session, orders: Orders, stage: Stage, mailbox: Mailbox, batches: Batches, faults: Injector, step: int
 ) -> None:
     """Runs this worker's part of a validation with the parameters after `step`. The last stage sends its losses to the
-    coordinator. Raises Superseded or LinkBroken."""
+    coordinator. Raises Superseded if the orders have become invalid, LinkBroken if the generation ends."""
     posted: dict[int, tuple[Worker, Pending, torch.Tensor]] = {}  # by number of the micro-batch
     made: dict[int, list[torch.Tensor]] = {}
     losses: dict[int, float] = {}
@@ -47,8 +46,9 @@ def validate(
             batch = None
             if stage.module.reads:
                 session.doing.works("data", step, mb)
-                inputs, labels = batches.validation(number)
-                batch = Batch(inputs, labels, more=batches.more(inputs))
+                batch = batches.validation(number)
+                if stage.last:
+                    batch = batch.of_step(batches.validation_items(total))
             source: list[torch.Tensor] = []
             takes = input_of(OpKind.FORWARD, mb, stage.stage, last)
             makes = output_of(OpKind.FORWARD, mb, stage.stage, last)

@@ -32,9 +32,11 @@ from recycle_pp.comm.links import Links
 from recycle_pp.comm.store import ControlStore
 from recycle_pp.config.mistakes import UserMistake
 from recycle_pp.config.settings import Control, Settings
+from recycle_pp.config.stored_inputs import stored_inputs
 from recycle_pp.data.batches import Batches
 from recycle_pp.data.file_tokens import slowest_read
-from recycle_pp.fitting.understudy_policy import bytes_needed
+from recycle_pp.fitting.understudy_policy import bytes_per_element
+from recycle_pp.islands.client import Client
 from recycle_pp.linux.processes import boot_id
 from recycle_pp.model.document_check import refuse_leaks
 from recycle_pp.model.measured_memory import measured_memory
@@ -48,6 +50,7 @@ from recycle_pp.state import checkpoint
 from recycle_pp.state.follow import Following
 from recycle_pp.state.stored import here
 from recycle_pp.state.storing import Uploads
+from recycle_pp.storage.local_copy import copy, is_copied
 from recycle_pp.supervisor.lifeline import Lifeline
 from recycle_pp.supervisor.vital_signs import Board
 from recycle_pp.wire.messages.generations import Unreachable
@@ -65,6 +68,7 @@ from recycle_pp.wire.messages.lifecycle import (
 from recycle_pp.wire.worker_spec import Ahead, WorkerSpec, last_words
 
 from .activity import Doing
+from .carried_caches import Carrier
 from .compile_caches import compiling
 from .coordinator_client import CoordinatorClient
 from .device import backend_for, choose, free_bytes, is_unfit, large_blocks_apart, notes, platform, settle_memory
@@ -76,7 +80,7 @@ from .player import Player, ThisProcess
 from .session import Session
 from .transports import transport_for
 
-_read_ahead: dict[str, Batches] = {}  # data that a standby process has read ahead, by `_of_data`
+_read_ahead: dict[str, Batches] = {}  # key from `_of_data` -> data that this process has read in standby
 
 
 def main(spec: WorkerSpec) -> int:
@@ -95,19 +99,23 @@ def main(spec: WorkerSpec) -> int:
 
 
 def _cause(error: BaseException | None) -> str:
-    """See `Death.cause`."""
+    """The cause of a death by this exception, see `Death.cause`."""
     if is_out_of_memory(error):
         return "out_of_memory"
     return "gpu" if is_gpu_failure(error) else "exception"
 
 
 def _mistake(spec: WorkerSpec, error: BaseException) -> str:
-    """See `Death.mistake`. Empty for the project's own model, which runs no user code."""
-    if spec.settings["model"]["kind"] not in ("custom", "hf") or _cause(error) != "exception":
-        return ""
-    from recycle_pp.model.general.user_code import from_model
+    """The mistake in user code that raised the exception, see `Death.mistake`; "" if there is none.
 
-    return from_model(error)
+    Always "" for the project's own models and optimizers. With those, the dataset is the only user code. Its exceptions
+    are raised as UserMistake, which stops the job before a worker dies."""
+    kind, optimizer = spec.settings["model"]["kind"], spec.settings["optimizer"]["name"]
+    if (kind not in ("custom", "hf") and optimizer != "custom") or _cause(error) != "exception":
+        return ""
+    from recycle_pp.data.user_code import from_user
+
+    return from_user(error)
 
 
 def _die(spec: WorkerSpec, failed: threading.ExceptHookArgs) -> None:
@@ -167,10 +175,18 @@ class Process:
         session.log.write(f"{'restarted' if self._spec.incarnation else 'started'} for {about}")
         session.start()  # before long calls, because the coordinator may be lost during them
 
+        carrier = Carrier(settings.run.compile_cache, session.log.write)
+        if settings.run.compile_cache:
+            self._doing.starts("kernels")
+            carrier.read()
         first = FirstOpsReport(backend, device, session.send)
         try:
+            self._copy_inputs(settings)
             self._doing.starts("model")
-            stage, optimizer = _stage(settings, worker.stage, device, welcome.run_dir, self._doing, first.kernels)
+            stage, optimizer = _stage(
+                settings, worker.stage, device, welcome.run_dir, self._doing, first.kernels, not welcome.joins
+            )
+            carrier.write()
             self._doing.starts("data")
             batches = _read_ahead.pop(_of_data(settings), None) or Batches(settings)
             description = checkpoint.describe(settings, batches.fingerprint, stage.module.origin)
@@ -180,6 +196,11 @@ class Process:
                 path = here(settings.checkpoint.store, folder, welcome.resume, lambda: self._doing.starts("state"))
                 checkpoint.refuse_mismatch(path, description)
                 optimizer.resume(lambda names: checkpoint.load(path, names))
+            island, outer = None, None
+            if settings.islands.store is not None:
+                self._doing.starts("inputs")
+                island = Client(settings, optimizer, session.send)
+                outer = island.open(checkpoint.position_in(path) if welcome.resume else None)
             takes = measured_memory(stage) if settings.parallel.memory and not settings.model.own else []
             participant.holdings = Holdings(participant.member, stage.layout.ids, welcome.resume - 1)
         except ValueError as error:
@@ -189,7 +210,7 @@ class Process:
                 said = f"{type(error).__name__}: {error}".strip().splitlines()[0]
                 unfit = f"model.kernels: the kernels cannot run on {device} ({said}); set model.kernels=reference"
                 return self._refuse(ValueError(unfit), session)
-            if not self._spec.incarnation:  # a restarted worker may fail for other reasons
+            if not self._spec.incarnation:  # not for a restarted worker, which may fail for other reasons
                 error.recycle_where = f"the start of stage {worker.stage}"  # type: ignore[attr-defined]
             raise
 
@@ -198,7 +219,7 @@ class Process:
             stage, optimizer, participant, session.lock, self._spec.token, self._interface, faults.inject
         )
         token, run_dir = self._spec.token, welcome.run_dir
-        process = ThisProcess(settings, run_dir, token, session, following, batches, backend)
+        process = ThisProcess(settings, run_dir, token, session, following, batches, backend, island)
         session.upload = Uploads(settings, run_dir, description, session.send).asked
         player = Player(process, stage, optimizer, faults)
         self._doing.starts("ready")
@@ -216,10 +237,13 @@ class Process:
             stage.module.depth,
             stage.module.stays,
             stage.module.origin,
+            outer,
         )
         session.send(ready)
+        if island is not None:
+            island.start()
         first.ready(player.executor.spans)
-        player.executor.on_commit.append(first.stepped)
+        player.executor.on_commit.extend((first.stepped, carrier.stepped))
 
         def describe(described: dict[int, list[tuple[str, int]]], again: bool = False) -> None:
             nonlocal ready
@@ -233,17 +257,16 @@ class Process:
             session.log.write(f"stage {player.stage.stage} has layers {', '.join(map(str, described))} from now on")
             describe(described)
 
-        following.relaid, following.built = relaid, lambda stage: describe(stage.layout.described)
-        following.build = lambda stage: _built(settings, stage, device, run_dir)
-        following.room = lambda elements: (bytes_needed(settings, elements), free_bytes(device))
-        # Every worker starts this, because it becomes a joiner if the other workers start without it.
+        following.relaid, following.follows = relaid, lambda layout: describe(layout.described)
+        following.room = lambda elements: (elements * bytes_per_element(settings), free_bytes(device))
+        # Every worker starts this, because a worker becomes a joiner if the other workers start without it.
         following.start(session.send)
         self._watch_for_eviction(session)
         try:
             while (reason := player.executor.run()) == "cast":
                 player.close()
-                stage, optimizer, early = following.take_over()
-                none = Injector([], faults.last_words)  # the faults that are left are those of the old role
+                early = following.take_over()
+                none = Injector([], faults.last_words)  # the faults that have not fired belong to the old role
                 player = Player(process, stage, optimizer, none)
                 player.commits.reduced |= early
                 boundary, deferred = _described(stage)
@@ -253,15 +276,26 @@ class Process:
         except UserMistake as error:
             return self._refuse(error, session)
         finally:
+            if island is not None:
+                island.close(session.over == "done")
+            player.profiling.close()
             links.close()
             following.close()
         if reason == "left":
             last_words(self._spec, cause="eviction", detail="SIGTERM")
         return 0 if reason in ("done", "left") else 1
 
+    def _copy_inputs(self, settings: Settings) -> None:
+        """Copies data and models from a store to this machine. A restarted worker uses the copies that exist, and needs
+        no store. Raises ValueError if an input cannot be copied."""
+        self._doing.starts("inputs")
+        for url, small in stored_inputs(settings).items():
+            if not self._spec.incarnation or not is_copied(url, small):
+                copy(url, small, lambda done, total: self._doing.starts("inputs"))
+
     def _refuse(self, error: ValueError, session: Session | None = None) -> int:
-        """Stops the job with the error's sentence, because the input is invalid. Then waits for the end of the job.
-        Otherwise the coordinator could notice the end of this process before it receives the message."""
+        """Stops the job with the error's message, because the input is invalid, and waits for the end of the job. If
+        this process ended at once, the coordinator could notice its end before the message arrives."""
         if error.__cause__ is not None:  # the sentence quotes only one line of the cause
             traceback.print_exception(error.__cause__)
         self._client.send(CannotRun(str(error)))
@@ -308,28 +342,34 @@ def _described(stage: Stage) -> tuple[int, float]:
 
 
 def _stage(
-    settings: Settings, stage: int, device: torch.device, run_dir: str, doing: Doing, kernels: dict[str, float]
+    settings: Settings,
+    stage: int,
+    device: torch.device,
+    run_dir: str,
+    doing: Doing,
+    kernels: dict[str, float],
+    filled: bool,
 ) -> tuple[Stage, StageOptimizer]:
     """Builds the stage and its optimizer. On a GPU also compiles all kernels now, because compiling takes long and no
-    other worker waits for this one yet. kernels: gets the seconds of each."""
-    real, optimizer = _built(settings, stage, device, run_dir)
-    if device.type == "cuda" and not settings.emulate.mode:
+    other worker waits for this one yet. Raises ValueError if the model cannot be trained with these settings.
+
+    kernels: gets the seconds that each kernel took to compile
+    filled: see `Stage`
+    """
+    whole = not settings.parallel.copies
+    if settings.emulate.mode:
+        emulated = EmulatedStage(settings, stage, device, run_dir, filled)
+        return emulated, EmulatedOptimizer(settings, emulated, whole)
+    real = Stage(settings, stage, device, run_dir, filled)
+    optimizer = StageOptimizer(settings, real, whole)
+    if device.type == "cuda":
         doing.starts("kernels")
         with compiling(kernels):
             real.warm()
             optimizer.warm()
-    if settings.data.document_mask and not settings.model.own and not settings.emulate.mode:
+    if settings.data.masked and not settings.model.own:
         refuse_leaks(real)
     return real, optimizer
-
-
-def _built(settings: Settings, stage: int, device: torch.device, run_dir: str) -> tuple[Stage, StageOptimizer]:
-    whole = not settings.parallel.copies
-    if settings.emulate.mode:
-        emulated = EmulatedStage(settings, stage, device, run_dir)
-        return emulated, EmulatedOptimizer(settings, emulated, whole)
-    real = Stage(settings, stage, device, run_dir)
-    return real, StageOptimizer(settings, real, whole)
 
 
 def _prepare(ahead: Ahead) -> None:

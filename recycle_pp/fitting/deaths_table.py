@@ -1,9 +1,9 @@
-"""`plan --what-if`: a row for every worker that could die next.
+"""The table of `plan --what-if`, with one row for each worker that could die next.
 
     show_deaths(console, source, seconds=None)
 
-With settings of the trainer and `schedule.rebalance`, the rows also show whether the trainer would move layers
-(`trainer_moves.py`).
+If the source has settings of the trainer and schedule.rebalance is not `never`, each row also shows whether the trainer
+would move layers after this death (`trainer_moves.py`).
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ def show_deaths(
     capacity: float | None = None,
     as_json: bool = False,
 ) -> None:
-    """
-    seconds   time to search each plan, at most `SECONDS`
+    """Prints the table, or JSON.
+
+    seconds   search time for each plan, limited to `SECONDS`; None: `SECONDS`
     size      bytes of a micro-batch in flight
-    capacity  bytes of a worker for micro-batches in flight
+    capacity  bytes that a worker has for micro-batches in flight
     """
     terminal = sys.stderr.isatty()
 
@@ -65,8 +66,10 @@ def show_deaths(
 
 
 def _trainer(source: Source) -> tuple[Settings | None, dict[Worker, Decision]]:
-    """The settings of the trainer, and what it would do after each death; None and {} if it moves no layers, or if the
-    problem has no times in seconds."""
+    """The settings of the trainer and its decision after each death.
+
+    Returns None and {} if the trainer never moves layers or if the times of the problem are not in seconds.
+    """
     settings = source.settings
     if settings is None and source.run is not None:
         settings = source.run.folder.read_settings()
@@ -78,7 +81,7 @@ def _trainer(source: Source) -> tuple[Settings | None, dict[Worker, Decision]]:
 
 
 def _with_decision(row: Row, made: Mapping[Worker, Decision], now: float) -> Row:
-    """The row with the trainer's best layout. now: the current period."""
+    """The row with the best layout that the trainer found for this death. now: the current period."""
     if (of := made.get(row.worker)) is None:
         return row
     return replace(row, moved=of.found.then, moved_slowdown=of.found.then / now - 1, layout=of.found.layout)
@@ -107,7 +110,7 @@ def _deaths_as_json(table: Table, unit: str, made: Mapping[Worker, Decision]) ->
 
 
 def _decision_as_json(decision: Decision | None) -> dict[str, Any]:
-    """Gain and cost in seconds; empty without a better layout."""
+    """The keys of the JSON row for this decision; {} for None, which means that no layout is better."""
     if decision is None:
         return {}
     move = decision.move

@@ -1,9 +1,9 @@
-"""The size of a run, before any worker starts: parameters, tokens of a step, bytes of a worker.
+"""Describes the size of a run: its parameters, the tokens per step and the memory of each worker.
 
     for line in footprint(settings, workers_here=4): print(line)
 
-Bytes are estimates of `model.memory` for a step without deaths. The peers of a dead worker need more: they run its
-micro-batches and keep its boundary tensors.
+All figures are known before any worker starts. `model.memory` estimates the bytes for a step without deaths. The peers
+of a dead worker need more, because they run its micro-batches and keep its boundary tensors.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from .problem import initial_problem
 
 
 def footprint(settings: Settings, workers_here: int) -> list[str]:
-    """Up to five sentences. workers_here: number of workers on this machine.
+    """The sentences. workers_here: number of workers on this machine.
 
-    For a model that is not the project's own, returns one sentence, because only workers can measure its memory.
+    For a model that is not the project's own, returns only the size of a step, because only workers can measure the
+    model's memory.
     """
     p = settings.parallel
     samples = p.pipelines * p.microbatches * p.microbatch_size
@@ -61,7 +62,7 @@ def footprint(settings: Settings, workers_here: int) -> list[str]:
 
 
 def _in_flight(settings: Settings) -> str:
-    """The micro-batches in flight that `parallel.memory` allows, by stage."""
+    """A sentence with the number of micro-batches in flight that `parallel.memory` allows on each stage."""
     problem = _after_the_profile(settings)
     counted = problem.replace(memory=None)
     stages = range(problem.stages)
@@ -108,7 +109,7 @@ def _after_the_profile(settings: Settings) -> Problem:
 
 
 def _all_here(settings: Settings, needs: list[dict[str, float]], workers: int) -> float:
-    """Bytes that the workers of this machine need. On every machine, the first `workers` ranks stand for its own."""
+    """Bytes that the workers on this machine need, as if they had the first `workers` ranks of the job."""
     return sum(PROCESS + sum(needs[rank % settings.parallel.stages].values()) for rank in range(workers))
 
 

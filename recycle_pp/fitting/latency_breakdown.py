@@ -1,4 +1,4 @@
-"""The time of a step between its ops.
+"""The latencies between the ops of a measured step.
 
 between = breakdown_of(spans, after, barrier=True)
 between.turns        # seconds between two ops of a worker, if the second one did not have to wait for its input
@@ -43,7 +43,7 @@ def breakdown_of(spans: Spans, after: Spans, barrier: bool) -> LatencyBreakdown:
 
     spans    spans of the step
     after    spans of the next step, which contain the optimizer steps of this step
-    barrier  whether optimizer steps wait for the gradients of all stages; `sums` then count from the last gradient of
+    barrier  whether optimizer steps wait for the gradients of all stages; if so, `sums` start at the last gradient of
              any stage
     """
     workers = sorted(spans)
@@ -70,7 +70,10 @@ def _ops(spans: Spans, workers: Sequence[Worker], kinds: Sequence[int]) -> _Ops:
 
 
 def _inputs(ops: _Ops, stages: int) -> tuple[np.ndarray, np.ndarray]:
-    """(time at which the input was made, index of its sender) for each op. Time 0 if it takes no boundary tensor."""
+    """For each op, the time at which its input was complete and the index of the worker that computed it.
+
+    The time is 0 if the op's input is not a boundary tensor.
+    """
     forward, backward = ops.kind == F, _MAKES_GRADIENT[ops.kind]
     direction = backward.astype(int)
     shape = 2, 1 + ops.pipeline.max(initial=0), 1 + ops.microbatch.max(initial=0), stages

@@ -1,11 +1,12 @@
-"""The best layout of the decoder layers for the live workers, and what a move to it sends.
+"""Searches for the best layout of the decoder layers on the live workers.
 
-    found = search(whole, live, layers, current)     # whole: the job's problem; None: the layers stay
-    found.layout, found.now, found.then              # (9, 9, 6, 8), and the planned steps in both layouts
+    found = search(whole, live, layers, current)     # None if no layer should move
+    found.layout, found.now, found.then              # (9, 9, 6, 8), and the planned step before and after the move
     found.whole                                      # the job's problem in the new layout
+    found.bytes                                      # bytes that the move sends
 
-A layout that does not fit into `parallel.memory` is not chosen, nor one whose receivers lack room for the arriving
-layers beside their own.
+The layout fits into `parallel.memory`, and during the move the receivers have room for the arriving layers beside their
+present ones.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ from .problem import device_of, relaid_problem
 
 @dataclass(frozen=True)
 class Found:
-    """
-    layout     the number of decoder layers of each stage
-    whole      the job's problem in this layout, without deaths
-    live       the same with the present deaths
-    now, then  planned duration of a step in the present layout, and in this one
-    bytes      state that all receivers get, in bytes
-    most       the largest part of it that one worker sends or receives
+    """A better layout.
+
+    layout  the number of decoder layers of each stage
+    whole   the job's problem in this layout, without deaths
+    live    the same problem with the present deaths
+    now     planned duration of a step in the present layout
+    then    planned duration of a step in this layout
+    bytes   bytes of state that all receivers get
+    most    bytes of state that the busiest worker sends or receives
     """
 
     layout: Layout
@@ -47,14 +50,14 @@ class Found:
 def search(
     whole: Problem, live: Collection[Worker], layers: ModelLayers, current: Layout, keep: Layout | None = None
 ) -> Found | None:
-    """The best layout that was found; None if that is the present one, or if it does not fit.
+    """The best layout that was found. None if it is the present layout, or if it does not fit into memory.
 
     whole    the job's problem in the present layout, without deaths
     live     the workers that take part
     current  the present layout
-    keep     the layout to use while no worker is dead, that of an explicit `model.split`
+    keep     the layout of an explicit `model.split`, which is used while no worker is dead
 
-    A pure function, for any thread. Takes up to a second.
+    A pure function that any thread may call. Takes up to a second.
     """
     problem = LiveProblem().of(whole, live)
     target = keep if keep and not problem.dead else _best(problem, layers, current)
@@ -69,7 +72,7 @@ def search(
 
 
 def _best(problem: Problem, layers: ModelLayers, current: Layout) -> Layout | None:
-    """The layout of the shortest plan; None if no layout fits."""
+    """The layout with the shortest plan; None if no layout fits."""
     counted = problem.replace(memory=None)
     times: dict[str, list[float]] = {kind: by_layer(counted.per_stage(kind), current) for kind in TIMES}
     try:
@@ -79,9 +82,9 @@ def _best(problem: Problem, layers: ModelLayers, current: Layout) -> Layout | No
 
 
 def layered(problem: Problem, times: Mapping[str, list[float]], layers: ModelLayers) -> Problem:
-    """The problem with `layers` instead of the durations and the memory of its stages.
+    """A copy of the problem with durations and memory per layer instead of per stage.
 
-    times: F, I, W and optionally O of each decoder layer, (L,)
+    times: kind of op (F, I, W and optionally O) -> its duration for each of the L decoder layers
     """
     if problem.memory is None:
         return problem.replace(durations=None, layers=times)
@@ -95,32 +98,30 @@ def layered(problem: Problem, times: Mapping[str, list[float]], layers: ModelLay
 
 
 def _fits(before: Problem, after: Problem, layers: ModelLayers, current: Layout, target: Layout) -> bool:
-    """Whether the stages fit into the memory of their workers, and the arriving layers beside the present ones."""
-    if before.memory is None or before.modes is None or after.memory is None:
+    """Whether workers have room for their new stages, and during the move for arriving layers beside present ones."""
+    if before.memory is None or after.memory is None:
         return True
     try:
         after.replace(memory={**after.memory, "least": 0})
     except ValueError:
         return False
     for stage, gained in enumerate(layers.gained(current, target)):
-        peers, mode = len(before.live[stage]), before.modes[stage]
-        ran = -(-before.total // peers)
-        most = min(ran, max(before.limit(Worker(d, stage)) for d in before.live[stage]))
-        held = sum(mode.memory.peak(peers, ran, most, mode.whole).values())
-        arriving = sum(sum(_alone(layers, k).always(peers, 0).values()) for k in gained)
-        if held + arriving > before.memory["capacity"]:
+        live = before.live[stage]
+        arriving = sum(sum(_alone(layers, k).always(len(live), 0).values()) for k in gained)
+        if arriving > min(before.room(Worker(d, stage)) for d in live):
             return False
     return True
 
 
 def _alone(layers: ModelLayers, layer: int) -> StageMemory:
-    """Memory of a stage with one decoder layer, and with the embedding or the head if it is the first or the last."""
+    """Memory of a stage with only this decoder layer, plus the embedding for the model's first layer and the head for
+    its last layer."""
     settings = layers.settings((1,) * layers.depth)
     return stage_memory(settings, layer, device=device_of(settings))
 
 
 def _sizes(problem: Problem, layers: ModelLayers, current: Layout, target: Layout) -> tuple[int, float]:
-    """`Found.bytes` and `Found.most`."""
+    """(`Found.bytes`, `Found.most`) of the move from one layout to the other."""
     owner = [stage for stage, count in enumerate(current) for _ in range(count)]
     total, sent, most = 0, [0.0] * problem.stages, 0.0
     for stage, gained in enumerate(layers.gained(current, target)):

@@ -3,13 +3,13 @@
     table = LinkTable()
     table.place(Worker(0, 1), "node0")               # the host of a worker
     table.wanted(live)                               # {Worker(0, 0): {"node1": Worker(1, 1)}, ...}: pairs to measure
-    table.measured("node0", {"node1": (0.0001, 1e9)})  # seconds one way, bytes a second
-    table.slowest                                    # bytes a second of the slowest link
+    table.measured("node0", {"node1": (0.0001, 1e9)})  # seconds one way, bytes per second
+    table.slowest                                    # bytes per second of the slowest link
     table.describe(2, 2, sizes=[4e6], overhead=0.001, least=0.0002)     # the problem's key `links`, or None
 
-One pair of workers measures the link of two hosts, and one pair the link within a host. A job on one host measures
-nothing and has a uniform graph. A job has a uniform graph too if its links differ too little to change a plan
-(`describe`).
+One pair of workers measures the link between two hosts. One pair on a single host measures the link within a host, for
+all hosts. If the job has only one host, nothing is measured and the graph is uniform. It is uniform too if the links
+differ too little to change a plan (`describe`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import networkx as nx
 from recycle_schedules import Worker
 from recycle_schedules.links import Link
 
-MOST = 4  # links that one worker measures; with NCCL each link needs a group
-ALIKE = 2.0  # times within this factor of each other are alike
+MOST = 4  # maximum number of links that one worker measures; with NCCL each link needs a group
+ALIKE = 2.0  # message times within this factor of each other count as equal
 
 Hosts = frozenset[str]  # the two hosts of a link, or one host for the link within it
 
@@ -42,6 +42,7 @@ class LinkTable:
             self._described.clear()
 
     def measured(self, host: str, found: Mapping[str, tuple[float, float]]) -> None:
+        """Records the links of this host. found: other host -> (seconds one way, bytes per second)."""
         self._links |= {frozenset((host, other)): Link(*link) for other, link in found.items()}
         self._described.clear()
 
@@ -55,13 +56,16 @@ class LinkTable:
         return min((link.bandwidth for link in self._links.values()), default=None)
 
     def to_json(self) -> dict[str, Any]:
-        """The table as JSON. hosts: worker -> its host. measured: [host, host, seconds one way, bytes a second] for
-        each link."""
+        """The table as JSON.
+
+        hosts     worker -> its host
+        measured  [host, host, seconds one way, bytes per second] for each link
+        """
         measured = [[min(hosts), max(hosts), *link] for hosts, link in self._links.items()]
         return {"hosts": {str(w): host for w, host in sorted(self._host.items())}, "measured": sorted(measured)}
 
     def load(self, data: Mapping[str, Any]) -> None:
-        """Adds the figures of another coordinator, from its `to_json`."""
+        """Adds the hosts and links from another coordinator's `to_json`."""
         for worker, host in data.get("hosts", {}).items():
             self.place(Worker.parse(worker), host)
         for a, b, *link in data.get("measured", ()):
@@ -72,8 +76,8 @@ class LinkTable:
     def wanted(self, live: Collection[Worker]) -> dict[Worker, dict[str, Worker]]:
         """The pairs of workers that should measure the links of new hosts: worker -> other host -> worker on that host.
 
-        The workers of a pair are of neighbouring stages. Pairs within a pipeline are preferred, because their workers
-        are connected anyway.
+        The workers of a pair are of neighbouring stages, if possible of the same pipeline, because such workers are
+        connected anyway.
         """
         at: dict[str, list[Worker]] = defaultdict(list)
         for worker in sorted(w for w in live if w in self._host):
@@ -101,14 +105,14 @@ class LinkTable:
     ) -> dict[str, Any] | None:
         """The value of the problem's key `links`; None if the largest boundary tensor takes about as long on all links.
 
-        sizes     bytes of a boundary tensor, by boundary
+        sizes     bytes of the tensor that passes each boundary between stages
         overhead  seconds that a message takes in addition to the time on its link
-        least     seconds; a shorter message time counts as `least`
+        least     seconds; shorter message times count as `least`
 
-        Hosts that are near each other form a zone.
+        Hosts with fast links to each other form a zone.
         """
         asked = (pipelines, stages, *sizes, overhead, least)
-        if asked not in self._described:  # describes each case only once: this method is called after every commit
+        if asked not in self._described:  # cached, because this method is called after every commit
             self._described[asked] = self._describe(pipelines, stages, sizes, overhead, least)
         return self._described[asked]
 
@@ -138,7 +142,7 @@ class LinkTable:
         return {
             "hosts": [[self._host.get(Worker(d, s), "?") for s in range(stages)] for d in range(pipelines)],
             "zones": zones,
-            "within_host": {"latency": overhead},  # if no link within a host was measured
+            "within_host": {"latency": overhead},  # replaced below if a link within a host was measured
             **{kind: plain[hosts] for kind, hosts in usual.items()},
             "measured": [[min(hosts), max(hosts), plain[hosts]] for hosts in others],
             "bytes": list(sizes),
@@ -151,8 +155,12 @@ def _neighbours(here: Iterable[Worker], there: Iterable[Worker]) -> list[tuple[W
 
 
 def _zones(between: Mapping[Hosts, float]) -> dict[str, str]:
-    """Host -> zone. Hosts whose link is about as fast as the fastest one are in the same zone. A zone has the name of
-    its first host."""
+    """The zone of each host, named after the zone's first host.
+
+    Hosts are in the same zone if they are connected by links that are about as fast as the fastest one.
+
+    between: the two hosts of a link -> seconds of a message
+    """
     graph = nx.Graph()
     graph.add_nodes_from(host for hosts in between for host in hosts)
     nearest = min(between.values())

@@ -1,4 +1,4 @@
-"""The memory that a worker of this machine has.
+"""The memory of this machine and of each worker on it.
 
 gpu_memory()                # bytes of the first GPU; None without one
 gpus()                      # bytes of each GPU
@@ -19,7 +19,7 @@ SHARE = 0.9  # share of the memory for workers; the rest is for supervisors, dri
 
 
 def memory_of_a_worker(device: str, workers_here: int | None = None) -> str | None:
-    """The memory of each worker of this machine, as text; None if unknown.
+    """The memory of each worker on this machine, as text; None if unknown.
 
     device: the setting `run.device`
     workers_here: number of workers on this machine; None: LOCAL_WORLD_SIZE, or 1 without it

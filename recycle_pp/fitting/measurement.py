@@ -1,10 +1,11 @@
-"""The times of some consecutive steps, for the profile.
+"""Measures op and message times over several consecutive steps, for the profile.
 
     measurement = Measurement(barrier=True)
     measurement.add(spans)                       # a step's spans, as `packing.unpack` returns them
     times = measurement.times(again)             # times.ops["F"][stage], times.usual[worker]["F"], times.turn, ...
 
-A worker that takes `FROM_THE_START` times as long as its peers is left out of the times of its stage.
+A worker whose ops take more than `FROM_THE_START` times as long as those of its peers is left out of the times of its
+stage.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ FROM_THE_START = 1.6  # on shared busy cores, medians of the first steps are 0.8
 
 
 class Times(NamedTuple):
-    """All in seconds.
+    """The result, in seconds.
 
-    ops       kind -> stage -> median of an op plus the turn; without stages whose workers ran no such op
-    usual     worker -> kind -> median, with which later steps of this worker are compared
-    turn      median time between two ops of a worker that waits for nothing
-    messages  (from, to) -> times of boundary tensors
+    ops       kind -> stage -> (median duration of an op) + `turn`; has only the stages that ran an op of this kind
+    usual     worker -> kind -> median duration of an op. Later steps of the worker are compared with it. It is the
+              peers' median if the worker was much slower than its peers
+    turn      median time between two ops of a worker, if the second one does not wait for its input
+    messages  (from, to) -> the time of each message with a boundary tensor
     sums      stage -> median time from the last gradient to the optimizer steps
     """
 
@@ -44,14 +46,15 @@ class Times(NamedTuple):
 
 class Measurement:
     """
-    steps  number of steps until now
+    steps  number of measured steps; negative while steps are skipped
     """
 
     def __init__(self, barrier: bool, skipped: int = 0, warm: set[Worker] | None = None) -> None:
         """
         barrier  whether optimizer steps wait for the gradients of all stages
-        skipped  number of steps to leave out before the first one
-        warm     workers whose first F is over; the first F of any other one is left out, and adds it here
+        skipped  number of steps to skip before the first measured one
+        warm     workers that have run an F. The first F of any other worker is not measured; that worker is then added
+                 to this set, which the caller may share with later measurements.
         """
         self.steps = -skipped
         self._warm = set() if warm is None else warm
@@ -85,8 +88,9 @@ class Measurement:
         self._before = spans
 
     def times(self, again: Sequence[bool], slow: Collection[Worker] = ()) -> Times:
-        """
-        again  for each stage, whether it recomputed; the times are those without recomputing
+        """The times, with the time of recomputing subtracted.
+
+        again  for each stage, whether it recomputed
         slow   workers to leave out
         """
         for worker, of in self._ops.items():
@@ -110,7 +114,10 @@ class Measurement:
 
 
 def _subtract_recomputing(seconds: dict[str, list[float]]) -> None:
-    """Subtracts the time of recomputing, an `F`, from the times of a worker's `I` and `B`, in place."""
+    """Subtracts the median `F`, which is the time of recomputing, from a worker's `I` and `B`, in place.
+
+    seconds: kind -> durations of the worker's ops
+    """
     forward = median_of(seconds[OpKind.FORWARD])
     for kind in COMPUTE:
         if kind.recomputes and kind in seconds:
@@ -118,7 +125,10 @@ def _subtract_recomputing(seconds: dict[str, list[float]]) -> None:
 
 
 def _peers(here: Mapping[Worker, Mapping[str, float]], worker: Worker) -> dict[str, float]:
-    """Kind -> the median over the other workers of the worker's stage."""
+    """Kind -> the median of its durations on the peers of this worker.
+
+    here: worker -> kind -> duration
+    """
     others = [of for w, of in here.items() if w.stage == worker.stage and w != worker]
     return {kind: median_of([of[kind] for of in others if kind in of]) for kind in {k for of in others for k in of}}
 

@@ -1,19 +1,20 @@
-"""`plan --memory 80GB`: whether a job fits into the memory of a worker, by stage, also after deaths.
+"""The tables of `plan --memory 80GB`: whether each stage fits into a worker's memory, without deaths and after deaths.
 
     python -m recycle_pp.plan --memory 80GB --model llama8b --pipelines 8 --stages 4 --microbatches 32
     python -m recycle_pp.plan --memory 80GB --model meta-llama/Llama-3-8B parallel=2x4 numerics=bf16
     python -m recycle_pp.plan --memory 16GB model.layers=12 run.device=cpu --json
     python -m recycle_pp.plan --memory 80GB --model meta-llama/Llama-3-8B parallel=2x4 model.lora.rank=16
 
-Settings of the trainer describe the rest, as for a training run. If the job does not fit even without deaths, a
-sentence states which settings would help, and the exit code is 2. Bytes count tensors and
-NCCL's communicators; a GPU's context and libraries need additional memory.
+All other arguments are settings of the trainer. If the job does not fit even without deaths, a sentence states which
+settings would help, and the exit code is 2. The bytes are those of tensors and of NCCL's communicators. A GPU's context
+and libraries need additional memory.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from recycle_pp.config.run_file import is_run_file
 from recycle_pp.config.settings import Settings
 from recycle_pp.config.sizes import format_size, parse_size
 
+from .first_layout import first_layout
 from .outlook import Outcome, Row, outlook
 from .problem_source import compile_planner
 from .remedies import refusal
@@ -55,11 +57,16 @@ def capacity_of(text: str | None) -> float | None:
 
 
 def show(arguments: argparse.Namespace, capacity: float, console: Console) -> int:
-    """Prints the tables, or JSON. Returns the exit code: 0, or 2 if the job does not fit even without deaths.
+    """Prints the tables, or JSON. Returns the exit code.
 
-    In the latter case it raises ValueError with one sentence, unless JSON is printed.
+    If the job does not fit even without deaths, returns 2 after printing JSON, and raises ValueError with one sentence
+    instead of printing tables.
     """
     settings = settings_of(arguments)
+    if settings.model.split == "auto":
+        with suppress(ValueError):  # if no layout fits, the table says so
+            chosen = first_layout(settings.with_values({"parallel.memory": arguments.memory}))
+            settings = settings.with_values({"model.auto_split": chosen})
     compile_planner()
     device = "cpu" if settings.run.device == "cpu" else "cuda"
     outcomes = outlook(settings, capacity, device)
@@ -77,7 +84,7 @@ def show(arguments: argparse.Namespace, capacity: float, console: Console) -> in
 
 
 def settings_of(arguments: argparse.Namespace) -> Settings:
-    """The settings of the command line: `--model`, the flags of a problem's shape, and settings of the trainer."""
+    """The settings from `--model`, from --pipelines, --stages and --microbatches, and from settings of the trainer."""
     if wrong := next((word for word in arguments.source if "=" not in word and not is_run_file(word)), None):
         raise ValueError(
             f"--memory: a model and settings of the trainer (parallel=2x4) are needed as well, not {wrong}"

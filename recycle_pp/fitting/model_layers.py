@@ -1,14 +1,16 @@
-"""The decoder layers of the job's model, and layouts of them: as numbers for the planner, as lists for the protocol.
+"""The decoder layers of the job's model, and their distribution over the stages (layout).
 
     layers = ModelLayers(settings)
-    layers.start                                         # (2, 2): the decoder layers of each stage at the start
-    layers.describe(4, None, {3: [("layers.3.norm", 512)]})   # what a worker says about another model
-    layers.counts({0: [-1, 0, 1], 1: [2, 3, 4]})         # (2, 2): the same for a layout of the protocol
+    layers.start                                         # (2, 2): number of decoder layers of each stage at the start
+    layers.describe(4, None, {3: [("layers.3.norm", 512)]})   # a worker's report about a model of another kind
+    layers.counts({0: [-1, 0, 1], 1: [2, 3, 4]})         # (2, 2): the planner's form of a layout of the protocol
     layers.relaid({0: [-1, 0, 1], 1: [2, 3, 4]}, (1, 3))      # {0: [-1, 0], 1: [1, 2, 3, 4]}
     layers.settings((1, 3))                              # settings with `model.split` of this layout
 
-All other layers stay at their stages: the embedding, the final norm and the head, and tensors that several layers
-share. The decoder layers of the project's own Transformer are known from the settings, those of another model when
+The planner's layout is the number of decoder layers of each stage. The protocol's layout lists all layers of each
+stage. The embedding, the final norm, the head and tensors that several layers share never leave their stages.
+
+The decoder layers of the project's own Transformer are known from the settings. Those of another model are known once
 the first worker has built its stage.
 """
 
@@ -21,9 +23,9 @@ from recycle_schedules.layers import Layout as Counts
 from recycle_pp.config.settings import Settings
 from recycle_pp.model.memory import parameters
 from recycle_pp.model.split import layers_of
+from recycle_pp.numerics.update_rules.choice import planned
 from recycle_pp.wire.messages.units import Layout
 
-STATE = 12  # bytes of an element's state: the master and two moments, in float32
 UNKNOWN_BYTES = (
     "no layer moves with parallel.memory, because the memory of this model's layers is known only while they run"
 )
@@ -32,12 +34,14 @@ UNKNOWN_BYTES = (
 class ModelLayers:
     """
     depth  number of decoder layers; 0 while it is unknown
-    stays  why no layer can move, one sentence for the user; None if they can
+    stays  a sentence for the user about why no layer can move; None if layers can move
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self.depth, self.stays = 0, None if settings.parallel.memory is None else UNKNOWN_BYTES
+        # bytes of state per parameter, estimated as for matrices, which have most parameters
+        self._state = 4 + planned(settings.optimizer)[0].bytes
         self._elements: dict[int, int] = {}  # layer -> number of its parameters
         if settings.model.own and isinstance(depth := settings.model.layers, int):
             self.depth, self.stays = depth, None
@@ -45,19 +49,26 @@ class ModelLayers:
 
     @property
     def start(self) -> Counts:
-        """The layout with which the job starts. The depth must be known."""
+        """The job's first layout. `depth` must be known."""
         return tuple(map(len, layers_of(self.depth, self._settings.parallel.stages, self._settings.model.layout)))
 
     def describe(self, depth: int, stays: str | None, units: Mapping[int, Sequence[tuple[str, int]]]) -> None:
-        """Records what a worker says about the model (`Ready`). No effect for the project's own Transformer."""
+        """Records a worker's report about its model (`Ready`). No effect for the project's own Transformer.
+
+        depth  number of decoder layers
+        stays  why no layer can move; None if layers can
+        units  layer -> (name, number of parameters) of each tensor
+        """
         if not self._settings.model.own:
             self.depth, self.stays = depth, self.stays or stays
             self._elements |= {layer: sum(size for _, size in of) for layer, of in units.items()}
 
     @property
     def what_moves(self) -> str | None:
-        """A sentence about the layers that may move while the job trains; None if the settings allow no move. The depth
-        must be known."""
+        """A sentence about which layers may move while the job trains; None if the settings allow no move.
+
+        `depth` must be known.
+        """
         mode, stages = self._settings.schedule.rebalance, self._settings.parallel.stages
         if mode == "never":
             return None
@@ -72,12 +83,14 @@ class ModelLayers:
         return f"{said}{self.depth} decoder layers may move between stages while the job trains; {rest} never move"
 
     def counts(self, layout: Layout) -> Counts:
-        """The number of decoder layers of each stage; empty while the layers of a stage are unknown."""
+        """The number of decoder layers of each stage; () while they are unknown for a stage."""
         found = tuple(len(self._decoder(layers)) for _, layers in sorted(layout.items()))
         return found if len(found) == self._settings.parallel.stages and all(found) else ()
 
     def relaid(self, layout: Layout, counts: Counts) -> Layout:
-        """The layout with other numbers of decoder layers."""
+        """The layout after redistributing its decoder layers in order.
+
+        counts: new number of decoder layers of each stage"""
         each = [layer for stage in sorted(layout) for layer in self._decoder(layout[stage])]
         found: Layout = {}
         for (stage, layers), count in zip(sorted(layout.items()), counts, strict=True):
@@ -88,18 +101,19 @@ class ModelLayers:
         return found
 
     def gained(self, before: Counts, after: Counts) -> list[list[int]]:
-        """The decoder layers that each stage has in the new layout and not in the old one."""
+        """For each stage, the decoder layers that it has after the move and not before it."""
         old, new = ([set(layers) for layers in layers_of(sum(of), len(of), of)] for of in (before, after))
         return [sorted(has - had) for had, has in zip(old, new, strict=True)]
 
     def state_bytes(self, layers: Sequence[int], peers: int) -> int:
-        """Bytes of the state of these layers that one worker of a stage holds. peers: live workers of the stage."""
+        """Bytes of these layers' state that each worker of their stage holds. peers: live workers of the stage."""
         copies = self._settings.parallel.copies
         share = min(1.0, copies / peers) if copies else 1.0
-        return round(share * STATE * sum(self._elements[layer] for layer in layers))
+        return round(share * self._state * sum(self._elements[layer] for layer in layers))
 
     def settings(self, counts: Counts) -> Settings:
-        """The settings with which a new worker builds its stage of this layout. counts: empty if it is unknown."""
+        """The settings that a new worker needs to build its stage in this layout. counts: () if the layout is
+        unknown."""
         if not counts or counts == self.start:
             return self._settings
         return self._settings.with_values({"model.split": list(counts), "parallel.stages": len(counts)})

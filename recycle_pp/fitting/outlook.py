@@ -1,13 +1,14 @@
-"""Whether a job fits into the memory of its workers without deaths, after one death, and after two.
+"""Predicts whether a job fits into the memory of its workers without deaths, after one death, and after two.
 
     found = outlook(settings, capacity=80e9, device="cuda")    # three Outcomes, with a row for each stage
 
-Both deaths hit the same stage, and every stage is tried. A stage needs room for the P - s micro-batches of 1F1B. If
-split backwards leave too little, the stage runs whole backwards (`B`). If that is not enough, it recomputes its layers,
-which costs one more F for each micro-batch. A run with model.recompute=auto decides in the same way, stage by stage.
+Two deaths are assumed to hit the same stage, and every stage is tried. To keep the pipeline busy, stage s needs room
+for the P - s micro-batches that 1F1B keeps in flight. If it has less room with split backwards, it runs whole backwards
+(`B`). If that is not enough, it recomputes its layers, which costs one more F for each micro-batch. A run with
+model.recompute=auto decides in the same way, stage by stage.
 
-Durations are proportional to numbers of multiplications. So periods show the effect of memory and of deaths, and not
-the speed of a machine.
+Durations are proportional to the number of multiplications. Periods therefore show the effect of memory and of deaths,
+and not the speed of a machine.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ class Row:
 
     layers, parameters   numbers of layers and of parameters of the stage
     peers                live workers; 0: the stage is lost, and the job restarts from its newest checkpoint
-    in_flight            most micro-batches in flight on a worker, limited by its memory and by the settings of
-                         `schedule`; 0: not even one fits
+    in_flight            largest number of micro-batches in flight on a worker, limited by its memory and by the
+                         settings of `schedule`; 0: not even one fits
     wanted               the same, limited only by the settings of `schedule`
-    whole                whether every backward is whole (`B`), none is split
+    whole                whether every backward is whole (`B`) rather than split
     recompute            whether the backward recomputes the layers
     parts                bytes of each part of the memory when the worker's use is highest
     """
@@ -73,10 +74,10 @@ class Outcome:
     """The effect of a number of deaths at one stage.
 
     dead     number of dead workers, all of one stage
-    rows     a row for each stage, for the case that all deaths are in this stage
-    period   the longest period of these cases, as a multiple of an average stage's forward; None if a stage does not
-             fit or is lost
-    hit      the stage of the case with this period; None without deaths
+    rows     for each stage, the memory of its workers if all deaths are in this stage
+    period   the duration of a step if the deaths are in the worst stage, as a multiple of an average stage's forward;
+             None if a stage does not fit or is lost
+    hit      the worst stage; None without deaths
     """
 
     dead: int
@@ -96,7 +97,9 @@ class Outcome:
 def outlook(settings: Settings, capacity: float, device: str, deaths: int = 2) -> list[Outcome]:
     """The outcomes with 0, 1, ... and `deaths` dead workers.
 
-    capacity: bytes of memory of a worker. device: cpu or cuda. deaths: at most 2.
+    capacity  bytes of memory of a worker
+    device    cpu or cuda
+    deaths    at most 2
 
     Raises ValueError if the model is not the project's own Transformer.
     """
@@ -105,7 +108,8 @@ def outlook(settings: Settings, capacity: float, device: str, deaths: int = 2) -
 
 
 def fits(settings: Settings, capacity: float, device: str, dead: int) -> bool:
-    """Whether every stage has room for a micro-batch with 0, 1, ... and `dead` dead workers."""
+    """Whether every stage has room for a micro-batch in flight after any number of deaths up to `dead` in that stage.
+    Ignores a stage without live workers."""
     job = _Job(settings, capacity, device)
     return all(row.fits for n in range(dead + 1) for row in job.rows(n) if row.peers)
 
@@ -159,7 +163,7 @@ class _Job:
 
     @cached_property
     def _modes(self) -> list[list[Mode]]:
-        """The modes of each stage, fastest first."""
+        """For each stage, the allowed ways to run its backward (split or whole, recomputed or not), fastest first."""
         backward = "coupled" if self._settings.schedule.backward == "coupled" else "mixed"
         found = []
         for stage in range(len(self._layers)):
@@ -184,7 +188,7 @@ class _Job:
 
     @cached_property
     def _times(self) -> dict[str, list[float]]:
-        """F, I and W of each stage, in proportion to the multiplications of its matrices and its attention."""
+        """F, I and W of each stage, proportional to the multiplications in its matrices and its attention."""
         model = self._settings.model
         matrices = [float(sum(linear_sizes(model, layers))) for layers in self._layers]
         attention = [float(len(layers) * model.sequence * model.heads * model.head_size) for layers in self._layers]

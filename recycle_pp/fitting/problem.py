@@ -22,12 +22,15 @@ from .layer_values import relaid
 from .machine import gpu_memory
 
 Measured = Sequence[Sequence[Mapping[str, float]]]
-"""For each stage, the fields of a StageMemory in bytes: first without recomputing, then with it."""
+"""For each stage, two sets of a StageMemory's fields in bytes: without recomputing, and with it."""
 
 
 def initial_problem(settings: Settings) -> Problem:
-    """The problem of a step with all workers. Durations are those of `emulate`, in proportion to the layers of a stage,
-    or 1 until they are measured; those of W are 0 if only adapters are trained."""
+    """The problem of a step with all workers.
+
+    With emulated compute, durations are those of `emulate`, scaled by the number of layers of each stage. Otherwise
+    they are 1 until they are measured, and 0 for W if only adapters (LoRA) are trained.
+    """
     s, e = settings.schedule, settings.emulate
     known: dict[str, Any] = {kind: getattr(e, kind) if e.mode else 1.0 for kind in TIMES}
     if settings.model.lora.rank and not e.mode:
@@ -50,7 +53,7 @@ def initial_problem(settings: Settings) -> Problem:
 
 
 def shares_of_stages(settings: Settings) -> list[float]:
-    """The number of layers of each stage, relative to an even stage. 1 if the number of layers is unknown."""
+    """The number of layers of each stage, divided by the mean over the stages. 1.0 if the numbers are unknown."""
     stages, layout = settings.parallel.stages, settings.model.layout
     if settings.model.own:
         layout = [len(layers) for layers in layers_of_stages(settings)]
@@ -62,7 +65,7 @@ def memory_of(settings: Settings, measured: Measured | None = None) -> dict[str,
 
     measured: bytes that the workers have measured (`model.measured_memory`), for a model that is not the project's own
 
-    One micro-batch in flight is always allowed: a job that may run out of memory is better than no job.
+    One micro-batch in flight is always allowed, because a job that may run out of memory is better than no job.
     """
     capacity = settings.parallel.memory
     if capacity in (None, "auto") or settings.emulate.mode or (not settings.model.own and measured is None):
@@ -75,11 +78,11 @@ def memory_of(settings: Settings, measured: Measured | None = None) -> dict[str,
         [asdict(stage_memory(settings, s, device=device, recompute=again)) for again in modes]
         for s in range(settings.parallel.stages)
     ]
-    return memory | dict(zip(("stages", "recomputed"), zip(*found, strict=True), strict=False))
+    return memory | dict(zip(("stages", "recomputed"), map(list, zip(*found, strict=True)), strict=False))
 
 
 def device_of(settings: Settings) -> str:
-    """The device of the workers, cpu or cuda, if they have that of this machine."""
+    """The device of the workers, cpu or cuda, on the assumption that their machines are like this one."""
     return "cpu" if settings.run.device == "cpu" or gpu_memory() is None else "cuda"
 
 
@@ -99,7 +102,7 @@ def with_less_memory(problem: Problem, worker: Worker) -> Problem:
 
 
 def relaid_problem(problem: Problem, settings: Settings, before: Layout, after: Layout) -> Problem:
-    """The problem with the stages of another layout: their predicted durations, and their limits by bytes.
+    """The problem in another layout, with predicted durations and with the memory of its stages.
 
     settings: with `model.split` of the layout `after`
     """

@@ -1,17 +1,18 @@
 """The input of `plan` and `visualize`, read from a command line.
 
     parser = ...; add_arguments(parser)
-    source = read_source(parser.parse_args())       # ValueError with one sentence
+    source = read_source(parser.parse_args())       # raises ValueError with one sentence
     source.problem, source.shown, source.run
 
-The input is a file (a problem, a plan, a trace), a run folder, or a problem that flags describe. The defaults of the
-flags are those of a training run (`configs/`): 3 pipelines of 4 stages, memory for two micro-batches more than 1F1B
-keeps in flight, backwards that may be split, and optimizer steps at the commit. Settings of the trainer are also flags:
+The input is a file (a problem, a plan or a trace), a run folder, or a problem that flags describe. Settings of the
+trainer describe a problem too:
 
     --pipelines 3 --stages 4 --microbatches 6 --fail 1.2
     parallel=2x4 emulate=sleep optimizer.stagger=true +fail_at=20:1.2
 
-Defaults of a problem file are in docs/planner.md. Flags override the keys of a file.
+The defaults are those of a training run (`configs/`): 3 pipelines of 4 stages, memory for two micro-batches more than
+1F1B keeps in flight, backwards that may be split, and optimizer steps at the commit. Defaults of a problem file are in
+docs/planner.md. Flags override the keys of a file.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,7 @@ from recycle_pp.config.settings import Settings
 from recycle_pp.telemetry.run_reader import RunReader
 from recycle_pp.wire.files import UnreadableFile, read
 
+from .first_layout import counted, first_layout
 from .model_layers import ModelLayers
 from .problem import initial_problem
 from .profile import Profile
@@ -57,11 +60,12 @@ _FLAGS = (*_KEYS, "fail", "durations", "memory", "speed")
 class Source:
     """The input.
 
+    unit      unit of the problem's times: slots, ms or s
     shown     the plan or trace to show; None if the problem still has to be planned
-    run       the reader of a run folder, None for other inputs
-    step      step of a run's trace
-    settings  settings of the trainer, from the command line or from the run; None for a problem without them
-    layout    decoder layers of each stage in this problem; None if unknown
+    run       the reader of a run folder; None for other inputs
+    step      the step of the run's trace
+    settings  settings of the trainer, from the command line or from a run without traces; None otherwise
+    layout    number of decoder layers of each stage in this problem; None if unknown
     """
 
     problem: Problem
@@ -71,6 +75,12 @@ class Source:
     step: int = 0
     settings: Settings | None = None
     layout: Layout | None = None
+
+    def named(self, plan: Plan) -> Plan:
+        """A copy of `plan`, a plan of this problem, with the unit of the problem's times. If the settings fix the job's
+        first layout, the copy has this layout too."""
+        chosen = self.settings is not None and self.settings.model.layout is not None
+        return replace(plan, time_unit=self.unit, layout=self.layout if chosen else plan.layout)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,9 +116,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def read_source(arguments: argparse.Namespace, prefer_shown: bool = True) -> Source:
-    """The source that a command line names.
+    """The source given on the command line.
 
-    prefer_shown: False drops the source's plan or trace, so that its problem is planned
+    prefer_shown: whether to keep the plan or trace of the source. If not, the source has only its problem
     """
     words, settings = _split(arguments.source)
     given = any(getattr(arguments, name) is not None for name in _FLAGS)
@@ -155,8 +165,10 @@ def read_file(path: str | Path) -> Source:
 
 
 def compile_planner() -> None:
-    """Waits until the planner's inner loops are compiled, because without them the planner makes other plans. Prints a
-    line if this takes more than a second."""
+    """Waits until the planner's inner loops are compiled, because the planner finds different plans until then.
+
+    Prints a line to stderr if this takes more than a second.
+    """
     if not compiled.load(timeout=1.0):
         sentence = "loading the planner's inner loops; the first time on a machine compiles them, for half a minute"
         print(sentence, file=sys.stderr, flush=True)
@@ -170,19 +182,31 @@ def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _of_settings(settings: Settings) -> Source:
-    """The problem of the trainer's steps, after the deaths of +fail_at and +hang_at."""
+    """The problem of a training step in its first layout, in which the workers of +fail_at and +hang_at are dead.
+
+    The ops of all stages take the same time, unless `model.split=auto` is uneven. In that case the times are in
+    proportion to the weights of the layers.
+    """
     settings = settings.with_values({"schedule.profile_steps": 0})
+    uneven = None
+    with suppress(ValueError):  # no layout fits into parallel.memory
+        uneven = first_layout(settings)
+    if settings.model.split == "auto" and settings.model.auto_split is None:
+        settings = settings.with_values({"model.auto_split": uneven})
+    problem = initial_problem(settings)
+    if uneven is not None:
+        problem = counted(problem, settings)
     dead = sorted({fault.worker for fault in faults(settings) if fault.kind in ("kill", "hang")})
     unit = "s" if settings.emulate.mode else "slots"
     layers = ModelLayers(settings)
     layout = layers.start if layers.depth else None
-    return Source(initial_problem(settings).replace(failed=dead), unit, settings=settings, layout=layout)
+    return Source(problem.replace(failed=dead), unit, settings=settings, layout=layout)
 
 
 def _of_run(run: RunReader, step: int | None) -> Source:
-    """The traced step; by default the last one with a death.
+    """A traced step of a run, by default the last one with a death.
 
-    For a run without traces: the problem of its configuration, with its measured durations.
+    If the run has no traces, returns the problem of its configuration, with its measured durations.
     """
     if run.traced() or step is not None:
         at = run.last_recovery() if step is None else step
@@ -210,8 +234,8 @@ def _of_run(run: RunReader, step: int | None) -> Source:
 
 
 def _with_flags(source: Source, arguments: argparse.Namespace) -> Source:
-    """The source with the keys that flags change. If they change its problem, the shown plan is dropped, because it
-    belongs to the old problem."""
+    """The source after applying the flags. If they change its problem, `shown` is dropped, because it belongs to the
+    old problem."""
     keys: Json = {name: getattr(arguments, name) for name in _KEYS if getattr(arguments, name) is not None}
     if arguments.fail is not None:
         keys["failed"] = [_worker("--fail", text) for item in arguments.fail for text in item.split(",")]

@@ -5,23 +5,27 @@
     problem = profile.problem(problem)       # with measured times, and the speeds of slow workers
     profile.relayout((9, 9, 6, 8))           # the number of decoder layers of each stage, from now on
 
-Step 0 is warm-up. The other profiled steps run I and W separately, and the last one runs B, so that every kind of op is
-measured. Later plans use the medians of the spans' `own`, which excludes the time in which the thread waited for a
-core. So a busy machine changes no plan.
+Each worker's first F is warm-up. The profiled steps run I and W separately, except for the last one, which runs B, so
+that every kind of op is measured. Later plans use the medians of the spans' `own`, which excludes the time in which the
+thread waited for a core, so a busy machine does not change plans.
 
 Each later step is compared with the medians, worker by worker. `slowness` decides which workers are slow; plans use
 their speed until they recover. A worker that takes much longer than its peers in the profiled steps is left out of the
 medians (`measurement.py`). Its later steps are compared with the medians of its peers.
 
 When layers move, the durations of the stages are predicted from those in the old layout (`layer_values.py`). After one
-step of warm-up, the same number of steps is measured again, in any kind of backward that the plan has. Meanwhile no
-worker becomes slow or recovers.
+step of warm-up, the same number of steps is measured again, with whichever backward the plan uses. Meanwhile no worker
+becomes slow or recovers.
 
 Durations are those of a stage that does not recompute. If it recomputes, the problem adds an F to I and B.
+
+The profile also carries to the next coordinator the history of the workers' outages (`move_policy.py`), and the first
+steps of each worker (`drift.py`).
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,47 +38,60 @@ from recycle_pp.config.settings import Parallel, Settings
 from recycle_pp.timing.packing import KINDS as SPANS
 from recycle_pp.timing.packing import OWN
 
+from .drift import First
 from .layer_values import relaid
 from .link_table import LinkTable
 from .measurement import Measurement, Times, joined, median_of
+from .move_policy import Outages
 from .problem import Measured, initial_problem
-from .slowness import Slowness, Speed
+from .slowness import FirstSteps, Slowness, Speed
 
-MATTERS = 0.02  # share of the shortest op; message times below it change no plan
-WARM_UP = 1  # steps after a move of layers that are not measured
+MATTERS = 0.02  # message times below this share of the shortest op's duration change no plan
+WARM_UP = 1  # number of steps after a move of layers that are not measured
 
 
 class Profile:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._steps = settings.schedule.profile_steps
-        self._warm: set[Worker] = set()  # workers whose first F was seen
+        self._warm: set[Worker] = set()  # workers that have run an F
         self._measuring: Measurement | None = self._measurement() if self._steps else None
         self.measured = 0  # number of completed measurements
-        self.layout: Layout = ()  # that of the durations; empty before the job has begun
-        self._seen = 0  # number of steps in the newest measurement
+        self.layout: Layout = ()  # the layout to which the durations belong; empty before the job has begun
+        self._seen = 0  # number of steps in the last measurement
         self._turn = 0.0  # seconds between two ops, once the profile is complete
-        self._message = self._overhead = 0.0  # seconds of a message; the same without its time on the link
+        self._message = self._overhead = 0.0  # seconds of a message, in all and beyond its time on the link
         self._sums = [0.0] * settings.parallel.stages
         self._durations: dict[str, list[float]] = {}  # by stage, once the profile is complete
         self._usual: dict[Worker, dict[str, float]] = {}  # worker -> kind -> median, compared with later steps
         self._slowness = Slowness()
         self._throttled: dict[Worker, float] = {}
         self.links = LinkTable()
+        self.outages = Outages(settings.schedule.outage)
         self._memory: dict[int, Sequence[Mapping[str, float]]] = {}
         self._again: Sequence[bool] = [False] * settings.parallel.stages  # the stages that recompute
         self._model: dict[int, tuple[int, float]] = {}  # by stage: boundary bytes, deferred share
 
     @property
     def slow(self) -> dict[Worker, float]:
-        """The factor of each worker that the planner gives less work: as measured, or as its hardware reports."""
+        """Slow workers and their factors (duration of an op as a multiple of the usual one).
+
+        The factor is the larger of the measured one and the one estimated from the hardware's throttling report.
+        """
         measured, reported = self._slowness.factors, self._throttled
         return {w: max(measured.get(w, 1.0), reported.get(w, 1.0)) for w in measured.keys() | reported.keys()}
 
     def throttle(self, factors: Mapping[Worker, float]) -> None:
-        """Takes the workers whose hardware reports that it is throttled, with estimated factors. Replaces the earlier
-        ones; 1.0: not throttled. Applies to problems from now on."""
+        """Sets the workers whose hardware reports throttling, for all later problems.
+
+        factors: worker -> estimated factor; 1.0: not throttled. Replaces the factors of the previous call.
+        """
         self._throttled = {worker: factor for worker, factor in factors.items() if factor > 1.0}
+
+    @property
+    def learned(self) -> tuple[int, int]:
+        """A value that `add` changes when profile.json should be written again."""
+        return self.measured, self._slowness.learned
 
     @property
     def complete(self) -> bool:
@@ -85,7 +102,7 @@ class Profile:
     ) -> None:
         """Records what a worker reports about its stage.
 
-        boundary_bytes  output of the stage for one micro-batch
+        boundary_bytes  bytes of the stage's output for one micro-batch
         deferred_share  share of the stage's parameters whose gradients `W` computes
         memory          measured bytes without and with recomputing; empty if they are computed from shapes
         """
@@ -100,16 +117,20 @@ class Profile:
         return [self._memory[stage] for stage in stages] if len(self._memory) == len(stages) else None
 
     def place(self, worker: Worker, machine: str, cores: int) -> None:
-        """Records the machine of a worker's new process. machine: host name of all workers that share its cores."""
-        self._usual.pop(worker, None)  # the medians may be of another machine
-        self._slowness.place(worker, machine, cores)
+        """Records the machine of a worker's new process.
+
+        machine  host name; workers with the same name share cores
+        cores    number of cores of the machine
+        """
+        if not self._slowness.place(worker, machine, cores):
+            self._usual.pop(worker, None)  # the medians were measured on another machine
         self.links.place(worker, machine)
 
     def add(self, tables: Mapping[Worker, np.ndarray], again: Sequence[bool] | None = None) -> list[Speed]:
-        """Takes the spans of a committed step. Returns the workers that became slow or recovered.
+        """Records the spans of a committed step. Returns the workers that became slow or recovered.
 
-        tables: from `packing.unpack`
-        again: for each stage, whether it recomputed in this step; None: as before
+        tables  the spans of each worker, from `packing.unpack`
+        again   for each stage, whether it recomputed in this step; None: as before
         """
         self._again = self._again if again is None else again
         if self._measuring is None:
@@ -126,8 +147,10 @@ class Profile:
         return []
 
     def relayout(self, layout: Layout) -> None:
-        """Predicts the durations of the stages in another layout, and measures them again. No effect if it is the
-        present one."""
+        """Predicts the durations of the stages in another layout, and starts to measure them again.
+
+        No effect if it is the present layout.
+        """
         before, self.layout = self.layout, layout
         if not before or before == layout:
             return
@@ -150,8 +173,11 @@ class Profile:
         return (self._durations[kind][worker.stage] + again) * self.slow.get(worker, 1.0)
 
     def problem(self, problem: Problem) -> Problem:
-        """The problem of the next step, with measured times. While times are measured, it has the kind of backward to
-        measure next."""
+        """The problem of the next step, with measured times.
+
+        Until the profile is complete, only sets the kind of backward that is to be measured next, or the message times
+        if compute is emulated.
+        """
         s = self._settings
         if self.complete:
             return problem.replace(
@@ -171,7 +197,7 @@ class Profile:
         return problem.replace(backward="coupled" if last else "decoupled")
 
     def _message_times(self, durations: Mapping[str, Any], parallel: Parallel) -> dict[str, Any]:
-        """The problem's keys about messages: `links` if the links differ enough to change a plan, else `send`."""
+        """The problem's keys for message times: `links` if the links differ enough to change a plan, else `send`."""
         shortest = min((t for kind in SPLIT for t in np.ravel(durations.get(kind, 0.0)) if t > 0), default=0.0)
         sizes = [self._model.get(stage, (0, 0.0))[0] for stage in range(parallel.stages - 1)]
         links = self.links.describe(parallel.pipelines, parallel.stages, sizes, self._overhead, MATTERS * shortest)
@@ -191,17 +217,23 @@ class Profile:
             "memory": self.memory,
             "steps": self._seen,
             "layout": list(self.layout),
+            "outages": self.outages.to_json(),
+            "first_steps": {
+                str(worker): {"machine": machine, "cores": cores, "usual_seconds": self._usual.get(worker, {})}
+                | first._asdict()
+                for worker, (machine, cores, first) in self._slowness.first_steps().items()
+            },
         }
 
     def fits(self, data: Mapping[str, Any]) -> bool:
-        """Whether this profile.json has the stages of this job."""
+        """Whether this content of a profile.json has as many stages as this job."""
         stages = self._settings.parallel.stages
         durations, sums, sizes = data["durations_seconds"], data["sum_seconds"], data["boundary_bytes"]
         whole = set(durations) == set(KINDS) and all(len(of) == stages for of in (*durations.values(), sums))
         return whole and len(sizes) == stages - 1 and len(data.get("layout") or range(stages)) == stages
 
     def load(self, data: Mapping[str, Any]) -> None:
-        """Takes the figures of another coordinator, from its `to_json`."""
+        """Continues with the measurements from another coordinator's `to_json`."""
         self._durations = data["durations_seconds"]
         self._seen, self._measuring = data["steps"], None
         self.layout = tuple(data.get("layout", ()))
@@ -209,6 +241,13 @@ class Profile:
         self._message = data["message_seconds"]
         self._overhead = data.get("overhead_seconds", 0.0)
         self.links.load(data.get("links", {}))
+        if "outages" in data:
+            self.outages.load(data["outages"], time.monotonic())
+        known = {Worker.parse(name): first for name, first in data.get("first_steps", {}).items()}
+        self._usual = {worker: dict(first["usual_seconds"]) for worker, first in known.items()}
+        self._slowness.load(
+            {w: FirstSteps(of["machine"], of["cores"], First(of["own"], of["waits"])) for w, of in known.items()}
+        )
         for stage, size in enumerate(data["boundary_bytes"]):
             self._model.setdefault(stage, (size or 0, 0.0))
         self._sums = list(data["sum_seconds"])
@@ -217,10 +256,10 @@ class Profile:
         return Measurement(not self._settings.optimizer.stagger, skipped, self._warm)
 
     def _begin(self, times: Times) -> None:
-        """Takes the first measurement. Durations are medians plus the turn: the time until the worker's next op starts.
+        """Stores the first measurement.
 
-        A `B` that never ran takes as long as `I` and `W`. Emulated ops that never ran have the durations of the
-        settings.
+        Durations are medians plus the turn (the time until the worker's next op starts). A `B` that never ran takes as
+        long as `I` and `W` together. Emulated ops that never ran have the durations of the settings.
         """
         self._turn, self._usual = times.turn, times.usual
         known = initial_problem(self._settings) if self._settings.emulate.mode else None
@@ -235,7 +274,7 @@ class Profile:
         self._overhead = median_of(joined(unexplained))
 
     def _correct(self, times: Times) -> None:
-        """Takes a measurement after a move of layers. Durations of ops that did not run stay as predicted."""
+        """Stores a measurement after a move of layers. Durations of ops that did not run stay as predicted."""
         self._durations = {
             kind: [times.ops[OpKind(kind)].get(s, t) for s, t in enumerate(of)] for kind, of in self._durations.items()
         }
@@ -254,7 +293,7 @@ class Profile:
         return self._slowness.add(longer)
 
     def _longer(self, worker: Worker, table: np.ndarray) -> tuple[float, float] | None:
-        """Own and wall time of a worker's ops in a step, as multiples of the sum of median times.
+        """The total (own, wall) time of a worker's ops in a step, as multiples of the sum of their median times.
 
         The medians are those of this worker, or of its stage if the worker was not profiled. Returns None if no op has
         a median.

@@ -1,4 +1,4 @@
-"""Settings with which a job that needs too much memory would fit.
+"""Changes of settings that make a job fit into memory.
 
 refusal(settings, outcome, 80e9, "cuda", format_size)    # one sentence with up to three remedies
 remedies(settings, 80e9, "cuda", dead=1)                 # ["model.recompute=true", ...]
@@ -17,9 +17,9 @@ from .outlook import Outcome, fits
 
 
 def refusal(settings: Settings, outcome: Outcome, capacity: float, device: str, size: Callable[[float], str]) -> str:
-    """One sentence with the stage that does not fit, the bytes of each part, and settings with which the job would fit.
+    """One sentence with the stage that does not fit, the bytes of each part, and settings that would make the job fit.
 
-    size: formats a number of bytes.
+    size: function that formats a number of bytes
     """
     row = max((row for row in outcome.rows if not row.fits), key=lambda row: row.bytes)
     parts = ", ".join(f"{name} {size(of)}" for name, of in row.parts.items() if of)
@@ -35,7 +35,10 @@ def refusal(settings: Settings, outcome: Outcome, capacity: float, device: str, 
 
 
 def remedies(settings: Settings, capacity: float, device: str, dead: int) -> list[str]:
-    """Up to three combinations of changes, each as small as possible, with which the job fits after `dead` deaths."""
+    """Up to three combinations of changed settings that make the job fit after `dead` deaths.
+
+    All have the smallest sufficient number of changes, which is at most three.
+    """
     changes = list(_changes(settings))
     found: list[set[str]] = []
     for count in (1, 2, 3):
@@ -47,7 +50,8 @@ def remedies(settings: Settings, capacity: float, device: str, dead: int) -> lis
             values = {key: _value(text) for key, _, text in (word.partition("=") for word in words)}
             changed = settings.with_values(values | {"model.split": None})
             try:
-                validate(changed.with_values({"model.lora.rank": 0}))  # `plan` has adapters of its own Transformer
+                # validate rejects adapters (LoRA) of the project's own Transformer, for which `plan` computes memory
+                validate(changed.with_values({"model.lora.rank": 0}))
                 if fits(changed, capacity, device, dead):
                     found.append(set(words))
             except ValueError:
@@ -68,6 +72,8 @@ def _changes(settings: Settings) -> Iterator[tuple[str, ...]]:
         yield ("model.recompute=true",)
     if numerics.reproducible and numerics.sums == "int64":
         yield ("numerics.sums=int32",)
+    if settings.optimizer.moments == "fp32":
+        yield ("optimizer.moments=bf16",)
     if numerics.precision == "fp32":
         yield ("numerics.precision=bf16",)
     assert isinstance(settings.model.layers, int)

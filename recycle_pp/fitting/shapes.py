@@ -1,9 +1,10 @@
-"""The ways to arrange a number of workers, as D pipelines of P stages, with what the planner says about each.
+"""Compares the ways to arrange a number of workers as D pipelines of P stages.
 
-    table = shapes(settings, 4, capacity=16e9, device="cpu")    # a Shape for 4x1, 2x2 and 1x4
-    best(table)                                                 # the Shape with the shortest step after a death
+    table = shapes(settings, 4, 16e9, "cpu", microbatches=None)   # a Shape for 4x1, 2x2 and 1x4
+    best(table)                                                   # the Shape with the shortest step after a death
 
-Every shape trains the same number of micro-batches in a step, if `parallel.microbatches` is the same for each stage.
+By default, the number of micro-batches per pipeline is proportional to the number of stages, so a step has the same
+number of micro-batches in every shape.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from recycle_pp.config.settings import Settings
 
 from .outlook import outlook
 
-MICROBATCHES = 4  # for each stage: with P stages, bubbles are at most (P - 1) / 4P of a step
+MICROBATCHES = 4  # per stage, in each pipeline; with P stages, bubbles are at most (P - 1) / 4P of a step
 
 
 @dataclass(frozen=True)
 class Shape:
     """D pipelines of P stages.
 
-    period    duration of a step for each of its micro-batches, in forwards of the whole model on one worker; None if it
-              does not fit
-    hit       the same with one dead worker, in the worst place; None if it does not fit or a stage would be lost
+    period    duration of a step divided by its number of micro-batches; the unit is a forward of the whole model on
+              one worker; None if the shape does not fit
+    hit       the same if a worker of the worst stage is dead; None if it does not fit or the stage would be lost
     fullest   bytes on the fullest worker
     fits      whether all workers have room for a micro-batch in flight
     """
@@ -45,9 +46,10 @@ class Shape:
 def shapes(settings: Settings, workers: int, capacity: float, device: str, microbatches: int | None) -> list[Shape]:
     """All shapes of this number of workers that the model's number of layers allows, fewest stages first.
 
-    settings      with one of the project's own models; ValueError for others
+    settings      settings with one of the project's own models; others raise ValueError
     capacity      bytes of memory of a worker
-    microbatches  per pipeline; None: `MICROBATCHES` for each stage
+    device        cpu or cuda
+    microbatches  number per pipeline; None: `MICROBATCHES` times the number of stages
     """
     layers = settings.model.layers
     found = []
@@ -58,7 +60,10 @@ def shapes(settings: Settings, workers: int, capacity: float, device: str, micro
 
 
 def best(table: Sequence[Shape]) -> Shape:
-    """The shape with the shortest step after a death. If no shape survives one: the shortest step, or the least memory.
+    """The shape with the shortest step after a death.
+
+    If no shape survives a death, returns the one with the shortest step; if none fits, the one that needs the least
+    memory.
 
     table: at least one shape
     """

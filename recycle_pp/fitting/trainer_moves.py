@@ -1,8 +1,9 @@
-"""What the trainer would do after the next death: only re-route, or also move layers (`schedule.rebalance`).
+"""Predicts whether the trainer would move layers after the next death, or only re-route (`schedule.rebalance`).
 
     for worker, decision in decisions(problem, settings, layout).items(): decision.moves, decision.move.gain
 
-The first outage of a job is assumed, on links that were not measured.
+The prediction is for the first outage of a job, whose expected length is `schedule.outage`, and for links of the
+default bandwidth.
 """
 
 from __future__ import annotations
@@ -20,7 +21,11 @@ from .move_policy import BANDWIDTH, Move
 
 
 class Decision(NamedTuple):
-    """found: the best layout after the death. moves: whether the trainer would move the layers."""
+    """
+    found  the best layout after the death
+    move   its gain and cost
+    moves  whether the trainer would move the layers
+    """
 
     found: Found
     move: Move
@@ -28,10 +33,11 @@ class Decision(NamedTuple):
 
 
 def decisions(problem: Problem, settings: Settings, layout: Layout) -> dict[Worker, Decision]:
-    """The decision after the death of each worker whose stage has another one. No entry: the best layout is the
-    present one.
+    """The decision after the death of each worker whose stage has another live worker.
 
-    problem  with durations in seconds
+    A worker has no entry if the present layout stays the best one after its death.
+
+    problem  a problem with durations in seconds
     layout   the present layout
     """
     layers, whole = ModelLayers(settings), problem.replace(failed=None)

@@ -2,8 +2,9 @@
 
     watch = Watch(local_rank, 10.0, settings.run.device, run.quarantine, report)     # in the supervisor
     watch.start(); watch.look(); watch.close()
-    python -m recycle_pp.health                        # one look at this machine
+    python -m recycle_pp.health                        # checks this machine once
     python -m recycle_pp.health --clear UUID RUN       # lifts a quarantine
 
-`nvml` and `host` read samples, `ladder` judges them, `watch` is the thread. Nothing here imports torch.
+`nvml` and `host` read samples, `ladder` turns them into findings, and `watch` does both in a thread. Nothing here
+imports torch.
 """

@@ -1,13 +1,14 @@
-"""Decides what the samples of a device mean for its worker: a pure function of what was seen, look by look.
+"""Decides from the samples of a device what happens to its worker. Pure.
 
     history = History.begin(sample)
-    history = history.add(sample)                  # after every look
+    history = history.add(sample)                  # after every check
     findings = judge(history)
 
-An action has four rungs: note, slow, drain, kill (`wire.messages.health.Finding`). One look is never enough for more
-than a note, with three exceptions: a lost GPU, XID 79 and the driver's recovery action. A counter that has risen must
-still be higher in the next look. What was there before the first look is only noted, so that an old count does not
-drain every new job.
+There are four actions: note, slow, drain and kill (`wire.messages.health.Finding`). A note needs one check that shows
+the problem, and any other action needs two. For instance, a worker is drained if two successive checks count more
+memory errors than the first check did. Three problems need only one check: a lost GPU, XID 79, and a recovery action
+that the driver asks for. Memory errors from before the first check are only noted, because otherwise an old count would
+drain the worker in every new job.
 """
 
 from __future__ import annotations
@@ -22,22 +23,23 @@ from recycle_pp.wire.messages.health import Action, Finding
 from . import xids
 from .sample import Sample
 
-LOOKS = 6  # looks that are remembered: a minute
-TWICE = 2  # looks that must agree
-OFTEN = 3  # pairs of looks between which a counter of corrected errors must rise
-MATTERS = 1.1  # a clock that is lower by less costs the worker no work
+LOOKS = 6  # number of remembered checks; a minute, with the default of control.health
+TWICE = 2  # number of checks that must show a problem before an action is taken
+OFTEN = 3  # number of rises of an error counter, within the remembered checks, for a note
+MATTERS = 1.1  # least slowdown of the clock for which a worker gets less work
 MOST = 4.0  # limit on the factor of a throttled worker
-WORKS = 50.0  # per cent; the clock of an idle device says nothing about its speed
-HOT = 90.0  # degrees Celsius: GPUs that run above it for long fail more often
+WORKS = 50.0  # least utilization, in per cent, for a usual clock: idle devices lower their clock
+HOT = 90.0  # degrees Celsius; GPUs that are this hot for long fail more often
 
 
 @dataclass(frozen=True)
 class History:
-    """
+    """The samples of one device.
+
     first      the first sample
     recent     the newest samples, oldest first, at most LOOKS
-    usual      the clock of the device at work and not throttled, in MHz; None: not seen yet
-    throttled  whether the device is throttled: after TWICE such looks, until LOOKS without
+    usual      newest clock in MHz at which the device was busy and not throttled; None: not seen yet
+    throttled  whether the device counts as throttled: true once `recent` has TWICE throttled samples, until it has none
     """
 
     first: Sample
@@ -66,7 +68,7 @@ class History:
 
 
 def judge(history: History) -> list[Finding]:
-    """Everything that is wrong after the newest look."""
+    """The findings after the newest check."""
     rules = (_lost, _recovery, _xid, _ecc, _remap, _throttle, _nvlink, _nic, _temperature, _disk)
     asked = rules[:1] if history.newest.lost else rules  # a lost GPU reports nothing else
     found = ((rule.__name__[1:], rule(history)) for rule in asked)
@@ -79,7 +81,7 @@ class Verdict(NamedTuple):
     factor: float = 1.0
 
 
-# -- the rules, one for each signal: None if nothing is wrong --------------------------------------------------
+# -- the rules, one for each signal; a rule returns None if it finds no fault ----------------------------------
 
 
 def _lost(history: History) -> Verdict | None:
@@ -157,6 +159,9 @@ def _nic(history: History) -> Verdict | None:
         return Verdict("note", f"network port {', '.join(sorted(down))} is down")
     if _rises([sample.link_downs for sample in history.recent]):
         return Verdict("note", "a network port was down in the last minute")
+    if _rises([sample.port_errors for sample in history.recent]) >= OFTEN:
+        newest, oldest = history.newest.port_errors or 0, history.recent[0].port_errors or 0
+        return Verdict("note", f"network ports counted {newest - oldest} damaged packets in the last minute")
     return None
 
 
@@ -171,12 +176,15 @@ def _disk(history: History) -> Verdict | None:
 
 
 def _if_twice(action: Action, looks: list[bool]) -> Action:
-    """The action if the newest looks agree, else a note."""
+    """The action if the newest TWICE checks show the problem; otherwise "note".
+
+    looks: whether each check shows the problem, oldest check first
+    """
     return action if len(looks) >= TWICE and all(looks[-TWICE:]) else "note"
 
 
 def _rises(counts: list[int | None]) -> int:
-    """Number of pairs of looks between which the count rose."""
+    """Number of times that a counter rose from one check to the next. None: unknown in that check."""
     return sum(a is not None and b is not None and b > a for a, b in pairwise(counts))
 
 

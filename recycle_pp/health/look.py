@@ -1,4 +1,4 @@
-"""One look at the host and its GPUs, outside of a job.
+"""Checks the host and its GPUs once, outside of a job.
 
 samples, findings = look(Host(), Gpu.all())     # the host's sample is the first
 figures(samples[0].reading)                     # "55 C, 400 W, 1980 MHz, 0 memory errors"
@@ -17,13 +17,13 @@ from .sample import Sample
 
 
 def look(host: Host, gpus: Sequence[Gpu]) -> tuple[list[Sample], list[Finding]]:
-    """A sample of each device, and the findings after this single look. Hangs if the driver does."""
+    """(one sample of each device, findings after this single check). Hangs if the driver hangs."""
     samples = [host.sample(), *(gpu.sample() for gpu in gpus)]
     return samples, [finding for sample in samples for finding in judge(History.begin(sample))]
 
 
 def figures(reading: Reading) -> str:
-    """ "55 C, 400 W, 1980 MHz, 0 memory errors" """
+    """The known values of a reading as text: "55 C, 400 W, 1980 MHz, 0 memory errors"."""
     parts = [
         f"{value:.0f} {unit}"
         for value, unit in (

@@ -1,11 +1,12 @@
-"""Reads samples of a GPU through NVIDIA's management library. The only importer of pynvml.
+"""Reads samples of a GPU through NVIDIA's management library, NVML. No other module imports pynvml.
 
-    gpu = Gpu.of(local_rank)            # None: no GPU or no driver here. MissingPackage: pynvml is not installed
+    gpu = Gpu.of(local_rank)            # None without a GPU or a driver; raises MissingPackage without pynvml
     gpu.uuid, gpu.sample()
-    gpu.wait(1.0)                       # waits for an XID, at most 1 s: True if one came
+    gpu.setup(), gpu.pair(other)        # how it is connected and configured, for checks before a job
+    gpu.wait(1.0)                       # waits at most 1 s for an XID; True if one has arrived
 
-NVML needs no CUDA context, so a process that never imports torch can use it. A call may hang if the driver does: use a
-thread that nobody waits for. RECYCLE_NVML names a module to be used instead of pynvml, for tests
+NVML needs no CUDA context, so a process that never imports torch can use it. A call may hang if the driver hangs, so
+use a thread that no other thread waits for. For tests, RECYCLE_NVML names a module that replaces pynvml
 (`recycle_pp.testing.scripted_nvml`).
 """
 
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from .sample import Sample
+from .setup import Pair, Setup
 
 STAND_IN = "RECYCLE_NVML"
 T = TypeVar("T")
@@ -28,7 +30,11 @@ _RECOVERY = ("", "GPU_RESET", "NODE_REBOOT", "DRAIN_P2P", "DRAIN_AND_RESET", "RE
 _REASONS = {
     "heat": ("HwThermalSlowdown", "SwThermalSlowdown"),
     "power": ("HwPowerBrakeSlowdown",),
-}  # nvmlClocksEventReason...; the software's power cap is normal at full load
+}  # ends of names nvmlClocksEventReason...; without SwPowerCap, which is normal at full load
+
+# The connection of two GPUs, by the nvmlGpuTopologyLevel_t of their nearest common ancestor.
+_WAYS = {0: "one board", 10: "a PCIe switch", 20: "several PCIe switches", 30: "the host bridge", 40: "one NUMA node",
+         50: "the link between processors"}  # fmt: skip
 
 
 class MissingPackage(Exception):
@@ -49,7 +55,7 @@ class Gpu:
 
     @classmethod
     def of(cls, local_rank: int) -> Gpu | None:
-        """The GPU that the worker of this rank uses (`execution.device.choose`)."""
+        """The GPU that the worker of this rank uses (`execution.device.choose`). None without a GPU or a driver."""
         getters = _getters()
         return _made(getters[local_rank % len(getters)]) if getters else None
 
@@ -58,23 +64,28 @@ class Gpu:
         """The GPUs that processes of this environment may use."""
         return [gpu for get in _getters() if (gpu := _made(get))]
 
+    @classmethod
+    def silent(cls) -> list[str]:
+        """Indices or UUIDs of GPUs that processes of this environment may use, but that do not answer."""
+        return [str(getter[2]) for getter in _getters() if _made(getter) is None]
+
     @property
     def has_events(self) -> bool:
         """Whether the driver reports XIDs here. Otherwise only the kernel's log has them."""
         return self._events is not None
 
     def concerns(self, bus: str) -> bool:
-        """Whether a line of the kernel's log that names this PCI address, "0000:65:00", is about this GPU."""
+        """Whether this GPU has this PCI address, in the form of the kernel's log: "0000:65:00"."""
         return self._bus[-12:].startswith(bus.lower()[-10:])
 
     def wait(self, seconds: float) -> bool:
-        """Waits for an XID. It is in the next sample."""
+        """Waits for an XID, at most this long. Returns whether one has arrived; the next sample contains it."""
         nvml = self._nvml
         try:
             data = nvml.nvmlEventSetWait_v2(self._events, int(1000 * seconds))
         except nvml.NVMLError_Timeout:
             return False
-        except nvml.NVMLError:  # the events are lost; a wait that ends at once would use a core
+        except nvml.NVMLError:  # there will be no more events, and further waits would return at once
             self._events = None
             return False
         self._xids.append(int(data.eventData))
@@ -115,8 +126,48 @@ class Gpu:
         except nvml.NVMLError_GpuIsLost:
             return Sample(self.uuid, lost=True, xids=found)
 
+    def setup(self) -> Setup:
+        """How the GPU is configured and connected; all fields are None if it is lost."""
+        nvml = self._nvml
+        try:
+            cuda = nvml.nvmlSystemGetCudaDriverVersion_v2()
+            ecc, power = self._ask(nvml.nvmlDeviceGetEccMode), self._ask(nvml.nvmlDeviceGetPerformanceState)
+            persistent = self._ask(nvml.nvmlDeviceGetPersistenceMode)
+            users = self._ask(nvml.nvmlDeviceGetComputeRunningProcesses)
+            memory = self._ask(nvml.nvmlDeviceGetMemoryInfo)
+            return Setup(
+                driver=_text(nvml.nvmlSystemGetDriverVersion()),
+                cuda=(cuda // 1000, cuda % 1000 // 10),
+                generation=self._ask(nvml.nvmlDeviceGetCurrPcieLinkGeneration),
+                most_generation=self._ask(nvml.nvmlDeviceGetMaxPcieLinkGeneration),
+                lanes=self._ask(nvml.nvmlDeviceGetCurrPcieLinkWidth),
+                most_lanes=self._ask(nvml.nvmlDeviceGetMaxPcieLinkWidth),
+                awake=None if power is None else power == nvml.NVML_PSTATE_0,
+                persistent=None if persistent is None else bool(persistent),
+                ecc=None if ecc is None else bool(ecc[0]),
+                links=self._links()[0],
+                processes=None if users is None else len(users),
+                used=None if memory is None else int(memory.used),
+            )
+        except nvml.NVMLError:
+            return Setup()
+
+    def pair(self, other: Gpu) -> Pair:
+        """How this GPU is connected to another GPU of the machine."""
+        nvml = self._nvml
+        try:
+            # Not ..._INDEX_READ, which nvidia-ml-py 13 defines as a tuple by mistake.
+            direct = self._ask(nvml.nvmlDeviceGetP2PStatus, other._handle, nvml.NVML_P2P_CAPS_INDEX_WRITE)
+            linked = self._ask(nvml.nvmlDeviceGetP2PStatus, other._handle, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+            level = self._ask(nvml.nvmlDeviceGetTopologyCommonAncestor, other._handle)
+        except nvml.NVMLError:
+            return Pair("unknown", None)
+        known = "unknown" if level is None else _WAYS.get(level, "unknown")
+        way = "NVLink" if linked == nvml.NVML_P2P_STATUS_OK else known
+        return Pair(way, None if direct is None else direct == nvml.NVML_P2P_STATUS_OK)
+
     def _ask(self, call: Callable[..., T], *arguments: Any) -> T | None:
-        """The answer to a question about the GPU; None if it has none. Raises if the GPU is lost."""
+        """The result of an NVML call for this GPU; None if the GPU does not support it. Raises NVMLError_GpuIsLost."""
         nvml = self._nvml
         try:
             return call(self._handle, *arguments)
@@ -128,7 +179,7 @@ class Gpu:
     def _recovery(self) -> str:
         nvml = self._nvml
         values = self._ask(nvml.nvmlDeviceGetFieldValues, [nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
-        if not values or values[0].nvmlReturn != nvml.NVML_SUCCESS:  # a driver before 570
+        if not values or values[0].nvmlReturn != nvml.NVML_SUCCESS:  # drivers before 570 do not know it
             return ""
         number = int(values[0].value.uiVal)
         return _RECOVERY[number] if number < len(_RECOVERY) else f"recovery action {number}"
@@ -140,7 +191,7 @@ class Gpu:
         return frozenset(why for why, mask in masks.items() if bits & mask)
 
     def _links(self) -> tuple[int | None, int | None]:
-        """The number of active NVLinks, and the sum of their replays and recoveries."""
+        """(number of active NVLinks, sum of their replays and recoveries). None: unknown."""
         nvml = self._nvml
         states = [self._ask(nvml.nvmlDeviceGetNvLinkState, link) for link in range(nvml.NVML_NVLINK_MAX_LINKS)]
         active = [link for link, state in enumerate(states) if state]
@@ -153,7 +204,7 @@ class Gpu:
 
     def _registered(self) -> Any:
         nvml = self._nvml
-        with suppress(nvml.NVMLError):  # inside some virtual machines
+        with suppress(nvml.NVMLError):  # fails in some virtual machines
             events = nvml.nvmlEventSetCreate()
             nvml.nvmlDeviceRegisterEvents(self._handle, nvml.nvmlEventTypeXidCriticalError, events)
             return events
@@ -161,7 +212,7 @@ class Gpu:
 
 
 def scripted() -> bool:
-    """Whether a stand-in plays the library."""
+    """Whether a stand-in replaces pynvml."""
     return STAND_IN in os.environ
 
 
@@ -184,11 +235,11 @@ def _library() -> Any:
 
 
 _Getter = tuple[Any, Callable[..., Any], int | str]
-"""The library, and its function that returns a GPU's handle, with the argument"""
+"""(library, its function that returns the handle of a GPU, argument of that function)"""
 
 
 def _getters() -> list[_Getter]:
-    """One for each GPU that CUDA_VISIBLE_DEVICES leaves, in CUDA's order; none without a driver that works."""
+    """One getter for each GPU that CUDA_VISIBLE_DEVICES allows, in CUDA's order. Empty without a working driver."""
     nvml = _library()
     if nvml is None:
         return []

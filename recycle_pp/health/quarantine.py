@@ -1,8 +1,10 @@
-"""The GPUs on which no worker may start: quarantine.json in the run folder, by UUID. It survives restarts of the job.
+"""Reads and writes quarantine.json in the run folder: the GPUs on which no worker may start, by UUID.
 
-read(run.quarantine)                            # {"GPU-...": Entry(...)}; UnreadableFile
-add(run.quarantine, "GPU-...", entry)           # the coordinator; blocks on the disk
-lift(run.quarantine, "GPU-...")                 # a person: python -m recycle_pp.health --clear UUID RUN
+read(run.quarantine)                            # {"GPU-...": Entry(...)}
+add(run.quarantine, "GPU-...", entry)           # only on the coordinator; blocks on the disk
+lift(run.quarantine, "GPU-...")                 # for python -m recycle_pp.health --clear UUID RUN
+
+The file survives restarts of the job.
 """
 
 from __future__ import annotations
@@ -18,7 +20,14 @@ from recycle_pp.wire.records import Count, Seconds
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """worker, host: where the GPU was used. detail: why it must not be used again. time: seconds since 1970."""
+    """A GPU in quarantine.
+
+    worker  the worker that used the GPU
+    host    the host of the GPU
+    detail  why the GPU must not be used again
+    time    time of the entry, in seconds since 1970
+    step    step that was in progress
+    """
 
     worker: str
     host: str
@@ -28,7 +37,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 def read(path: Path) -> dict[str, Entry]:
-    """Raises UnreadableFile if the file is damaged."""
+    """UUID -> entry; empty if there is no file. Raises UnreadableFile if the file is damaged."""
     try:
         return decode(path, read_file(path), dict[str, Entry])
     except FileNotFoundError:
@@ -36,12 +45,13 @@ def read(path: Path) -> dict[str, Entry]:
 
 
 def add(path: Path, uuid: str, entry: Entry) -> None:
-    """Only the coordinator adds, so that no two writers meet. Raises OSError and UnreadableFile."""
+    """Adds a GPU, unless it is in quarantine already. Only the coordinator calls this, so that no two processes add at
+    the same time. Raises OSError or UnreadableFile."""
     _write(path, {uuid: entry} | read(path))
 
 
 def lift(path: Path, uuid: str) -> None:
-    """ValueError if this GPU is not in quarantine, or the file cannot be read or written."""
+    """Removes a GPU. Raises ValueError if it is not in quarantine, or if the file cannot be read or written."""
     entries = read(path)
     if uuid not in entries:
         known = f"; those in it: {', '.join(entries)}" if entries else ""

@@ -1,4 +1,4 @@
-"""What one look finds out about a device: a GPU, or the host itself."""
+"""The values that one check reads from a device: a GPU, or the host."""
 
 from __future__ import annotations
 
@@ -9,27 +9,28 @@ from recycle_pp.wire.messages.health import Reading
 
 @dataclass(frozen=True)
 class Sample:
-    """None: the device or the driver does not report it.
+    """The values from one check of a device. None: the device or its driver does not report the value.
 
     device         the GPU's UUID, or "host"
     lost           whether the GPU no longer answers on its bus
-    recovery       what NVIDIA's driver wants done with the GPU, for instance "GPU_RESET"; "" if nothing
-    xids           XIDs since the last look
-    uncorrected    memory errors that were not corrected, since the driver was loaded or the host booted
-    corrected      those that were
-    remap_pending  whether rows of the GPU's memory wait for a reset to be replaced
-    remap_failed   whether a row could not be replaced
-    throttle       why the clock is lower than it could be: "heat", "power"
+    recovery       recovery action that NVIDIA's driver asks for, for instance "GPU_RESET"; "" if none
+    xids           XIDs since the previous check
+    uncorrected    number of uncorrected memory errors since the driver was loaded or the host booted
+    corrected      number of corrected memory errors since then
+    remap_pending  whether rows of the GPU's memory will be replaced at its next reset
+    remap_failed   whether a row of the GPU's memory could not be replaced
+    throttle       reasons for a reduced clock: "heat", "power"
     temperature    degrees Celsius
     power          watts
     clock          MHz
-    top_clock      MHz: the highest clock of the device
-    busy           per cent of the time in which the device works
-    links          active NVLinks
-    link_errors    replays and recoveries of all NVLinks, ever
-    ports          network ports that are up
-    link_downs     how often a network port went down, ever
-    disk           errors of disks that the kernel has logged since the last look
+    top_clock      highest clock of the device, in MHz
+    busy           utilization in per cent
+    links          number of active NVLinks
+    link_errors    total number of replays and recoveries of all NVLinks
+    ports          names of the network ports that are up
+    link_downs     total number of times that a network port went down
+    port_errors    total number of damaged packets and repaired links of all network ports
+    disk           disk errors that the kernel has logged since the previous check
     """
 
     device: str
@@ -50,6 +51,7 @@ class Sample:
     link_errors: int | None = None
     ports: frozenset[str] = frozenset()
     link_downs: int | None = None
+    port_errors: int | None = None
     disk: tuple[str, ...] = ()
 
     @property

@@ -1,13 +1,14 @@
-"""The thread that looks at the hardware of one rank, every few seconds and at each death of its worker.
+"""Checks the hardware of one rank in a thread, every few seconds and after each death of its worker.
 
     watch = Watch(local_rank, seconds=10.0, device="auto", quarantine=run.quarantine, report=report)
-    watch.start()           # report(Health(...)) is called in the thread, after every look
-    watch.look()            # looks soon, for instance because the worker has died
-    watch.silent            # seconds since the last look has ended
-    watch.close()           # does not wait
-    watch.open(); watch.once(Host())       # instead of `start`: looks once, in the calling thread
+    watch.start()           # starts the thread, which calls report(Health(...)) after every check
+    watch.look()            # requests a check now, for instance because the worker has died
+    watch.silent            # seconds since the end of the last check
+    watch.close()           # ends the thread, and does not wait for its end
+    watch.open(); watch.once(Host())       # instead of `start`: checks once, in the calling thread
 
-A call of the driver or a read of the run folder may hang. Then only this thread hangs, and nobody waits for it.
+Calls of the driver and reads of the run folder may hang. In that case only this thread hangs, because no other
+thread waits for it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from .ladder import History, judge
 from .nvml import Gpu, MissingPackage, scripted
 from .sample import Sample
 
-XID_SECONDS = 1.0  # limit on one wait for an XID, during which no death is noticed
+XID_SECONDS = 1.0  # limit on one wait for an XID, which delays a check requested by `look`
 
 
 class Watch:
@@ -36,9 +37,11 @@ class Watch:
         self, local_rank: int, seconds: float, device: str, quarantine: Path, report: Callable[[Health], None]
     ) -> None:
         """
-        local_rank  selects the GPU. Only rank 0 of a node reports notes about the host
-        seconds     between two looks
+        local_rank  selects the GPU; only local rank 0 of a node reports notes about the host
+        seconds     time between two checks
         device      run.device: auto, cpu or cuda
+        quarantine  path of quarantine.json
+        report      called with the result of each check
         """
         self._local_rank = local_rank
         self._seconds = seconds
@@ -46,7 +49,7 @@ class Watch:
         self._quarantine = quarantine
         self._report = report
         self.gpu: Gpu | None = None
-        self._standing: list[Finding] = []  # findings that no look can change
+        self._standing: list[Finding] = []  # findings that do not depend on samples, and are in every report
         self._histories: dict[str, History] = {}
         self._wake = threading.Event()
         self._closed = False
@@ -86,6 +89,9 @@ class Watch:
             detail = "nvidia-ml-py is not installed, so the GPUs are not watched: pip install 'recycle-pp[gpu]'"
             self._standing.append(Finding(HOST, "nvml", "note", detail))
         if self.gpu is None:
+            with suppress(MissingPackage):
+                silent = [Finding(HOST, "lost", "note", f"GPU {name} does not answer") for name in Gpu.silent()]
+                self._standing += silent
             return
         with suppress(UnreadableFile):
             entry = quarantine.read(self._quarantine).get(self.gpu.uuid)
@@ -94,7 +100,7 @@ class Watch:
                 self._standing.append(Finding(self.gpu.uuid, "quarantine", "kill", detail))
 
     def once(self, host: Host) -> Health:
-        """Looks at the GPU and at the host. host: keeps what it has read before."""
+        """Checks the host and the GPU once. host: the same object in all calls, because it remembers earlier values."""
         samples = [host.sample()]
         if self.gpu is not None:
             sample = self.gpu.sample()
@@ -107,12 +113,12 @@ class Watch:
         history = self._histories.get(sample.device)
         history = self._histories[sample.device] = history.add(sample) if history else History.begin(sample)
         found = judge(history)
-        if sample.device == HOST and self._local_rank != 0:  # one voice a node is enough
+        if sample.device == HOST and self._local_rank != 0:  # one report per node is enough
             return [finding for finding in found if finding.action != "note"]
         return found
 
     def _wait(self, until: float) -> None:
-        """Returns at `until`, after an XID, or when a look is wanted."""
+        """Waits until the time `until`, an XID, or a call of `look` or `close`."""
         while not self._wake.is_set() and (left := until - time.monotonic()) > 0:
             if self.gpu is None or not self.gpu.has_events:
                 self._wake.wait(left)

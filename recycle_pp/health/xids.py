@@ -1,7 +1,7 @@
 """NVIDIA's catalogue of XIDs, the driver's error codes.
 
     xid = of(79)        # Xid(79, "RESTART_BM", "GPU has fallen off the bus")
-    xid.drains          # whether the GPU can only be used again after a reset, a reboot or a repair
+    xid.drains          # whether the GPU needs a reset, a reboot or a repair before further use
 
 `xid_catalog.csv` has the rows and their source.
 """
@@ -17,7 +17,11 @@ _DRAINS = ("RESET_GPU", "RESTART_BM", "RESTART_VM", "CHECK_MECHANICALS", "WORKFL
 
 
 class Xid(NamedTuple):
-    """bucket: NVIDIA's immediate action; "" if the catalogue has none. meaning: "" if it does not have the code."""
+    """A row of the catalogue.
+
+    bucket   immediate action that NVIDIA recommends; "" if the catalogue has none
+    meaning  NVIDIA's description; "" if the catalogue does not have the code
+    """
 
     code: int
     bucket: str = ""
@@ -28,12 +32,13 @@ class Xid(NamedTuple):
         return self.bucket.startswith(_DRAINS)
 
     def text(self) -> str:
-        """ "XID 79 (GPU has fallen off the bus; NVIDIA: RESTART_BM)" """
+        """The XID in words: "XID 79 (GPU has fallen off the bus; NVIDIA: RESTART_BM)"."""
         about = "; ".join([self.meaning] * bool(self.meaning) + [f"NVIDIA: {self.bucket}"] * bool(self.bucket))
         return f"XID {self.code}" + (f" ({about})" if about else ", which is not in NVIDIA's catalogue")
 
 
 def of(code: int) -> Xid:
+    """The row of the catalogue for this code."""
     return _catalog().get(code, Xid(code))
 
 

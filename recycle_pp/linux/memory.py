@@ -20,12 +20,12 @@ class _Group(NamedTuple):
     version: int
 
     def limit(self) -> float:
-        """The memory limit in bytes; infinite if there is none. OSError if the group lacks the file."""
+        """The memory limit in bytes; infinite if there is none. Raises OSError if the group lacks the file."""
         text = (self.folder / ("memory.limit_in_bytes" if self.version == 1 else "memory.max")).read_text().strip()
         return float("inf") if text == "max" else float(text)
 
     def used(self) -> float:
-        """The memory used, in bytes. OSError if the group lacks the file."""
+        """The memory used, in bytes. Raises OSError if the group lacks the file."""
         return float((self.folder / ("memory.usage_in_bytes" if self.version == 1 else "memory.current")).read_text())
 
 

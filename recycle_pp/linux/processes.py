@@ -1,4 +1,4 @@
-"""Processes of this machine, from /proc (proc(5)).
+"""Processes on this machine, from /proc (proc(5)).
 
 process_stat(pid).started                # identifies a process uniquely, together with the pid and `boot_id()`
 process_stat(pid, thread=pid).cpu_ticks  # processor time of the main thread alone
@@ -40,7 +40,8 @@ class ProcessSize(NamedTuple):
 
 
 def process_stat(pid: int, thread: int | None = None) -> ProcessStat | None:
-    """The state of a process, or of one of its threads; None if there is no such process. OSError if unreadable."""
+    """The state of a process, or of one of its threads; None if there is no such process. Raises OSError if
+    unreadable."""
     path = f"/proc/{pid}/stat" if thread is None else f"/proc/{pid}/task/{thread}/stat"
     try:
         text = Path(path).read_text()
@@ -51,8 +52,8 @@ def process_stat(pid: int, thread: int | None = None) -> ProcessStat | None:
 
 
 def run_delay(pid: int, thread: int) -> float:
-    """Total seconds in which a thread was ready to run but had no core. OSError if there is no such thread, or if the
-    kernel does not report it."""
+    """Total seconds in which a thread was ready to run but had no core. Raises OSError if there is no such thread, or
+    if the kernel does not report it."""
     return int(Path(f"/proc/{pid}/task/{thread}/schedstat").read_text().split()[1]) / 1e9
 
 
@@ -67,7 +68,7 @@ def thread_states(pid: int) -> dict[int, str]:
 
 
 def process_status(pid: int | Self = "self") -> dict[str, str]:
-    """The lines of /proc/PID/status: name -> text. OSError if there is no such process."""
+    """The lines of /proc/PID/status: name -> text. Raises OSError if there is no such process."""
     lines = (line.partition(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return {name: value.strip() for name, _, value in lines}
 
@@ -75,19 +76,19 @@ def process_status(pid: int | Self = "self") -> dict[str, str]:
 def memory_of(name: str, pid: int | Self = "self") -> int:
     """Bytes in the line `name` of /proc/PID/status: VmRSS, VmHWM, RssAnon, ...
 
-    OSError or KeyError if the process has ended."""
+    Raises OSError or KeyError if the process has ended."""
     return int(process_status(pid)[name].split()[0]) * 1024
 
 
 def process_size(pid: int) -> ProcessSize:
-    """The resources that a process uses. OSError or KeyError if the process has ended."""
+    """The resources that a process uses. Raises OSError or KeyError if the process has ended."""
     threads = int(process_status(pid)["Threads"])
     descriptors = len(os.listdir(f"/proc/{pid}/fd"))
     return ProcessSize(memory_of("VmRSS", pid) / 2**20, threads, descriptors)
 
 
 def parent_of(pid: int) -> int:
-    """The id of a process's parent. OSError if there is no such process."""
+    """The id of a process's parent. Raises OSError if there is no such process."""
     return int(process_status(pid)["PPid"])
 
 
@@ -106,5 +107,5 @@ def boot_id() -> str:
 
 
 def pid_namespace(pid: int | Self = "self") -> str:
-    """The process-id namespace of a process. Each container has its own. OSError if unreadable."""
+    """The process-id namespace of a process. Each container has its own. Raises OSError if unreadable."""
     return os.readlink(f"/proc/{pid}/ns/pid")

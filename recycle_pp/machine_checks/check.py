@@ -1,6 +1,6 @@
-"""One check, and what all of them mean together.
+"""The result of a check, and the verdict of all checks together.
 
-text(checks)        # the screen: the worst first, each with its advice
+text(checks)        # for the screen: the worst check first, each with its advice
 as_json(checks)     # {"verdict": "warning", "checks": [{"name": "shared memory", ...}, ...]}
 code(checks)        # exit code: 0 well, 1 a warning, 2 do not train here
 """
@@ -17,10 +17,13 @@ VERDICTS: tuple[Verdict, ...] = ("well", "warning", "broken")  # their indices a
 
 
 class Check(NamedTuple):
-    """
-    value   what was found: "64 MB free"
-    limit   what is needed: "256 MB"
-    advice  what to do, mostly a command; "" if all is well
+    """The result of a check.
+
+    name     what was checked: "shared memory"
+    value    what was found: "64 MB free"
+    limit    what is needed: "256 MB"
+    verdict  well, warning, or broken: do not train on this machine
+    advice   what to do, mostly a command; "" if all is well
     """
 
     name: str
@@ -40,10 +43,26 @@ def as_json(checks: Sequence[Check]) -> dict[str, Any]:
 
 def text(checks: Sequence[Check]) -> str:
     wrong = sum(check.verdict != "well" for check in checks)
-    lines = [f"{VERDICTS[code(checks)]}: {wrong or 'none'} of {plural(len(checks), 'check')} found a problem"]
+    head = f"{VERDICTS[code(checks)]}: {wrong or 'none'} of {plural(len(checks), 'check')} found a problem"
+    return "\n".join([head, *lines(checks)])
+
+
+def lines(checks: Sequence[Check]) -> list[str]:
+    """Lines for the screen, the worst check first, each with its advice."""
+    if not checks:
+        return []
+    found = []
     names, values = (max(len(check[column]) for check in checks) for column in (0, 1))
     for check in sorted(checks, key=lambda check: -VERDICTS.index(check.verdict)):
-        lines.append(f"  {check.verdict:7}  {check.name:{names}}  {check.value:{values}}  {check.limit}".rstrip())
+        found.append(f"  {check.verdict:7}  {check.name:{names}}  {check.value:{values}}  {check.limit}".rstrip())
         if check.advice:
-            lines.append(f"           {check.advice}")
-    return "\n".join(lines)
+            found.append(f"           {check.advice}")
+    return found
+
+
+def size(count: float) -> str:
+    """A number of bytes in words: "64 MB", "1.1 GB"."""
+    for unit, name in ((1e12, "TB"), (1e9, "GB")):
+        if count >= unit:
+            return f"{count / unit:.1f} {name}"
+    return f"{count / 1e6:.0f} MB"

@@ -1,4 +1,5 @@
-"""Reads what the rules judge. Each function takes a second or less, unless a disk, a name server or a driver hangs.
+"""Reads the facts that rules.py judges. Each function takes a second or less, unless a disk, a name server or a driver
+hangs.
 
 within(10.0, lambda: write_rate(folder))     # None if it takes longer
 """
@@ -13,34 +14,35 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
-from itertools import islice
+from importlib.util import find_spec
+from itertools import combinations, islice
 from pathlib import Path
 from typing import IO, NamedTuple, TypeVar
-
-import recycle_schedules
 
 from recycle_pp.comm.addresses import interface_of
 from recycle_pp.health.host import Host
 from recycle_pp.health.look import look
 from recycle_pp.health.nvml import Gpu, MissingPackage, has_driver
 from recycle_pp.health.sample import Sample
+from recycle_pp.health.setup import Pair, Setup
 from recycle_pp.wire.messages.health import Finding
 
-DISK_SECONDS = 0.5  # a disk is measured for this time, or until DISK_BYTES
+DISK_SECONDS = 0.5  # a disk is measured for this time, or until DISK_BYTES were moved
 DISK_BYTES = 64 << 20
 BLOCK = 4 << 20  # bytes
-MOST_FILES = 1000  # of a data folder, to find a large one
+MOST_FILES = 1000  # number of files of a data folder from which the largest is chosen
 CONNECT_SECONDS = 3.0
 T = TypeVar("T")
 
 
 def within(seconds: float, read: Callable[[], T]) -> T | None:
-    """The result of `read`, which runs in a thread; None if it takes longer. Then the thread is left behind.
+    """The result of `read`, which runs in a thread; None if it takes longer than `seconds`. The thread then continues,
+    and its result is dropped.
 
-    Errors that `read` can expect are part of its result."""
+    read: must return errors as a part of its result, because an exception looks like a missing result"""
     found: list[T] = []
     thread = threading.Thread(target=lambda: found.append(read()), daemon=True)
     thread.start()
@@ -49,10 +51,10 @@ def within(seconds: float, read: Callable[[], T]) -> T | None:
 
 
 class Installed(NamedTuple):
-    """
-    requires  the ranges of recycle_pp's own package: {"python": ">=3.11", "torch": "<2.14,>=2.11"}; {} if it is not
-              installed
-    versions  those of the packages that were found
+    """The packages that recycle_pp requires.
+
+    requires  ranges of versions: {"python": ">=3.11", "torch": "<2.14,>=2.11"}; {} if recycle_pp is not installed
+    versions  installed versions of the packages that were found
     """
 
     requires: dict[str, str]
@@ -74,21 +76,24 @@ def installed() -> Installed:
 
 
 class Disk(NamedTuple):
-    """
+    """A measurement of a disk.
+
     rate   bytes per second; None if the file is too small to measure
     free   bytes
     error  why nothing was measured: "Permission denied"
+    best   rate of the fastest block, which other programs on this machine have disturbed least
     """
 
     rate: float | None = None
     free: int = 0
     error: str = ""
+    best: float | None = None
 
 
 def write_rate(folder: Path) -> Disk:
-    """The rate of writes that reach the disk. The folder may be missing: its nearest parent that exists is measured.
-    Leaves no file."""
-    block = os.urandom(BLOCK)  # a file system that compresses would answer too fast
+    """The rate of writes that reach the disk. If the folder is missing, its nearest existing parent is measured. Leaves
+    no file."""
+    block = os.urandom(BLOCK)  # random, because a file system may compress other data and seem too fast
 
     def write(file: IO[bytes]) -> int:
         size = file.write(block)
@@ -99,15 +104,15 @@ def write_rate(folder: Path) -> Disk:
     try:
         place = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
         with tempfile.TemporaryFile(dir=place) as file:
-            rate = _rate(lambda: write(file))
-        return Disk(rate, shutil.disk_usage(place).free)
+            rate, best = _rates(lambda: write(file))
+        return Disk(rate, shutil.disk_usage(place).free, best=best)
     except OSError as error:
         return Disk(error=error.strerror or str(error))
 
 
 def read_rate(path: Path) -> Disk:
-    """The rate of reads from a file, or from a large file of a folder. Removes what is read from the kernel's cache
-    first."""
+    """The rate of reads from a file, or from the largest of a folder's first MOST_FILES files. First evicts the file's
+    data from the kernel's cache."""
     try:
         large = max(islice(_files(path), MOST_FILES), default=None)
         if large is None:
@@ -115,7 +120,8 @@ def read_rate(path: Path) -> Disk:
         file = os.open(large[1], os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.posix_fadvise(file, 0, DISK_BYTES, os.POSIX_FADV_DONTNEED)
-            return Disk(_rate(lambda: len(os.read(file, BLOCK))))
+            rate, best = _rates(lambda: len(os.read(file, BLOCK)))
+            return Disk(rate, best=best)
         finally:
             os.close(file)
     except OSError as error:
@@ -132,19 +138,25 @@ def _files(path: Path) -> Iterator[tuple[int, str]]:
                 yield os.stat(os.path.join(folder, name)).st_size, os.path.join(folder, name)
 
 
-def _rate(move: Callable[[], int]) -> float | None:
-    """Bytes per second. move: reads or writes a block, returns its bytes."""
-    total, began = 0, time.monotonic()
-    while total < DISK_BYTES and time.monotonic() - began < DISK_SECONDS:
-        size = move()
+def _rates(move: Callable[[], int]) -> tuple[float | None, float | None]:
+    """(mean rate, rate of the fastest block), in bytes per second; None if less than a block was moved.
+
+    move: reads or writes a block, and returns its number of bytes
+    """
+    total, best = 0, None
+    began = now = time.monotonic()
+    while total < DISK_BYTES and now - began < DISK_SECONDS:
+        before, size = now, move()
+        now = time.monotonic()
         total += size
         if size < BLOCK:
             break
-    return total / (time.monotonic() - began) if total >= BLOCK else None
+        best = max(best or 0.0, size / (now - before))
+    return (total / (now - began) if total >= BLOCK else None), best
 
 
 class Name(NamedTuple):
-    """A host name, and the seconds in which it was resolved to an address; "" if it was not."""
+    """A host name, its address ("" if it was not resolved), and the seconds that the resolution took."""
 
     name: str
     address: str
@@ -159,7 +171,7 @@ def host_name() -> Name:
 
 
 def busy_ports(ports: Sequence[int]) -> list[int]:
-    """Those at which another program of this machine listens."""
+    """The ports among `ports` on which another program on this machine listens."""
     busy = []
     for port in ports:
         with socket.socket() as sock:
@@ -172,10 +184,10 @@ def busy_ports(ports: Sequence[int]) -> list[int]:
 
 
 class Route(NamedTuple):
-    """The way to the coordinator's host.
+    """The route to the coordinator's host.
 
-    address    of this machine, on that way: workers listen there, unless control.interface is set
-    interface  that has this address; "" if none has
+    address    this machine's address on the route. Workers listen there, unless control.interface is set
+    interface  the interface with this address; "" if there is none
     listens    whether the coordinator's port is open already
     error      why the host does not answer; "" if it does
     """
@@ -191,7 +203,7 @@ def route_to(host: str, port: int) -> Route:
         try:
             with socket.create_connection((host, port), CONNECT_SECONDS) as sock:
                 address, listens = sock.getsockname()[0], True
-        except ConnectionRefusedError:  # the host answers; before a job nothing listens there
+        except ConnectionRefusedError:  # the host answers; before a job, nothing listens on the port
             with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
                 sock.connect((host, port))  # sends nothing
                 address, listens = sock.getsockname()[0], False
@@ -202,24 +214,31 @@ def route_to(host: str, port: int) -> Route:
 
 def compiled_loops() -> int:
     """The number of the planner's loops in numba's cache."""
-    package = Path(recycle_schedules.__file__).parent / "compiled"
+    spec = find_spec("recycle_schedules")  # does not import the package, which would import numpy
+    assert spec is not None and spec.origin is not None
+    package = Path(spec.origin).parent / "compiled"
     folder = os.environ.get("NUMBA_CACHE_DIR")
     found = Path(folder).glob(f"{package.name}_*/*.nbi") if folder else (package / "__pycache__").glob("*.nbi")
     return len(list(found))
 
 
 class Hardware(NamedTuple):
-    """
-    host      one look at the host
-    gpus      name of each GPU, and one look at it
-    findings  what is wrong, of all devices
-    trouble   why GPUs of this machine are not read; "" if there are none, or if they are
+    """The state of the host and its GPUs, read once.
+
+    host      the reading of the host
+    gpus      (name, reading) of each GPU
+    findings  faults of all devices
+    trouble   why the GPUs of this machine cannot be read; "" if there are none, or if they were read
+    setups    the setup of each GPU
+    pairs     (0, 1) -> how these GPUs are connected
     """
 
     host: Sample
     gpus: list[tuple[str, Sample]]
     findings: list[Finding]
     trouble: str = ""
+    setups: Sequence[Setup] = ()
+    pairs: Mapping[tuple[int, int], Pair] = {}
 
 
 def hardware() -> Hardware:
@@ -228,7 +247,11 @@ def hardware() -> Hardware:
         gpus = Gpu.all()
         if not gpus and has_driver() and "CUDA_VISIBLE_DEVICES" not in os.environ:
             trouble = "the driver reports none"
+        if silent := Gpu.silent():
+            trouble = f"GPU {', '.join(silent)} does not answer"
     except MissingPackage:
         trouble = "nvidia-ml-py is not installed"
     samples, findings = look(Host(), gpus)
-    return Hardware(samples[0], list(zip([gpu.name for gpu in gpus], samples[1:], strict=True)), findings, trouble)
+    names = list(zip([gpu.name for gpu in gpus], samples[1:], strict=True))
+    pairs = {(a, b): gpus[a].pair(gpus[b]) for a, b in combinations(range(len(gpus)), 2)}
+    return Hardware(samples[0], names, findings, trouble, [gpu.setup() for gpu in gpus], pairs)

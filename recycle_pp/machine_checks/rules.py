@@ -1,6 +1,6 @@
-"""What the facts mean: pure functions, each from what was read to a Check.
+"""Judges the facts of a machine: pure functions, each of which makes a Check from a fact.
 
-A fact that is None was not read in time: the disk, the name server or the driver behind it hangs.
+A fact is None if it was not read in time, because the disk, the name server or the driver behind it hangs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from recycle_pp.comm.nccl.limits import LOCKED_MEMORY, OPEN_FILES, SHARED_MEMORY
 from recycle_pp.telemetry.words import plural
 from recycle_pp.wire.messages.health import Finding
 
-from .check import Check, Verdict
+from .check import Check, Verdict, size
 from .facts import Disk, Name, Route
 
 SOFT_FILES = 1024  # Linux's default; a supervisor alone accepts some 400 connections
@@ -24,7 +24,7 @@ SLOW_NAME = 1.0  # seconds
 
 
 def version(name: str, needed: str, found: str | None) -> Check:
-    """needed: ">=2.11,<2.14". found: None if the package is not installed."""
+    """The check of a package's version. needed: ">=2.11,<2.14". found: None if the package is not installed."""
     if found is not None and SpecifierSet(needed).contains(found, prereleases=True):
         return Check(name, found, needed)
     advice = f"use Python {needed}" if name == "python" else f"pip install '{name}{needed}'"
@@ -32,7 +32,7 @@ def version(name: str, needed: str, found: str | None) -> Check:
 
 
 def torch_build(version: str, gpus: bool) -> Check:
-    """version: of torch, "2.13.0+cpu"."""
+    """The check of torch's build. version: torch's version, such as "2.13.0+cpu"."""
     build = version.partition("+")[2] or "default"
     if gpus and build == "cpu":
         advice = "workers would train on the CPU: install torch for CUDA, https://pytorch.org/get-started/locally"
@@ -41,8 +41,8 @@ def torch_build(version: str, gpus: bool) -> Check:
 
 
 def shared_memory(free: int, gpus: bool) -> Check:
-    """free: bytes of /dev/shm. Only NCCL needs it."""
-    value, limit = f"{_size(free)} free", _size(SHARED_MEMORY)
+    """The check of shared memory, which only NCCL needs. free: bytes of /dev/shm."""
+    value, limit = f"{size(free)} free", size(SHARED_MEMORY)
     if free >= SHARED_MEMORY or not gpus:
         return Check("shared memory", value, limit if gpus else "none without GPUs")
     return Check("shared memory", value, limit, "warning", "NCCL needs it: docker run --shm-size=1g")
@@ -57,11 +57,11 @@ def open_files(soft: int, hard: int) -> Check:
 
 
 def locked_memory(most: float) -> Check:
-    """most: bytes that a process may lock; infinite if no network card needs them."""
+    """The check of locked memory. most: bytes that a process may lock; infinite if no network card needs them."""
     if most >= LOCKED_MEMORY:
-        return Check("locked memory", "enough", _size(LOCKED_MEMORY))
+        return Check("locked memory", "enough", size(LOCKED_MEMORY))
     advice = "InfiniBand needs it: ulimit -l unlimited, or docker run --ulimit memlock=-1"
-    return Check("locked memory", _size(most), _size(LOCKED_MEMORY), "warning", advice)
+    return Check("locked memory", size(most), size(LOCKED_MEMORY), "warning", advice)
 
 
 def ports(wanted: Sequence[int], busy: Sequence[int]) -> Check:
@@ -83,7 +83,7 @@ def host_name(found: Name | None) -> Check:
 
 
 def coordinator(host: str, port: int, route: Route | None) -> Check:
-    """The route to HOST:PORT, the address of a coordinator that may not have started yet."""
+    """The check of the route to HOST:PORT, the address of a coordinator that may not have started yet."""
     name, limit = "coordinator", f"{host}:{port} answers"
     if route is None or route.error:
         value = route.error if route else "no answer"
@@ -96,11 +96,11 @@ def coordinator(host: str, port: int, route: Route | None) -> Check:
 
 
 def run_disk(path: str, disk: Disk | None) -> Check:
-    limit = f"{_size(WRITE_RATE)}/s, {_size(FREE)} free"
+    limit = f"{size(WRITE_RATE)}/s, {size(FREE)} free"
     if disk is None or disk.error:
         return _unusable("run folder", path, disk, limit)
-    assert disk.rate is not None  # as much is written as the time allows
-    value = f"writes {_size(disk.rate)}/s, {_size(disk.free)} free"
+    assert disk.rate is not None  # known, because at least one block is written
+    value = f"writes {size(disk.rate)}/s, {size(disk.free)} free"
     if disk.rate < WRITE_RATE:
         return Check("run folder", value, limit, "warning", "checkpoints will be slow: run.dir on another disk")
     if disk.free < FREE:
@@ -109,12 +109,12 @@ def run_disk(path: str, disk: Disk | None) -> Check:
 
 
 def data_disk(path: str, disk: Disk | None) -> Check:
-    limit = f"{_size(READ_RATE)}/s"
+    limit = f"{size(READ_RATE)}/s"
     if disk is None or disk.error:
         return _unusable("data", path, disk, limit)
     if disk.rate is None:
         return Check("data", "too small to measure", limit)
-    value = f"reads {_size(disk.rate)}/s"
+    value = f"reads {size(disk.rate)}/s"
     if disk.rate < READ_RATE:
         return Check("data", value, limit, "warning", f"copy {path} to a local disk")
     return Check("data", value, limit)
@@ -144,25 +144,22 @@ def numba_cache(loops: int) -> Check:
 
 
 def driver(trouble: str) -> Check:
-    """trouble: why the GPUs of this machine are not read."""
+    """The check of the GPU driver. trouble: why the GPUs of this machine cannot be read."""
     if "nvidia-ml-py" in trouble:
         return Check("GPUs", trouble, "readable", "warning", "GPUs are not watched: pip install nvidia-ml-py")
     return Check("GPUs", trouble, "readable", "broken", "the driver does not work: nvidia-smi")
 
 
 def device(name: str, device: str, figures: str, findings: Sequence[Finding]) -> Check:
-    """name: "GPU 0". device: its UUID, or "host". findings: of all devices."""
+    """The check of a device.
+
+    name      "host" or "GPU 0"
+    device    the GPU's UUID, or "host"
+    figures   the value of the check if there is no finding
+    findings  findings about all devices"""
     own = [finding for finding in findings if finding.device == device]
     if not own:
         return Check(name, figures, "no finding")
     verdict: Verdict = "broken" if {"drain", "kill"} & {finding.action for finding in own} else "warning"
     value = ", ".join(finding.signal for finding in own)
     return Check(name, value, "no finding", verdict, "; ".join(finding.detail for finding in own))
-
-
-def _size(count: float) -> str:
-    """ "64 MB", "1.1 GB" """
-    for unit, name in ((1e12, "TB"), (1e9, "GB")):
-        if count >= unit:
-            return f"{count / unit:.1f} {name}"
-    return f"{count / 1e6:.0f} MB"

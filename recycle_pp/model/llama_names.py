@@ -6,7 +6,7 @@
     config = llama_config(settings.model)                    # the content of config.json
 
 Both models rotate half vectors (rotate-half RoPE) and order rows as q | k | v and gate | up. So a tensor of this
-project is a concatenation of rows of Hugging Face's, without a permutation.
+project consists of Hugging Face's tensors, concatenated along the rows without a permutation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from recycle_pp.config.settings import Model
 
 
 def to_llama(model: Model) -> dict[str, list[tuple[str, slice]]]:
-    """Own name -> [(Hugging Face's name, its rows of the own tensor)] for every parameter, in canonical order."""
+    """This project's name -> [(Hugging Face's name, rows of this project's tensor)] for every parameter, in canonical
+    order."""
     assert isinstance(model.layers, int)  # true for the project's Transformer
     head = model.head_size
     everything, q, k = slice(None), model.heads * head, model.kv_heads * head
@@ -60,7 +61,10 @@ def _more(model: Model, own: str, attention: str, rows: dict[str, slice]) -> dic
 
 
 def from_llama(model: Model, name: str, read: Callable[[str], Tensor]) -> Tensor:
-    """This project's tensor `name`, made of Hugging Face's tensors. read: returns one of these by its name."""
+    """This project's tensor `name`, concatenated from Hugging Face's tensors.
+
+    read(name): returns Hugging Face's tensor of this name
+    """
     return torch.cat([read(part) for part, _ in to_llama(model)[name]])
 
 

@@ -3,8 +3,8 @@
     (memory,) = measured_memory(stage)               # StageMemory; before the first step, without side effects
     kept, recomputed = measured_memory(stage)        # with model.recompute=auto
 
-Torch counts the bytes of tensors: its profiler on a CPU, its allocator on a GPU. If shapes depend on the contents of
-the batch (chosen experts), the measured shapes are those for zeros. On a CPU the first profile of a process takes
+On a CPU torch's profiler counts the bytes of tensors, on a GPU torch's allocator does. If shapes depend on the contents
+of the batch (chosen experts), the result holds for a batch of zeros. On a CPU the first profile of a process takes
 seconds.
 """
 
@@ -20,9 +20,10 @@ import torch
 from recycle_schedules import StageMemory
 from torch import Tensor
 
+from recycle_pp.data.batches import blank
+
 from .memory import communicators, log_elsewhere, parameter_memory
 from .stage import Stage
-from .stage_module import Batch
 
 
 def measured_memory(stage: Stage) -> list[StageMemory]:
@@ -39,7 +40,11 @@ def measured_memory(stage: Stage) -> list[StageMemory]:
 
 @dataclass
 class Allocations:
-    """Bytes. kept: increase from start to end; peak: largest increase in between."""
+    """The change of the allocated bytes within `allocations`.
+
+    kept  increase from start to end
+    peak  largest increase since the start, at any time before the end
+    """
 
     kept: int = 0
     peak: int = 0
@@ -47,8 +52,8 @@ class Allocations:
 
 @contextmanager
 def allocations(device: torch.device) -> Iterator[Allocations]:
-    """Counts the allocations of this thread on a CPU, or of the process on a GPU. Memory that was allocated before and
-    is freed within the context counts as negative (on a CPU only if torch knows its size)."""
+    """Counts the allocations in the `with` block: of this thread on a CPU, of the process on a GPU. Memory that was
+    allocated earlier and is freed in the block counts as negative (on a CPU only if torch knows its size)."""
     of = Allocations()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -72,7 +77,7 @@ def _with_activations(stage: Stage) -> StageMemory:
         _forward(stage, g)
         stage.backward(g, grads)
     with allocations(stage.device) as forward:
-        sent = _forward(stage, 2)  # kept in the replay log, which is counted separately
+        sent = _forward(stage, 2)  # bytes that stay in the replay log, which is counted separately
     flight = forward.kept - (0 if stage.last else sent)
     with allocations(stage.device) as inputs:
         given = stage.backward_input(2, grads)
@@ -87,7 +92,10 @@ def _with_activations(stage: Stage) -> StageMemory:
     takes = [of for of in stage.module.takes if of.differentiable]  # gradients that the stage sends
     boundary = sum(of.nbytes for of in [*takes, *stage.module.gives])
     module = stage.module
-    held = parameter_memory(stage.settings, [prod(shape) for shape in module.shapes.values()], stage.device.type)
+    sizes: dict[bool, list[int]] = {True: [], False: []}
+    for name, shape in module.shapes.items():
+        sizes[len(shape) == 2 and 0 <= module.layers[name] < module.depth].append(prod(shape))
+    held = parameter_memory(stage.settings, sizes[True], sizes[False], stage.device.type)
     frozen = sum(prod(shape) for shape in module.frozen.values()) * stage.working.dtype.itemsize
     return replace(
         held,
@@ -103,7 +111,7 @@ def _with_activations(stage: Stage) -> StageMemory:
 
 def _forward(stage: Stage, g: int) -> int:
     """Runs the forward of micro-batch g. Returns the bytes of the tensors that the stage sends."""
-    batch = Batch.blank(stage.settings) if stage.module.reads else None
+    batch = blank(stage.settings) if stage.module.reads else None
     taken = [of.empty(stage.device).zero_() for of in stage.module.takes]
     return _bytes(stage.forward(0, g, batch, taken))
 

@@ -17,17 +17,21 @@ from typing import Any
 from recycle_schedules import StageMemory
 
 from recycle_pp.config.settings import Model, Settings
+from recycle_pp.numerics.outer_state import WIDTH, outer_vectors
+from recycle_pp.numerics.update_rules.choice import planned
+from recycle_pp.numerics.update_rules.rule import UpdateRule
 
 from .split import layers_of
 
 PROCESS = 310_000_000  # bytes of an empty worker on a CPU: Python and the used parts of torch
 FLOAT, HALF, LONG = 4, 2, 8
 GAP = 128  # tensors start at multiples of this many elements in the stage's vector (numerics.layout)
-BUCKET = 1 << 20  # elements summed at a time if the state is sharded (state.runs)
-PIECE = 1 << 18  # elements received from each peer at a time; a second piece may be ahead (state.passing, over TCP)
+BUCKET = 1 << 20  # with sharded state, peers sum runs of units with up to this many elements (state.runs)
+PIECE = 1 << 18  # elements received from each peer at a time; the next piece may arrive early (state.passing, over TCP)
+BLOCK = 1 << 16  # elements of bf16 moments that a CPU converts to float32 at a time (numerics.torch_operations)
 TOGETHER = 4  # buckets that all peers sum at a time (over NCCL or Gloo)
 COMMUNICATOR = 200_000_000  # estimated bytes of an NCCL communicator; reports range from 100 to 500 MB
-SAME_INPUT = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}  # matrices with the input of another one
+SAME_INPUT = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}  # matrix -> one with the same input
 CHUNK = 512 << 20  # bytes of logits that the fused head computes at a time (recycle_kernels.head_loss)
 
 
@@ -38,22 +42,24 @@ def stage_memory(
     device: str = "cpu",
     recompute: bool | None = None,
 ) -> StageMemory:
-    """Memory of a worker at that stage of the project's own Transformer.
+    """Memory of a worker of stage `stage` of the project's own Transformer.
 
-    device: cpu or cuda. recompute: overrides `model.recompute`, whose `auto` counts as false here."""
+    device     cpu or cuda
+    recompute  overrides `model.recompute`; None: `model.recompute`, where `auto` counts as false
+    """
     model, numerics, parallel = settings.model, settings.numerics, settings.parallel
     layers = layers_of_stages(settings)[stage]
-    tensors, adapters = _tensors(model, layers), _adapters(model) * len(layers)
-    held = parameter_memory(settings, adapters or tensors, device)
+    adapters = _adapters(model) * len(layers)
+    held = parameter_memory(settings, *((adapters, []) if adapters else _tensors(model, layers)), device)
     if adapters:
-        frozen = (HALF if numerics.precision == "bf16" else FLOAT) * sum(tensors)
+        frozen = (HALF if numerics.precision == "bf16" else FLOAT) * parameters(model, layers)
         held = replace(held, weights=held.weights + frozen)
     rounded, cast = numerics.precision == "bf16", numerics.precision == "bf16-autocast"
     matrices = linear_sizes(model, layers)
     tokens = parallel.microbatch_size * model.sequence
     again = model.recompute is True if recompute is None else recompute
     fused = _fused(model, device)
-    masked = settings.data.document_mask
+    masked = settings.data.masked
     activations = Activations(model, layers, tokens, numerics.precision, fused, again, masked)
     operands = tokens * len(layers) * (FLOAT if numerics.precision == "fp32" else HALF) * _operands(model)
     sides = (stage > 0) + (stage < parallel.stages - 1)
@@ -71,20 +77,24 @@ def stage_memory(
     )
 
 
-def parameter_memory(settings: Settings, tensors: list[int], device: str) -> StageMemory:
+def parameter_memory(settings: Settings, matrices: list[int], others: list[int], device: str) -> StageMemory:
     """Memory of a worker for parameters, gradients, optimizer and saving, without micro-batches.
 
-    tensors: number of elements of each parameter."""
-    sizes = [-(-size // GAP) * GAP for size in tensors]
-    count, largest = sum(sizes), max(sizes)
+    matrices, others: number of elements of each matrix inside a layer, and of each other parameter."""
+    sizes = [[-(-size // GAP) * GAP for size in of] for of in (matrices, others)]
+    kinds = [(rule, sum(of), max(of, default=0)) for rule, of in zip(planned(settings.optimizer), sizes, strict=True)]
+    outer = WIDTH * len(outer_vectors(settings))
+    count, moments = sum(map(sum, sizes)), sum((rule.bytes + outer) * elements for rule, elements, _ in kinds)
     numerics, copies, pipelines = settings.numerics, settings.parallel.copies, settings.parallel.pipelines
-    rounded, exact = numerics.precision == "bf16", numerics.reproducible
+    rounded, exact, fused = numerics.precision == "bf16", numerics.reproducible, _fused(settings.model, device)
     each_sum = LONG if exact and numerics.sums == "int64" else FLOAT
-    bucket = TOGETHER * BUCKET if _together(settings) else BUCKET + 2 * PIECE * (pipelines - 1)
-    state = (2 + rounded) * FLOAT + 3 * FLOAT * settings.optimizer.stagger
+    unit = max([BUCKET, *(largest for rule, _, largest in kinds if rule.unit_size is None)])
+    bucket = TOGETHER * unit if _together(settings) else unit + 2 * PIECE * (pipelines - 1)
+    held = FLOAT * count + moments  # masters and moments
+    masters = (min(copies, pipelines) if copies else 1) * FLOAT * count  # copied for the digests
     return StageMemory(
         weights=(HALF if rounded else FLOAT) * count,
-        state=state * count,
+        state=moments + rounded * FLOAT * count + held * settings.optimizer.stagger,
         copies=copies,
         sums=each_sum * count,
         gradient=FLOAT * count,
@@ -92,10 +102,23 @@ def parameter_memory(settings: Settings, tensors: list[int], device: str) -> Sta
         payload=each_sum * (min(count, bucket) if copies else count),
         received=each_sum * count if device == "cpu" and not copies else 0,
         restored=FLOAT * count if exact or copies else 0,
-        update=0 if _fused(settings.model, device) or settings.optimizer.clip is None else FLOAT * largest,
+        update=max(_update(settings, rule, largest, fused) for rule, _, largest in kinds),
         arriving=(HALF if rounded else FLOAT) * count * (settings.optimizer.stagger and copies > 0),
-        saved=0 if device != "cpu" else FLOAT * count * ((min(copies, pipelines) + 3) / pipelines if copies else 4),
+        saved=0 if device != "cpu" else (masters + held) / (pipelines if copies else 1),
     )
+
+
+def _update(settings: Settings, rule: UpdateRule, largest: int, fused: bool) -> float:
+    """Temporary bytes of an update by `rule`.
+
+    largest: number of elements of the largest tensor that `rule` updates
+    fused: whether Triton kernels compute the update"""
+    scaled = FLOAT * (settings.optimizer.clip is not None)  # a copy of the gradient
+    if rule.scratch:
+        return largest * (rule.scratch + scaled)
+    if fused:  # AdamW's kernel needs no temporary memory
+        return 0
+    return largest * scaled if rule.width == FLOAT else min(largest, BLOCK) * (scaled + FLOAT * len(rule.vectors))
 
 
 def communicators(settings: Settings, stage: int, device: str) -> dict[str, Any]:
@@ -117,12 +140,13 @@ def _fused(model: Model, device: str) -> bool:
 
 
 def _together(settings: Settings) -> bool:
-    """Whether a stage's workers exchange units by sums and broadcasts."""
+    """Whether a stage's workers exchange units by collectives (sums and broadcasts) instead of messages."""
     return settings.parallel.backend in ("gloo", "nccl")
 
 
 def sent_bytes(settings: Settings, stage: int) -> float:
-    """Bytes that a worker of that stage sends in a step without deaths: boundary tensors and its part of the reduction.
+    """Bytes that a worker of stage `stage` sends in a step without deaths: boundary tensors and its part of the
+    reduction.
 
     Unsharded: 2 (D-1)/D of the sums, by collectives. Sharded with k copies of each unit, over TCP: (D-1)/D of the sums
     to the first holders, the float32 gradient from a first holder to the k - 1 others, and the new weights to the
@@ -153,7 +177,7 @@ def layers_of_stages(settings: Settings) -> list[range]:
 
 def parameters(model: Model, layers: range) -> int:
     """The number of parameters of a stage with these layers."""
-    return sum(_tensors(model, layers))
+    return sum(map(sum, _tensors(model, layers)))
 
 
 def linear_sizes(model: Model, layers: range) -> list[int]:
@@ -163,15 +187,15 @@ def linear_sizes(model: Model, layers: range) -> list[int]:
     return each * len(layers) + [model.vocabulary * width] * (layers.stop == model.layers)
 
 
-def _tensors(model: Model, layers: range) -> list[int]:
-    """Number of elements of each parameter of a stage with these layers."""
+def _tensors(model: Model, layers: range) -> tuple[list[int], list[int]]:
+    """Number of elements of each matrix inside a layer, and of each other parameter, of a stage with these layers."""
     width, q, kv = model.width, model.heads * model.head_size, model.kv_heads * model.head_size
-    inside = linear_sizes(model, range(len(layers)))[: 4 * len(layers)] + [width] * 2 * len(layers)
-    inside += [q + 2 * kv] * (model.qkv_bias * len(layers)) + [model.head_size] * (model.qk_norm * 2 * len(layers))
+    matrices, others = linear_sizes(model, layers)[: 4 * len(layers)], [width] * 2 * len(layers)
+    others += [q + 2 * kv] * (model.qkv_bias * len(layers)) + [model.head_size] * (model.qk_norm * 2 * len(layers))
     first, last = layers.start == 0, layers.stop == model.layers
     table = model.vocabulary * width
     tied_here = model.tied and first and last  # the head shares the embedding, which is at the same stage
-    return inside + [table] * first + [table] * (last and not tied_here) + [width] * last
+    return matrices, others + [table] * first + [table] * (last and not tied_here) + [width] * last
 
 
 def weight_grad_sizes(model: Model, layers: range) -> list[int]:
@@ -185,7 +209,7 @@ def _adapters(model: Model) -> list[int]:
 
 
 def _operands(model: Model) -> int:
-    """Number of elements per token and layer of the operands of the products that are the adapters' gradients."""
+    """Number of elements, per token and layer, of the operands that `W` multiplies for the adapters' gradients."""
     sizes = _adapted(model)
     inputs = {SAME_INPUT.get(name, name): size for name, (size, _) in sizes.items()}
     return sum(inputs.values()) + sum(outputs + 2 * model.lora.rank for _, outputs in sizes.values())
@@ -235,7 +259,7 @@ class Activations:
         queue = product * (4 * width + 2 * q + 2 * kv + 3 * ffn) + stream * width * recompute
         flight = stream * width if recompute else kept
         inner = whole = 4 * product * ffn + stream * width  # within SwiGLU's backward
-        if recompute:  # one layer at a time has all its tensors again; in I, those for W are not counted twice
+        if recompute:  # one layer at a time has all its tensors again; in I, those for W are already in `queue`
             inner, whole = inner + max(0, kept - queue), whole + kept
 
         # Per token: embedding, head and document mask.

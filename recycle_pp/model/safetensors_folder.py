@@ -3,7 +3,7 @@
 folder = Folder(Path("SmolLM2-135M"))
 folder.read("model.norm.weight")        # only that tensor, in the dtype of the file
 folder.find("lm_head.weight")           # None if missing
-folder_digest(Path("SmolLM2-135M"))     # the same for the same configuration and weights
+folder_digest(Path("SmolLM2-135M"))     # equal for folders with equal configuration and weights
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ PIECES, PIECE = 256, 1 << 16  # number and bytes of the pieces of a large file t
 
 
 def folder_digest(path: Path) -> str:
-    """SHA-256 of config.json and of the safetensors, as 16 digits. In a large file, its size and 256 pieces stand for
-    the whole. OSError if a file cannot be read."""
+    """The first 16 digits of a SHA-256 over config.json and the safetensors. Covers only the size and 256 pieces of a
+    large file. Raises OSError if a file cannot be read."""
     digest = hashlib.sha256()
     for file in sorted([*path.glob("config.json"), *path.glob("model*.safetensors")]):
         size = file.stat().st_size

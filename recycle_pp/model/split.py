@@ -13,9 +13,10 @@ def layers_of(layers: int, stages: int, split: Sequence[int] | None = None) -> l
     """The layers of every stage. Without `split` the numbers of layers are as even as possible, and the first stages
     may have one more.
 
-    Raises:
-        ValueError: there are fewer layers than stages, or `split` is not one number of at least 1 for each stage, with
-            the sum `layers`.
+    split: number of layers of each stage
+
+    Raises ValueError if there are fewer layers than stages, or if `split` does not consist of `stages` numbers of at
+    least 1 with the sum `layers`.
     """
     if layers < stages:
         raise ValueError(f"the model has {layers} layers, too few for parallel.stages = {stages}, one a stage")

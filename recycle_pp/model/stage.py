@@ -9,9 +9,12 @@
 
     arriving = stage.arriving([7])              # memory for a layer that may move to this stage
     stage.relayout([4, 5, 6, 7], [arriving])    # between two steps: from now on the stage has these layers
+    arriving = stage.arriving([0, 1, 2])        # memory for all layers of another stage
+    stage.take_over(0, arriving)                # from now on this is that stage
 
-A `StageModule` defines the computation: the project's own Transformer, or any model. The gradient is that of the mean
-loss over all G micro-batches. The factor 1/G is applied at the start of the backward.
+g is the number of a micro-batch in the step, from 0 to G - 1. The gradient is that of the mean loss over all G
+micro-batches. The factor 1/G is applied at the start of the backward. A `StageModule` defines the computation: the
+project's own Transformer, or any model.
 """
 
 from __future__ import annotations
@@ -29,10 +32,12 @@ from torch import Tensor
 
 from recycle_pp.comm.tensor_bytes import aligned
 from recycle_pp.config.settings import Optimizer, Settings
+from recycle_pp.data.batches import blank
 from recycle_pp.numerics.layer_tensors import LayerTensors
 from recycle_pp.numerics.weight_grad_store import Queue, WeightGradStore
 
 from . import transformer
+from .custom_rules import custom_rules
 from .stage_module import Batch, StageModule
 
 
@@ -57,17 +62,28 @@ class Stage(LayerTensors):
         module: the computation; `module.takes` and `module.gives` are the tensors between stages.
     """
 
-    def __init__(self, settings: Settings, stage: int, device: torch.device, run_dir: str | Path | None = None):
-        """run_dir: folder for the initial values of a model without a weights file.
+    def __init__(
+        self,
+        settings: Settings,
+        stage: int,
+        device: torch.device,
+        run_dir: str | Path | None = None,
+        filled: bool = True,
+    ):
+        """run_dir: folder for the initial values of a model without a weights file
+        filled: whether the parameters must have their initial values. If False, the project's own Transformer leaves
+            them zero, because drawing billions of random numbers takes longer than receiving them from a peer
 
-        Raises:
-            ValueError: the model cannot be trained with these settings; one sentence for the user.
+        Raises ValueError, with one sentence for the user, if the model cannot be trained with these settings.
         """
         self.stage = stage
         self.first, self.last = stage == 0, stage == settings.parallel.stages - 1
-        self.module = module = module_of(settings, stage, device, run_dir)
+        self.module = module = module_of(settings, stage, device, run_dir, filled)
         _refuse_unmatched_groups(settings.optimizer, module.all_names)
-        super().__init__(settings, *_described(module), module.ops, device, parts=_parts(module), shared=module.shared)
+        super().__init__(
+            settings, *_described(module), module.ops, device,
+            depth=module.depth, parts=_parts(module), shared=module.shared, choose=custom_rules(settings.optimizer),
+        )  # fmt: skip
         self._sink = WeightGradStore()
         self._sink.gradients = self.gradients
         masters, views = (
@@ -127,11 +143,11 @@ class Stage(LayerTensors):
     def warm(self) -> None:
         """Runs every kernel of a step once, on zeros of the real shapes. Leaves gradients and parameters as they were.
 
-        The first launch of a kernel compiles it. In the middle of a step this would look like a hang. So a worker
-        compiles at its start, when it has a longer time limit (a lease).
+        The first launch of a kernel compiles it. In the middle of a step, a compilation would look like a hang. So a
+        worker compiles at its start, when it has a longer time limit (a lease).
         """
         module = self.module
-        batch = Batch.blank(self.settings) if module.reads else None
+        batch = blank(self.settings) if module.reads else None
         taken = [of.empty(self.device).zero_() for of in module.takes]
         grads = [of.empty(self.device).zero_() for of in module.gives if of.differentiable]
         ways = [False, True] if self.settings.model.recompute == "auto" else [module.recompute]
@@ -150,7 +166,7 @@ class Stage(LayerTensors):
         self._flights.clear()
 
     def arriving(self, layers: Sequence[int]) -> LayerTensors:
-        """Memory for layers that may move to this stage: zeros, without a computation. See `relayout`."""
+        """Allocates memory for layers of other stages (see `relayout` and `take_over`). The memory is zero."""
         shapes = [(name, shape, layer) for layer in layers for name, shape in self.module.shapes_of(layer).items()]
         return LayerTensors(
             self.settings,
@@ -158,26 +174,37 @@ class Stage(LayerTensors):
             [layer for *_, layer in shapes],
             self.ops,
             self.device,
+            depth=self.depth,
             cut=self.layout.cut,
+            choose=self.choose,
         )
 
-    def relayout(self, layers: Sequence[int], arriving: Sequence[LayerTensors] = ()) -> None:
-        """Changes the layers of the stage in place, between two steps: no micro-batch is in flight, and the sums are
-        empty. Layers that stay or arrive keep their memory, and the memory of leaving layers is freed. Afterwards all
-        results have the bits of a stage that has had these layers from the start.
+    def relayout(self, layers: Sequence[int], arriving: Sequence[LayerTensors] = (), stage: int | None = None) -> None:
+        """Changes the layers of the stage in place. Call it between two steps, when no micro-batch is in flight and the
+        sums are empty. Layers that stay or arrive keep their memory, and the memory of leaving layers is freed. Later
+        results are bit-identical to those of a stage that has had these layers from the start.
 
         layers: all layers of the stage, in order (`StageModule.layers`); only those that can move may change
         arriving: results of `arriving`, with every layer that the stage lacks; the stage keeps their memory
+        stage: see `take_over`
         """
         assert not self._flights, "a micro-batch is in flight"
-        self.module.relayout(layers)
-        self.merge(*_described(self.module), arriving, _parts(self.module))
+        self.module.relayout(layers, stage)
+        self.merge(*_described(self.module), arriving, _parts(self.module), self.module.shared)
         with torch.no_grad():
             views = dict(zip(self.names, self.layout.views(self.working), strict=True))
             self.parameters = dict(self.module.bind(None, views, self._sink))
 
+    def take_over(self, stage: int, arrived: LayerTensors) -> None:
+        """Becomes another stage, including its embedding or head. Drops all micro-batches and sums of the old stage.
+
+        arrived: result of `arriving` for all layers of that stage; the stage keeps its memory"""
+        self.stage, self.first, self.last = stage, stage == 0, stage == self.settings.parallel.stages - 1
+        self.drop_flights()
+        self.relayout([*arrived.layout.layers], [arrived], stage)
+
     def borrows(self, name: str) -> bool:
-        """Whether an earlier stage also holds the parameter; that stage votes on it and saves it."""
+        """Whether an earlier stage also holds the parameter. If so, that stage votes on the parameter and saves it."""
         return min(self.module.shared.get(name, [self.stage])) != self.stage
 
     def digests(self) -> dict[str, str]:
@@ -185,7 +212,7 @@ class Stage(LayerTensors):
         return digests({name: master.cpu() for name, master in self.masters()})
 
     def masters(self) -> Iterator[tuple[str, Tensor]]:
-        """The parameters (with bf16, their masters) with their names, in canonical order."""
+        """(name, parameter) for each parameter, in canonical order. With bf16, yields masters instead of parameters."""
         return zip(self.names, self.layout.views(self.flat), strict=True)
 
     def changed(self) -> None:
@@ -207,7 +234,8 @@ class Stage(LayerTensors):
         return [_gradient(leaf) for leaf, of in zip(inputs, self.module.takes, strict=True) if of.differentiable]
 
     def _close(self, g: int, flight: _Flight) -> None:
-        """Ends the micro-batch. RuntimeError if a parameter got no gradient, because it would silently never change."""
+        """Ends the micro-batch. Raises RuntimeError if a parameter got no gradient. Otherwise this parameter would
+        silently never change."""
         if without := self.gradients.without:
             raise RuntimeError(f"micro-batch {g} gave no gradient to {without[0]} ({len(without)} such parameters)")
         self.gradients.close(g, flight.loss)
@@ -220,13 +248,15 @@ class Stage(LayerTensors):
         return torch.autocast(self.device.type, torch.bfloat16, enabled=enabled)
 
 
-def module_of(settings: Settings, stage: int, device: torch.device, run_dir: str | Path | None) -> StageModule:
-    """The stage of the model that `model.kind` names."""
+def module_of(
+    settings: Settings, stage: int, device: torch.device, run_dir: str | Path | None, filled: bool
+) -> StageModule:
+    """The computation of stage `stage`, for the model that `model.kind` names."""
     if not settings.model.own:
         from .general.part import part  # slow import
 
         return part(settings, stage, device, run_dir)
-    return transformer.part(settings, stage, device)
+    return transformer.part(settings, stage, device, filled)
 
 
 def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
@@ -235,7 +265,8 @@ def digests(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def _refuse_unmatched_groups(optimizer: Optimizer, names: Collection[str], shown: int = 5) -> None:
-    """ValueError if a pattern of `optimizer.groups` matches no parameter, with up to `shown` similar names.
+    """Raises ValueError if a pattern of `optimizer.groups` matches no parameter. The message suggests up to `shown`
+    similar names.
 
     names: all parameters of the whole model
     """
@@ -243,11 +274,11 @@ def _refuse_unmatched_groups(optimizer: Optimizer, names: Collection[str], shown
         pattern = group.partition(":")[0]
         if not any(fnmatchcase(name, pattern) for name in names):
             near = get_close_matches(pattern, names, shown, cutoff=0.3) or list(names)[:shown]
-            raise ValueError(f"optimizer.groups: {pattern} matches no parameter; near names: {', '.join(near)}")
+            raise ValueError(f"optimizer.groups: {pattern} matches no parameter; similar names: {', '.join(near)}")
 
 
 def _described(module: StageModule) -> tuple[Mapping[str, Sequence[int]], list[int]]:
-    """(shape, layer) of each parameter."""
+    """(name -> shape, layers), for all parameters in the order of `module.shapes`."""
     return module.shapes, [module.layers[name] for name in module.shapes]
 
 

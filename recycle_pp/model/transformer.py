@@ -5,7 +5,7 @@
     module = part(settings, 1, device)                                            # a pipeline stage, see `stage_module`
 
 RMSNorm, RoPE, grouped-query attention, SwiGLU, untied embedding and head. `model=llama` adds the features of Qwen, and
-a tied embedding and head. Activations are (b T, H) matrices. The residual stream is float32, also with bf16 autocast,
+a tied embedding and head. Activations are (b T, H) matrices. The residual stream is float32, even with bf16 autocast,
 which only affects matrix products. With bf16 the stream is bfloat16, like everything except the inside of norms,
 attention and loss. All randomness is keyed: initial weights by (seed, module), dropout by (seed, step, g, layer). So
 random numbers depend neither on the split, nor on the worker, nor on recomputation.
@@ -20,7 +20,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -41,9 +41,9 @@ from .stage_module import Batch, Boundary, Key
 STD = 0.02  # standard deviation of initial weights
 
 
-def part(settings: Settings, stage: int, device: torch.device) -> TransformerStage:
-    """Stage `stage` of the model that `settings` describe."""
-    return TransformerStage(settings, stage, device)
+def part(settings: Settings, stage: int, device: torch.device, filled: bool = True) -> TransformerStage:
+    """Stage `stage` of the model that `settings` describe. filled: see `Stage`"""
+    return TransformerStage(settings, stage, device, filled)
 
 
 @dataclass
@@ -54,13 +54,13 @@ class Build:
     seed: int
     device: torch.device
     stream: torch.dtype = torch.float32  # dtype of the activations between layers
-    drawn: bool = True  # False: matrices have shapes only, without memory (`meta`)
+    drawn: bool = True  # whether matrices get random values; False: they are on `meta`, without memory
 
     def __post_init__(self) -> None:
         self.ops: Operations = operations(self.model.kernels, self.device)
 
     def normal(self, rows: int, columns: int, std: float, *name: object) -> nn.Parameter:
-        """A random matrix that depends on (seed, name) alone. It is drawn on the CPU, whatever the device."""
+        """A random matrix (rows, columns) that depends only on (seed, name). It is always drawn on the CPU."""
         if not self.drawn:
             return nn.Parameter(torch.empty(rows, columns, device="meta"))
         random = generator(torch.device("cpu"), self.seed, *name)
@@ -159,7 +159,11 @@ class Attention(nn.Module):
         self.wo = Linear(build, model.heads * model.head_size, model.width, std, "layer", layer, "wo")
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None = None) -> Tensor:
-        """mask (b, 1, T, T) bool: positions to which each position attends; None: all positions up to its own."""
+        """The output of the attention for x (b T, H), with the same shape.
+
+        cos, sin  see `rope_tables`
+        mask      (b, 1, T, T) bool: positions to which each position attends; None: all positions up to its own
+        """
         qkv = self.wqkv(x)
         qkv = (qkv if self.qkv_bias is None else self.qkv_bias(qkv)).view(-1, *self.shape)
         if self.q_norm is not None and self.k_norm is not None:
@@ -190,7 +194,8 @@ Uses = Linear | Norm | Embedding | Bias  # the modules that have one parameter, 
 
 
 class Layer(nn.Module):
-    """A function (x, branch) -> (x, branch). Each norm adds the branch before it to x. The last branch is not added."""
+    """A function (x, branch) -> (x, branch). Each norm adds the previous branch to x. The last branch is returned
+    without being added."""
 
     def __init__(self, build: Build, layer: int):
         super().__init__()
@@ -211,7 +216,7 @@ class Layer(nn.Module):
         return x, self._drop(self.ffn(y), random)
 
     def closed(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, key: Key | None) -> Tensor:
-        """The layer as a function of one tensor, for recomputation. Adds the last branch."""
+        """The layer as a function of the single tensor x, for recomputation. Adds the last branch to x."""
         return torch.add(*self(x, None, cos, sin, mask, key))
 
     def _drop(self, x: Tensor, random: torch.Generator | None) -> Tensor:
@@ -264,11 +269,11 @@ class Transformer(nn.Module):
 
         source     (b, T) int64 tokens for the first part; else (b, T, H), the output of the previous part
         targets    (b, T) int64, for the last part
-        key        enables dropout
+        key        key of dropout; None: no dropout
         documents  (b, T) int64: the document of each token; attention stays within a document
 
         Returns (b, T, H) in the dtype of the stream. The last part instead returns a float32 scalar: the mean loss over
-        all b * T tokens.
+        all targets that are not -100.
         """
         shape = source.shape[:2]
         x = source.flatten(0, 1) if self.embedding is None else self.embedding(source.flatten())
@@ -288,24 +293,19 @@ class Transformer(nn.Module):
 class TransformerStage:
     """A `StageModule`. The op `W` adds all gradients, including those of norms, which the op `I` has computed."""
 
-    def __init__(self, settings: Settings, stage: int, device: torch.device):
+    def __init__(self, settings: Settings, stage: int, device: torch.device, filled: bool):
         model, parallel = settings.model, settings.parallel
         layers = layers_of(depth(model), parallel.stages, model.layout)[stage]
-        folder = Folder(Path(model.path)) if model.path and model.init == "weights" else None
-        build = Build(model, settings.run.seed, device, stream_dtype(settings), drawn=folder is None)
+        folder = Folder(model.folder) if model.folder and model.init == "weights" else None
+        build = Build(model, settings.run.seed, device, stream_dtype(settings), drawn=filled and folder is None)
         self.module, self.ops = Transformer(build, layers), build.ops
-        self._model, self._folder, self._undrawn = model, folder, replace(build, drawn=False)
-        self._describe()
-        ends = model.tied and parallel.stages > 1 and stage in (0, parallel.stages - 1)
-        self.shared: Mapping[str, Sequence[int]] = {"embedding.weight": [0, parallel.stages - 1]} if ends else {}
+        self._model, self._folder, self._filled, self._undrawn = model, folder, filled, replace(build, drawn=False)
+        self._stages, self._masked = parallel.stages, settings.data.masked
+        self._stream = Boundary((parallel.microbatch_size, model.sequence, model.width), build.stream)
         self.depth = depth(model)
         self.stays: str | None = None
         self.origin = ""
-        stream = Boundary((parallel.microbatch_size, model.sequence, model.width), build.stream)
-        self._first, self._last = stage == 0, stage == parallel.stages - 1
-        self.takes = [] if self._first else [stream]
-        self.gives = [] if self._last else [stream]
-        self.reads = self._first or self._last or settings.data.document_mask
+        self._describe()
 
     @property
     def recompute(self) -> bool:
@@ -325,7 +325,7 @@ class TransformerStage:
         index, leaves = {name: k for k, name in enumerate(self.shapes)}, {}
         for name, module in self.module.uses():
             if name not in leaves:
-                if masters is not None:
+                if masters is not None and self._filled:
                     value = module.weight.detach() if self._folder is None else self._read(self._folder, name)
                     views[name].copy_(masters[name].copy_(value))
                 leaves[name] = nn.Parameter(views[name])
@@ -333,22 +333,29 @@ class TransformerStage:
         return leaves
 
     def shapes_of(self, layer: int) -> Mapping[str, Sequence[int]]:
-        mine = next(of for of in self.layers.values() if 0 <= of < self.depth)  # all layers have the same shapes
-        return {
-            name.replace(f"layers.{mine}.", f"layers.{layer}.", 1): shape
-            for name, shape in self.shapes.items()
-            if self.layers[name] == mine
-        }
+        return {name: of for name, of in self._all_shapes.items() if _layer_of(name, self._model) == layer}
 
-    def relayout(self, layers: Sequence[int]) -> None:
-        held = self.module.layers
+    @cached_property
+    def _all_shapes(self) -> Mapping[str, Sequence[int]]:
+        whole = Transformer(self._undrawn, range(self.depth))
+        return {name: module.weight.shape for name, module in whole.uses()}
+
+    def relayout(self, layers: Sequence[int], stage: int | None = None) -> None:
+        module, build = self.module, self._undrawn
         names = [str(layer) for layer in layers if 0 <= layer < self.depth]
-        self.module.layers = nn.ModuleDict(
-            {name: held[name] if name in held else Layer(self._undrawn, int(name)) for name in names}
-        )
+        held, first, last = module.layers, names[0] == "0", names[-1] == str(self.depth - 1)
+        module.layers = nn.ModuleDict({name: held[name] if name in held else Layer(build, int(name)) for name in names})
+        module.embedding = (module.embedding or Embedding(build)) if first else None
+        module.norm, module.head = (module.norm or Norm(build), module.head or Head(build)) if last else (None, None)
         self._describe()
 
     def _describe(self) -> None:
+        first, last = self.module.embedding is not None, self.module.head is not None
+        self.takes = [] if first else [self._stream]
+        self.gives = [] if last else [self._stream]
+        self.reads = first or last or self._masked
+        tied = self._model.tied and first != last
+        self.shared: Mapping[str, Sequence[int]] = {"embedding.weight": [0, self._stages - 1]} if tied else {}
         uses = sorted(self.module.uses(), key=lambda use: _layer_of(use[0], self._model))
         self.shapes: Mapping[str, Sequence[int]] = {name: module.weight.shape for name, module in uses}
         self.frozen: Mapping[str, Sequence[int]] = {}
@@ -365,8 +372,8 @@ class TransformerStage:
     def __call__(self, batch: Batch | None, boundary: Sequence[Tensor], key: Key | None) -> Sequence[Tensor]:
         if batch is None:
             return [self.module(*boundary, key=key)]
-        source, documents = batch.inputs if self._first else boundary[0], batch.more.get("document_ids")
-        if not self._last:
+        source, documents = boundary[0] if self.takes else batch.inputs, batch.more.get("document_ids")
+        if self.gives:
             return [self.module(source, key=key, documents=documents)]
         return [batch.share_of(self.module(source, batch.labels, key=key, documents=documents))]
 
@@ -413,7 +420,7 @@ def _scaled(frequency: Tensor, scaling: Sequence[float] | None) -> Tensor:
 
 
 def _layer_of(name: str, model: Model) -> int:
-    """See `StageModule.layers`."""
+    """The number of the layer of parameter `name`, see `StageModule.layers`."""
     place = name.split(".")
     if place[0] == "layers":
         return int(place[1])

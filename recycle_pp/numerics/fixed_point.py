@@ -7,8 +7,8 @@
 
 Every element is rounded once, to a multiple of 2^-e, the quantum of its row. From then on the sum is exact: any split
 of the terms over workers, in any order, gives the same bits. All rows of a unit (see `layout`) share one exponent. The
-exponent leaves room for the largest number of terms, and for a gradient 2^`growth` times as large as the last one. With
-16 terms, an element that is 2^-22 of the unit's largest element still keeps the 24 bits of a float32, and the rounding
+exponent leaves room for the largest number of terms, and for a gradient 2^`growth` times as large as the previous one.
+With 16 terms, an element of 2^-22 times the unit's largest still keeps the 24 bits of a float32, and the rounding
 of a term changes no element by more than 2^-46 of the largest. This file defines the format. `numerics.operations`
 computes in this format, with the same bits on a CPU and in kernels.
 
@@ -17,9 +17,9 @@ times the tensor's largest element, so that a row that was idle (the row of a ra
 active. With 16 terms the largest element of a row keeps 18 bits. The magnitude of the first gradient is unknown, so the
 first step is computed twice.
 
-If a finite number does not fit, the step is repeated, not skipped. In the n-th repetition the exponents are n times
-`step` smaller. They are a function of the last step's exponents, so a worker that returns in the meantime has the same
-exponents.
+If a finite number does not fit, the training step is repeated, not skipped. In the n-th repetition every exponent is
+n * `Format.step` smaller than in the first attempt. It is computed from the first attempt's exponent, so a worker that
+rejoins between two repetitions has the same exponents as its peers.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Format:
 
     dtype: dtype of the sums
     bits: a sum stays below 2^bits quanta
-    growth: a gradient still fits if it is 2^growth times as large as the last one
-    step: bits of room that each repetition of a step adds
+    growth: a gradient still fits if it is 2^growth times as large as the previous one
+    step: bits of room that each repetition of a training step adds
     """
 
     dtype: torch.dtype
@@ -75,7 +75,7 @@ def prepare() -> None:
 def exponents(largest: Tensor, terms: int, of: Format = INT64) -> Tensor:
     """Exponents e (int32, shape of `largest`) of the quanta 2^-e for sums of `terms` tensors.
 
-    largest: largest magnitudes of the last sums, float32, positive"""
+    largest: largest magnitudes of the previous sums, float32, positive"""
     _, bits = torch.frexp(largest)
     return (of.kept(terms) - bits).clamp_(-126, 126)  # keeps 2^e a normal float32
 

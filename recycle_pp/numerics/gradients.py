@@ -9,12 +9,12 @@
 By default the sums are float32. With `reproducible` they are fixed point (see `fixed_point`): int64 with one exponent
 per unit, or int32 with one per row. `follow(reduced)` derives the next exponents from the reduced gradient, which all
 peers hold, so all peers have the same exponents. After a gradient that did not fit, `begin_again(attempt, reduced)`
-clears the sums and sets other exponents. Each layer has its own rows of exponents (`exponents_of_layers`), which go
-wherever the layer goes: to a checkpoint, to a follower, to another stage.
+clears the sums and changes the exponents. Each layer has its own rows of exponents (`exponents_of_layers`), which
+travel with the layer into checkpoints, to followers and to other stages.
 
-The book is reduced together with the gradient. It has four rows of G float64 numbers. They contain, for each
-micro-batch: how often it was counted, its loss, whether its gradient did not fit the fixed point, and whether its
-gradient was not finite.
+A second tensor, the book, is reduced together with the gradient: (4, G) float64. Its rows contain, for each
+micro-batch, how often it was counted, its loss, whether its gradient did not fit the fixed point (above 0), and whether
+its gradient was not finite (above 0).
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ class Reduced:
     squares  squared norm of each unit of the stage, in canonical order
     finite   False if an addend had a NaN or an infinity
     fits     False if the finite gradient did not fit the sums; the step must be repeated
-    shared   for the tied units that this worker sums: this stage's sums in one vector (`numerics.ties`); or None
-    largest  `Gradients.largest_of` for all units, which `follow` needs; None if `flat` has all units
+    shared   this stage's sums of those tied units that this worker reduces, in one vector (`numerics.ties`); None in a
+             stage without tied units
+    largest  `Gradients.largest_of` of all units, for `follow`; None if it can be computed because `flat` has all units
     units    numbers of the units in `flat`, ascending; None: all units of the stage
     """
 
@@ -58,8 +59,10 @@ class Reduced:
     units: tuple[int, ...] | None = None
 
     def to_tensors(self) -> list[Tensor]:
-        """This gradient as tensors, for a peer: the flat gradient, float64 (2, G), float64 (2 + units,), and `shared`
-        unless it is None."""
+        """This gradient as tensors that a peer can receive: [`flat`, (2, G) float64, (2 + units,) float64, `shared`].
+
+        `shared` is left out if it is None. A peer calls `from_tensors`.
+        """
         book = torch.stack([self.counts.double(), self.losses])
         rest = torch.tensor([float(self.finite), float(self.fits), *self.squares], dtype=torch.float64)
         shared = [] if self.shared is None else [self.shared]
@@ -95,7 +98,7 @@ class Gradients:
         shared: Collection[str] = (),
         form: fixed.Format = fixed.INT64,
     ):
-        """parts: number of addends of a micro-batch's gradient, by tensor; None: one each
+        """parts: for each tensor, how many times a micro-batch adds to its gradient; None: once each
         shared: names of the tensors that other stages hold too
         form: format of the sums, if `reproducible`"""
         self.microbatches, self.reproducible = microbatches, reproducible
@@ -109,15 +112,27 @@ class Gradients:
         self._place(layout, layout.memory(device, self.dtype), parts)  # not zeroed: the first gradient overwrites it
         self.exponents = self._first
 
-    def relayout(self, layout: Layout, others: Sequence[Gradients], parts: Sequence[int] | None = None) -> None:
-        """Changes the layers in place. The layers that these gradients lack come from `others`, with their memory and
-        their exponents. All sums must be empty: the accumulators change between two steps."""
-        sources = [self, *others]
+    def relayout(
+        self,
+        layout: Layout,
+        others: Sequence[Gradients],
+        parts: Sequence[int] | None = None,
+        shared: Collection[str] = (),
+    ) -> None:
+        """Changes the layers in place, and drops all sums.
+
+        Layers in `others` come with their memory and their exponents; the other layers keep theirs. If `others` is not
+        empty, the number of the current attempt is taken from its first object.
+        """
+        sources = [*others, self]
         found: dict[int, Tensor] = {}
         for of in reversed(sources):
             found |= of.exponents_of_layers()
+        attempts = sources[0]._attempt, sources[0]._learnt
+        self._shared = set(shared)
         self._place(layout, layout.gathered([(of.layout, of._memory) for of in sources]), parts)
         self.exponents = torch.cat([found[layer] for layer in layout.layers])
+        self._attempt, self._learnt = attempts
 
     def _place(self, layout: Layout, memory: LayerMemory, parts: Sequence[int] | None) -> None:
         self.layout, self.names = layout, layout.names
@@ -147,8 +162,9 @@ class Gradients:
             total.add_(grad)
 
     def add_product(self, index: int, dy: Tensor, x: Tensor, parts: int = 1) -> None:
-        """Adds the gradient dy^T x of a matrix, or one of the `parts` addends of this gradient. dy (N, O), x (N, K),
-        float32 or bfloat16."""
+        """Adds dy^T x to the gradient of a matrix. dy (N, O), x (N, K), float32 or bfloat16.
+
+        parts: number of calls into which the caller divides this gradient"""
         total, first = self._sums[index], self._fresh(index)
         if self.reproducible:
             self._ops.accumulate_product(total, dy, x, *self._format(index, parts), first)
@@ -251,11 +267,12 @@ class Gradients:
             self.exponents = torch.where(largest > 0, e, self.exponents)
 
     def begin_again(self, attempt: int, reduced: Reduced | None) -> None:
-        """Drops all micro-batches of the current step. If attempt number `attempt` (from 1) is new, it gets other
-        exponents. If it is the current attempt, its exponents stay.
+        """Drops all micro-batches of the current step and begins attempt number `attempt` (from 1).
 
-        reduced: result of the previous attempt, if this worker holds it. After the first attempt of a job, every worker
-            holds it.
+        A new attempt gets new exponents. If `attempt` is the current attempt, the exponents do not change.
+
+        reduced: result of the previous attempt; None if this worker does not hold it. Every worker holds the result of
+            a job's first attempt.
         """
         learnt = self._learnt
         if attempt > self._attempt and not self.known and reduced is not None:
@@ -267,25 +284,28 @@ class Gradients:
         self._attempt, self._learnt = attempt, learnt
 
     def take_exponents(self, exponents: Tensor) -> None:
-        """Takes the exponents of a peer or of a checkpoint."""
+        """Replaces the exponents with those of a peer or of a checkpoint."""
         self.exponents = exponents.to(self.device)
 
     def exponents_of_layers(self) -> dict[int, Tensor]:
-        """Layer -> its exponents, in the order of its rows; empty tensors if sums have none."""
+        """Layer -> its exponents, in the order of its rows; empty tensors if the sums are not fixed-point."""
         rows = self.layout.layer_rows
         sizes = [count * self.reproducible for count in rows.values()]
         return dict(zip(rows, self.exponents.split(sizes), strict=True))
 
     def take_exponents_of_layers(self, exponents: Mapping[int, Tensor]) -> None:
-        """Takes the exponents of a peer for those layers that this stage has."""
+        """Replaces the exponents of this stage's layers with those of a peer. Ignores other layers in `exponents`."""
         found = {layer: exponents.get(layer, own) for layer, own in self.exponents_of_layers().items()}
         self.take_exponents(torch.cat([of.to(self.device) for of in found.values()]))
 
     @property
     def known(self) -> bool:
-        """Whether the exponents were derived from a gradient. If not, the first attempt with int32 sums only measures
-        magnitudes. In the first attempt of a step, the answer depends on the exponents alone. So all peers agree,
-        including workers that have just joined."""
+        """Whether the exponents are usable. Always True except with int32 sums.
+
+        With int32 sums the exponents must be derived from a gradient. Until then an attempt only measures magnitudes.
+        In the first attempt of a step, the answer depends on the exponents alone, so all peers agree, including workers
+        that have just joined.
+        """
         learnt = self._learnt > 0  # derived in this step
         return learnt or not self._form.by_row or not torch.equal(self.exponents, self._first)
 
@@ -328,7 +348,7 @@ class Gradients:
 
     @property
     def largest_counts(self) -> list[int]:
-        """Number of elements that `largest_of` returns for each unit; 0 if sums have no exponents."""
+        """Number of elements that `largest_of` returns for each unit; 0 if the sums are not fixed-point."""
         if not self.reproducible:
             return [0] * len(self.layout.units)
         return [unit.length if self._form.by_row else 1 for unit in self.layout.units]
@@ -339,8 +359,10 @@ class Gradients:
         return grad.abs().max().view(1)
 
     def _expected(self, reduced: Reduced) -> Tensor:
-        """The magnitude that is expected in each row, (rows,) float32. With int64 sums, all rows of a unit get the
-        largest magnitude of the unit."""
+        """The largest magnitude to expect in each row of the next gradient, (rows,) float32.
+
+        With int64 sums, all rows of a unit have the largest magnitude of the unit.
+        """
         largest = reduced.largest
         if largest is None:
             largest = torch.cat([self._largest(grad) for grad in self.layout.units_of(reduced.flat)])
@@ -360,6 +382,6 @@ class Gradients:
         return fresh
 
     def _format(self, index: int, parts: int = 1) -> tuple[Tensor, float, Tensor]:
-        """(exponents, limit in quanta, misfits) for an addend that is one of `parts` of a micro-batch's gradient."""
+        """The arguments (e, limit, bad) of `Operations.accumulate` for tensor `index`. parts: see `add_product`."""
         terms = self.microbatches * parts * self._parts[index]
         return self._exponents_now(index), fixed.limit(terms, self._form), self._bad

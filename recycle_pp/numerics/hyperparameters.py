@@ -1,14 +1,12 @@
-"""The learning rate of a step, the factors of parameter groups, and how much of a tensor an update needs at once.
+"""The learning rate of a step, and the factors of parameter groups.
 
 learning_rate(settings.optimizer, step, steps)
 lr, decay = factors(settings.optimizer, "layers.3.ffn_norm.weight")
-layout = Layout(shapes, partial(unit_size, settings.optimizer))
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from recycle_pp.config.settings import Optimizer
@@ -17,8 +15,10 @@ from recycle_pp.config.settings import Optimizer
 def learning_rate(optimizer: Optimizer, step: int, steps: int) -> float:
     """Learning rate of step `step` (from 0) of `steps`: linear warm-up to lr, then `optimizer.schedule`.
 
-    constant: lr. cosine, linear: decays to min_lr. wsd (warm-up, stable, decay; Hu et al. 2024, arXiv:2404.06395): lr,
-    then decays linearly to min_lr over the last part of the steps; `optimizer.decay` is the share of this part.
+    constant        lr
+    cosine, linear  decays to min_lr
+    wsd             lr, then decays linearly to min_lr over the last part of the steps; `optimizer.decay` is the share
+                    of this part (warm-up, stable, decay; Hu et al. 2024, arXiv:2404.06395)
     """
     if step < optimizer.warmup:
         return optimizer.lr * (step + 1) / optimizer.warmup
@@ -35,8 +35,9 @@ def learning_rate(optimizer: Optimizer, step: int, steps: int) -> float:
 
 
 def factors(optimizer: Optimizer, name: str) -> tuple[float, float]:
-    """(factor of lr, factor of weight_decay) for a parameter, from the first group in `optimizer.groups` that matches
-    its name; (1, 1) if no group matches.
+    """(factor of lr, factor of weight_decay) for a parameter.
+
+    They are those of the first group in `optimizer.groups` that matches the name, or (1, 1) if no group matches.
 
     name: full-model name, matched as by `fnmatch`"""
     for group in optimizer.groups or ():
@@ -44,11 +45,3 @@ def factors(optimizer: Optimizer, name: str) -> tuple[float, float]:
         if fnmatchcase(name, pattern):
             return float(lr), float(decay[0]) if decay else 1.0
     return 1.0, 1.0
-
-
-def unit_size(optimizer: Optimizer, name: str, shape: Sequence[int]) -> int | None:
-    """Maximum number of elements of a unit of a tensor (see `layout`); None if an update needs the whole tensor.
-
-    AdamW is elementwise, so it can update any rows of a tensor separately. With int64 sums the elements of a unit share
-    an exponent, so a different size changes the bits of the result."""
-    return 1 << 20

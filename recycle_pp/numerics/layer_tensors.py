@@ -1,18 +1,18 @@
 """The weights and the gradient sums of some layers of a stage. An optimizer updates them (`numerics.optimizer`).
 
-    tensors = LayerTensors(settings, shapes, layers, ops, device)      # zeros
-    tensors.layout, tensors.flat, tensors.working, tensors.gradients
+    tensors = LayerTensors(settings, shapes, layers, ops, device, depth=8)     # zeros
+    tensors.layout, tensors.flat, tensors.working, tensors.gradients, tensors.rule_of(unit)
     tensors.merge(shapes, layers, arriving=[other])                    # changes the layers in place
 
-`model.stage.Stage` is such an object, with the computation of its layers. Layers that arrive at a stage are another one
-until the stage takes them. Each layer has tensors of its own, so the memory of a layer that stays or moves is not
-copied.
+`model.stage.Stage` is a subclass that also computes with its layers. Layers that arrive at a stage are in a separate
+`LayerTensors` until the stage merges them. Each layer has its own tensors, so no layer's memory is copied, whether the
+layer stays or moves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
+from functools import cache
 
 import torch
 
@@ -20,9 +20,11 @@ from recycle_pp.config.settings import Settings
 
 from . import fixed_point
 from .gradients import Gradients
-from .hyperparameters import unit_size
 from .layout import Cut, Layout
 from .operations import Operations
+from .outer_state import outer_vectors
+from .update_rules.choice import Choice, choice
+from .update_rules.rule import Parameter, UpdateRule
 
 
 class LayerTensors:
@@ -33,6 +35,7 @@ class LayerTensors:
         working: the weights that the computation uses: `flat` itself, or with bf16 its rounded copy.
         gradients: the sums over the micro-batches that ran here.
         ops: the kernels, see `numerics.operations`.
+        choose: the update rule of each parameter.
     """
 
     def __init__(
@@ -43,16 +46,21 @@ class LayerTensors:
         ops: Operations,
         device: torch.device,
         *,
+        depth: int,
         parts: Sequence[int] | None = None,
         shared: Collection[str] = (),
         cut: Cut | None = None,
+        choose: Choice | None = None,
     ) -> None:
-        """shapes, layers: of each parameter, see `Layout`
+        """shapes, layers: shape and layer of each parameter, see `Layout`
+        depth: number of layers that are divided among the stages, see `StageModule`
         parts, shared: see `Gradients`
-        cut: maximum size of units; None: as the optimizer sets it"""
+        cut: maximum size of units; None: that of the update rules
+        choose: the update rule of each parameter; None: that of the settings"""
         self.settings, self.ops, self.device = settings, ops, device
         self.microbatches = settings.parallel.pipelines * settings.parallel.microbatches  # G
-        self.layout = Layout(shapes, cut or partial(unit_size, settings.optimizer), layers)
+        self.depth, self.choose = depth, cache(choose or choice(settings.optimizer))
+        self.layout = Layout(shapes, cut or self._cut, layers)
         self.flat = self.layout.zeros(device)
         rounds = settings.numerics.precision == "bf16"
         self.working = self.layout.zeros(device, torch.bfloat16) if rounds else self.flat
@@ -66,27 +74,48 @@ class LayerTensors:
         """Full-model names of the parameters, in canonical order."""
         return self.layout.names
 
+    def rule(self, tensor: int) -> UpdateRule:
+        """The update rule of a tensor."""
+        layout = self.layout
+        return self._rule(layout.names[tensor], layout.shapes[tensor], layout.layer_of[tensor])
+
+    def rule_of(self, unit: int) -> UpdateRule:
+        """The update rule of a unit."""
+        return self.rule(self.layout.units[unit].tensor)
+
+    def names_of(self, tensor: int) -> tuple[str, ...]:
+        """Names of the vectors in a tensor's state: "model" (the master), those of its update rule and of an island."""
+        return ("model", *self.rule(tensor).vectors, *outer_vectors(self.settings))
+
+    def _rule(self, name: str, shape: Sequence[int], layer: int) -> UpdateRule:
+        return self.choose(Parameter(name, tuple(shape), 0 <= layer < self.depth))
+
+    def _cut(self, name: str, shape: Sequence[int], layer: int) -> int | None:
+        return self._rule(name, shape, layer).unit_size
+
     def merge(
         self,
         shapes: Mapping[str, Sequence[int]],
         layers: Sequence[int],
         arriving: Sequence[LayerTensors] = (),
         parts: Sequence[int] | None = None,
+        shared: Collection[str] = (),
     ) -> None:
-        """Changes the layers in place. Layers that these tensors lack come from `arriving`, with their memory and their
-        exponents. The gradient sums must be empty.
+        """Changes the layers in place, and drops the gradient sums.
 
-        shapes, layers, parts: as for a new object with the new layers"""
-        sources = [self, *arriving]
+        Layers in `arriving` come with their memory and their exponents. The other layers keep theirs.
+
+        shapes, layers, parts, shared: as for a new object with the new layers"""
+        sources = [*arriving, self]
         layout = Layout(shapes, self.layout.cut, layers)
-        self.gradients.relayout(layout, [of.gradients for of in arriving], parts)
+        self.gradients.relayout(layout, [of.gradients for of in arriving], parts, shared)
         same = self.flat is self.working
         self.working = layout.gathered([(of.layout, of.working) for of in sources])
         self.flat = self.working if same else layout.gathered([(of.layout, of.flat) for of in sources])
         self.layout = layout
 
     def changed(self) -> None:
-        """To be called after an in-place change of the weights."""
+        """Call this after an in-place change of the weights. Does nothing here; `Stage` overrides it."""
 
 
 def form_of(settings: Settings) -> fixed_point.Format:

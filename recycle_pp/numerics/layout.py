@@ -1,6 +1,5 @@
 """The layout of a stage's tensors in one vector. Parameters, gradients and optimizer state share it.
 
-    cut = partial(unit_size, settings.optimizer)    # see `hyperparameters`
     layout = Layout({"embedding.weight": (256, 64), "layers.0.weight": (64, 64)}, cut, layers=[-1, 0])
     memory = layout.zeros(device)                   # a `LayerMemory`: one tensor for each layer
     embedding, weight = layout.views(memory)
@@ -10,14 +9,15 @@
 The stage's own memory is one tensor for each layer, so that a layer can move. Temporary results, such as a reduced
 gradient, are one tensor. Both have the same layout.
 
-Every tensor begins at a multiple of 256 bytes, also in bfloat16. The bits of a matrix product may depend on the
+Every tensor begins at a multiple of 256 bytes, even in bfloat16. The bits of a matrix product may depend on the
 alignment of its operands (MKL on a CPU; cuBLAS checks up to 256 bytes), and they must not depend on the size of a
 stage. The gaps between tensors stay zero.
 
-A tensor is treated as a matrix. A row consists of the tensor's last dimensions, as few as together have at least `ROW`
-elements. So a vector is one row. A unit consists of whole rows of one tensor, and begins at a multiple of 256 bytes.
-The optimizer sets the maximum size of a unit, or requires that a unit is a whole tensor. The units of a tensor depend
-only on its name and shape, not on its stage or on the live workers. State is held, copied and saved by units.
+A tensor is treated as a matrix. A row covers the last dimensions of the tensor: the fewest that have at least `ROW`
+elements together. So a vector is one row. A unit consists of whole rows of one tensor, and begins at a multiple of 256
+bytes. The update rule of a tensor (`update_rules`) sets the maximum size of its units, or requires that a unit is a
+whole tensor. The units of a tensor depend only on its name, shape and layer, not on its stage or on the live workers.
+State is held, copied and saved by units.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ from recycle_pp.comm.tensor_bytes import aligned_bytes
 from recycle_pp.wire.messages.units import UnitId
 
 ALIGNMENT = BYTES // 2  # elements; 256 bytes of bfloat16, 512 of float32
-ROW = 16  # minimum number of elements of a row, if the tensor has as many
-Cut = Callable[[str, Sequence[int]], int | None]  # (name, shape) of a tensor -> maximum size of its units; None: one
+ROW = 16  # minimum number of elements of a row, unless the tensor has fewer
+Cut = Callable[[str, Sequence[int], int], int | None]
+"""(name, shape, layer) of a tensor -> maximum number of elements of its units; None: one unit."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class LayerMemory:
         self._starts = list(accumulate(map(len, self.parts), initial=0))
 
     def __getitem__(self, place: slice) -> Tensor:
-        """A view of these elements of the vector. All must be in one layer."""
+        """A view of the elements `place` of the vector. All of them must be in one layer."""
         layer = bisect_right(self._starts, place.start) - 1
         start = self._starts[layer]
         assert place.stop <= self._starts[layer + 1], "elements of several layers"
@@ -80,10 +81,11 @@ class LayerMemory:
 class Layout:
     """The layout of some tensors.
 
-    names, shapes: of each tensor
+    names, shapes: name and shape of each tensor
     sizes: number of elements of each tensor, including the gap after it
     rows: number of rows of each tensor
     cut: see `__init__`
+    layer_of: the layer of each tensor
     units: all units, in order
     spans: the elements of the vector that each unit occupies; the last unit of a tensor includes the gap after it.
         Spans are contiguous, and begin and end at multiples of `ALIGNMENT`.
@@ -93,7 +95,7 @@ class Layout:
     """
 
     def __init__(self, shapes: Mapping[str, Sequence[int]], cut: Cut, layers: Sequence[int] = ()):
-        """cut: returns the maximum size of a tensor's units in elements, unless a row has more; None: one unit
+        """cut: see `Cut`; a unit has at least one row, even if the row has more elements
         layers: the layer number of each tensor, ascending; if empty, there is one layer"""
         self.cut = cut
         self.names = list(shapes)
@@ -101,7 +103,9 @@ class Layout:
         self.sizes = [-(-prod(shape) // ALIGNMENT) * ALIGNMENT for shape in self.shapes]
         self.size = sum(self.sizes)
         self.rows = [rows_of(shape) for shape in self.shapes]
-        self._most = {name: cut(name, shape) for name, shape in shapes.items()}
+        self.layer_of = list(layers) or [0] * len(self.names)
+        described = zip(self.names, self.shapes, self.layer_of, strict=True)
+        self._most = {name: cut(name, shape, layer) for name, shape, layer in described}
         self.units = [
             Unit(index, slice(first, min(first + step, rows)))
             for index, (name, rows) in enumerate(zip(self.names, self.rows, strict=True))
@@ -118,39 +122,43 @@ class Layout:
             )
             for of in self.units
         ]
-        numbers = list(layers) or [0] * len(self.names)
-        counts = Counter(numbers[of.tensor] for of in self.units)
+        counts = Counter(self.layer_of[of.tensor] for of in self.units)
         ends = pairwise(accumulate(counts.values(), initial=0))
         self.layers = {layer: range(*of) for layer, of in zip(counts, ends, strict=True)}
         self.ids = [UnitId(layer, number) for layer, units in self.layers.items() for number in range(len(units))]
 
     def number(self, unit: UnitId) -> int:
-        """The unit with this identity."""
+        """The number that the unit with this identity has in this layout."""
         return self.layers[unit.layer][unit.number]
 
     def gathered(self, sources: Sequence[tuple[Layout, LayerMemory]]) -> LayerMemory:
-        """Memory of this layout: each layer's tensor from the first source that has the layer. Copies nothing."""
+        """Memory of this layout, with each layer's tensor from the first source that has the layer. Copies nothing."""
         found: dict[int, Tensor] = {}
         for layout, memory in reversed(sources):
             found |= zip(layout.layers, memory.parts, strict=True)
         return LayerMemory([found[layer] for layer in self.layers])
 
     def by_unit(self, flat: Tensor, units: Sequence[int] | None = None) -> dict[int, Tensor]:
-        """Views of the units in `flat`, the concatenation of their elements. units: ascending; None: all."""
+        """Unit -> view of its elements in `flat`, which is the concatenation of all `units`.
+
+        units: numbers, ascending; None: all
+        """
         numbers = range(len(self.units)) if units is None else units
         sizes = [self.spans[unit].stop - self.spans[unit].start for unit in numbers]
         return dict(zip(numbers, flat.split(sizes), strict=True))
 
     def part(self, units: range) -> Layout:
-        """A layout with these neighbouring units only, cut in the same way. If not all rows of a tensor are among them,
-        the tensor becomes a matrix."""
+        """A layout with only these neighbouring units, cut in the same way.
+
+        If only some units of a tensor are among them, the tensor becomes a matrix of the rows of these units.
+        """
         shapes: dict[str, Sequence[int]] = {}
         for index, found in groupby(self.units[units.start : units.stop], key=lambda unit: unit.tensor):
             of = list(found)
             rows = of[-1].rows.stop - of[0].rows.start
             whole = rows == self.rows[index]
             shapes[self.names[index]] = self.shapes[index] if whole else (rows, self._columns(index))
-        return Layout(shapes, lambda name, _: self._most[name])
+        return Layout(shapes, lambda name, *_: self._most[name])
 
     def span(self, units: range) -> slice:
         """The elements of neighbouring units."""
@@ -191,7 +199,7 @@ class Layout:
 
     @property
     def unit_names(self) -> list[str]:
-        """`NAME[first row:last row]` of each unit. The same in every stage that holds the tensor."""
+        """The name of each unit, `NAME[START:STOP]` with its rows, the same in every stage that holds the tensor."""
         return [f"{self.names[unit.tensor]}[{unit.rows.start}:{unit.rows.stop}]" for unit in self.units]
 
     @property
@@ -225,7 +233,7 @@ def rows_of(shape: Sequence[int]) -> int:
 
 
 def depth_of(shape: Sequence[int]) -> int:
-    """How many leading dimensions are flattened into the rows."""
+    """Number of leading dimensions that are flattened into the rows of a tensor of this shape."""
     columns, depth = 1, len(shape)
     while depth and columns < ROW:
         depth -= 1

@@ -30,12 +30,16 @@ from recycle_pp.config.settings import Optimizer
 from .layout import Layout
 from .weight_grad_store import WeightGradStore
 
-State = tuple[Tensor, Tensor, Tensor]  # parameters, mean gradients, mean squared gradients; flat float32
+# parameters (float32), mean gradients, mean squared gradients (both float32 or bfloat16); flat
+AdamWState = tuple[Tensor, Tensor, Tensor]
 
 
 class Operations(Protocol):
-    """The interface of a backend. In the functions that sum, `first` means that the sum is still empty. Then the
-    function overwrites it without reading it."""
+    """The interface of a backend.
+
+    In the functions that sum, `first` means that the sum is still empty. The function then overwrites it without
+    reading it.
+    """
 
     # --- layers, differentiable
 
@@ -57,6 +61,8 @@ class Operations(Protocol):
 
     def head_loss(self, x: Tensor, weight: Tensor, targets: Tensor, sink: WeightGradStore | None, index: int) -> Tensor:
         """x (N, H), weight (V, H), targets (N,) int64 -> the mean negative log-likelihood, a float32 scalar.
+
+        A target of -100 has no loss and no gradient. If all targets are -100, the mean is NaN and all gradients are 0.
 
         The weight's gradient goes to the sink, as the gradient of tensor `index`. Without a sink it goes to autograd.
         """
@@ -101,7 +107,7 @@ class Operations(Protocol):
 
     def adamw(
         self,
-        state: State,
+        state: AdamWState,
         grad: Tensor,
         places: Any,
         o: Optimizer,
@@ -109,9 +115,11 @@ class Operations(Protocol):
         lr: float,
         step: int,
         scale: float,
-        undo: State | None,
+        undo: AdamWState | None,
     ) -> None:
         """One AdamW step, number `step` from 0, with the gradient times `scale`. Decays matrices, not vectors.
+
+        Computes in float32. bfloat16 moments are rounded to nearest even when they are stored.
 
         undo: receives a copy of the state before the step
         """

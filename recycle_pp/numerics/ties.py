@@ -2,8 +2,8 @@
 over these stages.
 
     ties = Ties(gradients, stage=3, shared={"wte.weight": [0, 3]})
-    parcel = ties.parcel(reduced, mine, units)           # this stage's part, for another stage
-    reduced = ties.summed(reduced, mine, {stage: ...})   # the sums over all stages; may be called again
+    parcel = ties.parcel(reduced, mine, units)           # this stage's sums, for another stage
+    reduced = ties.summed(reduced, mine, parcels)        # the sums over all stages; may be called again
 
 A stage first sums its own gradients over its workers. Workers of the stages then exchange these sums (int64, int32 or
 float32) and add them in the order of the stages, so the bits are the same in all stages. Each stage cuts the tensor
@@ -49,7 +49,7 @@ class Ties:
         return dict(zip(mine, reduced.shared.split(sizes), strict=True))
 
     def parcel(self, reduced: Reduced, mine: Sequence[int], units: Sequence[int]) -> Tensor:
-        """One vector: whether the stage's gradient is finite, then the stage's own sums of these units."""
+        """One vector to send: 1 if this stage's gradient is finite (else 0), then this stage's sums of these units."""
         own = self.own(reduced, mine)
         finite = torch.tensor([reduced.finite], dtype=self.gradients.dtype, device=self.gradients.device)
         return torch.cat([finite, *(own[unit] for unit in units)])
@@ -62,8 +62,9 @@ class Ties:
     def summed(
         self, reduced: Reduced, mine: Sequence[int], parcels: Sequence[tuple[int, Sequence[int], Tensor]]
     ) -> Reduced:
-        """`reduced` with the gradients and norms of the units `mine`, summed over all stages. Includes the norms that
-        another stage counts (see `counted_once`).
+        """`reduced`, with the gradients of the units `mine` summed over all stages, and with the norms of these sums.
+
+        Includes the norms that another stage counts (see `counted_once`).
 
         parcels: (stage, units, parcel) from every other stage that holds one of the units
         """

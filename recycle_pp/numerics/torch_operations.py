@@ -6,7 +6,7 @@ and an explicit backward can compute the gradients of a norm's weight and of its
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from recycle_pp.config.settings import Optimizer
 from . import fixed_point as fixed
 from . import weight_grad_store as deferred
 from .layout import Layout
-from .operations import State
+from .operations import AdamWState
 from .weight_grad_store import WeightGradStore
 
 BLOCK = 1 << 16  # elements that fit a core's cache while they are scaled, rounded and added
@@ -101,28 +101,47 @@ def squared_norm(grad: Tensor) -> Tensor:
 
 
 def adamw(
-    state: State, grad: Tensor, places: Layout, o: Optimizer, *, lr: float, step: int, scale: float, undo: State | None
+    state: AdamWState,
+    grad: Tensor,
+    places: Layout,
+    o: Optimizer,
+    *,
+    lr: float,
+    step: int,
+    scale: float,
+    undo: AdamWState | None,
 ) -> None:
     """Calls the kernel of `torch.optim.AdamW(fused=True)` for each tensor, so the bits are the same."""
     for kept, live in zip(undo or (), state, strict=False):
         kept.copy_(live)
     count = torch.full((), step + 1.0, device=grad.device)
-    for parameter, mean, square, g in zip(*(places.views(flat) for flat in (*state, grad)), strict=True):
-        torch._fused_adamw_(
-            [parameter],
-            [g if scale == 1.0 else g * scale],
-            [mean],
-            [square],
-            [],
-            [count],
-            lr=lr,
-            beta1=o.beta1,
-            beta2=o.beta2,
-            weight_decay=o.weight_decay if parameter.dim() >= 2 else 0.0,
-            eps=o.eps,
-            amsgrad=False,
-            maximize=False,
-        )
+    for tensors in zip(*(places.views(flat) for flat in (*state, grad)), strict=True):
+        decay = o.weight_decay if tensors[0].dim() >= 2 else 0.0
+        for parameter, mean, square, g in [tensors] if state[1].dtype == torch.float32 else _blocks(tensors):
+            wide_mean, wide_square = mean.float(), square.float()  # the same tensors, unless they are bfloat16
+            torch._fused_adamw_(
+                [parameter],
+                [g if scale == 1.0 else g * scale],
+                [wide_mean],
+                [wide_square],
+                [],
+                [count],
+                lr=lr,
+                beta1=o.beta1,
+                beta2=o.beta2,
+                weight_decay=decay,
+                eps=o.eps,
+                amsgrad=False,
+                maximize=False,
+            )
+            mean.copy_(wide_mean)
+            square.copy_(wide_square)
+            del wide_mean, wide_square  # before the copies of the next block
+
+
+def _blocks(tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    """The elements of equally large tensors, BLOCK at a time. Float32 copies of a block stay in a core's cache."""
+    return zip(*(tensor.view(-1).split(BLOCK) for tensor in tensors), strict=True)
 
 
 class _RMSNorm(torch.autograd.Function):

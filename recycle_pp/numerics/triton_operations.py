@@ -15,7 +15,7 @@ from torch import Tensor
 from recycle_pp.config.settings import Optimizer
 
 from .layout import Layout
-from .operations import State
+from .operations import AdamWState
 from .weight_grad_store import WeightGradStore
 
 __all__ = [
@@ -76,8 +76,16 @@ def squared_norms(flat: Tensor, places: Chunks) -> Tensor:
 
 
 def adamw(
-    state: State, grad: Tensor, places: Chunks, o: Optimizer, *, lr: float, step: int, scale: float, undo: State | None
+    state: AdamWState,
+    grad: Tensor,
+    places: Chunks,
+    o: Optimizer,
+    *,
+    lr: float,
+    step: int,
+    scale: float,
+    undo: AdamWState | None,
 ) -> None:
     hyper = kernels.AdamW(lr, o.beta1, o.beta2, o.eps, o.weight_decay)
-    with torch.cuda.device_of(grad):  # a joiner steps in a thread, and a new thread uses GPU 0
+    with torch.cuda.device_of(grad):  # a joining worker updates in another thread, and a new thread defaults to GPU 0
         kernels.adamw(state, grad, places, hyper, step + 1, scale, undo)

@@ -35,7 +35,7 @@ Queue = list[tuple[Callable[..., None], int, tuple[Tensor, ...]]]
 
 
 class WeightGradStore:
-    """Takes the weight gradients of one stage. Queues them if there is a queue, else accumulates them at once."""
+    """Receives the weight gradients of one stage. Queues them if there is a queue, else accumulates them at once."""
 
     gradients: Accumulators  # set by the stage after its layers exist
 

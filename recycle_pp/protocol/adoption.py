@@ -1,12 +1,12 @@
-"""Computes a generation's orders from its members' reports: the rest of the step, and each worker's actions.
+"""Computes a generation's orders from its members' reports: the plan of the rest of the step, and each worker's part.
 
     adoption = adopt(problem, live, reports, committed=6, steps=100, units=units, planner=planner, derive=actions)
     adoption.left                                        # the work left in step 7
     adoption.plans                                       # step -> plan of the work left in that step
-    adoption.message(worker, generation, evaluate, stagger)      # for the member that plays this worker
+    adoption.message(worker, generation, evaluate, stagger)      # orders for the member that plays this worker
 
-Pure: no sockets, no clock, no torch. The result depends only on the reports, so a new coordinator computes the same
-orders.
+Pure: no sockets, no clock, no torch. The reports contain all that the coordinator must know about the interrupted step,
+so a new coordinator needs no history.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from recycle_schedules import Actions, Plan, Problem, Worker
 
 from recycle_pp.wire.messages.generations import Adopt, Report, Shares
+from recycle_pp.wire.messages.islands import OuterState
 from recycle_pp.wire.messages.members import Assignment, Member
 
 from .ledger import Record, Remainder, remainder
@@ -28,12 +29,12 @@ Derive = Callable[[Plan], Actions]
 
 @dataclass(frozen=True)
 class Adoption:
-    """Fields:
+    """The orders of one generation, for all workers.
 
     left     the work left in the step in progress
-    plans    step -> plan of the work left in that step, for the step in progress and perhaps the next one
+    plans    step -> plan of the work left in that step; for the step in progress, and for the next one if it has begun
     actions  step -> actions of that plan; None if the step has nothing left to run
-    copies   stage -> member that sends the summed gradients to its peers, for stages in which a peer lacks them
+    copies   stage -> member that sends the summed gradients to its peers, for stages in which some peer lacks them
     revoked  stages that must sum their gradients again
     shares   stage -> holders of the stage's units (a unit is a block of one layer's state)
     ahead    whether a worker has applied a step that is not committed
@@ -47,7 +48,9 @@ class Adoption:
     shares: Mapping[int, Shares]
     ahead: bool
 
-    def message(self, worker: Worker, generation: int, evaluate: int | None, stagger: bool) -> Adopt:
+    def message(
+        self, worker: Worker, generation: int, evaluate: int | None, stagger: bool, outer: OuterState | None = None
+    ) -> Adopt:
         return Adopt(
             generation=generation,
             steps={step: of.packed(worker) if of else b"" for step, of in self.actions.items()},
@@ -57,6 +60,7 @@ class Adoption:
             stagger=stagger,
             shares=self.shares[worker.stage],
             recompute=self.left.problem.recomputes[worker.stage],
+            outer=outer,
         )
 
 
@@ -72,9 +76,16 @@ def adopt(
 ) -> Adoption:
     """Plans the work left after the newest committed step, from the reports of the live members.
 
-    live: the worker that each live member plays
+    problem    the planning problem of the live workers
+    live       live member -> the worker W(d,s) that it plays
+    reports    live member -> its report
+    committed  newest committed step
+    steps      number of steps of the job
+    units      the holders of all units; this call updates them
+    planner    returns a plan for a problem
+    derive     returns the actions of all workers for a plan
 
-    May take long. Raises StageLost if a unit has no holder left.
+    May take long, because it runs the planner. Raises StageLost if a unit has no holder left.
     """
     records, ahead = _records(reports, committed + 1), _records(reports, committed + 2)
     void = units.void(live, records)
@@ -101,6 +112,7 @@ def adopt(
 
 
 def _records(reports: Mapping[Member, Report], step: int) -> dict[Member, Record]:
+    """member -> the record of `step` in its report, or an empty record if the report has none."""
     found = {member: Record(step) for member in sorted(reports)}
     for member, report in reports.items():
         for reported in report.records:
@@ -110,5 +122,5 @@ def _records(reports: Mapping[Member, Report], step: int) -> dict[Member, Record
 
 
 def _played(live: Assignment, records: Mapping[Member, Record]) -> dict[Worker, Record]:
-    """The records by worker instead of member."""
+    """The records, keyed by worker instead of member."""
     return {live[member]: record for member, record in records.items()}

@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 import msgspec
 from recycle_schedules import Problem
 
+from recycle_pp.wire.messages.ctl import Value
 from recycle_pp.wire.messages.generations import Report
+from recycle_pp.wire.messages.islands import CutMissing, OuterState, RoundReady
 from recycle_pp.wire.messages.lifecycle import NoRoom, Prepared, Synced
 from recycle_pp.wire.messages.members import Member
 from recycle_pp.wire.messages.saving import Finished
@@ -28,7 +30,7 @@ from recycle_pp.wire.messages.units import Layout
 from .takeover import Found
 
 Json = dict[str, Any]
-FromWorker = Report | Vote | Evaluated | Finished | Synced | Prepared | NoRoom
+FromWorker = Report | Vote | Evaluated | Finished | Synced | Prepared | NoRoom | RoundReady | CutMissing
 """Messages from workers that a job handles."""
 
 
@@ -41,18 +43,20 @@ class WorkerDescribed(Event, frozen=True):
 
     host:  the machine that the worker runs on
     units: layer of its stage -> (name, number of elements) of each unit of the layer
+    outer: of an island: its position in the rounds at this start; else None
     """
 
     member: Member
     host: str
     units: dict[int, list[tuple[str, int]]]
+    outer: OuterState | None = None
 
 
 class WorkerReady(Event, frozen=True):
-    """A worker has started. If the first generation has begun, the worker becomes a joiner, which copies its units
-    from peers before it takes part.
+    """A worker has started. If the first generation has already begun, the worker becomes a joiner, which copies its
+    units from peers before it takes part.
 
-    earliest: first step that the worker may take part in
+    earliest: first step that a joiner may take part in
     """
 
     member: Member
@@ -71,7 +75,8 @@ class MessageReceived(Event, frozen=True):
 
 
 class WorkerEvicted(Event, frozen=True):
-    """The worker's machine is about to be reclaimed. The worker leaves at the next commit, if a peer remains."""
+    """The worker's machine is about to be reclaimed. The worker leaves at the next commit, if a peer and a copy of each
+    of its units remain."""
 
     member: Member
 
@@ -108,13 +113,15 @@ class LinksBroken(Event, frozen=True):
 
 
 class ProblemChanged(Event, frozen=True):
-    """Durations or limits changed (a profile, a slow worker). The first commit after planning applies the new plan."""
+    """The planning problem has new durations or limits, for instance after profiling, or because a worker became slow.
+    The new plan takes effect at the first commit after it is made."""
 
     problem: Problem
 
 
 class MoveWanted(Event, frozen=True):
-    """The layers should move while the job trains. Replaces an open move, also by none if the job has this layout.
+    """Layers should move to other stages while the job trains. Replaces the unfinished move, if there is one. If the
+    job already has this layout, only cancels the unfinished move.
 
     layout:  the layers of every stage after the move
     problem: the problem without deaths, with the durations and limits of the stages in that layout
@@ -141,14 +148,24 @@ class SavingChanged(Event, frozen=True):
     due: bool
 
 
+class SettingsChanged(Event, frozen=True):
+    """A user has changed settings of the running job. All later commits carry all changed settings, so a new
+    coordinator receives them from the workers.
+
+    values: key -> new value
+    """
+
+    values: dict[str, Value]
+
+
 class EndRequested(Event, frozen=True):
     """Ends the job at the next commit, with a checkpoint. The members then wait, and the phase of the job is `ended`.
     Has no effect while the run's last step is in progress."""
 
 
 class HoldExpired(Event, frozen=True):
-    """The job has waited too long for a follower that lacks the newest step. The follower's donor or the network may
-    have failed.
+    """The job has waited too long for a follower (a process that copies state from a donor) that lacks the newest step.
+    The donor or the network may have failed.
 
     generation: the generation in which the wait began
     step: the step whose commit waits for an understudy; None if all workers wait for joiners or receivers
@@ -168,8 +185,8 @@ class Outcome:
     """The results of one event.
 
     sends: messages, in order
-    notes: dicts with a name under "event", for the caller to act on or to record. They contain no sets, because the
-        order of a set differs between processes
+    notes: dicts for the caller to act on or to record; the key "event" holds the note's name. They contain no sets,
+        because the order of a set differs between processes
     expiry: an event to pass to the job after control.suspicion seconds, or None
     """
 

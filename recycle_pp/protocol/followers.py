@@ -1,18 +1,19 @@
-"""Tracks followers, which copy units from donors while the job continues: returning processes (joiners), members whose
-stage will gain layers (receivers of a move, see `moving`), and members that may have to play a worker of another stage
-(`understudies`).
+"""Tracks followers: processes that copy units from donors while the job continues.
 
 followers.add(member, earliest=40)           # a joiner
 followers.add(member, layers=[3, 4, 5])      # a receiver; its stage will have these layers
-followers.add_understudy(member, worker, elements)       # of this worker, whose stage has these elements
-followers.find_donors(committed, generation, live, units, assignment)      # messages to followers and donors
+followers.add_understudy(member, worker, elements)       # of this worker; its stage has this number of elements
+followers.find_donors(committed, generation, live, units, assignment)      # returns messages to followers and donors
 followers.synced(member, step, session)      # records that the follower has all its units in the state after `step`
 followers.about_to_join(committed)           # whether some joiners lack only the newest step; if so, wait for them
-followers.take_ready(committed)              # the joiners that lack nothing; they become members
-followers.drop_late(committed)               # restarts followers that still lack the newest step, with new donors
+followers.take_ready(committed)              # removes and returns the joiners that are up to date
+followers.drop_late(committed)               # restarts joiners and receivers that still lack only the newest step
 followers.check(give)                        # restarts followers if a donor no longer holds the units that it sends
 
-A session is one attempt to bring a follower up to date.
+There are three kinds. A joiner is a returning process, which follows the units of its stage. A receiver is a member
+whose stage will gain layers (`moving`). An understudy is a member that may have to play a worker of another stage
+(`understudies`). A session is one attempt to bring a follower up to date. A follower that restarts gets new donors and
+a new session.
 """
 
 from __future__ import annotations
@@ -31,20 +32,20 @@ from .events import Send
 from .units import Units
 
 LEAD = 3  # a joiner starts to follow its units this many steps before `earliest`
-NOT_YET = -1  # `Follower.prepared` of an understudy that is in step, before it is prepared in this generation
+NOT_YET = -1  # `Follower.prepared` of an understudy that is in step, but not prepared in the current generation
 SESSIONS = 1 << 20  # limit on the number of sessions in one generation
 
 
 @dataclass
 class Follower:
-    earliest: int  # first step that the joiner may take part in
-    layers: list[int] | None = None  # layers that the receiver's stage will have; else None
-    worker: Worker | None = None  # the worker whose understudy the follower is; else None
-    elements: int = 0  # number of elements of an understudy's units
+    earliest: int  # joiners only: first step that the joiner may take part in
+    layers: list[int] | None = None  # receivers only: all layers that the stage will have
+    worker: Worker | None = None  # understudies only: the worker that the member may have to play
+    elements: int = 0  # understudies only: number of elements of the units
     donors: dict[Member, list[UnitId]] = field(default_factory=dict)  # donor -> the units that it sends
-    synced: int | None = None  # the follower's units are in the state after this step; None until they have arrived
+    synced: int | None = None  # all units have arrived, in the state after this step; None until then
     session: int = -1
-    prepared: int | None = None  # newest step whose commit the understudy can complete; None until it is in step
+    prepared: int | None = None  # understudies only: newest step whose commit it can complete; None until it is in step
 
     @property
     def joins(self) -> bool:
@@ -66,7 +67,7 @@ class Followers:
         self._by_member[member] = Follower(0, None, worker, elements)
 
     def resume_understudy(self, member: Member, worker: Worker, donor: Member, session: int) -> None:
-        """Continues a session that another coordinator has begun. The understudy is in step."""
+        """Continues a session of an earlier coordinator, in which the understudy is already in step."""
         self._by_member[member] = Follower(0, None, worker, donors={donor: []}, session=session, prepared=NOT_YET)
 
     @property
@@ -77,7 +78,7 @@ class Followers:
         return member in self._by_member
 
     def died(self, member: Member) -> None:
-        """Removes a follower that is dead. If it was a donor, its followers restart with other donors."""
+        """Removes a dead member from the followers. If it was a donor, its followers restart with other donors."""
         self._by_member.pop(member, None)
         for follower in self._by_member.values():
             if member in follower.donors:
@@ -88,8 +89,8 @@ class Followers:
     ) -> list[Send]:
         """Assigns donors to every follower that needs them now. Returns the messages that begin the sessions.
 
-        live        the worker that each live member plays
-        assignment  the worker that each member plays, dead or alive
+        live        live member -> the worker that it plays
+        assignment  member -> the worker that it plays, for all members, dead or alive
         """
         out: list[Send] = []
         for member, follower in sorted(self._by_member.items()):
@@ -98,7 +99,9 @@ class Followers:
             serving = Counter(donor for each in self._by_member.values() for donor in each.donors)
             worker = follower.worker or assignment[member]
             layers = units.layout[(stage := worker.stage)]
-            if follower.layers is None:
+            if follower.worker is not None:
+                follower.donors = units.whole(stage, live, serving)
+            elif follower.layers is None:
                 follower.donors = units.sources(member, stage, live, serving)
             else:
                 follower.donors = units.moved(member, follower.layers, live, serving)
@@ -117,8 +120,9 @@ class Followers:
         return self._session
 
     def synced(self, member: Member, step: int, session: int) -> bool:
-        """Records progress of a follower. Returns False if the member is no longer one, or if the session is old,
-        because its donors then do not send the next step."""
+        """Records that all units of a follower are in the state after `step`. Returns False, and records nothing, if
+        the member is no longer a follower, or if the session is old, because donors of an old session send no further
+        steps."""
         follower = self._by_member.get(member)
         if follower is None or not follower.donors or follower.session != session:
             return False
@@ -126,16 +130,17 @@ class Followers:
         return True
 
     def newest(self, member: Member) -> int | None:
-        """The step after which this follower has its units; None if it has not received them or follows none."""
+        """The newest step that is contained in all units of the follower. None if units are missing, or if the member
+        is not a follower."""
         follower = self._by_member.get(member)
         return None if follower is None else follower.synced
 
     def remove(self, member: Member) -> None:
-        """Removes a living follower."""
+        """Removes a follower that is alive. For a dead one, call `died`."""
         del self._by_member[member]
 
     def check(self, give: Callable[[Mapping[Member, Collection[UnitId]]], bool]) -> None:
-        """Restarts followers if their donors no longer hold their units. give: see `Units.give`."""
+        """Restarts followers whose donors no longer hold the units that they send. give: see `Units.give`."""
         for follower in self._by_member.values():
             if follower.donors and not give(follower.donors):
                 follower.restart()
@@ -144,7 +149,7 @@ class Followers:
         self._by_member = {member: each for member, each in self._by_member.items() if each.layers is None}
 
     def restart(self, stages: Collection[int], assignment: Assignment) -> None:
-        """Restarts the followers in these stages."""
+        """Restarts the followers that copy state for a worker of these stages."""
         for member, follower in self._by_member.items():
             if (follower.worker or assignment[member]).stage in stages:
                 follower.restart()

@@ -1,4 +1,4 @@
-"""Computes the table of holders of a stage: unit -> its holders, first holder first. Units are in the stage's order.
+"""Computes which members hold each unit of a stage, as a table: unit -> its holders, beginning with the first holder.
 
     table = placed(sizes, peers, copies=2, hosts={0: "a", 1: "b"})    # at the start
     table = refilled(held, sizes, peers, copies=2, hosts)   # after deaths and returns; held: live holders, by unit
@@ -6,13 +6,14 @@
     missing(held, table, sizes)                        # copies to make: (unit, from, to)
     on_one_host(table, hosts)                          # a host whose loss would lose a unit, or None
 
-Peers are the members that play the workers of one stage. `sizes` has the number of elements of each unit. The first
-holder of a unit reduces the unit's gradient, sends the gradient to the other holders, and sends the updated weights to
-all other peers.
+Peers are the members that play the workers of one stage. `sizes` has the number of elements of each unit. Tables list
+the units in the stage's order. The first holder of a unit reduces the unit's gradient, sends the gradient to the other
+holders, and sends the updated weights to all other peers.
 
 At the start, peers form groups of `copies`, on different hosts if possible, and all copies of a unit are in one group
-(copysets: Cidon et al., USENIX ATC 2013). So two simultaneous deaths lose a unit only if they hit the same group.
-Later, missing copies go to the peers with the least load, and a returning peer takes copies from overloaded peers.
+(copysets: Cidon et al., USENIX ATC 2013). So with two copies, two simultaneous deaths lose a unit only if they hit the
+same group. A peer's load is the number of elements that it holds. Later, missing copies go to the peers with the least
+load, and a returning peer takes copies from overloaded peers.
 Copies of a unit are placed on different hosts, unless this would overload a peer.
 """
 
@@ -55,7 +56,8 @@ def groups(peers: Collection[Member], copies: int, hosts: Mapping[Member, str] |
     hosts, count = hosts or {}, max(1, len(peers) // max(1, copies))
     of = {peer: hosts.get(peer, "") for peer in peers}
     names = list(of.values())
-    dealt = sorted(peers, key=lambda peer: (-names.count(of[peer]), of[peer], peer))  # neighbours join different groups
+    # Neighbours in this list join different groups.
+    dealt = sorted(peers, key=lambda peer: (-names.count(of[peer]), of[peer], peer))
     return [sorted(dealt[k::count]) for k in range(count)]
 
 
@@ -66,12 +68,12 @@ def refilled(
     copies: int,
     hosts: Mapping[Member, str] | None = None,
 ) -> Table:
-    """The table after deaths and returns. Moves few copies beyond the necessary ones.
+    """The table after deaths and returns. Makes few copies besides the necessary ones.
 
     held: unit -> its live holders, at least one, in any order
 
-    Gives missing copies to the peers with the least load, then moves copies from overloaded peers to peers far below
-    the mean, then balances the first holders.
+    Gives missing copies to the peers with the least load, then moves copies from overloaded peers to peers whose load
+    is far below the mean, then balances the first holders.
     """
     if not copies:
         return dict.fromkeys(sizes, sorted(peers))
@@ -95,7 +97,7 @@ def refilled(
             load[peer] += size
     for peer in sorted(load, key=lambda p: (load[p], p)):
         if load[peer] < mean - slack:
-            for gain in (1, 0):  # first moves that add a host to a unit, then neutral ones
+            for gain in (1, 0):  # first move units that get onto one more host, then units that get onto as many
                 _take_share(peer, table, sizes, load, mean, of, gain)
     _balance_first(table, sizes, len(load), slack)
     return table
@@ -112,7 +114,8 @@ def lost(held: Mapping[UnitId, Collection[Member]]) -> list[UnitId]:
 
 
 def missing(held: Mapping[UnitId, Collection[Member]], table: Table, sizes: Sizes) -> list[Copy]:
-    """The copies to make, in the order of the units. Each source is the holder with the least to send so far."""
+    """The copies to make, as (unit, from, to), in the order of the units. Each copy comes from the holder that has the
+    fewest elements to send so far."""
     sent: dict[int, int] = {}
     found = []
     for unit, holders in table.items():
@@ -133,7 +136,7 @@ def _take_share(
     hosts: Mapping[int, str],
     gain: int,
 ) -> None:
-    """Moves units to `peer` until its load reaches the mean. Makes only moves that add `gain` hosts to a unit."""
+    """Moves units to `peer` until its load reaches the mean. Moves only units that are then on `gain` more hosts."""
     for unit, holders in table.items():
         size = sizes[unit]
         if load[peer] >= mean:
@@ -150,8 +153,8 @@ def _take_share(
 
 
 def _balance_first(table: Table, sizes: Sizes, peers: int, slack: float) -> None:
-    """Balances the load of first holders, in place: swaps an overloaded first holder with the least loaded holder of
-    the unit."""
+    """Swaps overloaded first holders with the least loaded holder of the same unit, in place. Here a member's load
+    counts only units of which it is the first holder. peers: number of peers."""
     load: dict[int, int] = {}
     for unit, holders in table.items():
         load[holders[0]] = load.get(holders[0], 0) + sizes[unit]

@@ -20,14 +20,15 @@ even while reports are collected, starts another generation, which replaces the 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from recycle_schedules import Plan, Problem, Worker
 
+from recycle_pp.wire.messages.ctl import Value
 from recycle_pp.wire.messages.generations import FIRST, Announce, Report
+from recycle_pp.wire.messages.islands import CutMissing, RoundReady
 from recycle_pp.wire.messages.lifecycle import Leave, NoRoom, Prepared, Synced
 from recycle_pp.wire.messages.members import Assignment, Member
 from recycle_pp.wire.messages.saving import Finished
@@ -52,6 +53,7 @@ from .events import (
     Restarted,
     SavingChanged,
     Send,
+    SettingsChanged,
     WorkerDescribed,
     WorkerDied,
     WorkerEvicted,
@@ -61,6 +63,7 @@ from .events import (
 from .followers import Followers
 from .live_problem import LiveProblem
 from .moving import Moving
+from .outer_rounds import OuterRounds
 from .speculation import Speculation
 from .stage_lost import StageLost
 from .steady_state_plan import Planner, Steady
@@ -71,7 +74,15 @@ from .validation import Validation
 
 @dataclass
 class Job:
-    """problem: the planning problem without deaths. Its durations and limits may change while the job runs."""
+    """The coordinator's state of a job, which `handle` changes.
+
+    problem  the planning problem without deaths; its durations and limits may change while the job runs
+    steps    number of steps of the job
+    planner  returns a plan for a problem
+    derive   returns the actions of all workers for a plan
+    clip     largest norm of the gradient; None: no clipping
+    stagger  whether workers may apply a step before its commit (optimizer.stagger)
+    """
 
     problem: Problem
     steps: int
@@ -80,12 +91,14 @@ class Job:
     clip: float | None = None
     stagger: bool = False
     copies: int = 0  # copies of each unit of a stage's state (parallel.copies); 0: one for each worker of the stage
-    understudy: bool = False  # a stage with one live worker gets an understudy (state.understudy)
+    understudy: int = 0  # bytes per element of an understudy's copy of a stage (state.understudy); 0: no understudies
     third: bool = False  # continue without a worker whose copy is wrong (control.mismatch)
     first_step: int = 0
     evaluate_every: int = 0
     evaluate_microbatches: int = 1  # micro-batches of each pipeline in one pass of a validation
     save_every: int = 0
+    changes: dict[str, Value] = field(default_factory=dict)  # settings that were changed while the job ran
+    islands: tuple[int, int, int] | None = None  # of an island: steps, delay and max_local, see `OuterRounds`
 
     generation: int = -1
     committed: int = -1
@@ -107,12 +120,13 @@ class Job:
         self._live_problem = LiveProblem()
         self.units, self.followers = Units(self.copies, self.third), Followers()
         self.moving = Moving(self.units, self.followers)
-        self.understudies = Understudies(self.followers, self.understudy and not self.units.sharded)
+        self.understudies = Understudies(self.followers, self.understudy)
         self.steady = Steady(self.planner, self.evaluate_microbatches)
         self._newest: Commit | None = None
         self._base: int | None = None  # newest generation that rebuilt all links
         self._speculation = Speculation(self.stagger)
         self._validation = Validation()
+        self.outer = None if self.islands is None else OuterRounds(*self.islands)
         self._wrong: dict[Member, str] = {}  # member that was removed but is still alive -> fault in its state
         self.saving = SavingChanged(occupied=False, due=False)  # newest event of this type
         self._ending = False  # the next commit will be the last one
@@ -122,12 +136,18 @@ class Job:
 
     @property
     def started(self) -> bool:
-        """The first generation has been announced."""
+        """Whether the first generation has been announced."""
         return self._base is not None
 
     @property
+    def waits_for_round(self) -> bool:
+        """Whether all workers have voted, and the commit waits for the result of a round (`OuterRounds.waits`)."""
+        waits = self.outer is not None and self.outer.waits(self.live, self.committed + 1)
+        return waits and not self._ending and self.phase == "running" and self._ballot.complete(self.live)
+
+    @property
     def workers(self) -> Assignment:
-        """The workers that the live members play, in the order of the members."""
+        """live member -> the worker that it plays, in the order of the members."""
         return {member: self.assignment[member] for member in sorted(self.live)}
 
     @property
@@ -136,8 +156,9 @@ class Job:
         return self.live - self._reports.keys() if self.phase == "reporting" else set()
 
     def handle(self, event: Event) -> Outcome:
-        """Applies one event. Two notes mean that the job cannot continue: "stage_lost" (stage, what) if a stage has no
-        worker or no copy of a part of its state, and "violation" (detail) if the numbers would be wrong."""
+        """Applies one event. Two notes mean that the job cannot continue: "stage_lost" (fields stage and what) if a
+        stage has no worker or no copy of a part of its state, and "violation" (field detail) if the numbers would be
+        wrong."""
         self._notes, self._expiry = [], None
         try:
             sends = _EVENTS[type(event)](self, event)
@@ -151,17 +172,19 @@ class Job:
 
     @property
     def wants_plan(self) -> bool:
-        """Whether to plan the steps of `problem_now`. Report the result with `PlanMade`."""
+        """Whether the caller should plan the steps of `problem_now`, and then handle the event `PlanMade`."""
         return self.steady.wanted and self.phase == "running"
 
     def problem_now(self) -> Problem:
-        """The problem without the dead workers. Its graph is built once per membership."""
+        """The problem without the dead workers. Its graph of links is built once per membership."""
         return self._live_problem.of(self.problem, self.workers.values())
 
     # -- events ------------------------------------------------------------------------------------------------
 
     def _described(self, event: WorkerDescribed) -> list[Send]:
         self.units.describe(event.member, self.assignment[event.member].stage, event.host, event.units)
+        if self.outer is not None and event.outer is not None and self._newest is None:
+            self.outer.begin(event.outer)
         return []
 
     def _ready(self, event: WorkerReady) -> list[Send]:
@@ -173,7 +196,8 @@ class Job:
         return self._find_donors()
 
     def _died(self, event: WorkerDied) -> list[Send]:
-        """Raises StageLost if the stage has no worker left. Later deaths do not raise it again."""
+        """Removes a dead member, and starts a generation without it if it took part. Raises StageLost if its stage has
+        no worker left. Later deaths do not raise it again."""
         member = event.member
         if self.phase == "starting":
             self.waiting.discard(member)
@@ -190,7 +214,8 @@ class Job:
             return self._regroup(rebuild=True)
         self._check_stages(self.live)
         idle = self.phase == "running" and self.committed == self.steps - 1 and self._validation.step is None
-        idle = idle and (self.units.complete or self.live <= self.finished)  # otherwise a peer may need its weights
+        # If units are sharded and some live member has not finished, it may still need weights from the dead one.
+        idle = idle and (self.units.complete or self.live <= self.finished)
         if idle:
             self._finish_if_complete()
         elif was_live and self.phase in ("reporting", "running", "holding"):
@@ -198,8 +223,8 @@ class Job:
         return self._release_hold() + self._find_donors()
 
     def _received(self, event: MessageReceived) -> list[Send]:
-        """Ignores messages of old generations and of dead workers. Raises StageLost if the last report of a generation
-        shows that a unit has no copy left. Later messages are ignored."""
+        """Handles a message. Ignores messages of old generations and of dead workers. Raises StageLost if the last
+        report of a generation shows that a unit has no copy left. After that, it ignores all messages."""
         if self.phase == "lost" or is_void(event.message, self.generation):
             return []
         return _MESSAGES[type(event.message)](self, event.member, event.message)
@@ -233,6 +258,10 @@ class Job:
             self._validation.begin(found.committed if found.commit.evaluate else None)
             self._speculation.resume(found.commit.stagger)
             self.skipped = found.commit.skipped
+            if self.outer is not None and found.commit.outer is not None:
+                self.outer.begin(found.commit.outer.state)
+            if found.commit.changes:
+                self._change_settings(SettingsChanged(found.commit.changes))
             out = [Send(member, found.commit) for member in sorted(found.behind)]
         return out + self._regroup(rebuild=cast or found.base is None)
 
@@ -244,7 +273,7 @@ class Job:
         out: list[Send] = []
         if event.committed < self.committed and self._newest is not None:
             out = [Send(member, self._newest)]
-        self.followers.died(member)  # followers of this donor restart
+        self.followers.died(member)  # if the member was a donor, its followers restart
         if self.phase not in ("reporting", "running"):
             return out + self._release_hold()
         return out + self._regroup(rebuild=True) + self._find_donors()
@@ -254,7 +283,7 @@ class Job:
         self.moving.end("abandoned", "the job restarts from a checkpoint", self._note)
         assignment, present = refilled(self.assignment, event.present, self.problem.stages), set(event.present)
         fresh = replace(self, first_step=event.step, committed=-1, assignment=assignment, waiting=present)
-        fresh.steady, fresh._notes = self.steady, self._notes  # its plans remain valid
+        fresh.steady, fresh._notes = self.steady, self._notes  # the plans in `steady` remain valid
         vars(self).update(vars(fresh))
         return []
 
@@ -266,17 +295,20 @@ class Job:
         return []
 
     def _want_move(self, event: MoveWanted) -> list[Send]:
-        """Begins a move, in place of the open one, unless the job has not begun or is about to end."""
+        """Begins a move, and drops the unfinished one. Ignores the event before the first generation, after the loss of
+        a stage, and after the last commit."""
         if self.phase in ("starting", "lost", "ended", "finished") or self.committed == self.steps - 1:
             return []
         self.moving.begin(event, self.workers, self._note)
         outdated = self.moving.announced not in (None, self.moving.move)
         if outdated:
             return self._regroup()
-        return self._release_hold() + self._find_donors() + self._count()  # no stage has an understudy now
+        # Count again, because the move dismisses the understudies for which the commit may have waited.
+        return self._release_hold() + self._find_donors() + self._count()
 
     def _plan_made(self, event: PlanMade) -> list[Send]:
-        if self.phase not in ("starting", "lost"):  # the first generation plans again
+        # A plan made before a (re)start is dropped, because the first generation requests a new one.
+        if self.phase not in ("starting", "lost"):
             self.steady.made(self.steady.plan(event.problem), self.problem_now())
         return []
 
@@ -284,9 +316,15 @@ class Job:
         self.saving = event
         return []
 
+    def _change_settings(self, event: SettingsChanged) -> list[Send]:
+        self.changes = self.changes | event.values  # a new dict, because earlier commit messages hold the old one
+        self.save_every = event.values.get("checkpoint.every", self.save_every)  # type: ignore[assignment]
+        self._note("settings_changed", values=event.values)
+        return []
+
     def _end_early(self, event: EndRequested) -> list[Send]:
         self._ending = True
-        return []
+        return self._count()
 
     def _hold_expired(self, event: HoldExpired) -> list[Send]:
         if event.generation != self.generation:
@@ -308,7 +346,7 @@ class Job:
     # -- generations -------------------------------------------------------------------------------------------
 
     def _regroup(self, rebuild: bool = False) -> list[Send]:
-        """Starts a generation. rebuild: rebuild all links. After a death alone, links between live workers stay up."""
+        """Starts a generation. rebuild: whether to rebuild all links; if False, links between live workers stay up."""
         self.generation += 1
         if rebuild or self._base is None:
             self._base = self.generation
@@ -316,6 +354,8 @@ class Job:
         self._reports.clear()
         self._new_ballot()
         self.understudies.regrouped()
+        if self.outer is not None:
+            self.outer.regrouped()
         workers = self.workers
         layout = self.moving.layout_next(self.committed, workers)
         self._note("announced", members=[str(worker) for worker in sorted(workers.values())])
@@ -331,7 +371,7 @@ class Job:
     def _adopt(self) -> list[Send]:
         """Plans the rest of the step from all reports, and sends each member its orders."""
         if self.moving.announced is not None:
-            # The limits by count are those of the workers, whatever has changed since the move began.
+            # The current limits on micro-batches in flight apply, not the limits at the beginning of the move.
             self.problem = self.moving.announced.problem.replace(memory_limit=self.problem.memory_limit)
             self.moving.adopted(self.committed, self.workers, self.assignment, self._note)
         problem, workers = self.problem_now(), self.workers
@@ -350,11 +390,13 @@ class Job:
             self._validation.begin(None)  # the parameters have changed; an incomplete validation is dropped
         left, about = adoption.left, (self.generation, self._validation.step, self._speculation.allowed)
         self._note("plan_adopted", step=self.committed + 1, lost=sorted(left.lost), revoked=sorted(left.revoked))
-        # only now, because a wrong member may have been the only one to know that the step is void
+        # Members with wrong state are killed only now. Before all others had reported, the wrong members may have been
+        # the only processes that could show a new coordinator that the step is void.
         for member, detail in self._wrong.items():
             self._note("untrusted", member=member, worker=self.assignment[member], detail=detail)
         self._wrong.clear()
-        out = [Send(member, adoption.message(worker, *about)) for member, worker in workers.items()]
+        outer = None if self.outer is None else self.outer.state
+        out = [Send(member, adoption.message(worker, *about, outer)) for member, worker in workers.items()]
         return out + self._find_donors()
 
     # -- commits -----------------------------------------------------------------------------------------------
@@ -373,7 +415,7 @@ class Job:
         return self._count()
 
     def _refused(self, member: Member, message: NoRoom) -> list[Send]:
-        """Looks for another understudy."""
+        """Removes an understudy that has no memory for the copy, and looks for another one."""
         worker = self.understudies.refused(member, message.session)
         if worker is not None:
             about = {"needed": message.needed, "free": message.free}
@@ -381,7 +423,8 @@ class Job:
         return self._find_donors()
 
     def _count(self) -> list[Send]:
-        """Decides on the step once all have voted and its understudies are prepared."""
+        """If all members have voted and the understudies are prepared: commits the step, repeats it, or removes members
+        with wrong state."""
         if self.phase != "running" or not self._ballot.complete(self.live):
             return []
         if self.understudies.late(self.committed + 1):
@@ -389,7 +432,9 @@ class Job:
             return []
         if wrong := self.units.compare(self.workers, self._ballot.votes, self.committed + 1):
             return self._evict_wrong(wrong)
-        return self._repeat(self._ballot.misfits) if self._ballot.misfits else self._commit()
+        if self._ballot.misfits:
+            return self._repeat(self._ballot.misfits)
+        return [] if self.waits_for_round else self._commit()
 
     def _evict_wrong(self, wrong: dict[Member, str]) -> list[Send]:
         """Removes members with wrong state and repeats the whole step with the weights of the others. The step is void
@@ -406,7 +451,8 @@ class Job:
         return self._regroup()
 
     def _repeat(self, stages: list[int]) -> list[Send]:
-        """Repeats the step with the same samples and more room in the sums. After a few attempts any float32 fits."""
+        """Repeats the step with the same samples and coarser sums, which hold larger values. After a few attempts any
+        float32 fits."""
         self.attempt = self.attempt._replace(coarser=self.attempt.coarser + 1)
         self._note("repeated", step=self.committed + 1, stages=stages, attempt=self.attempt.coarser)
         return self._regroup()
@@ -431,7 +477,7 @@ class Job:
         elif self.moving.about_to_switch(self.committed, self.workers):
             self._speculation.pause()
             switch = not ahead
-        # workers that are ahead run the next step with the old plan
+        # If workers may already run the next step with the old plan, only a new generation can change the plan.
         hold = not last and (early or took_back or bool(gone) or joining or switch or (fresh and ahead))
         evaluate = self._due(self.evaluate_every, decision.step) and not early
         self.steady.due = self.steady.due or fresh
@@ -449,6 +495,8 @@ class Job:
             last=last or early,
             skipped=self.skipped,
             stagger=self._speculation.allowed,
+            changes=self.changes,
+            outer=None if self.outer is None else self.outer.commit(self.live, decision.step, last or early),
         )
         self._newest = message
         self._validation.begin(decision.step if evaluate else None)
@@ -481,6 +529,23 @@ class Job:
             self._finish_if_complete()
         return []
 
+    def _round_ready(self, member: Member, message: RoundReady) -> list[Send]:
+        """Records that a worker of an island has computed theta."""
+        if self.outer is None or member not in self.live:
+            return []
+        self.outer.ready(member, message.applied)
+        self._note("round_computed", statistics=message.statistics)
+        return self._count()
+
+    def _cut_missing(self, member: Member, message: CutMissing) -> list[Send]:
+        """Records that a worker of an island lacks the cut delta. With sharded state, others may lack it too."""
+        if self.outer is None or member not in self.live:
+            return []
+        stage = self.assignment[member].stage
+        peers = {of for of, worker in self.workers.items() if worker.stage == stage}
+        self.outer.lacks(member, message.sent, {member} if self.copies else peers)
+        return self._count()
+
     def _has_finished(self, member: Member, message: Finished) -> list[Send]:
         """Records that the parameters of this member are final."""
         if member in self.live:
@@ -495,11 +560,14 @@ class Job:
     # -- followers ---------------------------------------------------------------------------------------------
 
     def _find_donors(self) -> list[Send]:
-        """Orders members to send units to followers, once the holders of all units are known and have them."""
+        """Chooses understudies, and orders donors to send units to followers. Does nothing until the current generation
+        is adopted. After a move, the orders also wait for the next commit (`Moving.settling`)."""
         if self.phase != "running":
             return []
         calm = self.moving.move is None
-        self.understudies.choose(self.workers, self.units, self.leaving, calm, self._note)
+        self.understudies.choose(self.workers, self.units, self.leaving, self.problem_now, calm, self._note)
+        if self.moving.settling(self.committed):
+            return []
         out = self.understudies.orders(self.generation, self.workers)
         return out + self.moving.find_donors(self.committed, self.generation, self.workers, self.assignment)
 
@@ -508,7 +576,7 @@ class Job:
         return self._release_hold() if self.followers.synced(member, message.step, message.session) else []
 
     def _release_hold(self) -> list[Send]:
-        """Starts the generation for which the workers wait, unless a follower is late. Ready joiners become members."""
+        """If all workers wait for followers and none is late, starts a generation. Ready joiners become its members."""
         late = self.followers.about_to_join(self.committed) or self.moving.late(self.committed, self.workers)
         if self.phase != "holding" or late:
             return []
@@ -524,19 +592,23 @@ class Job:
         """Removes a member or a joiner. Its followers restart with other donors."""
         self.units.died(member)
         self.followers.died(member)
-        self.understudies.died(member)
         for of in (self.live, self.leaving, self.finished):
             of.discard(member)
 
     def _cast(self, heirs: Mapping[Member, Worker]) -> bool:
-        """Lets understudies play these workers from now on, if their stages have no live worker. An understudy that is
-        the last worker of its own stage stays there. So does every one after the last commit: a checkpoint may be
-        unfinished, and the stage has to save its part. Returns whether the assignment has changed."""
+        """Lets understudies take over these workers, if their stages have no live worker left. Returns whether the
+        assignment has changed.
+
+        heirs: understudy -> the worker that it takes over
+
+        An understudy stays in its own stage if it is the last worker or the last holder of a unit there. After the
+        last commit every understudy stays, because its own stage may still have to save a part of a checkpoint.
+        """
         before = self.assignment
         for heir, worker in sorted(heirs.items()):
-            size = Counter(worker.stage for worker in self.workers.values())
+            lost = worker.stage not in {of.stage for of in self.workers.values()}
             training = self.phase in ("reporting", "running", "holding") and self.committed < self.steps - 1
-            if training and not size[worker.stage] and heir in self.live and size[self.assignment[heir].stage] > 1:
+            if training and lost and self.units.leavers({heir}, self.workers):
                 self._note("took_over", member=heir, worker=worker, role=self.assignment[heir])
                 self.assignment = exchanged(self.assignment, heir, worker)
                 self.followers.died(heir)
@@ -571,6 +643,7 @@ _EVENTS: dict[type[Event], Callable[[Job, Any], list[Send]]] = {
     MoveWanted: Job._want_move,
     PlanMade: Job._plan_made,
     SavingChanged: Job._change_saving,
+    SettingsChanged: Job._change_settings,
     EndRequested: Job._end_early,
     HoldExpired: Job._hold_expired,
 }
@@ -582,4 +655,6 @@ _MESSAGES: dict[type[Message], Callable[[Job, Member, Any], list[Send]]] = {
     Synced: Job._synced,
     Prepared: Job._prepared,
     NoRoom: Job._refused,
+    RoundReady: Job._round_ready,
+    CutMissing: Job._cut_missing,
 }

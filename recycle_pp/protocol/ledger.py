@@ -4,7 +4,7 @@ A worker keeps one `Record` for each uncommitted step:
 
     record = Record(step=7)
     record.begin(OpKind.FORWARD, (1, 0)); record.finish()      # before each op is launched; after it is done
-    record.reported()                               # this record, as a part of the worker's report
+    record.reported()                               # this record as a message, for the worker's report
 
 The coordinator computes the remaining work from the reports of the live workers:
 
@@ -34,7 +34,7 @@ from recycle_pp.wire.messages.generations import StepRecord
 class Record:
     """One worker's part of one step.
 
-    done     kind of op -> micro-batches in order of completion, as a flat list of pairs (pipeline, index)
+    done     kind of op -> micro-batches in order of completion, as one list: pipeline, index, pipeline, index, ...
     running  ops that have begun and are not known to be done, oldest first; a GPU can have several
     """
 
@@ -75,21 +75,21 @@ class Remainder:
     problem: Problem
     sources: dict[int, Worker]
     revoked: frozenset[int]
-    lost: frozenset[tuple[str, MicroBatch, int]]  # ops of dead workers to repeat: ("F" or "B", ..., stage)
+    lost: frozenset[tuple[str, MicroBatch, int]]  # ops of dead workers to repeat: ("F" or "B", micro-batch, stage)
 
 
 def remainder(problem: Problem, records: Mapping[Worker, Record], busy: Mapping[Worker, float]) -> Remainder:
     """The planning problem for the rest of a step.
 
-    problem  shape, durations, limits, `failed` (all workers that are not live); the fields that describe the
-             remainder are replaced
+    problem  the planning problem, with all workers that are not live in `failed`; its fields `backward`, `done`,
+             `busy_until` and `committed` are replaced
     records  live worker -> its record of this step
     busy     worker -> seconds (the problem's time unit) until the worker can start its next op
 
     A stage is finished (`committed` for the planner) if a live worker holds its reduced gradients, with one
     exception. If a dead worker had the only copy of a tensor that another stage still needs, the op that produces the
-    tensor must run again. Its gradient would then be in the stage's sum twice, so the sum is revoked. Peers reduce
-    again from their accumulators, which they keep until the commit.
+    tensor must run again. Its gradient would then be in the sum twice, so the reduced gradients of the stage are
+    revoked. Peers reduce again from their accumulators, which they keep until the commit.
     """
     ran = _progress(problem, records)
     sources = {w.stage: w for w, r in sorted(records.items(), reverse=True) if r.reduced}
@@ -106,7 +106,7 @@ def remainder(problem: Problem, records: Mapping[Worker, Record], busy: Mapping[
 
 
 def _progress(problem: Problem, records: Mapping[Worker, Record]) -> Progress:
-    """All records in one table."""
+    """The completed ops of all records, in one table."""
     lists = [(BIT[kind], *worker, numbers) for worker, r in records.items() for kind, numbers in r.done.items()]
     pipeline, index = np.array(list(chain.from_iterable(x[-1] for x in lists)), np.int64).reshape(-1, 2).T
     about = np.array([x[:-1] for x in lists], np.int64).reshape(-1, 3)

@@ -16,7 +16,8 @@ class LiveProblem:
         self._made: tuple[Problem, frozenset[Worker], Problem] | None = None  # (whole problem, live workers, result)
 
     def of(self, whole: Problem, live: Collection[Worker]) -> Problem:
-        """whole: the problem without deaths. After a death the backward may be split, as peers need every bubble."""
+        """The problem `whole` (without deaths) with all workers that are not in `live` marked as failed. If any worker
+        has failed, backwards may be split, so that peers can fill every bubble with the work of the dead workers."""
         live = frozenset(live)
         if self._made is None or self._made[0] is not whole or self._made[1] != live:
             dead = sorted(all_workers(whole) - live)

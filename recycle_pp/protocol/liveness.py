@@ -5,7 +5,7 @@
     verdict.stuck       # {Worker(1, 2): Stuck("F of micro-batch 1.3 in step 20", 10.2)}: workers to kill
     verdict.deadlock    # workers that will wait forever although none is stuck; a new generation is needed
     verdict.graph       # the wait-for graph, a networkx DiGraph; its nodes have the signs
-    verdict.no_disk     # all readers of training data if none of their disks answers; then no reader is stuck
+    verdict.no_disk     # all readers of training data if none of their disks answers; no reader is stuck in that case
 
 An edge leads from a waiting worker to each worker that it waits for. A root is a worker without an outgoing edge: it
 works, or the message that it waits for has already arrived. Only a root can be stuck, and it is stuck if it exceeds its
@@ -18,12 +18,12 @@ limit:
 
 These limits apply if the main thread neither ran nor was ready to run in that time. If it ran, or waited for a core on
 a busy machine, they are ten times as long. A wait for the device does not count as running, although the CPU spins.
-A waiting worker is never stuck, but several can be deadlocked, because a message or an all-reduce was lost. This is
-assumed if a worker and all workers that it can reach in the graph have waited for longer than `suspicion` (for a
-message, also longer than ten times its profiled time).
+A worker whose message has not arrived is never stuck, but several can be deadlocked, because a message or an all-reduce
+was lost. This is assumed if a worker and all workers that it can reach in the graph have waited for longer than
+`suspicion` (for a message, also longer than ten times its profiled time).
 
-If no reader of training data gets an answer from its disk, no reader is stuck, and the job waits for the disks. As soon
-as one disk answers, the limits apply again.
+If no disk with training data answers, no reader is stuck, and the job waits for the disks. As soon as one disk answers,
+the limits apply again.
 
 Pure: no clock, no sockets. All times are seconds.
 """
@@ -44,6 +44,8 @@ COORDINATOR = "coordinator"
 
 
 class Patience(NamedTuple):
+    """Time limits of the table above, in seconds."""
+
     suspicion: float
     lease: float
 
@@ -61,7 +63,7 @@ class Sign:
     reading     age of its oldest unfinished read of training data; 0: none is unfinished; None: it reads no files
     path        the file of that read; "" if it reads no files
     delayed     time of the activity in which its main thread was ready to run but had no core
-    lacks       with a wait for a sum: workers whose message is missing, if that is known
+    lacks       if it waits for a sum: the workers whose messages are missing, if they are known
     member      whether it is a member of the current generation; otherwise it is starting or catching up
     """
 
@@ -108,7 +110,7 @@ def judge(signs: Mapping[Worker, Sign], patience: Patience, coordinator_works: b
     """Finds stuck and deadlocked workers.
 
     coordinator_works: whether the coordinator is planning, or waiting for a majority or a joiner. Workers that wait
-        for a message from the coordinator are then not deadlocked.
+        for a message from the coordinator then do not count as deadlocked.
     """
     graph = waiting(signs, patience.suspicion, coordinator_works)
     stuck = {w: found for w, sign in signs.items() if not graph.out_degree(w) and (found := _stuck(sign, patience))}
@@ -147,6 +149,7 @@ def waiting(signs: Mapping[Worker, Sign], suspicion: float, coordinator_works: b
 
 
 def _givers(worker: Worker, awaited: Activity, signs: Mapping[Worker, Sign]) -> Iterable[Worker]:
+    """The members that `worker` waits for."""
     members = {w: s for w, s in signs.items() if s.member and w != worker}
     if awaited.peer is not None:
         return [w for w in members if w == awaited.peer]
@@ -163,19 +166,20 @@ def _owes_vote(worker: Worker, step: int, other: Worker, sign: Sign) -> bool:
 
 
 def _has_voted(step: int, sign: Sign) -> bool:
-    """Whether the worker has voted on `step`: it waits for the commit of this step, or works on a later step."""
+    """Whether the worker has voted on `step`. If so, it waits for the commit of this step, or works on a later step."""
     awaits_commit = sign.activity.kind == "waits" and sign.activity.what == "commit"
     return sign.activity.step > step or (awaits_commit and sign.activity.step >= step)
 
 
 def _owes_answer(worker: Worker, step: int, other: Worker, sign: Sign) -> bool:
-    """Orders and plans arrive once all workers have answered the announcement of the generation."""
+    """Whether `other` delays the orders and plans, which arrive once all workers have answered the announcement of the
+    generation."""
     return sign.unanswered is not None
 
 
 def _owes_meeting(worker: Worker, step: int, other: Worker, sign: Sign) -> bool:
-    """A group waits until all its members connect. Only the group knows its missing members, so every worker that is
-    not connecting counts as missing."""
+    """Whether `other` may be missing in a group, which waits until all its members connect. Only the group knows its
+    missing members, so every worker that is not connecting counts as missing."""
     comes = sign.activity.kind == "waits" and sign.activity.what == "links"
     return sign.unanswered is not None or not comes
 
@@ -192,7 +196,7 @@ _OWES: dict[str, Callable[[Worker, int, Worker, Sign], bool]] = {
 
 
 def _stuck(sign: Sign, patience: Patience) -> Stuck | None:
-    """The first limit that a root exceeds, or None."""
+    """The first limit that this root of the graph exceeds; None if it exceeds none."""
     busy = sign.activity.kind in ("works", "starts")
     quiet = sign.seconds if sign.activity.kind == "device" else sign.quiet
     limit = _limit(sign, patience)
@@ -212,6 +216,7 @@ def _stuck(sign: Sign, patience: Patience) -> Stuck | None:
 
 
 def _limit(sign: Sign, patience: Patience) -> float:
+    """Limit on the duration of the worker's activity, in seconds."""
     if sign.activity.kind == "starts" or sign.activity.first:
         return patience.lease
     if sign.activity.kind == "waits":
@@ -220,11 +225,12 @@ def _limit(sign: Sign, patience: Patience) -> float:
 
 
 def _wait(sign: Sign, suspicion: float) -> float:
+    """Limit on an op or a wait in seconds: `suspicion`, or a multiple of its profiled time if that is longer."""
     return max(suspicion, PROFILED * (sign.expected or 0.0))
 
 
 def _deadlock(graph: nx.DiGraph, signs: Mapping[Worker, Sign], suspicion: float) -> list[Worker]:
-    """Members that have waited for too long (`_wait`) and can reach only workers that have waited for too long."""
+    """Members that have waited for longer than `_wait`, if all workers that they can reach in the graph have too."""
     return [
         worker
         for worker, sign in signs.items()

@@ -1,12 +1,12 @@
 """Finds workers with a wrong copy of a unit (a block of one layer's state), by comparing its holders' checksums.
 
-    found = compare(table, votes)     # for one stage: its table of holders, member -> vote; None if all copies agree
+    found = compare(table, votes)     # the differences within one stage; None if all copies agree
     found.wrong                       # holder -> a unit of which it has a wrong copy
-    found.unclear                     # units whose copies differ, if the wrong copies are unknown
+    found.unclear                     # units whose copies differ, but it is unknown which copies are wrong
 
-Each holder updates its own copy, and all copies must stay equal. Two kinds of evidence show that a copy is wrong: its
-holder found a change without an update (`Vote.changed`), or the copy differs from the majority of three or more. Other
-workers cannot verify a copy, because the unit's previous state is gone and the update cannot be repeated.
+Each holder updates its own copy, and all copies must stay equal. A copy counts as wrong if its holder found a change
+without an update (`Vote.changed`), or if it differs from the majority of three or more copies. Other workers cannot
+verify a copy, because the unit's previous state is gone and the update cannot be repeated.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from .holders import Table
 
 @dataclass(frozen=True)
 class Mismatch:
-    """
+    """The differences between the copies of one stage's units.
+
     disputed  unit -> groups of holders with the same checksum, the largest last
     changed   holder that reports its own copy of a unit as wrong -> the first such unit
     outvoted  any other holder with a wrong copy -> a unit in which its checksum differs from the majority
-    unclear   disputed units whose wrong copies are unknown
+    unclear   disputed units of which it is unknown which copies are wrong
     """
 
     disputed: dict[UnitId, list[list[Member]]]
@@ -46,7 +47,8 @@ def compare(
 ) -> Mismatch | None:
     """The disputes between the holders of one stage; None if all copies agree.
 
-    votes: the votes of all holders
+    table: unit -> its holders, in the stage's order
+    votes: holder -> its vote, for all holders
     made: copies made since the last vote, as (unit, holder)
 
     A copy in `made` has the bits of its source, so it does not count towards a majority. In a unit without a majority,
@@ -60,8 +62,9 @@ def compare(
         return None
 
     def outvoted_by(unit: UnitId, but: Collection[Member]) -> list[Member]:
-        """Holders that differ from the most frequent checksum. Empty if another checksum is as frequent, or if fewer
-        than two copies outside `made` have it."""
+        """Holders whose copy of `unit` differs from the most frequent checksum. Empty if another checksum is as
+        frequent, or if fewer than two copies have the most frequent one. To find the most frequent one, copies in
+        `made` do not count. Holders in `but` are left out altogether."""
         asked = {peer: value for peer, value in values[unit].items() if peer not in but}
         groups = [[], *_groups({peer: value for peer, value in asked.items() if (unit, peer) not in made})]
         if len(groups[-1]) < 2 or len(groups[-1]) == len(groups[-2]):

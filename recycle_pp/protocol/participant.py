@@ -4,9 +4,9 @@
     me.announce(message)            # a new generation; returns the report
     me.adopt(message)               # stores the generation's orders in `me.orders`
     me.followed(step, units)        # units of layers that the stage will gain have arrived
-    me.understudy = Understudy(...) # follows the units of another stage, which this member may have to play
+    me.understudy = Understudy(...) # the member follows the units of another stage, which it may have to take over
     me.commit(message)              # a step is committed; `me.commits` holds the message until the step is applied
-    me.state(linked=True)           # the input of a new coordinator, from this worker
+    me.state(linked=True)           # the state of this worker, for a new coordinator
 
 Pure and not thread-safe. The worker's control thread and executor call it under one shared lock; the tests' simulator
 calls it directly. *Committed* steps are agreed by the job, *applied* steps are in the parameters. `applied` is behind
@@ -30,6 +30,7 @@ from recycle_pp.wire.messages.generations import (
     Shares,
     SteadyPlan,
 )
+from recycle_pp.wire.messages.islands import OuterState
 from recycle_pp.wire.messages.members import Assignment, Member
 from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.table import is_void
@@ -45,16 +46,17 @@ from .understudy import Understudy
 class Orders:
     """A worker's orders in a generation.
 
-    worker     the worker that this member plays; the executor may still run the stage of an earlier one
+    worker     the worker that this member plays; the executor may still run the stage of its previous worker
     steps      step -> actions left in that step, for unfinished steps, oldest first
     steady     actions of every later step; None until the coordinator's `plan` arrives
-    forward    actions of a validation; None until it arrives
-    copy       receive the stage's reduced gradients from this member (a broadcast) instead of reducing again
-    evaluate   validation to run or repeat first, or None
+    forward    actions of a validation; None until that `plan` arrives
+    copy       member that broadcasts the stage's reduced gradients, so that they are not reduced again; None: reduce
+    evaluate   step of the validation to run or repeat first; None: no validation
     probes     host -> a member on it; the links to these members are measured before anything else
     shares     holders of the stage's units
-    layers     layers of the stage in this generation; the worker's own ones may still be those of an earlier generation
+    layers     layers of the stage in this generation; the executor may still have those of an earlier generation
     recompute  (in `steps`, in `steady`): whether layers run again in the backward pass
+    outer      of an island: its position in the rounds; else None
     """
 
     generation: int
@@ -69,6 +71,7 @@ class Orders:
     shares: Shares
     layers: list[int]
     recompute: tuple[bool, bool] = (False, False)
+    outer: OuterState | None = None
 
 
 @dataclass
@@ -84,7 +87,7 @@ class Participant:
     records: dict[int, Record] = field(default_factory=dict)
     commits: list[Commit] = field(default_factory=list)  # committed, not yet applied
     orders: Orders | None = None  # None: wait for orders
-    undo: bool = False  # the executor must undo its early update first
+    undo: bool = False  # the executor must undo its early update before it continues
     attempt: Attempt = FIRST  # attempt at the step after `committed`
     again: bool = False  # the executor must restart the next step, after `undo`
     announced: Announce | None = None  # the newest announcement
@@ -92,14 +95,14 @@ class Participant:
     members: Assignment = field(default_factory=dict)  # members of that generation
     layout: Layout = field(default_factory=dict)  # the layers of every stage in that generation
     last: Commit | None = None  # the newest commit
-    understudy: Understudy | None = None  # what this member follows as an understudy
+    understudy: Understudy | None = None  # the copy of another stage that this member follows, if any
 
     def record(self, step: int) -> Record:
         return self.records.setdefault(step, Record(step))
 
     @property
     def speaks(self) -> bool:
-        """Whether this is the first member of its stage, which sends the values for all peers."""
+        """Whether this is the lowest member of its stage, whose vote contains the values for all peers."""
         return self.member == self.peers[0]
 
     @property
@@ -114,8 +117,8 @@ class Participant:
         """Starts a new generation: drops the old orders, keeps completed work. Returns the report."""
         joined = self.generation < 0
         self.generation, self.announced = message.generation, message
-        # A member keeps its `committed`, so that it applies a commit that is resent after a connection reset.
-        if joined:  # a joiner has only its units so far; this generation brings the rest
+        # Only a new member takes `committed` from the message. Others may still lack that commit, and receive it again.
+        if joined:  # a joiner has only its own units so far; this generation sends it the other weights
             self.committed = self.applied = max(self.committed, message.committed)
             self.holdings.join(self.committed)
         self.orders = None
@@ -128,7 +131,7 @@ class Participant:
         return self.report(busy)
 
     def report(self, busy: float) -> Report:
-        """`busy`: seconds until this worker can start its next op."""
+        """The answer to the announced generation. busy: seconds until this worker can start its next op."""
         assert self.announced is not None
         if self.role != self.worker:
             return Report(self.generation, [], ahead=False, busy=busy, holds=self._understood())
@@ -154,7 +157,9 @@ class Participant:
         )
 
     def adopt(self, message: Adopt) -> None:
-        """Stores the orders of a generation, unless they are void. A revoked stage drops its reduced gradients."""
+        """Stores the orders of a generation. Ignores orders of another generation or of an earlier term.
+
+        If this worker's stage must reduce its gradients again (`Adopt.revoked`), drops the reduced gradients."""
         if is_void(message, self.generation) or message.term < self.agreed[0]:
             return
         assert self.announced is not None
@@ -182,6 +187,7 @@ class Participant:
             shares=message.shares,
             layers=self.layout.get(self.worker.stage, []),
             recompute=(message.recompute, False),
+            outer=message.outer,
         )
 
     def plan(self, message: SteadyPlan) -> None:
@@ -219,8 +225,8 @@ class Participant:
         self.holdings.caught_up(step, units)
 
     def followed(self, step: int, units: Collection[UnitId]) -> None:
-        """Records that a member has these units in their state after `step`: units of layers that its stage will gain.
-        Replaces those of an earlier call; without units, drops them (a new session begins)."""
+        """Records that `units` of layers that this member's stage will gain have arrived, in their state after `step`.
+        Replaces the units of earlier calls. An empty call at the beginning of a new session drops them."""
         self.holdings.arriving = step, set(units)
 
     def relayout(self, units: Collection[UnitId]) -> None:
@@ -230,7 +236,8 @@ class Participant:
     # -- calls of the executor ---------------------------------------------------------------------------------
 
     def next_commit(self) -> Commit | None:
-        """The oldest commit to apply, or only to confirm if the step is already applied. None if there is none."""
+        """Removes and returns the oldest commit that is not applied; None if there is none. If the executor has applied
+        the step early, it only confirms the commit."""
         return self.commits.pop(0) if self.commits else None
 
     def speculate(self, step: int) -> None:
@@ -251,19 +258,20 @@ class Participant:
 
     @property
     def role(self) -> Worker:
-        """The worker that this member plays in the announced generation. Like members, it is final once adopted."""
+        """The worker that this member plays in the announced generation. Tentative until that generation is adopted."""
         return self.worker if self.announced is None else self.announced.members.get(self.member, self.worker)
 
     def _understood(self) -> Holds:
-        """What an understudy holds of the stage that it must take over: nothing if it is not in step."""
+        """The units that this member holds of the stage that it must take over. It holds all of them if its copy is in
+        the state after the newest committed step, and else none."""
         followed = self.understudy
         if followed is None or followed.worker.stage != self.role.stage or followed.step != self.committed:
             return Holds([], None, NOTHING)
         return Holds(packed(followed.units), None, self.committed)
 
     def _take_role(self, worker: Worker) -> None:
-        """Drops all work and state of the old stage, because other workers redo the work. The state of the new one is
-        that which this member has followed. The executor restarts with the new stage."""
+        """Switches to a worker of another stage, with the state of that stage that this member has followed. Drops all
+        work and state of the old stage, whose other workers redo the work."""
         holds, followed = self._understood(), self.understudy
         self.worker, self.understudy = worker, None
         self.holdings = Holdings(self.member, followed.units if followed else [], None)
@@ -279,6 +287,6 @@ class Participant:
             self.holdings.taken_back(self.committed)
 
     def _forget_after(self, step: int) -> None:
-        """Drops the records of later steps, because their parameters were wrong."""
+        """Drops the records of steps after `step`, because these steps ran with wrong parameters."""
         for later in [k for k in self.records if k > step]:
             del self.records[later]

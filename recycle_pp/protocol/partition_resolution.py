@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from recycle_schedules import Worker
 
-TRIES = 3000  # limit on the search: the smallest set is a minimum vertex cover of the broken links, which is NP-hard
+TRIES = 3000  # limit on calls of `look`, because to find the smallest set (a minimum vertex cover) is NP-hard
 
 Links = frozenset[frozenset[Worker]]
 
@@ -35,7 +35,8 @@ def workers_to_evict(unreachable: Mapping[Worker, Iterable[Worker]], live: Colle
 
 
 class _Search:
-    """Branches by removing either the worker with the most broken links, or all workers that it cannot reach."""
+    """Searches for the smallest set of workers. Each call of `look` takes the worker with the most broken links, and
+    tries to remove either this worker, or all workers at the other ends of its broken links."""
 
     def __init__(self, live: Collection[Worker]) -> None:
         self._workers = Counter(worker.stage for worker in live)

@@ -37,7 +37,7 @@ def snapshot(job: Job) -> bytes:
 
 
 def restored(data: bytes, planner: Planner, derive: Derive) -> Job:
-    """planner, derive: see `Job`. Raises NotASnapshot."""
+    """The job that `snapshot` has saved. planner, derive: see `Job`. Raises NotASnapshot if `data` is invalid."""
     try:
         state, steady = _Unpickler(io.BytesIO(data)).load()
         job = Job.__new__(Job)

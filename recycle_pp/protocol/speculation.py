@@ -2,7 +2,7 @@
 
 speculation = Speculation(wanted=True)
 speculation.allowed                    # whether workers may apply steps early now
-speculation.pause()                    # not in the next step
+speculation.pause()                    # workers must not apply the next step early
 void = speculation.decided(scale)      # whether workers must undo their early update, because the committed one differs
 """
 
@@ -20,7 +20,7 @@ class Speculation:
         return self._wanted and self._pause == 0
 
     def pause(self) -> None:
-        """Workers must wait for the next commit: it changes the layers of the stages."""
+        """Makes workers wait for the next commit, because the layers of the stages change after it."""
         self._pause = max(self._pause, 1)
 
     def resume(self, allowed: bool) -> None:

@@ -1,11 +1,11 @@
-"""The plan of steps that no death interrupts: decides when to make a new one, and when to send it.
+"""Decides when to make, and when to send, a new plan for steps that no death interrupts.
 
     steady = Steady(planner, validation=2)
     steady.adopted(problem)                       # a new generation, whose workers wait for a plan
     steps = steady.plan(problem)                  # may take long; runs in a thread; the result is cached
     for problem in steady.ahead(): steady.plan(problem)     # plans for possible next deaths
     steady.restore(state)                         # takes the `state` of another Steady, and plans again
-    steady.made(steps, problem)                   # problem: the job's current one, which may have changed
+    steady.made(steps, problem)                   # problem: the job's current one; ignores `steps` for another problem
     if steady.ready: for member, message in steady.send(live, generation): ...
 
 Planning delays neither the rest of an interrupted step nor a step for which the workers have a plan. A plan for new
@@ -28,10 +28,11 @@ Steps = Prepared  # plans of a step and of a validation
 
 
 class SteadyState(NamedTuple):
-    """wanted, due: as in `Steady`
+    """The state of a `Steady` without its plans.
 
-    planned  problem of the newest plan; None before the first plan
-    unsent   whether the workers lack the newest plan
+    wanted, due  see `Steady`
+    planned      problem of the newest plan; None before the first plan
+    unsent       whether the workers lack the newest plan
     """
 
     wanted: bool
@@ -41,7 +42,7 @@ class SteadyState(NamedTuple):
 
 
 class Steady:
-    """validation: micro-batches of each pipeline in one pass of a validation."""
+    """The plans of uninterrupted steps. validation: micro-batches of each pipeline in one pass of a validation."""
 
     def __init__(self, planner: Planner, validation: int) -> None:
         self._store = PlanStore(validation, planner=planner)
@@ -69,10 +70,11 @@ class Steady:
         return last[1]
 
     def ahead(self) -> Iterator[Problem]:
-        """The problems after each possible next death, without those that already have a plan."""
+        """For each possible next death, the problem after it. Leaves out problems that already have a plan."""
         return iter(()) if self._newest is None else self._store.ahead(self._newest.plan.problem)
 
     def made(self, steps: Steps, problem: Problem) -> None:
+        """Makes `steps` the newest plan, unless it was made for another problem than `problem`."""
         if steps.plan.problem == problem:
             self._newest, self.wanted = steps, False
 
@@ -82,7 +84,7 @@ class Steady:
 
     @property
     def fresh(self) -> bool:
-        """Whether the newest plan is newer than that of the workers."""
+        """Whether the workers have a plan, but not the newest one."""
         return not self.due and self._newest is not self._sent
 
     @property
@@ -90,7 +92,10 @@ class Steady:
         return self.due and not self.wanted
 
     def send(self, live: Assignment, generation: int) -> Iterator[tuple[Member, SteadyPlan]]:
-        """live: the worker that each live member plays"""
+        """Yields the newest plan as one message for each live member.
+
+        live: live member -> the worker that it plays
+        """
         assert self._newest is not None
         self._sent, self.due = self._newest, False
         plan, steady, forward = self._newest

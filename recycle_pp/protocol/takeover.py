@@ -1,7 +1,7 @@
 """Reconstructs the job on a new coordinator, from the states of the workers.
 
     found = find({member: participant.state(linked=True), ...})      # all reachable processes
-    outcome = job.handle(CoordinatorReplaced(found))                 # job: a new Job of the same shape
+    outcome = job.handle(CoordinatorReplaced(found))                 # job: a new Job with the same settings
 
 The last coordinator may have died after it sent a message to only some of the workers, so a message that one worker has
 received counts for all. The newest agreed generation, by term and number, determines the members. Announced generations
@@ -30,7 +30,7 @@ class Found:
     """The job, according to its workers.
 
     generation  newest announced generation, agreed or not; -1 before the first
-    members     members of the newest agreed generation, and the worker that each of them plays
+    members     member of the newest agreed generation -> the worker that it plays
     live        members that were reached
     committed   newest committed step
     commit      message of the newest commit; None before the first commit
@@ -41,8 +41,8 @@ class Found:
     attempt     newest attempt at the step after `committed`
     begun       whether any generation was agreed
     layout      the layers of every stage; empty before the first generation
-    understudies  live members that have the state of another stage after step `committed`, or will have it, with
-                `commit`
+    understudies  live member -> its copy of another stage; only copies that are in the state after step `committed`, or
+                will be once the member receives `commit`
     """
 
     generation: int
@@ -60,7 +60,11 @@ class Found:
 
 
 def find(states: Mapping[Member, State]) -> Found:
-    """states: from `Participant.state`. Removed processes, and those that are still catching up, are not members."""
+    """The job that these workers run.
+
+    states: process -> its `Participant.state`, for every reachable process. Some of these are not members, because they
+        were removed or are still catching up
+    """
     newest = max(states.values(), key=lambda state: state.agreed, default=State())
     generation, members = max((state.generation for state in states.values()), default=-1), newest.members
     live = {member: states[member] for member in members.keys() & states.keys()}
@@ -69,7 +73,8 @@ def find(states: Mapping[Member, State]) -> Found:
     # a member without a generation needs no commit, because its first generation brings its state
     behind = {w: s for w, s in live.items() if s.committed < committed and s.generation >= 0}
     if not commits and behind:
-        # only returned workers have this step, from its parameters, but other members need its commit message
+        # Only rejoined workers have this step. They received its parameters, but other members need its commit message,
+        # which is lost. So the job continues from the step of those other members.
         known = {"generation": generation, "agreed": newest.agreed, "members": newest.members, "layout": newest.layout}
         return find({member: msgspec.structs.replace(state, **known) for member, state in behind.items()})
     commit = commits[0] if commits else None

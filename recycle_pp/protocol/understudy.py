@@ -1,14 +1,14 @@
-"""The state of another stage that a member follows as its understudy (`understudies`).
+"""Tracks which commits an understudy can apply to its copy of another stage's state (see `understudies`).
 
-    following = Understudy(worker, session)     # `participant.understudy`; `units` follow when the stage is built
-    following.restart()                         # the donor sends the state anew
-    following.reached(step)                     # all units are in their state after this step
-    following.received(step, generation)        # the gradient with which the donor votes in this generation
+    following = Understudy(worker, session)     # `participant.understudy`; `units` is set once the stage is built
+    following.restart()                         # the donor sends the state again
+    following.reached(step)                     # all units are in the state after this step
+    following.received(step, generation)        # the gradient of the donor's vote in this generation has arrived
     following.committed(commit)                 # the job has committed a step
-    following.take_due()                        # commits to apply, oldest first; their gradients are here
+    following.take_due()                        # commits to apply, oldest first; their gradients have arrived
 
-The gradient of a step and its commit come from different processes, in any order. A commit of another generation than
-that of the gradient waits for a newer gradient, because the two sums may differ in their last bits.
+The gradient of a step and its commit come from different processes, in any order. If they are of different generations,
+the commit waits for a newer gradient, because sums of two generations may differ in their last bits.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from recycle_pp.wire.messages.units import UnitId
 from recycle_pp.wire.messages.workers import Followed
 
 NOTHING = -9  # a step before all others
-KEPT = 8  # commits that may wait; a state that arrives is at most a few steps old
+KEPT = 8  # limit on waiting commits; enough, because an arriving state is at most a few steps old
 
 
 @dataclass
 class Understudy:
-    """
+    """The progress of one understudy.
+
     worker  the worker that the member may have to play
     session see `Expect`
     units   all units of that worker's stage
     step    newest committed step whose update is due or applied; NOTHING until all units have arrived
-    early   later step -> generation of its newest gradient
+    early   a step after `step` whose gradient has arrived -> generation of that gradient
     """
 
     worker: Worker
@@ -41,8 +42,8 @@ class Understudy:
     units: Sequence[UnitId] = ()
     step: int = NOTHING
     early: dict[int, int] = field(default_factory=dict)
-    _commits: list[Commit] = field(default_factory=list)  # of later steps
-    _due: list[Commit] = field(default_factory=list)
+    _commits: list[Commit] = field(default_factory=list)  # commits of later steps, oldest first
+    _due: list[Commit] = field(default_factory=list)  # commits to apply, oldest first
 
     def restart(self) -> None:
         self.step = NOTHING
@@ -50,7 +51,8 @@ class Understudy:
         self._due.clear()
 
     def reached(self, step: int) -> None:
-        """By parts of the state, or by gradients that come after their commit."""
+        """Records that all units are in the state after `step`. The donor has sent either this state, or the gradients
+        of committed steps that lead to it."""
         self.step = step
         self.early = {later: of for later, of in self.early.items() if later > step}
         self._commits = [commit for commit in self._commits if commit.step > step]
@@ -58,7 +60,8 @@ class Understudy:
         self._settle()
 
     def received(self, step: int, generation: int) -> bool:
-        """Returns whether no other gradient is missing for the commit of this step."""
+        """Records that the gradient of `step` has arrived. Returns whether the understudy can complete the commit of
+        `step`, because the gradients of all earlier steps have arrived too."""
         if self.step == NOTHING or step <= self.step:
             return False
         self.early[step] = generation
@@ -75,10 +78,11 @@ class Understudy:
 
     @property
     def state(self) -> Followed | None:
-        """What it follows, for a new coordinator; None until all units have arrived."""
+        """The state of the copy, for a new coordinator; None until all units have arrived."""
         return None if self.step == NOTHING else Followed(self.worker.stage, self.session, self.step, dict(self.early))
 
     def _settle(self) -> None:
+        """Makes commits due if they are next in order and their gradients have arrived."""
         while self._commits and self.step != NOTHING:
             commit = self._commits[0]
             if commit.step != self.step + 1 or self.early.get(commit.step) != commit.generation:
@@ -89,8 +93,11 @@ class Understudy:
 
 
 def reaches(state: Followed, committed: int, commit: Commit | None) -> bool:
-    """Whether an understudy in this state has the state after step `committed`, once it has received `commit`, the
-    commit of that step."""
+    """Whether a copy contains step `committed`, or will contain it once the understudy receives `commit`.
+
+    state   the understudy's report about its copy
+    commit  the commit of step `committed`; None if no process has it
+    """
     if state.step == committed:
         return True
     return state.step == committed - 1 and commit is not None and state.early.get(committed) == commit.generation

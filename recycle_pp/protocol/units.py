@@ -1,13 +1,14 @@
 """The coordinator's tables of units: the layers of each stage, and the holders of each unit.
 
-    units = Units(copies=2)                           # 0: all workers hold all units
+    units = Units(copies=2)                           # 0: every worker holds all units of its stage
     units.describe(member, stage, host, {3: [("layers.3.norm", 512)]})  # the member has built these layers
     units.layout                                      # the layers of every stage
     void = units.void(live, records)         # stages that must sum their gradients again
     shares = units.share_out(live, reports, committed)       # stage -> new holders; raises StageLost
     gives = units.sources(joiner, stage, live, serving)      # donor -> units to send to a joiner
+    gives = units.whole(stage, live, serving)                # the same for an understudy
     gives = units.moved(receiver, layers, live, serving)     # the same for a member whose stage will gain layers
-    units.relayout(layout, live)             # the stages have other layers from the next `share_out` on
+    units.relayout(layout, live)             # from the next `share_out` on, the stages have these layers
     wrong = units.compare(live, votes, step)          # members with wrong copies; raises ProtocolViolation
 
 Holders are members. `live` is always the assignment of all live members: member -> the worker that it plays.
@@ -37,7 +38,8 @@ from .stage_lost import StageLost
 
 
 class Units:
-    """
+    """The layers of each stage, and the holders of their units.
+
     layout  stage -> its layers, in order
     hosts   member -> its host
     Both start empty and are filled by `describe`.
@@ -54,9 +56,10 @@ class Units:
         self._sizes: dict[int, Sizes] = {}  # stage -> number of elements of each unit; cached
         self._tables: dict[int, Table] = {}
         self._peers: dict[int, set[Member]] = {}
-        self._planned: dict[int, Table] = {}  # tables that include the followers
-        self._followers: dict[int, set[Member]] = {}  # joiners that follow their units
-        self._made: dict[int, tuple[int, set[tuple[UnitId, Member]]]] = {}  # (step, (unit, to) of copies since then)
+        self._planned: dict[int, Table] = {}  # stage -> its table once the joiners have joined or a move has ended
+        self._followers: dict[int, set[Member]] = {}  # stage -> joiners that follow their units
+        # stage -> (newest committed step, copies made since its commit)
+        self._made: dict[int, tuple[int, set[tuple[UnitId, Member]]]] = {}
 
     def describe(self, member: Member, stage: int, host: str, layers: Mapping[int, list[tuple[str, int]]]) -> None:
         """Records that a member on `host` has built the layers of a stage.
@@ -68,7 +71,7 @@ class Units:
         self._sizes.clear()
 
     def relayout(self, layout: Layout, live: Assignment) -> list[int]:
-        """Changes the layers of some stages, and returns these stages. The next `share_out` makes their tables anew."""
+        """Changes the layers of some stages, and returns these stages. The next `share_out` rebuilds their tables."""
         changed = [stage for stage, layers in layout.items() if layers != self.layout[stage]]
         self._planned |= {stage: self._future(stage, layout[stage], live) for stage in changed}
         self.layout = dict(layout)
@@ -83,8 +86,8 @@ class Units:
 
         With copies=0 every member has all reduced gradients of its stage. Any survivor can send copies of them, so no
         stage is void. Otherwise each holder has only the reduced gradients of its own units. If a holder has died or
-        lacks them, the whole stage sums again, from the accumulators that all workers keep until the commit. Marks the
-        `records` of such a stage as not reduced.
+        lacks them, the whole stage sums again, from the accumulators that all workers keep until the commit. The
+        `records` of such a stage are changed to not reduced.
         """
         found: set[int] = set()
         if not self._copies:
@@ -99,8 +102,10 @@ class Units:
     def share_out(
         self, live: Assignment, reports: Mapping[Member, Report], committed: int, took_back: bool = False
     ) -> dict[int, Shares]:
-        """The new shares of every stage. took_back: updates of the uncommitted step are undone, so weights sent after
-        them are void."""
+        """stage -> its new shares. Raises StageLost if a unit has no holder.
+
+        took_back: whether updates of the uncommitted step are undone; weights sent after such an update are then void
+        """
         shares = {}
         for stage, peers in _stages(live).items():
             holds = {peer: reports[peer].holds for peer in peers}
@@ -148,11 +153,12 @@ class Units:
     ) -> Shares:
         """The new shares of a stage. Keeps existing copies that the table needs.
 
-        holds: the reported state of all live members of the stage; a member that holds a unit has all
-            exponents of the fixed-point sums
-        mixed: these workers may have weights of different steps
-        ahead: a worker has applied the next step to its units and keeps this update. Then all workers have the
-            gradients of that step, so no micro-batch needs older weights, and every generation sends the newer ones
+        holds: live member of the stage -> its reported state; a member that holds any unit also has all exponents of
+            the fixed-point sums
+        mixed: whether the members may have weights of different steps
+        ahead: whether a member has applied the step after `committed`, and keeps this update. If so, all members have
+            the gradients of that step. So no micro-batch needs weights from before it, and each generation sends newer
+            weights
 
         Raises StageLost if a unit has no holder.
         """
@@ -170,7 +176,7 @@ class Units:
                 table = refilled(held, sizes, peers, self._copies, hosts)
             self._tables[stage], self._peers[stage] = table, set(peers)
             self._followers[stage] = self._followers.get(stage, set()) - {*peers}
-            # Only sharded copies are compared in each vote.
+            # `followed` stays empty unless state is sharded, because only then votes compare copies.
             has = ((unit, peer) for peer in (peers if self._copies else ()) for unit in unpacked(holds[peer].units))
             followed = {(unit, peer) for unit, peer in has if peer in new or unit not in before}
         else:
@@ -194,8 +200,7 @@ class Units:
         if not held or lost(held):
             return {}
         if not self._copies:
-            donor = min(peers, key=lambda p: (serving.get(p, 0), p))
-            return {donor: [*held]}
+            return self.whole(stage, live, serving)
         followers = self._followers.setdefault(stage, set())
         before = _among(peers | followers, self._planned.get(stage, {})) if followers else {}
         followers.add(joiner)
@@ -210,13 +215,20 @@ class Units:
             found.setdefault(source, []).append(unit)
         return found
 
+    def whole(self, stage: int, live: Assignment, serving: Mapping[Member, int]) -> dict[Member, list[UnitId]]:
+        """donor -> all units of the stage. The donor is one member that holds all of them. Empty if the table is
+        unknown, or if there is no such member. serving: see `sources`."""
+        held = _among(_stages(live).get(stage, []), self._tables.get(stage, {}))
+        donors = set.intersection(*map(set, held.values())) if held else set()
+        return {min(donors, key=lambda p: (serving.get(p, 0), p)): [*held]} if donors else {}
+
     def moved(
         self, receiver: Member, layers: list[int], live: Assignment, serving: Mapping[Member, int]
     ) -> dict[Member, list[UnitId]]:
-        """donor -> units that a live member must follow, so that it can hold its share when its stage has these
-        `layers`. Empty if a unit has no live holder. serving: donor -> number of members to which it sends units.
+        """donor -> units that `receiver` must follow, so that it can hold its share when its stage has these `layers`.
+        Empty if a unit has no live holder. serving: donor -> number of members to which it sends units.
 
-        The new copies of a unit come from different holders, so the next vote finds a wrong one."""
+        The new copies of a unit come from different holders, so that the next vote detects a wrong copy."""
         stage = live[receiver].stage
         gained = {layer for layer in layers if layer not in self.layout[stage]}
         held = {unit: of for table in self._tables.values() for unit, of in table.items() if unit.layer in gained}
@@ -235,12 +247,12 @@ class Units:
         return found
 
     def died(self, joiner: Member) -> None:
-        """Removes a joiner. Other joiners keep their units; later joiners take the units of the removed one."""
+        """Removes a dead joiner. Other joiners keep the units planned for them; later joiners can get its units."""
         for followers in self._followers.values():
             followers.discard(joiner)
 
     def give(self, gives: Mapping[Member, Collection[UnitId]]) -> bool:
-        """Whether all donors still hold the units that they send."""
+        """Whether all donors still hold the units that they send. gives: donor -> these units."""
         tables = self._tables.values()
         return all(
             any(donor in table.get(unit, ()) for table in tables) for donor, units in gives.items() for unit in units
@@ -289,7 +301,7 @@ class Units:
         return None
 
     def _future(self, stage: int, layers: list[int], live: Assignment) -> Table:
-        """The table of a stage if it had these layers and its members of now."""
+        """The table that the stage would have with these layers and its current members."""
         peers = [member for member, worker in live.items() if worker.stage == stage]
         sizes, held = self._sizes_in(layers), _among(peers, self._tables[stage])
         hosts = {p: self.hosts.get(p, "") for p in peers}
@@ -305,7 +317,8 @@ class Units:
         return {UnitId(layer, n): size for layer in layers for n, (_, size) in enumerate(self._described[layer])}
 
     def _held(self, stage: int, holds: Mapping[Member, Holds], complete: Collection[Member]) -> Table:
-        """The live holders of each unit; planned and previous holders first."""
+        """unit -> its live holders. Holders in the planned table come first, then those in the current table, then
+        others."""
         if len(complete) == len(holds) and not self._copies:
             return dict.fromkeys(self._sizes_of(stage), sorted(holds))
         units = {p: set(unpacked(of.units)) for p, of in holds.items()}

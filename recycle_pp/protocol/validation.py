@@ -23,8 +23,8 @@ from recycle_pp.wire.messages.steps import Evaluated
 
 
 def per_pass(wanted: int, pipelines: int, microbatches: int) -> int:
-    """Micro-batches per pipeline and pass, for `wanted` in total. A plan has routes for `microbatches` per pipeline, so
-    a larger number needs several passes."""
+    """Number of micro-batches per pipeline in one pass of a validation. The validation has `wanted` micro-batches in
+    total. A plan has routes for only `microbatches` per pipeline, so a large validation needs several passes."""
     return min(microbatches, -(-wanted // pipelines))
 
 
@@ -45,7 +45,7 @@ def numbered(actions: Iterable[Action], pipelines: int, each: int, total: int) -
 
 
 class Measured(NamedTuple):
-    """loss: mean over the micro-batches. microbatches: their number."""
+    """The result of a validation. loss: mean over its micro-batches. microbatches: their number."""
 
     loss: float
     microbatches: int
@@ -61,8 +61,8 @@ class Validation:
         self._losses: dict[int, float] = {}
 
     def counted(self, message: Evaluated) -> Measured | None:
-        """The result once all losses have arrived, else None. Counts losses of any generation, because they were
-        computed with committed parameters."""
+        """Adds the losses in a message. Returns the result once all losses have arrived, else None. Counts losses of
+        any generation, because they were computed with committed parameters."""
         if message.step != self.step:
             return None
         self._losses |= message.losses

@@ -27,7 +27,7 @@ UNITS = {"hour": HOUR, "minute": MINUTE, "second": 1.0}
 
 
 class Change(NamedTuple):
-    """A machine that goes up or down. at: seconds from the start."""
+    """A machine goes up or down. at: seconds from the start of the trace."""
 
     at: float
     machine: int
@@ -70,10 +70,10 @@ class Availability:
 def read(path: str | Path, *, seed: int = 0, machines: int | None = None) -> Availability:
     """The availability in a CSV file of either kind.
 
-    machines: number of machines; None: the largest number in the file.
+    machines: number of machines. None: the largest count in the file, or the number of different machines in it.
 
     Raises:
-        ValueError: the file is of neither kind.
+        ValueError: the file is of neither kind, or has more machines than `machines`.
         OSError: the file cannot be read.
     """
     with Path(path).open(newline="") as file:
@@ -144,7 +144,8 @@ def draw(
 ) -> Availability:  # fmt: skip
     """A random availability: machines fail independently, and groups of machines fail together.
 
-    mtbf, repair   mean seconds until a machine fails, and until it or its replacement is up
+    mtbf           mean seconds until a machine that is up fails
+    repair         mean seconds until a failed machine, or its replacement, is up
     shape          shape of the Weibull distribution of times to failure. With 1 it is exponential; below 1, failures
                    come in bursts. Repair times are always exponential
     groups         (number of adjacent machines that fail together, mean seconds until such a group fails), for nodes,
@@ -172,7 +173,7 @@ def draw(
 def _downs(
     rng: random.Random, seconds: float, mtbf: float, repair: float, shape: float
 ) -> Iterator[tuple[float, float]]:
-    """Down times: (start, end) in seconds."""
+    """Yields random down times of a machine or of a group: (start, end) in seconds. Arguments as for `draw`."""
     scale = mtbf / math.gamma(1 + 1 / shape)
     now = 0.0
     while (now := now + rng.weibullvariate(scale, shape)) < seconds:

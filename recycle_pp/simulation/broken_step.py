@@ -22,9 +22,10 @@ from .step_times import StepTimes
 CUTS = (0.2, 0.5, 0.8)
 """Moments at which a step is cut, as shares of its length. Deaths are assumed to be uniform in time."""
 MOST = 24
-"""Maximum number of combinations of membership and stage that are cut. All others use the mean result of these."""
+"""Maximum number of combinations of membership, layout and stage that are cut. All others use the mean result of
+these."""
 LARGEST = 20_000
-"""Most ops of a step that is cut at all moments of CUTS. A larger step is cut only once, in the middle."""
+"""Maximum number of ops of a step that is cut at all moments of CUTS. A larger step is cut only once, in the middle."""
 
 
 class BrokenSteps:
@@ -34,7 +35,8 @@ class BrokenSteps:
         self._usual = 0.5  # mean of these shares; 0.5 if there is none yet
 
     def forget(self) -> None:
-        """Drops all results. Called after `StepTimes.plan`, because the results were computed without its plans."""
+        """Drops all results. Call it after `StepTimes.plan`, because the results were computed without the new
+        plans."""
         self._known.clear()
         self._usual = 0.5
 
@@ -57,7 +59,8 @@ class BrokenSteps:
 
 
 def cut_at(found: Plan, victim: Worker, moment: float) -> float:
-    """Length of the step if `victim` dies at `moment` and all others continue at once. Times in the plan's unit."""
+    """Length of the planned step if `victim` dies at `moment` and all other workers continue at once. Times are in the
+    plan's unit."""
     problem, a = found.problem, found.arrays
     records = {worker: Record(0) for worker in problem.workers() if worker != victim}
     busy = dict.fromkeys(records, 0.0)

@@ -31,7 +31,11 @@ class Comparison:
 def compare(
     job: Job, there: Availability, costs: Costs, names: Sequence[str], *, seed: int = 0, plans: int = 64
 ) -> Comparison:
-    """The outcome of each policy. plans: maximum number of memberships to plan, longest-lasting first."""
+    """The outcome of each policy.
+
+    names  policies to simulate
+    seed   seed of the random choices of policies
+    plans  maximum number of memberships to plan. Those that last longest are planned"""
     times = StepTimes(job, plans)
     world = World(times, costs, there.seconds / max(1, there.losses), seed)
     broken = BrokenSteps(times)
@@ -42,7 +46,7 @@ def compare(
 
     spent: Counter[Key] = Counter()
     for name in names:
-        if name in ("recycle", "rerouted", "rebalanced", "respawned"):  # policies that use plans
+        if name.startswith(("recycle", "rerouted", "rebalanced", "respawned")):  # policies that use plans
             spent.update(best(name).spent)
     times.plan(spent)
     broken.forget()

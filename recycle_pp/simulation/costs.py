@@ -1,4 +1,4 @@
-"""Costs of losing a machine, of its return, and of a checkpoint: measured by this project, or stated assumptions.
+"""The costs of a machine's loss, of its return, and of a checkpoint. Some are measured, the others are assumed.
 
 costs = Costs(recovery=Recovery.load("bench/out/recovery-fork-sleep.json"), bandwidth=2.5e9)
 costs.recovery.stall(rng), costs.transfer(16e9)
@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 
-from recycle_pp.fitting.move_policy import SLOWED, SWITCH
+from . import moves
+from .moves import Moves
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Recovery:
     """Measured durations, in seconds.
 
     stalls    times from a death until all workers continue
-    returns   times from the death of a process, on a machine that stays up, until the new process requests the state
+    returns   times from the death of a process until the new process on the same machine requests the state
     source    description of the measurement
     """
 
@@ -33,7 +34,7 @@ class Recovery:
 
     @classmethod
     def load(cls, path: str | Path) -> Recovery:
-        """Reads the stalls from an output file of bench/recovery.py. `returns` is taken from `measured()`.
+        """Reads the stalls from an output file of bench/recovery.py. Takes `returns` from `measured()`.
 
         Raises ValueError if the file has other content, OSError if it cannot be read.
         """
@@ -56,7 +57,8 @@ def measured() -> Recovery:
 
 @dataclass(frozen=True)
 class Costs:
-    """Durations in seconds, and a bandwidth in bytes per second. All except `recovery` are assumptions, set by flags.
+    """Durations in seconds, and a bandwidth in bytes per second. `recovery` and `moves` are measured. All others are
+    assumptions, set by flags.
 
     bandwidth     rate at which a worker receives a state
     start         time from a machine's arrival until its process is ready: image, imports, CUDA
@@ -65,10 +67,10 @@ class Costs:
     swap          replacement of a lost worker by a spare: about 20 s (TrainMover, arXiv 2412.12636, 1024 GPUs)
     quorum        stall of torchft's survivors: 1.05 s, measured on CPUs with timeouts of 1 s
     reconfigure   reconfiguration of Oobleck's and Bamboo's pipelines: 79 s. This is not published. It is inferred from
-                  ReCycle's trace: about 13 % of its 6.4 h, which Oobleck loses, divided by its 38 changes
-    switch        stall of all workers when layers have moved to other stages
-    slowed        share by which steps take longer while layers are sent
-    outage        expected length of an outage, before one has ended (schedule.outage)"""
+                  ReCycle's trace, which lasts 6.4 h and has 38 changes of membership. Oobleck loses about 13 % of the
+                  time there, so a change costs 0.13 * 6.4 h / 38 = 79 s
+    outage        expected remaining length of an outage that is already longer than all outages that have ended
+                  (setting schedule.outage)"""
 
     recovery: Recovery = field(default_factory=measured)
     bandwidth: float = 2.5e9
@@ -78,9 +80,8 @@ class Costs:
     swap: float = 20.0
     quorum: float = 1.05
     reconfigure: float = 79.0
-    switch: float = SWITCH
-    slowed: float = SLOWED
     outage: float = 900.0
+    moves: Moves = field(default_factory=moves.measured)
 
     def transfer(self, size: float) -> float:
         return size / self.bandwidth

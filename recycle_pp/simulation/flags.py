@@ -19,10 +19,11 @@ from .availability import DAY, Availability, draw, read
 from .costs import Costs, Recovery
 from .hardware import GPUS, job_on
 from .job import Job
+from .moves import Moves
 from .policies import NAMES
 
-TIMES = ("start", "restart", "checkpoint", "swap", "quorum", "reconfigure", "switch", "outage")
-"""The fields of Costs that have a flag."""
+TIMES = ("start", "restart", "checkpoint", "swap", "quorum", "reconfigure", "outage")
+"""The fields of Costs in seconds. Each has a flag of the same name."""
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
@@ -71,6 +72,11 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     for name in TIMES:
         add(f"--{name}", default=f"{getattr(usual, name):g}s", help=f"(default {getattr(usual, name):g}s)")
     add("--recovery", help="a file of bench/recovery.py, instead of the measurements for this version")
+    add(
+        "--moves",
+        metavar="RUN",
+        help="measured moves of layers: a run folder, or a file of bench/moves.py, instead of those of this version",
+    )
     add = parser.add_argument_group("result").add_argument
     add("--policy", default="all", help=f"one or more of {', '.join(NAMES)}, comma-separated (default all)")
     add("--plans", type=int, default=64, help="most memberships to plan; the others are estimated (default 64)")
@@ -100,7 +106,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def policies_of(text: str) -> list[str]:
-    """The policies named by --policy."""
+    """The policies given by --policy. Raises ValueError for an unknown one."""
     names = list(NAMES) if text == "all" else text.split(",")
     for name in names:
         if name not in NAMES:
@@ -160,7 +166,9 @@ def _group(text: str) -> tuple[int, float]:
 
 
 def costs_of(given: argparse.Namespace) -> Costs:
-    """Measured recoveries and assumed costs."""
+    """The costs. Recoveries and moves of layers are measured, the others are set by flags."""
     times: dict[str, Any] = {name: parse_seconds(getattr(given, name), f"--{name}") for name in TIMES}
     costs = Costs(bandwidth=parse_size(given.bandwidth, "--bandwidth"), **times)
-    return replace(costs, recovery=Recovery.load(given.recovery)) if given.recovery else costs
+    if given.recovery:
+        costs = replace(costs, recovery=Recovery.load(given.recovery))
+    return replace(costs, moves=Moves.load(given.moves)) if given.moves else costs

@@ -5,7 +5,8 @@
 
 There are n_k whole machines of kind k. Each is up for a share a_k of the time and is paid for while it is up. It works
 s_k times as fast as the job's own machines and is interrupted i_k times an hour. Each interruption costs the whole job
-`lost` seconds:
+`lost` seconds. The fleet must have the speed of `target` of the job's own machines, and at least `least` machines must
+be up on average:
 
     minimise    sum n_k a_k price_k
     subject to  sum n_k a_k s_k  >=  target (1 + sum n_k a_k i_k lost / 3600)
@@ -54,12 +55,12 @@ class Demand:
 
 
 def demand(job: Job, costs: Costs, per_hour: float) -> Demand:
-    """The demand for a throughput, from the job's plan without deaths.
+    """The machines that a throughput requires, computed from the job's plan without deaths.
 
     Any fleet is assumed to be as efficient as that plan. An interruption costs a stall and the extra time of the step.
     In addition, one worker is missing while its replacement starts and receives the state.
 
-    per_hour: tokens per hour (micro-batches if the job has no tokens); ValueError if not above 0.
+    per_hour: tokens per hour (micro-batches if the job has no tokens). Raises ValueError if it is not above 0.
     """
     if not per_hour > 0:
         raise ValueError("--fleet must be above 0")
@@ -78,10 +79,10 @@ def cheapest(kinds: Sequence[Kind], target: float, *, repair: float, lost: float
 
     target  speed, in machines of speed 1 that are always up and never interrupted
     repair  seconds until an interrupted machine is replaced
-    lost    seconds of the whole job that an interruption costs
-    least   machines that must be up on average, for instance the stages of the job
+    lost    seconds that one interruption costs the whole job
+    least   number of machines that must be up on average, for instance the number of stages
 
-    ValueError if no fleet within the limits reaches the target, or if scipy is not installed."""
+    Raises ValueError if no fleet within the limits reaches the target, or if scipy is not installed."""
     try:
         import numpy as np
         from scipy.optimize import Bounds, LinearConstraint, milp
@@ -112,5 +113,6 @@ def of(kinds: Sequence[Kind], counts: Sequence[int], *, repair: float, lost: flo
 
 
 def net_speed(kind: Kind, target: float, repair: float, lost: float) -> float:
-    """The gain of one more machine for a job that runs at `target`: its speed, minus the cost of its interruptions."""
+    """The gain in speed from one more machine, for a job of speed `target`: the machine's own speed, minus the cost of
+    its interruptions, both averaged over the time that it is up and down."""
     return kind.up(repair) * (kind.speed - target * kind.interruptions * lost / HOUR)

@@ -43,8 +43,8 @@ class Job:
     ) -> Job:  # fmt: skip
         """A job whose layers are alike within each stage.
 
-        durations      seconds of a stage's F, I, W and O with no deaths, one number or one per stage; spread evenly
-                       over the layers of the stage
+        durations      seconds of F, I, W and O: the mean over the stages, or one number per stage. A stage's seconds
+                       are spread evenly over its layers
         worker_bytes   bytes of a worker's state
         send           seconds that a message takes
         allreduce      seconds that the sum of a stage's gradients takes
@@ -103,14 +103,14 @@ class Job:
 
     @cached_property
     def layout(self) -> Layout:
-        """The layers of each stage with no deaths. Only the policy `rebalanced` changes them."""
+        """The number of layers of each stage with no deaths. Only the policy `rebalanced` changes it."""
         found = plan_layout(self.problem).layout
         assert found is not None
         return found
 
     @cached_property
     def work(self) -> float:
-        """Seconds of one worker's time per step, without bubbles and optimizer steps."""
+        """Seconds that all F, I and W of a step would take on a single worker, without bubbles."""
         sums = self.problem.model.sums
         return self.total * sum(float(sums[kind][-1]) for kind in SPLIT)
 
@@ -125,7 +125,7 @@ class Job:
         return max(math.fsum(self.layer_bytes[e - n : e]) for e, n in zip(ends, layout, strict=True))
 
     def moved_bytes(self, before: Layout, after: Layout) -> float:
-        """Largest state that a worker receives when the boundaries between stages move, in bytes."""
+        """Bytes that a worker receives when the boundaries between stages move, at the stage that receives most."""
         most, a, b = 0.0, 0, 0
         for had, has in zip(before, after, strict=True):
             new = [k for k in range(b, b + has) if not a <= k < a + had]
@@ -134,7 +134,7 @@ class Job:
         return most
 
     def with_shape(self, shape: Shape) -> Problem:
-        """The problem with `shape` live workers. The dead workers are spread over the pipelines."""
+        """The job's problem, with `shape` live workers. The dead workers are spread over the pipelines."""
         D = self.pipelines
         dead = [
             Worker((k * D // (D - n) + s) % D, s) for s, n in enumerate(shape) if n < D for k in range(D - n)

@@ -66,7 +66,7 @@ def job_of(
     measured_stages = len(durations[OpKind.FORWARD])
     if stages not in (None, measured_stages):
         raise ValueError(f"--stages {stages}: the profile has {measured_stages}")
-    if layout := tuple(measured.get("layout", ())):  # of the stages that were measured; the job starts with even ones
+    if layout := tuple(measured.get("layout", ())):  # layout when measured; the simulated job starts with an even one
         if len(layout) != measured_stages or min(layout) < 1:
             raise UnreadableFile(profile, "layout must give the number of layers of every stage")
         start = even(sum(layout), measured_stages)

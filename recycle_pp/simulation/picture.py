@@ -146,7 +146,7 @@ def _plain(axes: Axes) -> None:
 
 
 def averaged(outcome: Outcome) -> tuple[np.ndarray, np.ndarray]:
-    """The pace over time as a step curve: edges (n + 1,) in seconds, means (n,)."""
+    """The pace over time as a step curve: edges (n + 1,) in seconds, mean paces (n,) relative to fault-free 1F1B."""
     at = np.array([point[0] for point in outcome.curve])
     pace = np.array([point[1] for point in outcome.curve])
     return _means(np.append(at, outcome.seconds), pace, outcome.seconds)

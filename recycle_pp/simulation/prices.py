@@ -43,12 +43,15 @@ class Kind:
 
 
 def read_prices(path: str | Path) -> list[Kind]:
-    """The kinds in a file. ValueError, one sentence, if it is malformed; OSError if it cannot be read."""
+    """The kinds of machines in a file. Raises ValueError if the file is malformed (the message is one sentence),
+    OSError if it cannot be read."""
     with Path(path).open(newline="") as file:
         rows = list(csv.DictReader(file, skipinitialspace=True))
     try:
         kinds = [_kind(row) for row in rows]
-        if not kinds or len({kind.name for kind in kinds}) < len(kinds):
+        if not kinds:
+            raise ValueError("it has no row")
+        if len({kind.name for kind in kinds}) < len(kinds):
             raise ValueError("a kind has more than one row")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(

@@ -18,8 +18,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,12 +31,12 @@ from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.run_reader import RunReader
 
 from .availability import Availability, Change
-from .job import Job
+from .job import Job, even
 
 WARM = 8
 """Steps before the trace begins. The first steps measure the durations."""
 STARTED = 240.0
-"""Timeout in seconds for the job's start and these steps."""
+"""Timeout in seconds for the job's start and the first WARM steps."""
 STRUCK = re.compile(r"\s*[\d.]+ s\s+(kill|return)\s+worker (\d+\.\d+)")
 
 
@@ -47,10 +47,44 @@ class Replayed:
     run: RunFolder
 
 
-def replay(job: Job, there: Availability, seconds: float, seed: int, folder: Path) -> Replayed:
+Launch = Callable[[list[str], int, Path], AbstractContextManager[None]]
+"""Starts a trainer. Arguments: its settings, the number of workers, the file for its output. Leaving the context stops
+the job."""
+
+
+@contextmanager
+def torchrun(settings: list[str], workers: int, log: Path) -> Iterator[None]:
+    """A `Launch` by torchrun on this machine."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [
+        sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={workers}", f"--master-port={port}",
+        "-m", "recycle_pp.train", *settings,
+    ]  # fmt: skip
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=out, stderr=out)
+    try:
+        yield
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def replay(
+    job: Job, there: Availability, seconds: float, seed: int, folder: Path,
+    more: Sequence[str] = (), launch: Launch = torchrun,
+) -> Replayed:  # fmt: skip
     """Runs a job of D x P local workers. The number of live workers follows `there`, scaled to D x P.
 
-    Blocks for `seconds` plus the start and end of the job. folder: parent of the run folder.
+    Blocks for `seconds` plus the start and end of the job.
+
+    folder  parent of the run folder
+    more    further settings of the trainer, for instance `schedule.rebalance=auto` and `model.layers`
+    launch  starts and stops the trainer
 
     Raises:
         ValueError: the job's stages take different times, which cannot be emulated.
@@ -59,7 +93,7 @@ def replay(job: Job, there: Availability, seconds: float, seed: int, folder: Pat
     trace = folder / "trace.csv"
     trace.write_text("second,workers\n" + "".join(f"{at},{n}\n" for at, n in _counts(job, there, seconds)))
     run = RunFolder(folder / "run")
-    with _training(job, run, folder / "log"):
+    with launch([*_settings(job, run), *more], job.workers, folder / "log"):
         _until_step(run, WARM, folder / "log")
         begun = time.time()
         changes = _run_chaos(run, trace, seed, job.stages, begun + seconds)
@@ -77,39 +111,21 @@ def _counts(job: Job, there: Availability, seconds: float) -> Iterator[tuple[flo
     yield seconds, job.workers
 
 
-@contextmanager
-def _training(job: Job, run: RunFolder, log: Path) -> Iterator[None]:
-    times = job.problem.model.durations(job.layout)
+def _settings(job: Job, run: RunFolder) -> list[str]:
+    times = job.problem.model.durations(even(job.problem.model.count, job.stages))  # the layout of the start
     alike = {kind: set(times[kind]) for kind in SPLIT}
     if any(max(found) > min(found) * (1 + 1e-9) for found in alike.values()):
         raise ValueError("--replay: the stages of an emulated job take equal times")
     limit = job.problem.memory_limit
-    settings = [f"emulate.{kind}={min(found)}" for kind, found in alike.items()]
-    settings += [
-        "model=tiny", "emulate=sleep", "emulate.O=0", f"run.dir={run.path}", "run.steps=1000000",
+    known = [f"emulate.{kind}={min(found)}" for kind, found in alike.items()]
+    return [
+        *known, "model=tiny", "emulate=sleep", "emulate.O=0", f"run.dir={run.path}", "run.steps=1000000",
         "run.validate_every=0", "run.respawns=1000000", f"parallel.pipelines={job.pipelines}",
         f"parallel.stages={job.stages}",
         f"parallel.microbatches={job.problem.counts[0]}", f"model.layers={job.stages}",
         f"optimizer.stagger={str(job.problem.optimizer == 'staggered').lower()}",
         f"schedule.memory_extra={limit['extra'] if isinstance(limit, dict) else 'null'}",
     ]  # fmt: skip
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [
-        sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={job.workers}", f"--master-port={port}",
-        "-m", "recycle_pp.train", *settings,
-    ]  # fmt: skip
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=out, stderr=out)
-    try:
-        yield
-    finally:
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def _until_step(run: RunFolder, step: int, log: Path) -> None:
@@ -125,7 +141,8 @@ def _ended(run: RunFolder) -> bool:
 
 
 def _run_chaos(run: RunFolder, trace: Path, seed: int, stages: int, until: float) -> list[Change]:
-    """Kills and releases workers as the trace says, until the time `until` (seconds since 1970) or the end of the job.
+    """Kills and releases workers according to the trace, until the time `until` (seconds since 1970) or the end of the
+    job.
 
     Returns the actual changes. Their times are seconds since chaos was started.
     """

@@ -1,6 +1,6 @@
 """The result of a comparison, as a table, as JSON, and in sentences.
 
-console.print(table([comparison]))                 # all figures of one comparison; or one figure of each of several
+console.print(table([comparison]))                 # one comparison: all its figures; several: one figure of each
 as_json(comparison) == {"policies": {"restart": {"relative": 0.53, ...}, ...}}
 for sentence in (*summary(comparison), *remarks(comparison)): print(sentence)
 """
@@ -19,6 +19,7 @@ from recycle_pp.telemetry.words import plural
 
 from .availability import HOUR
 from .compare import Comparison
+from .moves import Moves
 from .policies import DEFAULT, MOVING
 from .prices import Kind
 from .run import CAUSES, Outcome
@@ -56,8 +57,8 @@ def as_json(comparison: Comparison, kinds: Sequence[Kind] = ()) -> dict[str, Any
 
     relative              throughput relative to fault-free 1F1B
     shares                shares of the time of all D x P workers: `work`, and each cause of lost time
-    dollars_per_million   price of a million tokens, by kind of machine; None if no work was done. If the job has no
-                          tokens: of a million micro-batches
+    dollars_per_million   price of a million tokens (or micro-batches, if the job has no tokens), by kind of machine;
+                          None if no work was done
     """
     prices = {kind.name: dollars(comparison, kind) for kind in kinds}
 
@@ -107,10 +108,11 @@ def remarks(comparison: Comparison) -> list[str]:
         f"{there.machines} machines for {format_seconds(there.seconds)}: {there.losses} losses, {there.mean:.1f} up "
         f"on average ({share:.1%} of the job's workers)",
         f"stalls: {costs.recovery.source}",
+        *([moves_in_words(costs.moves)] if MOVING in comparison.outcomes else []),
         f"assumed: a worker's state {format_size(job.state_bytes(job.layout))} at {format_size(costs.bandwidth)}/s, "
         f"start {format_seconds(costs.start)}, restart {format_seconds(costs.restart)}, checkpoint "
         f"{format_seconds(costs.checkpoint)}, spare {format_seconds(costs.swap)}, Oobleck and Bamboo reconfigure "
-        f"{format_seconds(costs.reconfigure)}, switch to another layout of layers {format_seconds(costs.switch)}",
+        f"{format_seconds(costs.reconfigure)}",
     ]
     if times.covered < 0.999:
         out.append(
@@ -120,9 +122,16 @@ def remarks(comparison: Comparison) -> list[str]:
     return out
 
 
+def moves_in_words(moves: Moves) -> str:
+    """The measured costs of moves of layers, with their source."""
+    return (
+        f"moves of layers: {moves.source}; beside the transfer a move takes {moves.steps:.2f} steps, which are "
+        f"{moves.slowed:.1%} slower, and its switch stalls all workers for {format_seconds(moves.switch)} (medians)"
+    )
+
+
 def dollars(comparison: Comparison, kind: Kind) -> dict[str, float]:
-    """The price of a million tokens on machines of this kind, by policy. If the job has no tokens: of a million
-    micro-batches.
+    """The price of a million tokens (or micro-batches, if the job has no tokens) on machines of this kind, by policy.
 
     All machines that are up are paid for. The price is infinite if no work was done.
     """
@@ -132,7 +141,8 @@ def dollars(comparison: Comparison, kind: Kind) -> dict[str, float]:
 
 
 def price_table(found: Sequence[tuple[Kind, Comparison]]) -> Table:
-    """A row for each policy, and two columns for each kind of machine: share of fault-free 1F1B, dollars a million."""
+    """A table with a row for each policy, and two columns for each kind of machine: share of the throughput of
+    fault-free 1F1B, and dollars per million tokens."""
     thing = "tokens" if found[0][1].job.tokens else "micro-batches"
     out = Table(box=None, pad_edge=False)
     out.add_column("policy")

@@ -1,6 +1,6 @@
 """A simulated run. The simulation advances time, counts steps and attributes lost time; a policy makes the decisions.
 
-    outcome = simulate(policy, there, job)       # policies: see policies/
+    outcome = simulate(policy, there, job, reference)       # policies: see policies/
     outcome.relative, outcome.shares["recovering"], outcome.curve
 
 A policy receives the `Run` and every change of machines. It sets the pace of the job, stalls it, discards work, or
@@ -21,13 +21,13 @@ from .job import Job
 from .step_times import Key
 
 CAUSES = ("away", "idle", "recovering", "checkpoints", "redone", "schedule")
-"""Where workers' time goes apart from useful work:
+"""The causes of lost time of the workers:
 
 away          machines that are down
 idle          machines that are up and do not take part: they start, receive state, stand by, or wait
 recovering    stall of all workers after a change
 checkpoints   writing checkpoints
-redone        discarded work
+redone        work that was discarded and has to be redone
 schedule      bubbles, uneven loads and redundant work
 """
 
@@ -101,7 +101,9 @@ class Run:
         self._until = max(self._until, self.now) + seconds
 
     def drop_step(self, batch: float = 1.0) -> None:
-        """Discards the step in progress, on average half a step. Does nothing while the job is stalled."""
+        """Discards the step in progress, on average half a step. Does nothing while the job is stalled.
+
+        batch: share of a full step's micro-batches in this step"""
         if self._until <= self.now and self._pace:
             self.lose_steps(batch / 2)
 
@@ -140,7 +142,7 @@ class Run:
         self._pass(to)
 
     def _pass(self, to: float) -> None:
-        """Advances time to `to`. In between nothing changes, except that a stall may end."""
+        """Advances the time to `to`. Until then nothing changes, except that a stall may end."""
         workers = self.job.workers
         live = min(len(self.up), workers)
         used = min(self._used, live)

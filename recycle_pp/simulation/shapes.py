@@ -18,7 +18,7 @@ from .job import Job
 from .run import Outcome
 
 PLANS = 8
-"""Plans made for each shape. Few are enough, because shapes differ by more than the error of the estimates."""
+"""Maximum number of plans for each shape. Few are enough, because shapes differ by more than the estimates' error."""
 DEEPEST = 16
 """Maximum number of stages. More stages only add bubbles."""
 
@@ -39,8 +39,9 @@ def best_shapes(
 ) -> list[Found]:
     """The shapes, fastest first.
 
-    capacity: bytes that a machine has for a worker's state, without activations. ValueError if a single layer does not
-        fit.
+    capacity: bytes that a machine has for a worker's state, without activations
+
+    Raises ValueError if a single layer does not fit, or if no number of stages does.
     """
     found = []
     for pipelines, stages in _candidates(job, there, capacity):
@@ -58,5 +59,5 @@ def _candidates(job: Job, there: Availability, capacity: float) -> list[tuple[in
         if job.reshaped(1, stages).state_bytes(job.reshaped(1, stages).layout) <= capacity:
             out |= {(min(job.total, max(1, int(n // stages))), stages) for n in (there.machines, there.mean)}
     if not out:
-        raise ValueError("--capacity: no number of stages up to 16 makes a stage fit into a machine")
+        raise ValueError(f"--capacity: no number of stages up to {DEEPEST} makes a stage fit into a machine")
     return sorted(out)

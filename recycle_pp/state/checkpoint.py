@@ -1,4 +1,4 @@
-"""Writes and reads checkpoints. Workers save parts asynchronously, which are merged into one folder in torch's format.
+"""Writes and reads checkpoints. Workers save parts asynchronously; these are merged into a folder in torch's format.
 
     saver = Saver(folder)                                    # in each worker that saves
     saving = saver.save(step, stage, optimizer.state())      # copies the state, then writes it in a thread
@@ -6,9 +6,9 @@
     finish(folder, step, [part, ...], about)                 # after all parts are saved: merge, check, sync, rename
     newest(folder); state = load(path, names); about = read_about(path)
 
-`folder/step-000020` is an ordinary `torch.distributed.checkpoint` with the tensors `model.NAME`, `exp_avg.NAME`,
-`exp_avg_sq.NAME` and `exponent.NAME`. Names are those of the full model, so `dcp.load` can load the checkpoint, and so
-can a run with any split into stages.
+`folder/step-000020` is an ordinary `torch.distributed.checkpoint` with the tensors `model.NAME`, `exponent.NAME`, and
+`VECTOR.NAME` for each state vector of the optimizer (AdamW: `exp_avg`, `exp_avg_sq`). Names are those of the full
+model, so `dcp.load` can load the checkpoint, and so can a run with any split into stages.
 
 The folder gets its final name when all of its content is on disk. A killed save leaves `step-000020.tmp` and does not
 touch the previous checkpoint. Each save writes a part into a new folder, and `finish` uses only the given parts. So
@@ -35,18 +35,21 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
 from recycle_pp.config.settings import Settings
-from recycle_pp.telemetry.checkpoint_folders import finished, name, temporary, unfinished
+from recycle_pp.telemetry.checkpoint_folders import finished, name, step_of, temporary, unfinished
 from recycle_pp.wire.files import UnreadableFile, decode, read
+from recycle_pp.wire.messages.islands import OuterState
 from recycle_pp.wire.records import About
 
 from .checksum import ABOUT, TABLE, fingerprint
 from .replacing import rename, sync, write_synced
 from .table_of_contents import check_chunks, check_files, read_table
 
+POSITION = "islands (applied, begun, sent)"  # key in about.json
 TOGETHER = "together.json"  # file in a part: names of the tensors that several parts save together
 
 
@@ -74,10 +77,12 @@ class Saver:
         together: Collection[str] = (),
         final: bool = False,
     ) -> Future[str]:
-        """Copies `state` and returns. A thread writes the copy to step-STEP.tmp/stage-PART-..., after earlier saves.
+        """Copies `state` and returns. A thread then writes the copy to the folder step-STEP.tmp/stage-PART-RANDOM. It
+        waits until earlier saves of this object have ended.
 
-        together: names of the tensors that several parts save together; each worker saves its own boxes.
-        final: `state` will not change, so tensors on the CPU are not copied.
+        together: names of all tensors that the workers of this stage save together, each worker only its own boxes;
+            `finish` fails if one of these tensors is in no part
+        final: whether `state` will never change again; if so, tensors on the CPU are not copied
 
         The future's result is the name of the part's folder, available when the part is on disk. The future raises
         RuntimeError if the part cannot be written.
@@ -91,11 +96,13 @@ class Saver:
 
     @property
     def busy(self) -> bool:
-        """Whether the last part is still being written, perhaps to a slow or unresponsive disk."""
+        """Whether the most recent part is still being written. It stays True if the disk does not respond."""
         return not self._saving.done()
 
     def wait(self) -> str:
-        """Blocks until the last part is on disk. Returns its name. Raises RuntimeError if it could not be written."""
+        """Blocks until the most recent part is on disk. Returns the name of the part's folder.
+
+        Raises RuntimeError if the part could not be written."""
         return self._saving.result()
 
 
@@ -140,8 +147,10 @@ def finish(folder: str | Path, step: int, parts: Sequence[str], about: Mapping[s
 
 
 def merged(place: Path, parts: Sequence[str]) -> tuple[bytes, set[str]]:
-    """The table of contents of these parts together, as `.metadata` has it, and the files with the tensors. Reads only
-    the parts' own tables. ValueError if a tensor or a box is missing from all parts."""
+    """(content of `.metadata` for all parts together, paths of the files with tensors, relative to `place`).
+
+    Reads the parts' tables of contents, but no tensors. Raises ValueError if a tensor or a box is missing from all
+    parts."""
     from torch.distributed.checkpoint.metadata import Metadata
 
     tensors: dict[str, Any] = {}
@@ -151,7 +160,7 @@ def merged(place: Path, parts: Sequence[str]) -> tuple[bytes, set[str]]:
         for index, info in (metadata.storage_data or {}).items():
             info.relative_path = f"{part}/{info.relative_path}"
             tensor, whole, where = _boxed(index, metadata.state_dict_metadata[index.fqn])
-            if where not in storage:  # not already found in the part of another holder
+            if where not in storage:  # another holder may have saved the same box in its part
                 storage[where] = info
                 known = tensors.setdefault(tensor, whole)
                 known.chunks += whole.chunks if known is not whole else []
@@ -162,7 +171,8 @@ def merged(place: Path, parts: Sequence[str]) -> tuple[bytes, set[str]]:
 
 
 def _delete_all_but(final: Path, files: Collection[str]) -> None:
-    """Deletes leftovers of killed saves of this step, and the parts' own tables of contents."""
+    """Deletes all files in the folder `final` except `files` (paths relative to it): leftovers of killed saves of this
+    step, and the parts' own tables of contents."""
     for path in sorted(final.rglob("*"), reverse=True):  # a folder after its content
         if path.is_dir() and not path.is_symlink():
             with suppress(OSError):  # not empty
@@ -173,8 +183,10 @@ def _delete_all_but(final: Path, files: Collection[str]) -> None:
 
 
 def _boxed(index: Any, of: Any) -> tuple[str, Any, Any]:
-    """(tensor name, tensor metadata, index in the merged table) for an entry of a part, which is a whole tensor or a
-    box."""
+    """(tensor name, tensor metadata, index in the merged table) for one entry of a part's table of contents. The entry
+    describes a whole tensor or a box.
+
+    index, of: key and value of the entry"""
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorStorageMetadata
 
     if "@" not in index.fqn:
@@ -209,10 +221,13 @@ def newest(folder: str | Path) -> Path | None:
     return found[-1] if (found := complete(folder)) else None
 
 
-def prune(folder: str | Path, keep: int) -> None:
-    """Deletes all finished checkpoints but the newest `keep`, and leftovers of killed saves of older steps."""
+def prune(folder: str | Path, keep: int, spared: Collection[int | None] = ()) -> None:
+    """Deletes finished checkpoints, except the newest `keep` and those whose numbers of steps are in `spared`.
+
+    Also deletes the folders of unfinished saves that are older than the newest finished checkpoint."""
     for path in complete(folder)[:-keep]:
-        shutil.rmtree(path, ignore_errors=True)
+        if step_of(path.name) not in spared:
+            shutil.rmtree(path, ignore_errors=True)
     last = max(finished(Path(folder)), default=0)
     for path, step in unfinished(Path(folder)).items():
         if step < last:
@@ -220,7 +235,7 @@ def prune(folder: str | Path, keep: int) -> None:
 
 
 def load(path: str | Path, names: Iterable[str] | None = None) -> dict[str, Tensor]:
-    """The tensors `names` of a checkpoint (default: all), unsharded.
+    """Name -> whole tensor, loaded from a checkpoint. names: the tensors to load; None: all.
 
     Raises ValueError for a missing or incomplete tensor, or an invalid table of contents.
     """
@@ -245,8 +260,9 @@ def shapes(path: str | Path) -> dict[str, tuple[int, ...]]:
 def describe(settings: Settings, fingerprint: str, origin: str = "") -> dict[str, Any]:
     """Configuration key -> value, for settings that a resume must not change.
 
-    fingerprint: identifies the data
-    origin: identifies the content of model.path, from which frozen parameters are read; "": none are frozen"""
+    fingerprint  identifies the data
+    origin       identifies the content of model.path, from which frozen parameters are read; "" if none are frozen
+    """
     model, parallel = settings.model, settings.parallel
     keys = [
         "layers",
@@ -270,18 +286,33 @@ def describe(settings: Settings, fingerprint: str, origin: str = "") -> dict[str
         "parallel.pipelines * parallel.microbatches": parallel.pipelines * parallel.microbatches,
         "numerics.reproducible": settings.numerics.reproducible,
         "numerics.sums": settings.numerics.sums,
+        "optimizer.moments": settings.optimizer.moments,
         "run.seed": settings.run.seed,
         "data.path (its contents)": fingerprint,
     }
 
 
-_ONCE = {"numerics.sums": "int64"}  # values for keys that old checkpoints lack
+def position(outer: OuterState | None) -> dict[str, Any]:
+    """The entry of about.json with an island's position in the rounds; empty for a job by itself."""
+    return {} if outer is None else {POSITION: [outer.applied, outer.begun, outer.sent]}
+
+
+def position_in(path: str | Path) -> OuterState | None:
+    """The island's position in a checkpoint; None if a job by itself has saved it. Raises UnreadableFile."""
+    found = read_about(path).get(POSITION)
+    try:
+        return None if found is None else OuterState(*msgspec.convert(found, tuple[int, int, int | None]))
+    except msgspec.ValidationError as error:
+        raise UnreadableFile(Path(path) / ABOUT, f"{POSITION}: {error}") from None
+
+
+_ONCE = {"numerics.sums": "int64", "optimizer.moments": "fp32"}  # values for keys that old checkpoints lack
 
 
 def read_about(path: str | Path) -> dict[str, Any]:
-    """The JSON given to `finish`, with `step`, the number of completed steps.
+    """The JSON that was given to `finish`, plus `step` (number of completed steps) and `files` (fingerprints).
 
-    Raises UnreadableFile if the file is missing or damaged.
+    Raises UnreadableFile if about.json is missing or damaged.
     """
     file = Path(path) / ABOUT
     try:

@@ -21,8 +21,7 @@ def fingerprint(path: Path) -> list[int]:
 
 
 def damage(path: Path, step: int) -> str | None:
-    """Describes the damage to a finished checkpoint, which has `step` steps. None if the checkpoint is intact. Reads
-    all files."""
+    """A description of the damage to the finished checkpoint of `step` steps; None if it is intact. Reads all files."""
     try:
         about = json.loads(_regular(path / ABOUT).read_text())
         if about["step"] != step:
@@ -42,7 +41,7 @@ def damage(path: Path, step: int) -> str | None:
 
 
 def _regular(path: Path) -> Path:
-    """Returns the path of a regular file. Raises ValueError otherwise, because reading from a pipe could block."""
+    """Returns `path`. Raises ValueError if it is not a regular file, because reading from a pipe could block."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise ValueError(f"{path} is not a regular file")
     return path

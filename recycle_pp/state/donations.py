@@ -2,15 +2,16 @@
 
     donations = Donations(optimizer, gradients, token, inject)        # on every worker
     session.donate = donations.asked
-    executor.on_commit.append(donations.committed)
+    executor.on_decision.append(donations.committed)
     executor.on_vote.append(donations.voting)
 
 The coordinator assigns units to donors (`Donate`). A thread of each donor copies and sends the assigned units, a few at
-a time (a part). After each commit the thread sends the step's reduced gradient for the units sent so far. Units are
+a time (a part). After each commit the thread sends the step's reduced gradient for the units sent so far. It does so
+while the donor still updates its own state, because all workers wait for a joiner that lacks only this step. Units are
 named by their layers, so a donor continues if other layers of its stage move.
 
-An understudy gets a step's gradient before the donor votes, once it has got all units. It learns of the commit from the
-coordinator.
+An understudy is a follower that may take over another stage at any time. Once it has received all units, the donor
+sends it each step's gradient before the donor votes. The coordinator sends the commit to the understudy.
 
 A donor keeps no copy of its state and never waits for a follower. Its optimizer waits at most until one part is copied
 (a few milliseconds, see `PART`). If more than `WAITING` gradients are queued for a follower, the donor drops them and
@@ -39,10 +40,10 @@ from recycle_pp.wire.messages.units import UnitId, packed, unpacked
 
 Inject = Callable[[str, int], None]  # callback for fault injection: (moment, step)
 PATIENCE = 3600.0  # seconds of silence before a stream times out; a step may take long, and heartbeats detect deaths
-EXPONENTS = "exponents."  # names of tensors in a message: with the number of a layer, its exponents
+EXPONENTS = "exponents."  # in a message, the tensor "exponents.3" contains the exponents of layer 3
 _log = logging.getLogger(__name__)
-# Maximum number of elements of a part in each vector, unless a single unit has more. Such a part has 12 MB of state and
-# is copied in about 3 ms.
+# Maximum number of parameters in a part, unless a single unit has more. A part of this size has 12 MB of state (float32
+# masters and two moments) and is copied in about 3 ms.
 PART = 1 << 20
 # Maximum number of queued gradients per follower. The limit is not in bytes, because a single gradient has a third of
 # the state's size. With two queued gradients, a follower with complete state can fall one step behind and still catch
@@ -55,7 +56,7 @@ class _Step(NamedTuple):
 
     reduced    the gradient; None if the update was skipped
     exponents  layer -> its exponents after the step
-    layout     of `reduced`; a later step may have another one
+    layout     layout of `reduced`; a later step may have another layout
     """
 
     step: int
@@ -66,7 +67,7 @@ class _Step(NamedTuple):
 
 
 class _Early(NamedTuple):
-    """A gradient before its vote. attempt: `Attempt.coarser`"""
+    """The gradient of a step, sent before the donor votes on this step. attempt: see `Attempt.coarser`"""
 
     step: int
     generation: int
@@ -76,12 +77,13 @@ class _Early(NamedTuple):
 
 
 class Donations:
-    """The donor's side. `asked` runs in the listening thread, `committed` and `voting` in the executor. None blocks."""
+    """The donor's side. `asked` runs in the listening thread, `committed` and `voting` run in the executor's thread. No
+    method blocks."""
 
     def __init__(self, optimizer: StageOptimizer, gradients: Gradients, token: str, inject: Inject) -> None:
         self._optimizer, self._gradients, self._token, self._inject = optimizer, gradients, token, inject
         self._lock = threading.Lock()
-        self._newest: _Step | None = None  # without its gradient
+        self._newest: _Step | None = None  # the latest commit, without its gradient
         self._asked: list[Donate] = []  # requests that arrived before the first commit
         self._donors: list[_Donor] = []
 
@@ -94,7 +96,8 @@ class Donations:
                 self._begin(message, self._newest)
 
     def committed(self, commit: Commit, reduced: Reduced) -> None:
-        """Queues the step for all followers. Call it after the optimizer has applied the step."""
+        """Queues the step for all followers. Call it when the exponents are those after the step. The optimizer may
+        apply the step later, except if `commit.outer` changes the state."""
         gradient = None if commit.scale is None else reduced
         gradients = self._gradients
         step = _Step(commit.step, commit.scale, gradient, gradients.exponents_of_layers(), gradients.layout)
@@ -102,7 +105,10 @@ class Donations:
             self._newest = step._replace(reduced=None)
             self._donors = [donor for donor in self._donors if donor.is_alive()]
             for donor in self._donors:
-                donor.committed(step, commit.generation)
+                if commit.outer is not None and commit.outer.changes_state:
+                    donor.restart(step)  # the gradient is not all that has changed the state
+                else:
+                    donor.committed(step, commit.generation)
             asked, self._asked = self._asked, []
             for message in asked:
                 self._begin(message, self._newest)
@@ -114,14 +120,15 @@ class Donations:
                 donor.voting(_Early(step, generation, attempt, reduced, self._gradients.layout))
 
     def relayout(self) -> None:
-        """Call this when layers have moved, before the next commit. Donors whose units are still here continue."""
+        """Adopts the new layout after layers have moved. Call it before the next commit. Transfers of units that this
+        worker still holds continue."""
         with self._lock:
             if self._newest is not None:
                 of = self._gradients
                 self._newest = self._newest._replace(exponents=of.exponents_of_layers(), layout=of.layout)
 
     def close(self) -> None:
-        """Ends all transfers, because this worker plays another stage from now on."""
+        """Ends all transfers, because this worker runs another stage from now on."""
         with self._lock:
             for donor in self._donors:
                 donor.close()
@@ -141,15 +148,16 @@ class _Donor(threading.Thread):
         self._units = unpacked(message.units)
         self._changed = threading.Condition()
         self._waiting: deque[_Step | _Early] = deque()  # commits and gradients that have not been sent
-        self._early = -1, -1  # (step, generation) of the newest gradient that was queued before its vote
-        self._newest = begin  # the newest commit sent
+        self._early = -1, -1  # (step, generation) of the latest gradient that was queued before the vote
+        self._newest = begin  # the last commit sent
         self._sent = 0  # number of units sent
         self._closed = False
         self.start()
 
     def voting(self, early: _Early) -> None:
         with self._changed:
-            # The exponents of a repeated step follow from the gradient of the last attempt.
+            # The gradient of a repeated step is sent early only if that of the previous attempt was, because the
+            # follower computes the exponents from the previous attempt.
             follows = early.attempt == 0 or self._early[0] == early.step
             if self._message.early and self._sent == len(self._units) and follows:
                 self._early = early.step, early.generation
@@ -160,10 +168,19 @@ class _Donor(threading.Thread):
         with self._changed:
             if self._early != (step.step, generation):
                 self._waiting.append(step)
-            if len(self._waiting) > WAITING:  # too slow: restart from the newest state
-                self._waiting.clear()
-                self._newest, self._sent = step, 0
+            if len(self._waiting) > WAITING:  # the follower is too slow
+                self._restart(step)
             self._changed.notify()
+
+    def restart(self, step: _Step) -> None:
+        """Sends the whole state after this step again."""
+        with self._changed:
+            self._restart(step)
+            self._changed.notify()
+
+    def _restart(self, step: _Step) -> None:
+        self._waiting.clear()
+        self._newest, self._sent = step, 0
 
     def close(self) -> None:
         with self._changed:
@@ -183,7 +200,7 @@ class _Donor(threading.Thread):
             _log.info("stopped sending state: this worker no longer holds unit %s", error)
 
     def _send_next(self, stream: Stream) -> None:
-        """Sends the next commit or gradient, or the next part of the state. If there is none, waits."""
+        """Sends the next queued commit or gradient, else the next part of the state. If nothing is left, waits."""
         with self._changed:
             sent = self._sent
             step = self._waiting.popleft() if self._waiting else None
@@ -197,14 +214,14 @@ class _Donor(threading.Thread):
             stream.send(about, {"gradient": _gradient(step.reduced, step.layout, self._units)})
             return
         if step is not None:
-            if sent:  # before the first part the follower has no units to update
+            if sent:  # otherwise the follower has no units to update yet
                 units = self._units[:sent]
                 gradient = {} if step.reduced is None else {"gradient": _gradient(step.reduced, step.layout, units)}
                 stream.send(StepGradient(session, step.step, packed(units), of, step.scale), gradient | _sent(step))
             return
         units = self._part(sent, newest.layout)
         part = self._optimizer.copy(units, newest=newest.step)
-        if part is None:  # the state is speculative, or includes a step that was not sent
+        if part is None:  # the state is speculative, or older or newer than the last commit sent: wait
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting, timeout=0.001)
             return
@@ -214,7 +231,7 @@ class _Donor(threading.Thread):
                 self._sent = sent + len(units)
 
     def _part(self, first: int, layout: Layout) -> list[UnitId]:
-        """The units from index `first` on, up to PART elements in total, but at least one unit."""
+        """The next units from index `first` on: up to PART parameters in total, but at least one unit."""
         sizes, size = layout.unit_sizes, 0
         units: list[UnitId] = []
         for unit in self._units[first:]:
@@ -234,6 +251,6 @@ def _gradient(reduced: Reduced, layout: Layout, names: Sequence[UnitId]) -> Tens
 
 
 def _sent(step: _Step) -> dict[str, Tensor]:
-    """The exponents of the donor's layers. Every message includes them, because they are much smaller than the
-    units."""
+    """The exponents of the donor's layers: name in a message -> tensor. Every message includes the exponents of all
+    layers, because they are much smaller than the units."""
     return {f"{EXPONENTS}{layer}": of for layer, of in step.exponents.items() if len(of)}

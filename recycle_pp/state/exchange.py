@@ -6,7 +6,7 @@
     reduced = exchange.reduce(shares, peers, sent)   # sums the gradients of this worker's units
     reduced = exchange.tied.reduce(shares, reduced)  # sums tied units over all stages that hold them
     exchange.weights(shares, peers, ...)             # after an update: sends each unit from its first holder
-    exchange.masters(shares, peers)                  # yields all tensors in full, one at a time
+    exchange.masters(shares, peers)                  # yields the stage's whole tensors, one at a time
 
 If all workers of the stage hold all units (`Shares.together`), one all-reduce sums the gradients and no other message
 is sent. Otherwise the first holder of a unit sums its gradient and sends it to the other holders.
@@ -41,7 +41,10 @@ AHEAD = 8  # maximum number of copies in flight to this worker
 
 
 class Exchange:
-    """wait(pending, giver): waits for a message and reports the wait. giver: the sender, if it is in another stage."""
+    """The exchanges of worker `me` with its peers.
+
+    wait(pending, giver): waits for a message and reports the wait; giver: the sender, if it is in another stage
+    """
 
     def __init__(self, links: Links, stage: Stage, optimizer: StageOptimizer, me: Member, wait: Wait) -> None:
         self._links, self._stage, self._optimizer = links, stage, optimizer
@@ -55,7 +58,7 @@ class Exchange:
         """Copies the fixed-point exponents of the peer `source` to all peers."""
         gradients = self._stage.gradients
         if gradients.reproducible:
-            tensor = gradients.exponents.clone()  # an aborted broadcast may write to it
+            tensor = gradients.exponents.clone()  # a copy, because an aborted broadcast may still write to it
             self._wait(self._links.broadcast([tensor], source))
             gradients.take_exponents(tensor)
 
@@ -79,8 +82,10 @@ class Exchange:
         """Sums the gradients of the units that this worker holds. The result includes the book (`numerics.gradients`)
         and the norms of all units. Does not change the accumulators, even if the sum is aborted.
 
-        The norms and gradients of tied units are missing until `tied.reduce`. sent(): called after this worker's first
-        message."""
+        The norms and gradients of tied units are missing until `tied.reduce`.
+
+        sent(): called after this worker's first message
+        """
         gradients = self._stage.gradients
         if shares.together:
             payload = gradients.payload()
@@ -180,8 +185,8 @@ class Exchange:
         return self._stage.layout.spans
 
     def _room(self, units: Sequence[int]) -> tuple[dict[int, Tensor], Tensor]:
-        """Allocates memory for the gradients of these units: (unit -> part of the vector, whole vector). The memory is
-        not reused, because a message of an aborted reduction may still arrive in it."""
+        """Allocates memory for the gradients of these units: (unit -> its view, float32 tensor of all units). The
+        memory is not reused, because a message of an aborted reduction may still arrive in it."""
         sizes = [self._spans[unit].stop - self._spans[unit].start for unit in units]
         flat = aligned_bytes(4 * sum(sizes), self._stage.device).view(torch.float32)
         return dict(zip(units, flat.split(sizes), strict=True)), flat

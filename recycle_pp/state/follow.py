@@ -2,21 +2,23 @@
 each step's gradients, until a commit makes it a holder.
 
     following = Following(stage, optimizer, participant, lock, token, interface, inject)     # on every worker
-    following.start(synced=lambda step, session: ...)        # donors connect to following.address
-    session.expect = following.expect                        # the coordinator begins a session
-    following.relayout(layers)                               # the executor takes the layers that have arrived
-    stage, optimizer, early = following.take_over()          # the executor plays the worker of another stage
+    following.start(send)                                    # donors connect to following.address
+    session.expect = following.expect                        # called when the coordinator begins a session
+    following.relayout(layers)                               # adds the layers that have arrived to the stage
+    early = following.take_over()                            # replaces the stage by the one that was followed
 
-A joiner follows the units of its role, and writes them into its stage. A member of a stage that will gain layers
-follows the units of these layers, and writes them into memory beside its stage, because the stage trains meanwhile.
+Three kinds of workers follow units:
 
-An understudy follows all units of another stage in the same way. It builds that stage, too, so it can play its worker
-at any time (`protocol.understudies`).
+- A joiner (a worker that enters the running job) follows units of its own stage, and writes them into this stage.
+- A member of a stage that will gain layers follows the units of these layers. It writes them into separate memory,
+  because its stage continues to train.
+- An understudy follows all units of another stage in the same way, and can take over that stage at any time
+  (`protocol.understudies`).
 
-In all cases the coordinator begins a session, and assigns units to donors (`state.donations`). The units may be in the
-states after different steps. When all of them are in the state after the same step, the follower is in step (`synced`).
-If a stream breaks, the coordinator begins another session, with other donors if one died. Then all streams of older
-sessions are closed, because their donors may have stopped responding.
+In all cases the coordinator begins a session, and assigns units to donors (`state.donations`). Units arrive one after
+the other, so their states may belong to different steps. When all units have reached the same step, the follower sends
+`Synced`. If a stream breaks, the coordinator begins another session, with other donors if one died. Then all streams of
+older sessions are closed, because their donors may have stopped responding.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from torch import Tensor
 from recycle_pp.comm.transfer import Receiver, Stream, TransferError
 from recycle_pp.model.stage import Stage
 from recycle_pp.numerics.gradients import Reduced
+from recycle_pp.numerics.layout import Layout
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.protocol.participant import Participant
 from recycle_pp.protocol.understudy import Understudy
@@ -53,13 +56,13 @@ class _Session:
     layers     see `Expect`
     member     whether this worker was a member when the session began
     elements   see `Expect`
-    optimizer  receives the state: the worker's own, or one beside it; None before the first message
-    have       unit -> newest step in its state
-    exponents  newest step in the exponents
-    over       whether `relayout` has taken the layers, or `take_over` the stage
-    understudy progress as an understudy, and
-    stage      the stage that it follows; else None
-    early      step -> newest gradient, before the commit
+    optimizer  the optimizer that receives the state: the worker's own, or a separate one for layers that may move to
+               its stage; None before the first message
+    have       unit -> last step that its state includes
+    exponents  last step whose exponents have been applied; -1 if none
+    over       whether `relayout` or `take_over` has moved the layers into the stage
+    understudy progress of this worker as an understudy; None if it is not one
+    early      for an understudy: uncommitted step -> gradient of its latest attempt
     """
 
     number: int
@@ -72,12 +75,11 @@ class _Session:
     streams: list[Stream] = field(default_factory=list)
     over: bool = False
     understudy: Understudy | None = None
-    stage: Stage | None = None
     early: dict[int, Reduced] = field(default_factory=dict)
 
 
 class Full(Exception):
-    """There is no room for the state of another stage."""
+    """There is not enough memory for the state of another stage."""
 
     def __init__(self, message: NoRoom) -> None:
         super().__init__()
@@ -85,9 +87,9 @@ class Full(Exception):
 
 
 class Following:
-    """The follower's side. The constructor starts to listen, for as long as the worker lives.
+    """The follower's side. The constructor opens a port, which stays open until `close`.
 
-    lock: guards `participant`. A thread that holds it never waits for `_taking`.
+    lock: guards `participant`. A thread that holds `lock` never waits for `_taking`.
     """
 
     def __init__(
@@ -107,18 +109,20 @@ class Following:
         self._session = _Session(-1, [], member=False)
         self._closed = False
         self.address = self._receiver.address
-        # build: makes a stage and its optimizer, for an understudy. The other two are called when the layers of the
-        # stage have changed, and when an understudy has built another stage.
-        self.build: Callable[[int], tuple[Stage, StageOptimizer]]
-        self.room: Callable[[int], tuple[int, int]]  # elements of a stage -> bytes that it needs, bytes that are free
+        # Callbacks, set by the worker. relaid(): called when the layers of the stage have changed. follows(layout):
+        # called when an understudy begins to follow layers. room(elements): returns (bytes that an understudy with this
+        # number of elements needs, free bytes)
         self.relaid: Callable[[], None] = lambda: None
-        self.built: Callable[[Stage], None] = lambda stage: None
+        self.follows: Callable[[Layout], None] = lambda layout: None
+        self.room: Callable[[int], tuple[int, int]]
 
     def start(self, send: Callable[[Message], None]) -> None:
-        """Receives states and steps in threads.
+        """Starts threads that receive states and steps.
 
-        send: for messages to the coordinator. `Synced` each time all units of the session have the state after a step,
-            `Prepared` each time an understudy can complete a commit, `NoRoom` if it cannot begin"""
+        send(message): sends a message to the coordinator: `Synced` each time all units of the session have reached the
+            same step, `Prepared` each time an understudy can complete a commit, `NoRoom` if an understudy has too
+            little memory
+        """
         self._send = send
         threading.Thread(target=self._accept, name="join", daemon=True).start()
 
@@ -129,8 +133,10 @@ class Following:
         self._receiver.close()
 
     def expect(self, message: Expect) -> None:
-        """Begins a session. Called by the listening thread; does not block. Never between the adoption of another
-        layout and the next commit, so nothing is dropped that `relayout` needs."""
+        """Begins a session and drops the old one. Called by the listening thread. Does not block.
+
+        Never called between the adoption of another layout and the next commit. So it drops no state that `relayout`
+        needs."""
         with self._changed:
             old, member = self._session, self._participant.generation >= 0
             if member:
@@ -143,28 +149,35 @@ class Following:
             stream.close()
 
     def relayout(self, layers: Sequence[int]) -> None:
-        """Gives the stage these layers, between two steps. Those that have arrived bring their state. Those that the
-        stage lacks otherwise have none: their units must be copied before they are used. Called by the executor."""
+        """Gives the stage these layers, between two steps. Layers that have arrived come with their state. Other new
+        layers have no state, so their units must be copied before they are used. Called by the executor."""
         with self._taking:
             session = self._session
             arriving, session.optimizer = session.optimizer if session.member else None, None
             session.over = True
             self._relayout(layers, [] if arriving is None else [arriving])
 
-    def take_over(self) -> tuple[Stage, StageOptimizer, dict[int, Reduced]]:
-        """The stage that this understudy plays from now on, in the state after the newest committed step, and the
-        gradient of the next step, if one has come. Called by the executor."""
+    def take_over(self) -> dict[int, Reduced]:
+        """Turns the stage into the one that this understudy has followed. Returns uncommitted step -> its gradient.
+
+        The stage gets the state after the last commit whose gradient has arrived. The returned gradients belong to
+        later steps. Called by the executor."""
         with self._taking:
             session = self._session
             self._apply_due(session)
-            assert session.stage is not None and session.optimizer is not None
-            self._stage, self._optimizer, session.over = session.stage, session.optimizer, True
-            session.stage = session.optimizer = None
-            return self._stage, self._optimizer, session.early
+            assert session.understudy is not None and session.optimizer is not None
+            arrived, session.optimizer, session.over = session.optimizer, None, True
+            self._stage.take_over(session.understudy.worker.stage, arrived.tensors)
+            self._optimizer.take_over(arrived)
+            return session.early
 
     def _relayout(self, layers: Sequence[int], arriving: list[StageOptimizer]) -> None:
         with self._changed:
-            _relayout(self._stage, self._optimizer, layers, arriving)
+            known = {*self._stage.layout.layers}.union(*(of.tensors.layout.layers for of in arriving))
+            if missing := [layer for layer in layers if layer not in known]:
+                arriving = [*arriving, self._optimizer.beside(self._stage.arriving(missing))]
+            self._stage.relayout(layers, [of.tensors for of in arriving])
+            self._optimizer.relayout(arriving)
             self._participant.relayout(self._stage.layout.ids)
         self.relaid()
 
@@ -184,7 +197,7 @@ class Following:
                         return  # the donor was replaced
                     with self._taking:
                         if session.over or (not session.member and self._participant.generation >= 0):
-                            return  # this worker reduces the gradients itself
+                            return  # the session has ended: this worker now reduces the gradients itself
                         complete = self._take(session, about, tensors)
                     if complete and isinstance(about, EarlyGradient):
                         self._send(Prepared(about.generation, about.step, about.session))
@@ -196,7 +209,7 @@ class Following:
             _log.info("lost the donor: %s", error)  # the coordinator starts another session
 
     def _expected(self, number: int, stream: Stream) -> _Session | None:
-        """The session with this number; None if a newer one has begun. The donor may connect before `expect`."""
+        """The session with this number; None if a newer one has begun. Waits if the donor connects before `expect`."""
         with self._changed:
             self._changed.wait_for(lambda: self._session.number >= number or self._closed)
             if self._session.number != number:
@@ -206,8 +219,8 @@ class Following:
             return self._session
 
     def _take(self, session: _Session, about: About, tensors: dict[str, Tensor]) -> bool:
-        """Applies a message. Returns whether all units now have the state after `about.step`, or will have it after the
-        commit."""
+        """Applies a message. Returns whether all units have reached `about.step`; for an early gradient, whether they
+        will reach it as soon as the commit arrives."""
         if session.optimizer is None:
             session.optimizer = self._begin(session)
             self._inject("join", about.step)
@@ -249,14 +262,12 @@ class Following:
             needed, free = self.room(session.elements)
             if needed > free:
                 raise Full(NoRoom(session.number, needed, free))
-            session.stage, optimizer = self.build(session.understudy.worker.stage)
-            if session.layers != [*session.stage.layout.layers]:
-                _relayout(session.stage, optimizer, session.layers, [])
-            session.understudy.units = session.stage.layout.ids
-            self.built(session.stage)
-            return optimizer
         if session.member:
-            return self._optimizer.beside(self._stage.arriving(session.layers))
+            beside = self._optimizer.beside(self._stage.arriving(session.layers))
+            if session.understudy is not None:
+                session.understudy.units = beside.tensors.layout.ids
+                self.follows(beside.tensors.layout)
+            return beside
         if session.layers != [*self._stage.layout.layers]:
             self._relayout(session.layers, [])
         self._optimizer.start_following()
@@ -265,9 +276,10 @@ class Following:
     # -- understudies ------------------------------------------------------------------------------------------
 
     def _keep(self, session: _Session, about: EarlyGradient, gradient: Tensor) -> bool:
-        """Keeps a gradient until the commit of its step. Returns whether no other one is missing for this commit.
+        """Keeps a gradient until the commit of its step. Returns whether the gradients of all earlier uncommitted steps
+        have arrived too, so that only commits are missing.
 
-        If the step is repeated, the exponents follow from the last attempt, as on the donor."""
+        If the step is repeated, computes the exponents from the gradient of the previous attempt, as the donor does."""
         assert session.understudy is not None and session.optimizer is not None
         tensors, nothing = session.optimizer.tensors, torch.empty(0)
         if about.attempt:
@@ -278,7 +290,7 @@ class Following:
             return session.understudy.received(about.step, about.generation)
 
     def _apply_due(self, session: _Session) -> None:
-        """Applies the commits whose gradients are here."""
+        """Applies all commits that are next in order and whose gradients have arrived."""
         assert session.understudy is not None and session.optimizer is not None
         with self._changed:
             due = session.understudy.take_due()
@@ -289,12 +301,3 @@ class Following:
         if due:
             session.exponents = due[-1].step
             session.early = {step: of for step, of in session.early.items() if step > due[-1].step}
-
-
-def _relayout(stage: Stage, optimizer: StageOptimizer, layers: Sequence[int], arriving: list[StageOptimizer]) -> None:
-    """Gives a stage these layers. Those that have arrived bring their state; other new ones have none."""
-    known = {*stage.layout.layers}.union(*(of.tensors.layout.layers for of in arriving))
-    if missing := [layer for layer in layers if layer not in known]:
-        arriving = [*arriving, optimizer.beside(stage.arriving(missing))]
-    stage.relayout(layers, [of.tensors for of in arriving])
-    optimizer.relayout(arriving)

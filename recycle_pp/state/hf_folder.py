@@ -1,7 +1,7 @@
 """Exports a checkpoint as a folder for Hugging Face's `from_pretrained`: safetensors, config.json, the tokenizer.
 
     model, path = of_run("runs/mine", step=None, dtype=torch.float32)    # the newest undamaged checkpoint
-    model, path = of_run("runs/lora", None, torch.float32, merge=True)   # else the adapters alone
+    model, path = of_run("runs/lora", None, torch.float32, merge=True)   # merge=False: only the adapters
     write(model, Path("out"))                                # blocks until the folder is on disk
     model.config; model.load(["lm_head.weight"])             # config.json and single tensors
 
@@ -16,7 +16,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from math import prod
 from pathlib import Path
@@ -31,15 +31,21 @@ from recycle_pp.model.general.lora import peft_config
 from recycle_pp.model.general.source import HuggingFace
 from recycle_pp.model.llama_names import llama_config, to_llama
 from recycle_pp.model.safetensors_folder import Folder
+from recycle_pp.storage.local_copy import copy, is_stored, place
+from recycle_pp.storage.store import Store
+from recycle_pp.telemetry.best_checkpoint import best
 from recycle_pp.telemetry.checkpoint_folders import finished
 from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.telemetry.stored_run import is_url, local
 
 from . import checkpoint
 from .checksum import damage
 from .hf_tokenizer import copy_files, write_json, write_tokenizer
+from .stored import StoredCheckpoints
 
-A, B = ".lora_A.default.weight", ".lora_B.default.weight"  # ends of the names of an adapter's matrices
+A, B = ".lora_A.default.weight", ".lora_B.default.weight"  # suffixes of the names of an adapter's matrices
 TRIES = 3  # attempts, because a running job may delete the checkpoint that is being read
+INDEX = "model.safetensors.index.json"
 SHARD = 4 << 30  # maximum bytes per file; a larger tensor gets its own file
 
 
@@ -57,16 +63,17 @@ class Exported:
 
     config  content of config.json; None for a user's own model
     parts   name -> Part, in the model's order
-    stem    name of the files of weights
+    stem    name of a file of weights, without its number and suffix
 
     Raises ValueError if the checkpoint does not match the run's configuration.
     """
 
     stem = "model"
+    needs_weights = False  # whether the weights in model.path are read, not only its small files
 
     def __init__(self, run: Mapping[str, Any], path: Path, dtype: torch.dtype):
         self._path, self.dtype = path, dtype
-        self._run, self._folder = run, run["model"].get("path")
+        self._run, self._folder = run, _copied(run["model"].get("path"), self.needs_weights)
         held = {
             name[len("model.") :]: shape for name, shape in checkpoint.shapes(path).items() if name.startswith("model.")
         }
@@ -85,11 +92,16 @@ class Exported:
         else:
             self.parts = {name: Part(name, slice(None), shape) for name, shape in held.items()}
             self.config = None
-        if self._folder is not None and (found := Path(self._folder) / "config.json").is_file():
+        if self._folder is not None and (found := self._folder / "config.json").is_file():
             self.config = json.loads(found.read_text())
         if self.config is not None:
             self.config.pop("torch_dtype", None)
             self.config["dtype"] = str(dtype).removeprefix("torch.")
+
+    @property
+    def entries(self) -> tuple[str, ...]:
+        """Names of files. A folder can be loaded if it contains one of them."""
+        return ("config.json",) if self.config is not None else ("model.safetensors", INDEX)
 
     def size(self, name: str) -> int:
         return prod(self.parts[name].shape) * self.dtype.itemsize
@@ -107,7 +119,7 @@ class Exported:
     def write_config(self, folder: Path) -> bool:
         """Writes config.json and the tokenizer. Returns False if the tokenizer is unknown."""
         if self._folder is not None:
-            copy_files(Path(self._folder), ("generation_config.json",), folder)
+            copy_files(self._folder, ("generation_config.json",), folder)
         if self.config is not None:
             write_json(folder / "config.json", self.config)
         return write_tokenizer(self._run["data"], self._folder, folder)
@@ -117,6 +129,7 @@ class Adapter(Exported):
     """The adapters of a run with model.lora, for peft's `from_pretrained`."""
 
     stem = "adapter_model"
+    entries = ("adapter_config.json",)  # type: ignore[assignment]
 
     def __init__(self, run: Mapping[str, Any], path: Path, dtype: torch.dtype):
         super().__init__(run, path, dtype)
@@ -130,14 +143,17 @@ class Adapter(Exported):
 class Merged(Exported):
     """The whole model of a run with model.lora: the weights in model.path, with the products of the adapters added."""
 
+    needs_weights = True
+
     def __init__(self, run: Mapping[str, Any], path: Path, dtype: torch.dtype):
         super().__init__(run, path, dtype)
         settings: Settings = load(run)
         lora, source = settings.model.lora, HuggingFace(settings.with_values({"model.lora.rank": 0}))
         with torch.device("meta"):
             model = source.build()
-        self._base, self._scale = Folder(Path(str(self._folder)), source.prefix), lora.alpha / lora.rank
-        # adapted module -> whether its weight is stored with its inputs as rows
+        assert self._folder is not None
+        self._base, self._scale = Folder(self._folder, source.prefix), lora.alpha / lora.rank
+        # adapted module -> whether its weight has the shape (inputs, outputs), not (outputs, inputs)
         adapted = [name.removesuffix(A) for name in self.parts if name.endswith(A)]
         self._adapted = {name: type(model.get_submodule(name)).__name__ == "Conv1D" for name in adapted}
         self.parts = {name: Part(name, slice(None), tuple(of.shape)) for name, of in model.named_parameters()}
@@ -156,12 +172,15 @@ class Merged(Exported):
 def of_run(run_dir: str | Path, step: int | None, dtype: torch.dtype, merge: bool = False) -> tuple[Exported, Path]:
     """The model of a run's checkpoint, and the checkpoint's path. step=None selects the newest undamaged checkpoint.
 
-    merge: whether a run with model.lora gives its whole model, and not its adapters alone
+    run_dir: the run folder, or the URL of its store, from which the checkpoint is then downloaded
+    merge: for a run with model.lora: whether to export the whole model instead of only the adapters
 
     Raises ValueError if the run or the checkpoint does not exist, or if the checkpoint is damaged.
     """
-    run = RunFolder(run_dir)
+    run = RunFolder(local(str(run_dir)))
     run.require()
+    if is_url(str(run_dir)):
+        _download(str(run_dir), step, run.checkpoints)
     settings = asdict(run.read_settings())
     kind = Exported if not settings["model"]["lora"]["rank"] else Merged if merge else Adapter
     for last in (False,) * (TRIES - 1) + (True,):
@@ -175,8 +194,33 @@ def of_run(run_dir: str | Path, step: int | None, dtype: torch.dtype, merge: boo
     raise AssertionError("the last try returns or raises")
 
 
+def best_step(run_dir: str) -> int:
+    """Number of steps of the checkpoint with the lowest validation loss. Raises ValueError if none was validated.
+
+    run_dir: the run folder, or the URL of its store; with a URL, only the checkpoints in the store are considered
+    """
+    run = RunFolder(local(run_dir))
+    steps = StoredCheckpoints(Store(run_dir)).steps() if is_url(run_dir) else list(finished(run.checkpoints))
+    step = best(run.metrics, steps)
+    if step is None:
+        raise ValueError(f"{run_dir} has no checkpoint with a validation loss (run.validate_every, checkpoint.every)")
+    return step
+
+
+def _download(url: str, step: int | None, folder: Path) -> None:
+    """Downloads the checkpoint of `step` steps into `folder`; None: the newest complete one. Does nothing if the store
+    has no such checkpoint, or only an incomplete one."""
+    stored = StoredCheckpoints(Store(url))
+    wanted = (number for number in reversed(stored.steps()) if step in (None, number) and not stored.damage(number))
+    if (number := next(wanted, None)) is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        stored.fetch(number, folder)
+
+
 def _checkpoint(run: RunFolder, step: int | None) -> Path:
-    """The checkpoint after `step` steps. If `step` is None, the newest undamaged one. Reads the whole checkpoint."""
+    """The folder of the checkpoint of `step` steps; None: the newest undamaged one. Reads the whole checkpoint.
+
+    Raises ValueError if there is no such checkpoint, or if it is damaged."""
     found = finished(run.checkpoints)
     if not found:
         raise ValueError(f"{run.path} has no complete checkpoint yet; checkpoint.every sets how often one is saved")
@@ -195,7 +239,7 @@ def _checkpoint(run: RunFolder, step: int | None) -> Path:
 
 
 def write(model: Exported, out: Path, shard: int = SHARD, report: Callable[[int, int], None] | None = None) -> bool:
-    """Writes the folder `out` completely or not at all. Returns False if it has no tokenizer, because that is unknown.
+    """Writes the folder `out` completely or not at all. Returns False if the tokenizer is unknown and thus missing.
 
     shard   maximum bytes per file of weights
     report  called after each file with (done, total) in bytes
@@ -208,7 +252,8 @@ def write(model: Exported, out: Path, shard: int = SHARD, report: Callable[[int,
     temporary.mkdir(parents=True)
     try:
         has_tokenizer = model.write_config(temporary)
-        _write_weights(model, temporary, shard, report or (lambda done, total: None))
+        for _ in write_weights(model, temporary, shard, report or (lambda done, total: None)):
+            pass
         for file in temporary.iterdir():
             _sync(file)
         _sync(temporary)
@@ -225,7 +270,8 @@ def refuse_existing(out: Path) -> None:
         raise ValueError(f"{out} already exists; choose another folder")
 
 
-def _write_weights(model: Exported, folder: Path, shard: int, report: Callable[[int, int], None]) -> None:
+def write_weights(model: Exported, folder: Path, shard: int, report: Callable[[int, int], None]) -> Iterator[Path]:
+    """Writes the files of weights and, if there are several, their index. Yields the path of each written file."""
     try:
         from safetensors.torch import save_file
     except ImportError:
@@ -245,12 +291,18 @@ def _write_weights(model: Exported, folder: Path, shard: int, report: Callable[[
         (folder / file).chmod(folder.stat().st_mode & 0o666)  # safetensors writes files that only this user can read
         index |= dict.fromkeys(names, file)
         done += sum(map(model.size, names))
+        yield folder / file
         report(done, total)
     if len(shards) > 1:
-        write_json(
-            folder / "model.safetensors.index.json",
-            {"metadata": {"total_size": total}, "weight_map": dict(sorted(index.items()))},
-        )
+        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": dict(sorted(index.items()))})
+        yield folder / INDEX
+
+
+def _copied(folder: str | None, weights: bool) -> Path | None:
+    """The local folder for model.path. If that is a URL, copies it. weights: whether to copy large files too."""
+    if folder is None:
+        return None
+    return copy(folder, small=not weights) if is_stored(folder) else place(folder)
 
 
 def _rows(shape: tuple[int, ...], rows: slice) -> tuple[int, ...]:

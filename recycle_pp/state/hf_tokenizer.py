@@ -1,6 +1,6 @@
 """The tokenizer of an exported model.
 
-write_tokenizer(run["data"], model_path, folder)     # False: the tokenizer is unknown
+write_tokenizer(run["data"], model_path, folder)     # returns False if the tokenizer is unknown
 copy_files(source, ["config.json"], folder); write_json(folder / "config.json", {...})
 """
 
@@ -14,6 +14,7 @@ from typing import Any
 
 from recycle_pp.data import tokenizer
 from recycle_pp.data.sources import is_text, paths
+from recycle_pp.storage.local_copy import copy, is_stored
 
 TOKENIZER = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
@@ -21,19 +22,23 @@ TOKENIZER = (
 )  # fmt: skip
 
 
-def write_tokenizer(data: Mapping[str, Any], origin: str | None, folder: Path) -> bool:
-    """Writes the files of the tokenizer to `folder`. Returns False if it is unknown.
+def write_tokenizer(data: Mapping[str, Any], origin: Path | None, folder: Path) -> bool:
+    """Writes the files of the tokenizer to `folder`. Returns False if the tokenizer is unknown.
 
-    data    the run's settings of this group
-    origin  model.path, whose tokenizer is used if data.tokenizer is not set
+    data    the run's settings in group `data`
+    origin  the folder model.path, or None; its tokenizer is used if data.tokenizer is not set
     """
     place = data.get("tokenizer")
+    if place is None and data.get("build") is not None and origin is None:
+        return False
     if place is None and origin is not None:
-        return copy_files(Path(origin), TOKENIZER, folder)
+        return copy_files(origin, TOKENIZER, folder)
     if place == tokenizer.BYTES or (place is None and all(map(is_text, paths(data.get("path"))))):
         _write_bytes_tokenizer(folder)
         return True
-    if place is None:  # trained on token files
+    if place is not None and is_stored(place):
+        copy(place, small=True)
+    if place is None:  # the run was trained on files of tokens, so the tokenizer is unknown
         return False
     _copy_tokenizer(tokenizer.definition(place), data.get("separator"), folder)
     return True
@@ -59,7 +64,7 @@ def _copy_tokenizer(definition: Path, separator: str | None, folder: Path) -> No
 
 
 def _write_bytes_tokenizer(folder: Path) -> None:
-    """Writes a byte-level BPE without merges. The id of a byte is its value; byte 0 ends a text."""
+    """Writes a byte-level BPE tokenizer without merges: a token's id is the value of its byte. Byte 0 ends a text."""
     symbols = _byte_symbols()
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     model = {"type": "BPE", "vocab": {symbol: byte for byte, symbol in enumerate(symbols)}, "merges": []}
@@ -74,8 +79,8 @@ def _write_bytes_tokenizer(folder: Path) -> None:
 
 
 def _byte_symbols() -> list[str]:
-    """GPT-2's printable character for each byte. This is the character with the byte's code if that is printable, else
-    one from U+0100 on."""
+    """GPT-2's printable character for each byte: the character with the byte's code if that is printable, else a
+    character from U+0100 on."""
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = iter(range(256, 512))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]

@@ -1,4 +1,4 @@
-"""Transfers parts of a vector between the workers of a stage, by point-to-point messages or by collectives.
+"""Transfers units' state and gradients between the workers of a stage, by messages or by collectives.
 
     way = passing(links, me, wait)
     pending = way.give(tensor, source, takers, tag)          # from one worker to some peers
@@ -31,7 +31,7 @@ from recycle_pp.wire.messages.members import Member
 from .runs import Run
 
 PIECE = 1 << 18  # elements that a worker receives from each peer at a time
-AHEAD = 3  # number of reductions in flight besides the newest
+AHEAD = 3  # number of reductions that may still be in flight when the next one starts
 # message tags, larger than all tags of mailboxes
 SUMS, GRADIENTS, STATE, WEIGHTS, MASTERS, OWN_SUMS, TIED_GRADIENTS = range(MAX_TAG - 7, MAX_TAG)
 
@@ -39,7 +39,7 @@ Rounds = Iterable[Sequence[Run | None]]
 
 
 class Passing(Protocol):
-    """All members of a stage make the same calls in the same order."""
+    """The transfers between the workers of a stage. All members of the stage make the same calls in the same order."""
 
     collective: bool
     """Whether a worker must also call `give` for transfers between other workers, with a scratch buffer."""
@@ -63,10 +63,10 @@ def passing(links: Links, me: Member, wait: Callable[[Pending], None]) -> Passin
 
 
 class ByMessages:
-    """Point-to-point messages. A worker that sums a run receives one piece of the run at a time from each peer.
+    """Point-to-point messages. A worker that sums a run receives it from each peer piece by piece.
 
-    So it needs memory for these pieces only, and senders need no buffer. A peer gets at most one piece ahead of another
-    peer, because each waits for the pieces of its own run.
+    So the worker needs memory for only one piece per peer, and senders need no buffer. No peer is more than one piece
+    ahead of another one, because each peer also waits for the pieces of its own run.
     """
 
     collective = False
@@ -127,7 +127,7 @@ class ByMessages:
 
 
 class Together:
-    """Collectives of all peers, in the order of the calls. Several may be in flight."""
+    """Transfers by collectives, in which all peers take part. Several may be in flight, in the order of the calls."""
 
     collective = True
 
@@ -157,7 +157,7 @@ class Together:
 
 
 def _sum(contributions: Sequence[Tensor], out: Tensor) -> None:
-    """Adds the contributions into `out`, in the order of the members."""
+    """Writes the sum of the contributions to `out`. Adds them in the given order, which determines the rounding."""
     first, *others = contributions
     if not others:
         out.copy_(first)

@@ -17,7 +17,6 @@ from math import prod
 from torch import Tensor
 
 from recycle_pp.model.stage import Stage
-from recycle_pp.numerics.held import VECTORS
 from recycle_pp.numerics.layout import depth_of
 from recycle_pp.numerics.optimizer import StageOptimizer
 
@@ -33,11 +32,11 @@ def pieces(optimizer: StageOptimizer, stage: Stage, units: Collection[int]) -> d
         if rows == layout.rows[tensor] and all(optimizer.held[unit] is optimizer.held[of[0]] for unit in of):
             held, span = optimizer.held[of[0]], layout.span(range(of[0], of[-1] + 1))
             start = span.start - layout.spans[held.units[0]].start
-            for prefix, vector in zip(VECTORS, held.state, strict=True):
+            for prefix, vector in zip(held.names, held.state, strict=True):
                 found[f"{prefix}.{name}"] = vector[start : start + prod(shape)].view(shape)
             continue
         for unit in of:
-            for prefix, flat in zip(VECTORS, optimizer.vectors(unit), strict=True):
+            for prefix, flat in zip(optimizer.held[unit].names, optimizer.vectors(unit), strict=True):
                 cut = boxes(shape, layout.units[unit].rows, layout.matrix(unit, flat), depth_of(shape))
                 for offsets, piece in cut:
                     found[f"{prefix}.{name}@{_list(offsets)}/{_list(shape)}"] = piece
@@ -49,15 +48,22 @@ def pieces(optimizer: StageOptimizer, stage: Stage, units: Collection[int]) -> d
 
 def tensors_of(stage: Stage) -> list[str]:
     """Checkpoint names of all tensors of the stage, except those that an earlier stage saves."""
-    prefixes = [*VECTORS, *["exponent"] * stage.gradients.reproducible]
-    return [f"{prefix}.{name}" for name in stage.names if not stage.borrows(name) for prefix in prefixes]
+    exponents = ["exponent"] * stage.gradients.reproducible
+    return [
+        f"{prefix}.{name}"
+        for tensor, name in enumerate(stage.names)
+        if not stage.borrows(name)
+        for prefix in [*stage.names_of(tensor), *exponents]
+    ]
 
 
 def boxes(shape: Sequence[int], rows: slice, matrix: Tensor, depth: int) -> Iterator[tuple[list[int], Tensor]]:
-    """(offsets, piece) of the boxes that cover these rows of a tensor. Pieces are views of `matrix` with as many
-    dimensions as the tensor.
+    """(offsets, piece) for each box, so that the boxes cover the rows `rows` of a tensor of this shape. Pieces are
+    views of `matrix` with as many dimensions as the tensor.
 
-    depth: number of leading dimensions that are flattened into rows"""
+    matrix  the elements of these rows, shape (rows, columns)
+    depth   number of leading dimensions of the tensor that are flattened into rows
+    """
     if depth == 0:
         yield [0] * len(shape), matrix.reshape(tuple(shape))
         return

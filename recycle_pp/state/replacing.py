@@ -1,6 +1,6 @@
 """Puts a finished checkpoint into place: files on disk, then a rename.
 
-write_synced(path, content); sync(folder)     # both return when the disk has it
+write_synced(path, content); sync(folder)     # both return when the content is on disk
 rename(place, final)
 """
 
@@ -12,8 +12,8 @@ from pathlib import Path
 
 
 def rename(place: Path, final: Path) -> Path:
-    """Renames a finished checkpoint. Replaces a checkpoint of the same step, which remains if the job restarted from an
-    older checkpoint."""
+    """Renames a finished checkpoint from `place` to `final`. If `final` exists, deletes it. This happens if the job has
+    restarted from an older checkpoint and repeated the step."""
     replaced = final.with_name(f"{final.name}.replaced.tmp")
     shutil.rmtree(replaced, ignore_errors=True)
     if final.exists():

@@ -16,14 +16,14 @@ from itertools import zip_longest
 from recycle_pp.numerics.layout import Layout
 from recycle_pp.wire.messages.members import Member
 
-BUCKET = 1 << 20
+BUCKET = 1 << 20  # elements
 
 
 @dataclass(frozen=True)
 class Run:
     """Consecutive units of a layer with the same holders. The first holder sums their gradients.
 
-    span: the slice of the stage's vector that contains the units
+    span: the slice of the stage's vector (`numerics.layout`) that contains the units
     """
 
     units: range
@@ -59,7 +59,8 @@ def runs_of(table: Sequence[list[Member]], layout: Layout) -> list[Run]:
 
 
 def rounds(runs: Sequence[Run], peers: Sequence[Member]) -> Iterator[tuple[Run | None, ...]]:
-    """Rounds with one run per peer. The peer is the first holder of its run. None: the peer has no more runs."""
+    """Yields rounds. A round has one entry for each peer, in the order of `peers`: the next run that the peer sums as
+    first holder, or None if there is none."""
     by_peer: dict[Member, list[Run]] = {peer: [] for peer in peers}
     for run in runs:
         by_peer[run.holders[0]].append(run)

@@ -5,8 +5,8 @@
     session.assemble = saving.assemble               # merges the parts of all stages
 
 Training continues during a save, because threads write a copy of the state made at the commit. Every worker also
-copies its masters and sends their digests. The coordinator compares the digests before a checkpoint is finished. With
-sharded state, it also compares checksums of each unit's whole state.
+copies its parameters (with bf16, the float32 masters) and sends their digests. The coordinator compares the digests
+before a checkpoint is finished. With sharded state, it also compares checksums of each unit's whole state.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from recycle_pp.model.stage import Stage, digests
 from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.protocol.participant import Participant
+from recycle_pp.telemetry.best_checkpoint import best
+from recycle_pp.telemetry.checkpoint_folders import finished
 from recycle_pp.wire.messages.saving import Assemble, Assembled, Assembling, Digests, Save, Saved, SaveFailed
 from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.table import Message
@@ -52,7 +54,7 @@ class StageSaving:
         self._saver = checkpoint.Saver(self._folder)
         self._lock = threading.Lock()
         self._done = participant.applied + 1  # number of steps that the parameters include
-        self._wanted = -1  # step of a requested checkpoint
+        self._wanted = -1  # number of steps of the checkpoint that `asked` has requested; -1: none
         self._answer: Saved | SaveFailed | None = None  # the answer to this request, once it is known
 
     def committed(self, commit: Commit, reduced: Reduced) -> None:
@@ -100,7 +102,11 @@ class StageSaving:
         self._send(SaveFailed(step, f"worker {self._worker}: {error}"))
 
     def _save(self, step: int, last: bool, units: Collection[int] | None) -> None:
-        """units: the units to save; None: all units of this worker"""
+        """Saves this worker's part of the checkpoint of `step` steps, in threads.
+
+        last   whether the state will never change again
+        units  the units to save; None: all units of this worker
+        """
         if self._saver.busy and not last:  # only the end of a job justifies a second copy in memory
             detail = f"worker {self._worker} is still writing its part of the previous checkpoint"
             self._send(SaveFailed(step, detail))
@@ -113,7 +119,10 @@ class StageSaving:
         threading.Thread(target=self._report, args=arguments, name="saved", daemon=True).start()
 
     def _masters(self, final: bool) -> dict[str, Tensor]:
-        """Name -> master (float32 weights) on the CPU, for this worker's units. Copies of the state unless `final`."""
+        """Name -> master (float32 weights) on the CPU, for this worker's units.
+
+        final: whether the state will never change again; if so, tensors on the CPU are not copied
+        """
         if self._settings.parallel.copies:
             names = self._stage.layout.unit_names
             masters = {names[unit]: self._optimizer.vectors(unit)[0] for unit in sorted(self._optimizer.held)}
@@ -122,12 +131,13 @@ class StageSaving:
         return {name: master.to("cpu", copy=not final) for name, master in masters.items()}
 
     def _checksums(self) -> dict[str, str]:
-        """The checksum of each unit's state, by name. RuntimeError: see `StageOptimizer.checksums`."""
+        """The checksum of each unit's state, by name. Raises RuntimeError, see `StageOptimizer.checksums`."""
         names = self._stage.layout.unit_names
         return {f"state of {names[unit]}": str(checksum) for unit, checksum in self._optimizer.checksums().items()}
 
     def _digest(self, step: int, masters: Mapping[str, Tensor], checksums: Mapping[str, str]) -> None:
-        """Runs in a thread. The layers of the stage may change meanwhile."""
+        """Sends the digests of the masters, and the checksums. Runs in a thread, and does not use the stage, because
+        the stage's layers may change meanwhile."""
         self._send(Digests(step, {**digests(masters), **checksums}))
 
     def _report(self, step: int, saving: Future[str], whole: bool) -> None:
@@ -145,13 +155,15 @@ class StageSaving:
         step = message.step
         about = checkpoint.describe(self._settings, self._batches.fingerprint, self._stage.module.origin)
         place = checkpoint.temporary(self._folder, step)
-        # With a store, the parts of other nodes may be on their disks.
+        # With a store, each node may keep its parts on its own disk. In that case some parts are missing here.
         whole = self._settings.checkpoint.store is None or all((place / part).is_dir() for part in message.parts)
         try:
             if whole:
-                checkpoint.finish(self._folder, step, message.parts, about)
-                checkpoint.prune(self._folder, self._settings.checkpoint.keep)
+                checkpoint.finish(self._folder, step, message.parts, about | checkpoint.position(message.outer))
+                of = self._settings.checkpoint
+                kept = best(self._folder.parent / "metrics.jsonl", finished(self._folder)) if of.keep_best else None
+                checkpoint.prune(self._folder, of.keep, {kept, message.uploading})
         except Exception as error:  # a failed checkpoint must not stop training
             self._send(SaveFailed(step, str(error) or type(error).__name__))
         else:
-            self._send(Assembled(step, whole, message.parts))
+            self._send(Assembled(step, whole, message.parts, message.outer))

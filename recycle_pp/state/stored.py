@@ -7,32 +7,33 @@
     stored.steps()                                # whole checkpoints, oldest first
     stored.damage(20)                             # None, or what is missing
     stored.fetch(20, folder)                      # folder/step-000020, as `checkpoint.finish` leaves it
-    here(url, folder, 20)                         # the same, also if only the disk has it
+    here(url, folder, 20)                         # like `fetch`, but also finds a checkpoint that only the disk has
 
 Objects below the store's URL:
 
     checkpoints/step-000020/stage-0-0-ab12cd34/...    the parts, under names that no other save has
     checkpoints/sealed/step-000020.json               the seal: about.json, and torch's table of contents
     checkpoints/newest                                the number of steps in the newest whole checkpoint
+    checkpoints/losses.json                           validation losses of the checkpoints (checkpoint.keep_best)
 
-A seal is put only if it is absent, after all parts. So of two members that seal, one succeeds, and its parts are never
-changed or deleted by the other. `newest` is for stores whose listings lack objects that are seconds old.
+A seal is written after all parts, and only if this step has no seal yet. So if two members seal the same checkpoint,
+one of them succeeds, and the other one neither changes nor deletes the parts in that seal. The object `newest` exists
+because the listings of some stores lack objects that are only seconds old.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from recycle_pp.storage.store import Absent, Store, StoreError
+from recycle_pp.storage.turn import turn
 from recycle_pp.telemetry.checkpoint_folders import name, step_of, temporary
 
 from .checksum import ABOUT, TABLE, fingerprint
@@ -41,11 +42,13 @@ from .replacing import rename, sync, write_synced
 ROOT = "checkpoints"
 SEALS = f"{ROOT}/sealed"
 NEWEST = f"{ROOT}/newest"
+LOSSES = f"{ROOT}/losses.json"
 Files = Mapping[str, Sequence[int]]  # path in the checkpoint -> [size in bytes, CRC-32]
 
 
 class Seal(msgspec.Struct):
-    """
+    """The content of a seal.
+
     step   number of steps
     files  the files with tensors
     about  content of about.json
@@ -59,7 +62,7 @@ class Seal(msgspec.Struct):
 
 
 class StoredCheckpoints:
-    """The methods raise StoreError."""
+    """The checkpoints in one store. All methods raise StoreError if the store fails."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -82,7 +85,8 @@ class StoredCheckpoints:
         return {file: fingerprint(path) for file, path in files.items()}
 
     def seal(self, step: int, about: Mapping[str, Any], files: Files, table: Path) -> bool:
-        """Whether this call made the checkpoint whole. False: another member has sealed other parts.
+        """Seals a checkpoint. Returns True if the store now has this seal, False if another member has sealed other
+        parts.
 
         about  JSON for a resume, see `checkpoint.describe`
         files  fingerprints of the files with tensors
@@ -93,21 +97,39 @@ class StoredCheckpoints:
         if not self.store.put_if_absent(_seal(step), seal):
             if self.damage(step) is None:
                 return False
-            self.store.delete([_seal(step)])  # the job has restarted from an older checkpoint
+            self.store.delete([_seal(step)])  # damaged; from before the job restarted from an older checkpoint
             if not self.store.put_if_absent(_seal(step), seal):
                 return False
         self.store.put(NEWEST, str(step).encode())
         return True
 
-    def prune(self, keep: int) -> None:
-        """Deletes all whole checkpoints but the newest `keep`, and parts of others that are older than the newest."""
+    def prune(self, keep: int, losses: Mapping[int, float] | None = None) -> None:
+        """Deletes all whole checkpoints except the newest `keep`, and the parts of unsealed checkpoints that are older
+        than the newest whole one.
+
+        losses  number of steps -> validation loss, for checkpoints that have been validated since the last call. The
+                store has the losses from earlier calls. If `losses` is not None, the checkpoint with the lowest loss
+                of all is kept too
+        """
         steps = self.steps()
-        kept = set(steps[-keep:])
+        kept = {*steps[-keep:], *(self._best(steps, losses) if losses is not None else ())}
         self.store.delete(_seal(step) for step in steps if step not in kept)
         found = {step for folder in self.store.folders(ROOT) if (step := step_of(folder)) is not None}
         for step in sorted(found - kept):
-            if step < max(kept, default=0) and not self.is_sealed(step):  # a listing may lack its seal
+            if step < max(kept, default=0) and not self.is_sealed(step):  # a listing may lack a new seal
                 self.store.delete(self.store.list(f"{ROOT}/{name(step)}"))
+
+    def _best(self, steps: Sequence[int], losses: Mapping[int, float]) -> list[int]:
+        """[number of steps of the checkpoint with the lowest validation loss], or [] if none was validated. Records
+        the losses in the store."""
+        try:
+            before = msgspec.json.decode(self.store.get(LOSSES), type=dict[int, float])
+        except Absent:
+            before = {}
+        known = {step: loss for step, loss in (before | dict(losses)).items() if step in steps and math.isfinite(loss)}
+        if known != before:
+            self.store.put(LOSSES, msgspec.json.encode(known))
+        return [min(known, key=known.__getitem__)] if known else []
 
     def is_sealed(self, step: int) -> bool:
         """Whether there is a whole checkpoint with this number of steps."""
@@ -117,7 +139,8 @@ class StoredCheckpoints:
             return False
 
     def read(self, step: int) -> Seal:
-        """Raises Absent if there is no whole checkpoint with this number of steps; ValueError: its seal is damaged."""
+        """The seal of a checkpoint. Raises Absent if there is no whole checkpoint with this number of steps, ValueError
+        if its seal is damaged."""
         content = self.store.get(_seal(step))
         try:
             seal = msgspec.json.decode(content, type=Seal)
@@ -128,8 +151,8 @@ class StoredCheckpoints:
         return seal
 
     def damage(self, step: int) -> str | None:
-        """Describes what is missing of a whole checkpoint; None if nothing is. Compares sizes; `fetch` compares
-        checksums."""
+        """A description of the damage to a sealed checkpoint; None if it is intact. Compares only the sizes of the
+        objects, while `fetch` compares checksums."""
         try:
             for file, (size, _) in self.read(step).files.items():
                 if (now := self.store.size(_object(step, file))) != size:
@@ -142,12 +165,13 @@ class StoredCheckpoints:
         """The checkpoint's folder in `folder`, downloaded unless this checkpoint is already there. Processes of a node
         take turns, and the first one downloads.
 
-        progress: called several times a second while this process downloads or waits.
+        progress(): called several times a second while this process downloads or waits
+
         Raises ValueError if an object is damaged.
         """
         final = folder / name(step)
         folder.mkdir(parents=True, exist_ok=True)
-        with _turn(folder, progress):
+        with turn(folder, progress):
             seal = self.read(step)
             if _holds(final, seal):
                 return final
@@ -174,16 +198,17 @@ class StoredCheckpoints:
 def here(url: str | None, folder: Path, step: int, progress: Callable[[], None] = lambda: None) -> Path:
     """The folder of a checkpoint on this node's disk, downloaded if the store has it.
 
-    url     of the store, `checkpoint.store`, or None
+    url     URL of the store (`checkpoint.store`); None: there is no store, and the path is returned without a check
     folder  run.dir/checkpoints
-    Raises ValueError if it is neither in the store nor on the disk, or if an object is damaged.
+
+    Raises ValueError if the checkpoint is neither in the store nor on the disk, or if an object is damaged.
     """
     path = folder / name(step)
     if url is None:
         return path
     try:
         return StoredCheckpoints(Store(url)).fetch(step, folder, progress)
-    except StoreError as error:  # the newest checkpoint may be on the disk only
+    except StoreError as error:  # the checkpoint may be on this disk only, or the store may be unreachable
         if (path / ABOUT).is_file():
             return path
         raise ValueError(f"this node's disk has no {path}, and {error}") from None
@@ -204,22 +229,3 @@ def _holds(path: Path, seal: Seal) -> bool:
         return same and all((path / file).stat().st_size == size for file, (size, _) in seal.files.items())
     except (OSError, ValueError):
         return False
-
-
-@contextmanager
-def _turn(folder: Path, progress: Callable[[], None]) -> Iterator[None]:
-    """Holds the lock of this folder. The lock ends with the process."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                progress()
-                time.sleep(0.1)
-            except OSError:  # a file system without locks
-                break
-        yield
-    finally:
-        os.close(descriptor)

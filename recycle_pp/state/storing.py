@@ -3,8 +3,8 @@
     uploads = Uploads(settings, run_dir, about, send)    # about: see `checkpoint.describe`
     session.upload = uploads.asked           # requests of the coordinator to upload and to seal
 
-Both run in threads beside training, one after the other. A process that is killed leaves objects that no seal names;
-a later checkpoint deletes them.
+A thread beside training handles the requests, one after the other. A killed process leaves objects that belong to no
+seal. `StoredCheckpoints.prune` deletes them after a later checkpoint.
 """
 
 from __future__ import annotations
@@ -46,15 +46,16 @@ class Uploads:
         while True:
             message = self._requests.get()
             try:
-                # A new Store for each checkpoint reads the keys again.
+                # A new Store for each checkpoint reads the cloud's access keys again.
                 stored = StoredCheckpoints(Store(self._settings.checkpoint.store or ""))
-                if stored.is_sealed(message.step):  # the coordinator or a connection was lost meanwhile
+                if stored.is_sealed(message.step):  # a repeated request, because the coordinator or a link was lost
                     self._send(Sealed(message.step))
                 elif isinstance(message, Upload):
                     self._send(Uploaded(message.step, message.parts, self._upload(stored, message)))
                 elif self._seal(stored, message):
                     with suppress(StoreError):  # the next seal prunes again
-                        stored.prune(self._settings.checkpoint.keep)
+                        of = self._settings.checkpoint
+                        stored.prune(of.keep, message.losses if of.keep_best else None)
                     self._send(Sealed(message.step))
                 else:
                     self._send(UploadFailed(message.step, "the store has another checkpoint of this step"))
@@ -62,20 +63,21 @@ class Uploads:
                 self._send(UploadFailed(message.step, str(error) or type(error).__name__))
 
     def _upload(self, stored: StoredCheckpoints, message: Upload) -> dict[str, list[int]]:
+        for path, step in unfinished(self._folder).items():  # they exist if no worker has merged this node's parts
+            if step < message.step:
+                shutil.rmtree(path, ignore_errors=True)
         finished = self._folder / name(message.step)
         files: dict[str, list[int]] = {}
         for part in message.parts:
             of = finished if (finished / part).is_dir() else temporary(self._folder, message.step)
             files |= stored.upload(message.step, of / part)
-        for path, step in unfinished(self._folder).items():  # if no worker merges the parts of this node
-            if step < message.step:
-                shutil.rmtree(path, ignore_errors=True)
         return files
 
     def _seal(self, stored: StoredCheckpoints, message: Seal) -> bool:
         finished = self._folder / name(message.step)
+        about = self._about | checkpoint.position(message.outer)
         if all((finished / part).is_dir() for part in message.parts):
-            return stored.seal(message.step, self._about, message.files, finished / TABLE)
+            return stored.seal(message.step, about, message.files, finished / TABLE)
         with tempfile.TemporaryDirectory() as made:
             place = Path(made)
             tables = [file for file in message.files if Path(file).name in (TABLE, checkpoint.TOGETHER)]
@@ -83,4 +85,4 @@ class Uploads:
             table, data = checkpoint.merged(place, message.parts)
             (place / TABLE).write_bytes(table)
             files = {file: of for file, of in message.files.items() if file in data}
-            return stored.seal(message.step, self._about, files, place / TABLE)
+            return stored.seal(message.step, about, files, place / TABLE)

@@ -1,8 +1,10 @@
-"""What a store has, found by a separate process: supervisors import no obstore, and a folder that hangs blocks none.
+"""Finds the newest checkpoint in a store, in a separate process. So supervisors do not import obstore, and a folder
+that hangs does not block them.
 
-survey("s3://bucket/runs/mine", seconds=20, probe=True)    # Survey(step=40, damaged={60: "..."}); StoreError
+survey("s3://bucket/runs/mine", seconds=20, probe=True)    # Survey(step=40, damaged={60: "..."}); raises StoreError
 
-python -m recycle_pp.state.survey URL SECONDS [--probe]    # that process: the survey as JSON; 2 and a sentence
+python -m recycle_pp.state.survey URL SECONDS [--probe]    # that process; prints the survey as JSON, or a sentence and
+                                                           # exits with 2
 """
 
 from __future__ import annotations
@@ -16,11 +18,12 @@ from recycle_pp.storage.store import Store, StoreError
 
 from .stored import StoredCheckpoints
 
-EXTRA_SECONDS = 60.0  # for a start of Python on a busy machine, and for requests that are answered slowly
+EXTRA_SECONDS = 60.0  # added for the start of Python on a busy machine, and for requests that are answered slowly
 
 
 class Survey(msgspec.Struct):
-    """
+    """The newest checkpoints in a store.
+
     step     number of steps in the newest checkpoint of which nothing is missing; 0 if there is none
     damaged  number of steps in a newer checkpoint -> description of its damage
     """
@@ -30,10 +33,10 @@ class Survey(msgspec.Struct):
 
 
 def survey(url: str, seconds: float, probe: bool = False) -> Survey:
-    """Blocks.
+    """The newest checkpoints in the store at `url`. Blocks.
 
-    seconds  for which a store that does not answer is asked again
-    probe    whether to try all that a job needs of the store, see `Store.probe`
+    seconds  seconds for which requests are repeated if the store does not answer
+    probe    whether to try everything that a job needs of the store, see `Store.probe`
 
     Raises StoreError, with one sentence, if the store cannot be used.
     """

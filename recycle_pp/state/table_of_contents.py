@@ -4,7 +4,7 @@
     check_chunks(path, name, table)          # all elements of this tensor are stored
     check_files(path)                        # all tensors are complete, and no file is too short
 
-Each function raises ValueError with one sentence.
+Each function raises ValueError, with one sentence, if its check fails.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _member(kind: Any, name: str) -> Enum:
-    """A member of an enum by name, the only permitted use of `getattr`."""
+    """The member `name` of the enum `kind`. This is the only permitted use of `getattr`."""
     if not isinstance(kind, EnumMeta) or name not in kind.__members__:
         raise pickle.UnpicklingError(f"a checkpoint's metadata names {name} of {kind}, which is not an enum member")
     return kind[name]

@@ -37,9 +37,12 @@ Forward = Callable[[int, list[int], Tensor | None, int], list[Pending]]
 
 
 class Ties:
-    """wait(pending, giver): see `state.exchange.Exchange`.
+    """The tied units of this worker's stage, summed over all stages that hold them.
+
+    wait(pending, giver): see `state.exchange.Exchange`
     forward(unit, holders, grad, tag): sends the unit's gradient from its first holder to the other holders. Returns
-        the messages to wait for."""
+        the messages to wait for.
+    """
 
     def __init__(self, links: Links, stage: Stage, me: Member, wait: Wait, forward: Forward) -> None:
         self._links, self._stage, self._me, self._wait, self._forward = links, stage, me, wait, forward
@@ -47,7 +50,7 @@ class Ties:
 
     @property
     def units(self) -> list[int]:
-        """See `numerics.ties`."""
+        """Numbers of this stage's tied units, see `numerics.ties`."""
         return self._sums.units
 
     def reduce(self, shares: Shares, reduced: Reduced) -> Reduced:
@@ -61,7 +64,8 @@ class Ties:
         return self._sums.counted_once(reduced if shares.together else self._agreed(table, reduced, mine))
 
     def _exchanged(self, shares: Shares, reduced: Reduced, mine: list[int]) -> list[tuple[int, list[int], Tensor]]:
-        """(stage, units, parcel) from members of other stages. A parcel contains the stage's sums of these units."""
+        """Exchanges parcels with members of other stages. A parcel contains one stage's sums of some units. Returns
+        (sender's stage, units, parcel) for each received parcel."""
         table, layout = [*shares.holders.values()], self._stage.gradients.layout
         takes: dict[Member, list[int]] = {}
         gives: dict[Member, list[int]] = {}
@@ -96,7 +100,8 @@ class Ties:
         return found
 
     def _agreed(self, table: list[list[int]], reduced: Reduced, mine: list[int]) -> Reduced:
-        """Sends the gradients of the first holders to all holders, and their norms to all peers."""
+        """Sends the gradients of tied units from their first holders to all holders, and the norms of these gradients
+        to all peers. Returns `reduced` with these gradients and norms."""
         gradients, device = self._stage.gradients, self._stage.device
         counts, grads = gradients.largest_counts, gradients.grads(reduced)
         assert reduced.largest is not None

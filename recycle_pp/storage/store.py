@@ -3,17 +3,17 @@
     store = Store("s3://bucket/runs/mine")         # also gs://, az://, file:///folder, /folder
     store.put("a/b.json", b"{}"); store.get("a/b.json")
     store.put_file("a/data", path); store.get_file("a/data", path)     # in pieces, several at a time
-    store.put_if_absent("seal", content)           # True for exactly one content
+    store.put_if_absent("seal", content)           # False if the object exists with other content
     store.list("a/")                               # {"a/b.json": 2, "a/data": 1048576}: paths and sizes in bytes
-    store.probe()                                  # before a job starts: StoreError in one sentence
+    store.probe()                                  # call it before a job starts; raises StoreError if it fails
 
 Paths are relative to the URL. An object appears as a whole or not at all, and a reader sees no part of a put that was
 killed. Keys, region and address come from the environment, as the clouds' own tools read it: AWS_ACCESS_KEY_ID,
 GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, and others (docs/storage.md).
 
-All methods block and may be called from any thread. They raise `Absent` if there is no such object, and `StoreError`
-if the store cannot be reached or refuses. A request that fails by a broken connection, a time-out or an answer 5xx is
-repeated for `patience` seconds.
+All methods block and may be called from any thread. They raise `Absent` if there is no such object, and `StoreError` if
+the store cannot be reached or refuses the request. A request that fails because of a broken connection, a time-out or
+an answer 5xx is repeated for `patience` seconds.
 """
 
 from __future__ import annotations
@@ -21,27 +21,36 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 PATIENCE_SECONDS = 120.0
 PIECE = 8 << 20  # bytes of a file that one request transfers
-MOST_PIECES = 9000  # of a file; S3 allows 10,000
-TOGETHER = 4  # pieces of one file in transfer, so a file takes TOGETHER * PIECE bytes of memory
+MOST_PIECES = 9000  # maximum number of pieces of a file; S3 allows 10,000
+TOGETHER = 4  # pieces of one file in transfer at a time; they need TOGETHER * PIECE bytes of memory
 REQUEST_SECONDS = 120.0  # limit of one request: a piece needs 70 kB/s
 
 _T = TypeVar("_T")
 
 
 class StoreError(ValueError):
-    """The store cannot be reached or refuses. The text is one sentence for users, which names the store."""
+    """The store cannot be reached or refuses the request. The text is one sentence for users, which names the store."""
 
 
 class Absent(StoreError):
     """There is no such object."""
+
+
+class Object(NamedTuple):
+    """An object. size: bytes; version: changes with the content; modified: time of the last change, in seconds."""
+
+    size: int
+    version: str
+    modified: float
 
 
 class Store:
@@ -86,20 +95,36 @@ class Store:
     def get(self, path: str) -> bytes:
         return bytes(self._call(lambda: self._obstore.get(self._store, path).bytes(), path))
 
-    def get_range(self, path: str, start: int, length: int) -> bytes:
-        """Fewer than `length` bytes if the object ends before."""
-        return bytes(self._call(lambda: self._obstore.get_range(self._store, path, start=start, length=length), path))
+    def get_range(self, path: str, start: int, length: int, version: str | None = None) -> bytes:
+        """`length` bytes of the object from offset `start` on, fewer at its end. Raises StoreError if `version` is not
+        None and the object now has another version."""
+        if not length:
+            return b""
+        options = {"range": (start, start + length)} | ({"if_match": version} if version else {})
+        return bytes(self._call(lambda: self._obstore.get(self._store, path, options=options).bytes(), path))
 
     def get_file(self, path: str, to: Path, progress: Callable[[], None] = lambda: None) -> None:
         """Writes the object to the file `to`. Calls `progress` after each piece."""
-        size = self.size(path)
-        with to.open("wb") as file, ThreadPoolExecutor(TOGETHER) as pool:
-            starts = range(0, size, PIECE)
-            for at in range(0, len(starts), TOGETHER):
-                some = starts[at : at + TOGETHER]
-                for piece in pool.map(lambda start: self.get_range(path, start, min(PIECE, size - start)), some):
-                    file.write(piece)
-                    progress()
+        found = self.head(path)
+        with to.open("wb") as file:
+            for piece in self.ranges((path, at, min(PIECE, found.size - at)) for at in range(0, found.size, PIECE)):
+                file.write(piece)
+                progress()
+
+    def ranges(self, wanted: Iterable[tuple[str, int, int] | tuple[str, int, int, str]]) -> Iterator[bytes]:
+        """Yields the result of `get_range` for each tuple of arguments, in order. Sends TOGETHER requests at a time."""
+        with ThreadPoolExecutor(TOGETHER) as pool:
+            waiting: deque[Future[bytes]] = deque()
+            try:
+                for one in wanted:
+                    waiting.append(pool.submit(self.get_range, *one))
+                    if len(waiting) == TOGETHER:
+                        yield waiting.popleft().result()
+                while waiting:
+                    yield waiting.popleft().result()
+            finally:
+                for future in waiting:
+                    future.cancel()
 
     def put(self, path: str, content: bytes) -> None:
         self._call(lambda: self._obstore.put(self._store, path, content), path)
@@ -109,21 +134,29 @@ class Store:
         self._call(lambda: self._obstore.put(self._store, path, file, chunk_size=piece, max_concurrency=TOGETHER), path)
 
     def put_if_absent(self, path: str, content: bytes) -> bool:
-        """Whether the object now has this content. False: it existed with another one, and is unchanged."""
+        """Creates the object if it does not exist. Returns whether the object now has this content. False: an object
+        with other content existed, and is unchanged."""
         try:
             self._call(lambda: self._obstore.put(self._store, path, content, mode="create"), path)
         except FileExistsError:  # perhaps by this very call, if the answer to its first request was lost
             return self.get(path) == content
         return True
 
+    def head(self, path: str) -> Object:
+        return _object(self._call(lambda: self._obstore.head(self._store, path), path))
+
     def size(self, path: str) -> int:
-        """In bytes."""
-        return int(self._call(lambda: self._obstore.head(self._store, path), path)["size"])
+        """The size of the object in bytes."""
+        return self.head(path).size
 
     def list(self, folder: str = "") -> dict[str, int]:
         """Path and size in bytes of each object below `folder`. Stores may leave out objects that are seconds old."""
+        return {path: found.size for path, found in self.objects(folder).items()}
+
+    def objects(self, folder: str = "") -> dict[str, Object]:
+        """Path and description of each object below `folder`. May leave out new objects, as `list` does."""
         found = self._call(lambda: [*self._obstore.list(self._store, folder or None)])
-        return {item["path"]: item["size"] for items in found for item in items}
+        return {item["path"]: _object(item) for items in found for item in items}
 
     def folders(self, folder: str = "") -> set[str]:
         """Names of the folders in `folder`. Stores may leave out new ones, as `list` does."""
@@ -131,11 +164,11 @@ class Store:
         return {prefix.rsplit("/", 1)[-1] for prefix in found["common_prefixes"]}
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Objects that do not exist are no error."""
+        """Deletes the objects. Ignores paths without an object."""
         every = list(paths)
         try:
             self._call(lambda: self._obstore.delete(self._store, every) if every else None)
-        except Absent:  # some stores then keep the other ones
+        except Absent:  # some stores then keep the other objects
             for path in every if len(every) > 1 else []:
                 self.delete([path])
 
@@ -170,6 +203,10 @@ class Store:
             raise StoreError(f"{where}: {in_words(str(error))}{tried}") from None
 
 
+def _object(found: Any) -> Object:
+    return Object(int(found["size"]), found["e_tag"] or "", found["last_modified"].timestamp())
+
+
 def folder_of(url: str) -> Path | None:
     """The folder that a URL names; None if it names a store of objects."""
     scheme, separator, rest = url.partition("://")
@@ -179,8 +216,11 @@ def folder_of(url: str) -> Path | None:
 
 
 def in_words(error: str) -> str:
-    """The reason in an error of obstore, as a part of a sentence. Such an error has several lines and the server's
-    answer."""
+    """The reason for an error of obstore, as a part of a sentence.
+
+    error: the text of the error, which has several lines and contains the server's answer"""
+    if "PreconditionFailed" in error or "precondition failure" in error:
+        return "it changed while it was read"
     code, message = (re.search(f"<{tag}>(.*?)</{tag}>", error, re.DOTALL) for tag in ("Code", "Message"))
     if code and message:
         return f"{code[1]} ({' '.join(message[1].split()).rstrip('.')})"

@@ -129,10 +129,10 @@ class Child:
         return self._output.since(before).decode(errors="replace")
 
     def reap(self, seconds: float = 0.0) -> Death:
-        """Waits until `pidfd` is readable, at most `seconds`, and returns the death of the process. Kills the children
-        of the process and releases its resources.
+        """Waits until `pidfd` is readable, at most `seconds`, and returns how the process died. Kills the children of
+        the process and releases its resources.
 
-        A killed process stays behind if it waits for a file system that does not answer.
+        If a killed process waits for a file system that does not answer, it is not reaped and stays behind.
         """
         seen = self._died_at or time.monotonic()
         with suppress(ProcessLookupError, PermissionError):
@@ -154,7 +154,7 @@ class Child:
         if os.WIFSIGNALED(status):
             name = _signal_name(os.WTERMSIG(status))
             if words and words.cause == "injected":
-                hung = words.detail.startswith("hang")  # `words.at` is when the hang began
+                hung = words.detail.startswith("hang")  # `words.at` is then the beginning of the hang
                 return Death("signal", name, seen if hung else words.at, injected=True)
             if name == "SIGKILL" and oom_kills() > self._oom_kills:
                 return Death("out_of_memory", "SIGKILL by the kernel's out-of-memory killer", seen, where=where)
@@ -220,7 +220,7 @@ def _run_forked(module: str, inherited: tuple[int, int]) -> int:
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in [int(name) for name in os.listdir("/proc/self/fd")]:
         if descriptor > 2 and descriptor not in (*inherited, null):
-            with suppress(OSError):  # the descriptor of the listing
+            with suppress(OSError):  # already closed: listdir's own descriptor
                 os.fstat(descriptor)
                 os.dup2(null, descriptor, inheritable=False)
     gc.freeze()
@@ -228,8 +228,8 @@ def _run_forked(module: str, inherited: tuple[int, int]) -> int:
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Makes the kernel signal this process when the thread that forked it ends. Exits if `parent` has already
-    ended."""
+    """Makes the kernel send signal `number` to this process when the thread that forked this process ends. Exits if
+    process `parent` has already ended."""
     if _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
     if os.getppid() != parent:
@@ -240,7 +240,7 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 
 
 def _read_words(descriptor: int) -> LastWords | None:
-    """The last complete line that `last_words` wrote to the pipe."""
+    """The last complete line that `last_words` wrote to the pipe; None if there is none."""
     os.set_blocking(descriptor, False)
     data = b""
     with suppress(BlockingIOError):  # a grandchild may still hold the other end

@@ -23,7 +23,7 @@ LEAVE_SECONDS = 20.0  # time for a rank to disconnect after `Finish`
 async def dismiss(
     launch: Launch, address: Address | None, sentence: str, code: int = 0, seconds: float | None = None
 ) -> None:
-    """Returns when every other rank has disconnected, or after `seconds`.
+    """Sends `Finish` to every other rank. Returns when all of them have disconnected, or after `seconds`.
 
     address   address of the coordinator; None on one node
     sentence  the reason, for users

@@ -27,7 +27,7 @@ from recycle_pp.wire.launch import Launch
 
 from .foreign_sockets import connections_to
 
-SECONDS = 20.0  # limit of `release`, which imports torch; after that the agents wait as without `release`
+SECONDS = 20.0  # time limit of `release`, which imports torch; after it the agents wait as if `release` did not exist
 SILENT_SECONDS = 8.0  # time without a packet from the store's machine after which the connection fails
 _STORE_SECONDS = 5.0  # time for the store to answer
 _CONNECT_SECONDS = 2.0  # time for the store's machine to answer
@@ -36,7 +36,7 @@ _CONNECT_SECONDS = 2.0  # time for the store's machine to answer
 def limit_wait(launch: Launch) -> None:
     """Makes the agent's connection to the store fail `SILENT_SECONDS` after the store's machine stops answering.
 
-    If the kernel does not permit that and the machine does not answer, prints what to expect.
+    If the kernel does not permit that and the machine does not answer, prints how long torchrun may wait.
     """
     if launch.agents == 1:
         return
@@ -53,8 +53,7 @@ def limit_wait(launch: Launch) -> None:
         except TimeoutError:
             print(
                 f"recycle_pp: the job is done, but torchrun may wait up to 16 minutes for node 0: {place[0]} does not "
-                "answer, and the kernel lets only root, or every process with kernel.yama.ptrace_scope=0, end that "
-                "wait; kill -9 it if you do not want to wait",
+                "answer. To end this wait, the job needs root or kernel.yama.ptrace_scope=0; kill -9 ends torchrun now",
                 file=sys.stderr, flush=True,
             )  # fmt: skip
         except OSError:  # the machine answered

@@ -5,8 +5,8 @@ hardware.begin(settings, run)       # once the job's settings are known
 hardware.look()                     # at a death of the worker: a fault of its GPU may explain it
 hardware.close()
 
-A drain or a kill does not wait for the coordinator. The planner's part, less work for a slow worker, is the
-coordinator's (`coordinator/hardware.py`).
+A drain or a kill does not wait for the coordinator. The coordinator has the planner give a slow worker less work
+(`coordinator/hardware.py`).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Hardware:
         self._watch: Watch | None = None
         self._silence: asyncio.Task[None] | None = None
         self._newest = Health([], [])
-        self._done: set[str] = set()  # actions that cannot be repeated
+        self._done: set[str] = set()  # actions that were taken; none is taken twice
 
     def begin(self, settings: Settings, run: RunFolder) -> None:
         seconds = settings.control.health
@@ -44,7 +44,7 @@ class Hardware:
             return
         loop = asyncio.get_running_loop()
 
-        def report(message: Health) -> None:  # in the thread of the watch
+        def report(message: Health) -> None:  # runs in the thread of the watch
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(self._reported, message)
 
@@ -74,9 +74,10 @@ class Hardware:
         self._monitor.bar(death, signal.SIGKILL if finding.action == "kill" else signal.SIGTERM)
 
     async def _report_silence(self, watch: Watch, seconds: float) -> None:
-        """Reports a look that does not end. It is only noted: a driver may hang while the GPU works."""
+        """Reports a check of the hardware that does not end. The finding is only a note, because a driver may hang
+        while the GPU works."""
         while True:
             await asyncio.sleep(seconds)
             if watch.silent > LOOKS * seconds:
-                hangs = Finding(HOST, "nvml", "note", f"the look at the hardware hangs for {watch.silent:.0f} s")
+                hangs = Finding(HOST, "nvml", "note", f"reading the hardware has hung for {watch.silent:.0f} s")
                 self._send(Health(self._newest.readings, [*self._newest.findings, hangs]))

@@ -35,8 +35,10 @@ class Heartbeats:
         self._unanswered = 0  # heartbeats since the coordinator's last message
 
     def begin(self, settings: Settings) -> None:
-        """Switches to the interval in the settings, and starts the watchdog and standby processes. settings: those of
-        this node's workers."""
+        """Switches to the interval in the settings, and enables the watchdog and standby processes.
+
+        settings: settings of this node's workers
+        """
         self._settings = settings
         self._standby = Standby(self._launch, settings)
         self._watched = asyncio.create_task(self._beat_watchdog(settings.control))

@@ -2,7 +2,7 @@
 
     peer, address = await find_coordinator(launch, hello, address=None)      # on this node, through its private file
     peer, address = await find_coordinator(launch, hello, Address(...))      # on another node
-    explain(error)                                                           # why that failed (an OSError), for users
+    explain(error)                                # for users: why `find_coordinator` raised this OSError
 
 If the launcher of rank 0's node exits, rank 0 has rejected the start. A node that uses the store of this launcher
 notices the exit and exits too.
@@ -26,12 +26,15 @@ from recycle_pp.wire.launch import Address, Launch, find
 from recycle_pp.wire.messages.handshake import SupervisorHello
 
 JOIN_SECONDS = 600.0  # time for the coordinator to appear
-REPORT_SECONDS = 4.0  # between two lines of a waiting node
-LOOK_SECONDS = 0.5  # between two checks of rank 0's launcher
+REPORT_SECONDS = 4.0  # seconds between two lines of a waiting node
+LOOK_SECONDS = 0.5  # seconds between two checks of rank 0's launcher
 
 
 async def find_coordinator(launch: Launch, hello: SupervisorHello, address: Address | None) -> tuple[Peer, Address]:
-    """A connection on which the coordinator has accepted `hello`, and its address. Retries for `JOIN_SECONDS`.
+    """A connection on which the coordinator has accepted `hello`, and the coordinator's address.
+
+    Retries for `JOIN_SECONDS`. While rank 0's launcher is known to be running, retries without a limit, because rank 0
+    may need hours to copy data from a store.
 
     address: None if all ranks are on one node, where the coordinator publishes its address in a private file.
 
@@ -52,7 +55,9 @@ async def find_coordinator(launch: Launch, hello: SupervisorHello, address: Addr
             except OSError as failure:
                 error = failure
         if isinstance(error, ConnectionRefusedError) and await first.has_ended():
-            raise ValueError("the launcher of rank 0's node exited before the job started; its output says why")
+            raise ValueError("the launcher of rank 0's node exited before the job started; see its output")
+        if first.runs and (launch.one_node or isinstance(error, ConnectionRefusedError)):
+            deadline = loop.time() + JOIN_SECONDS
         waiting.report(f"{place.host}:{place.port}" if place is not None else "", error)
         if loop.time() > deadline:
             raise error
@@ -71,13 +76,17 @@ class FirstLauncher:
         self._at = (launch.master_address, launch.master_port) if shared and not launch.one_node else None
         self._refusal = Refusal()
         self._due = 0.0
+        # On one node this is constant, because torchrun ends all ranks with rank 0. Else it is the last check's result.
+        self.runs = launch.one_node and "TORCHELASTIC_RUN_ID" in os.environ
 
     async def has_ended(self) -> bool:
-        """True after two seconds of refused connections. Tries to connect at most once in `LOOK_SECONDS`."""
+        """Whether the agent has exited: True after two seconds of refused connections. Tries to connect at most once in
+        `LOOK_SECONDS`."""
         now = asyncio.get_running_loop().time()
         if self._at is None or now < self._due:
             return False
         self._due = now + LOOK_SECONDS
+        self.runs = False
         try:
             async with asyncio.timeout(LOOK_SECONDS):
                 _, writer = await asyncio.open_connection(*self._at)
@@ -86,6 +95,7 @@ class FirstLauncher:
         except OSError:  # an unreachable network proves nothing
             return False
         writer.close()
+        self.runs = True
         self._refusal.reset()
         return False
 
@@ -99,8 +109,11 @@ class Waiting:
         self._reported = self._begun
 
     def report(self, where: str, error: OSError) -> None:
-        """Prints a line every `REPORT_SECONDS`. where: HOST:PORT of the coordinator. error: why the last attempt
-        failed."""
+        """Prints a line, at most once in `REPORT_SECONDS`.
+
+        where: HOST:PORT of the coordinator; "" if unknown
+        error: error of the last attempt to connect
+        """
         now = time.monotonic()
         rank_0_reports = self._launch.one_node and "TORCHELASTIC_RUN_ID" in os.environ
         if rank_0_reports or now < self._reported + REPORT_SECONDS:
@@ -122,7 +135,7 @@ class Waiting:
 
 
 def explain(error: OSError) -> str:
-    """Why the coordinator cannot be reached, and what to check."""
+    """The likely reason for which the coordinator cannot be reached, for users. error: the failure to connect."""
     match error:
         case ConnectionRefusedError():
             return "nothing listens there: that node is not ready yet or has ended, or the address is wrong"

@@ -4,7 +4,7 @@
     await leadership.start(rank, agreement)            # first leader of a job: hosts the coordinator
     leadership.join(rank, agreement, leader)           # other supervisors, after the welcome of `leader`
     peer = await leadership.follow(connect)            # after a lost connection: connects to the next coordinator
-    await leadership.admit(peer)                       # a supervisor or a worker has connected
+    await leadership.admit(peer)                       # a supervisor, a worker or an operator has connected
     leadership.close()
 
 All supervisors learn of a leader before it starts its coordinator. The coordinator's modules are imported in a thread;
@@ -23,7 +23,8 @@ from recycle_pp.consensus.agreement import Agreement
 from recycle_pp.consensus.refusal import REFUSED, Refusal
 from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.messages.agreement import Leader, Takeover
-from recycle_pp.wire.messages.handshake import SupervisorHello
+from recycle_pp.wire.messages.ctl import Elsewhere
+from recycle_pp.wire.messages.handshake import OperatorHello, SupervisorHello
 from recycle_pp.wire.messages.supervisors import CoordinatorHeartbeat, Redirect
 
 if TYPE_CHECKING:
@@ -32,21 +33,25 @@ if TYPE_CHECKING:
 CONNECT_SECONDS = 10.0
 RECONNECT_SECONDS = 1.0  # time limit for reconnecting to a coordinator that may be lost
 GRACE_SECONDS = 1.0  # time by which a peer may learn of a new leader earlier than this supervisor
-BEAT_SECONDS = 0.5  # between two heartbeats to a waiting supervisor
-RETRY_SECONDS = 0.05  # between two attempts to connect
+BEAT_SECONDS = 0.5  # seconds between two heartbeats to a waiting supervisor
+RETRY_SECONDS = 0.05  # seconds between two attempts to connect
 
 StartHost = Callable[[Leader, Takeover | None], Awaitable["Host"]]
 Connect = Callable[[Leader, float], Awaitable[Peer]]  # leader, seconds allowed; raises OSError
 
 
 class Leadership:
-    """disconnect(): closes this supervisor's connection to the coordinator. The supervisor then calls `follow`."""
+    """This supervisor's relation to the leader of the job.
+
+    start_host(leader, takeover)  starts the coordinator in this supervisor
+    disconnect()                  closes this supervisor's connection to the coordinator, so that it calls `follow`
+    """
 
     def __init__(self, start_host: StartHost, disconnect: Callable[[], None]) -> None:
         self.leader: Leader | None = None
         self.host: Host | None = None
         self.agreement: Agreement | None = None
-        self.redirected = False  # the leader has sent `Redirect`: it does not coordinate, or not yet
+        self.redirected = False  # the presumed leader has sent `Redirect`, because it does not coordinate (yet)
         self._start_host = start_host
         self._disconnect = disconnect
         self._rank = -1
@@ -73,8 +78,9 @@ class Leadership:
         """Reconnects to the current coordinator if it is alive. Otherwise connects to the next coordinator, which may
         be this supervisor's own.
 
-        refused: seconds of refused connections after which the current coordinator counts as dead. Raises LostMajority
-        if no other leader can be elected.
+        refused: seconds of refused connections after which the current coordinator counts as dead
+
+        Raises LostMajority if no other leader can be elected.
         """
         loop = asyncio.get_running_loop()
         assert self.agreement is not None and self.leader is not None
@@ -109,16 +115,21 @@ class Leadership:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def admit(self, peer: Peer) -> None:
-        """Serves a supervisor or a worker until its connection ends. Redirects a supervisor if this one does not lead.
+        """Serves a peer until its connection ends. If this supervisor does not lead, redirects the peer, unless it is a
+        worker.
 
-        Waits `GRACE_SECONDS` before it redirects, because a peer may learn first that this supervisor was elected.
+        Waits `GRACE_SECONDS` before it redirects, because a peer may learn earlier than this supervisor that this
+        supervisor was elected.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + GRACE_SECONDS
         while self.host is None:
             if self.leader is not None and not self._starting and loop.time() > deadline:
-                if isinstance(peer.hello, SupervisorHello):  # workers get the address from their supervisors
-                    peer.send(Redirect(self.leader if self.leader.rank != self._rank else None))
+                leader = self.leader if self.leader.rank != self._rank else None
+                if isinstance(peer.hello, SupervisorHello):
+                    peer.send(Redirect(leader))
+                elif isinstance(peer.hello, OperatorHello):  # workers get the address from their supervisors
+                    peer.send(Elsewhere(leader))
                 return
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._hosting.wait(), BEAT_SECONDS)
@@ -154,7 +165,7 @@ class Leadership:
             self._step_down()
 
     async def _watch(self, agreement: Agreement, known: Leader) -> None:
-        """Leaves a leader that has a successor. The old leader may be this supervisor, which then steps down."""
+        """Disconnects from a leader that has a successor. If this supervisor is the old leader, it steps down."""
         while True:
             known = await agreement.successor(known)
             if self.leader is None or known.term <= self.leader.term:

@@ -19,13 +19,16 @@ import os
 import time
 
 _PROCESS_SHARED, _ROBUST = 1, 1  # PTHREAD_PROCESS_SHARED, PTHREAD_MUTEX_ROBUST
-_POLL_SECONDS = 0.02  # between two checks whether the child holds the mutex
+_POLL_SECONDS = 0.02  # seconds between two checks whether the child holds the mutex
 _libc = ctypes.CDLL(None)
 _held: list[Lifeline] = []  # keeps the memory mapped: an unmapped mutex wakes no waiter
 
 
 class Lifeline:
-    """descriptor: file descriptor of the shared memory. The child inherits a copy; each process closes its own."""
+    """A robust mutex in memory that parent and child share.
+
+    descriptor: file descriptor of the shared memory. The child inherits a copy; each process closes its own.
+    """
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -56,7 +59,7 @@ class Lifeline:
         _libc.pthread_mutex_lock(self._mutex)
 
     def wait(self) -> bool:
-        """Blocks until the holder is dead. False if the line was closed before any process held it."""
+        """Blocks until the holder is dead. Returns False if the line was closed before any process held it."""
         mapped = self._memory  # keeps the memory mapped while this thread waits
         if mapped is None:
             return False

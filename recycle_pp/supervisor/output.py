@@ -24,7 +24,11 @@ CLOSE_SECONDS = 0.5  # time for the last lines; a process that cannot be killed 
 
 
 class Output:
-    """descriptor: the worker's end of the pipe, closed in this process by `copy`. received: number of bytes so far."""
+    """The pipe for one worker's output.
+
+    descriptor  the worker's end of the pipe; `copy` closes it in this process
+    received    number of bytes that have arrived so far
+    """
 
     def __init__(self, log: LogFile) -> None:
         self.received = 0
@@ -50,7 +54,7 @@ class Output:
         return lines[-1] if lines else ""
 
     def close(self) -> None:
-        """Returns when all output is copied, or after `CLOSE_SECONDS`."""
+        """Waits until all output is copied, at most `CLOSE_SECONDS`. Call it after the worker's death."""
         self._thread.join(CLOSE_SECONDS)
 
     def _copy(self) -> None:

@@ -4,6 +4,7 @@ monitor = ProcessMonitor(module, send)      # send(message): to the coordinator,
 monitor.spawn(order, make_spec, log)        # at the coordinator's order; kills a live worker first
 monitor.kill(incarnation)                   # with SIGKILL
 monitor.kill(incarnation, stacks=True)      # the same, after the worker has written its stack traces
+monitor.show_stacks(incarnation)            # sends the worker's stack traces; the worker continues
 monitor.evict()                             # with SIGTERM, so that the worker can hand over
 monitor.bar(death)                          # kills the worker and starts no other one: its GPU is broken
 monitor.bar(death, signal.SIGTERM)          # the same, after the worker has handed over
@@ -36,7 +37,7 @@ from .child import Child
 
 END_SECONDS = 30.0  # time for a worker to end by itself when the job is done
 STACKS_SECONDS = 1.0  # time for a hung worker to write its stack traces; shorter than the wait for a death's cause
-TERM_SECONDS = 2.0  # between SIGTERM and SIGKILL
+TERM_SECONDS = 2.0  # seconds between SIGTERM and SIGKILL
 KILL_SECONDS = 60.0  # time for the kernel to clean up after a SIGKILL at the end of a job
 KILL_SECONDS_SIGNALLED = 2.0  # the same if the job ends early: the launcher grants 30 s in total after a signal
 REAP_SECONDS = 2.0  # time for the kernel to clean up at the very end; init reaps processes that take longer
@@ -56,14 +57,15 @@ class ProcessMonitor:
         self.gone.set()
         self._child: Child | None = None
         self._standby: Child | None = None
-        self._killed: set[Child] = set()  # killed, not reaped yet
+        self._killed: set[Child] = set()  # processes that were killed but are not yet reaped
         self._log: LogFile | None = None  # log of the current worker and of the standby process
         self._next: Callable[[], None] | None = None  # starts the next worker when the current one is dead
         self._killed_by_request = False
-        self._barred: Death | None = None  # the death of any worker that would be started now
+        self._barred: Death | None = None  # if set, no worker is started, and this death is reported instead
         self._condemned: Child | None = None  # the worker that `bar` has killed
         self._ending = False
         self._killing: asyncio.Task[None] | None = None
+        self._showing: asyncio.Task[None] | None = None
 
     @property
     def alive(self) -> bool:
@@ -111,14 +113,23 @@ class ProcessMonitor:
         child.send_signal(signal.SIGKILL)
         self._send(Stacks(child.incarnation, said))
 
+    def show_stacks(self, incarnation: int) -> None:
+        self._showing = asyncio.create_task(self._show_stacks(incarnation))
+
+    async def _show_stacks(self, incarnation: int) -> None:
+        child = self._child
+        text = await child.stacks(STACKS_SECONDS) if child is not None and child.incarnation == incarnation else ""
+        self._send(Stacks(incarnation, text, shown=True))
+
     def evict(self) -> None:
         if self._child is not None:
             self._child.send_signal(signal.SIGTERM)
 
     def bar(self, death: Death, number: int = signal.SIGKILL) -> None:
-        """Ends the worker, if there is one, with this signal. Later orders to start one are answered by this death.
+        """Sends signal `number` to the worker, if there is one. Answers later orders to start a worker with `death`.
 
-        death: why no worker may run here. The killed worker's death has this cause too."""
+        death: the reason why no worker may run here. If the signal is SIGKILL, this is also reported as the worker's
+        death."""
         self._barred = death
         self._kill_standby()
         if self._child is not None:
@@ -181,7 +192,8 @@ class ProcessMonitor:
         self._send(Spawned(incarnation, self._child.pid))
 
     def _take_standby(self, log: Path) -> Child | None:
-        """The standby process, if it is alive and writes to `log`. The log differs if the rank's role has changed."""
+        """The standby process, if it is alive and writes to `log`. Otherwise kills it and returns None. If the rank has
+        become another worker, the standby process writes to another log."""
         if self._standby is not None and (self._standby.ended or self._log is None or self._log.path != log):
             self._kill_standby()
         child = self._standby

@@ -23,11 +23,15 @@ from recycle_pp.wire.messages.supervisors import EndsSoon, Evict, Stopping
 LEAVE_SECONDS = 20.0  # time for a worker to hand over before its machine is taken; torchrun allows 30
 ASK_SECONDS = 3.0  # time for the coordinator to answer
 SAVE_SECONDS = 24.0  # time for the job to finish its step and save; torchrun allows 30
-TOGETHER_SECONDS = 2.0  # signals this close count as one: Ctrl-C comes from the terminal and again from torchrun
+TOGETHER_SECONDS = 2.0  # signals this close count as one, because torchrun repeats the terminal's Ctrl-C
 
 
 class Shutdown:
-    """signal: number of the first signal, once received. reported: the message to the coordinator about this signal."""
+    """This rank's reaction to signals.
+
+    signal    future of the number of the first signal
+    reported  the message to the coordinator about this signal; None before it is sent
+    """
 
     def __init__(self, send: Callable[[Stopping], None]) -> None:
         loop = asyncio.get_running_loop()
@@ -48,7 +52,8 @@ class Shutdown:
             self._answer.set_result(message)
 
     async def wait_for_answer(self, serving: asyncio.Task[int]) -> bool:
-        """Whether the coordinator has answered while the job still runs. Waits at most `ASK_SECONDS`."""
+        """Waits for the coordinator's answer or the end of the job, at most `ASK_SECONDS`. Returns whether the answer
+        has arrived and the job still runs."""
         await _first(serving, self._answer, seconds=ASK_SECONDS)
         return self._answer.done() and not serving.done()
 
@@ -60,7 +65,7 @@ class Shutdown:
             await _first(serving, seconds=ASK_SECONDS)
 
     async def wait_for_end(self, serving: asyncio.Task[int]) -> None:
-        """Returns when the job has ended, or shortly before this node's machine is taken."""
+        """Waits until the job has ended, but at most until shortly before this node's machine is taken."""
         await _first(serving, seconds=max(0.0, self._at + LEAVE_SECONDS - asyncio.get_running_loop().time()))
 
     def report(self) -> None:
@@ -75,7 +80,7 @@ class Shutdown:
 
     @staticmethod
     def close() -> None:
-        """Ignores signals from now on. While its loop closes, asyncio would print an error for each signal."""
+        """Ignores signals from now on. Otherwise asyncio would print an error for each signal while its loop closes."""
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().remove_signal_handler(number)
             signal.signal(number, signal.SIG_IGN)

@@ -18,7 +18,7 @@ from recycle_pp.linux.memory import free_memory
 from recycle_pp.wire.launch import Launch
 from recycle_pp.wire.messages.supervisors import Signs
 
-FREE = 400_000_000  # bytes of free memory per worker of this machine that run.standby=auto requires
+FREE = 400_000_000  # free bytes that run.standby=auto requires for each worker on this machine
 BEATS = 4  # heartbeats between the turns of two ranks: importing torch keeps a core busy for two seconds
 
 

@@ -21,6 +21,7 @@ import importlib
 import os
 import signal
 import socket
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -38,7 +39,7 @@ from recycle_pp.telemetry.failure import fail, record_failure, refuse
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.connection import Peer, connect, serve
 from recycle_pp.wire.join import Entered, enter
-from recycle_pp.wire.launch import Address, Launch, new_token, publish, withdraw
+from recycle_pp.wire.launch import Address, Launch, keep_token, new_token, publish, remove_token, withdraw
 from recycle_pp.wire.messages.agreement import Leader, Place, Takeover
 from recycle_pp.wire.messages.handshake import CandidateHello, SupervisorHello
 from recycle_pp.wire.messages.supervisors import (
@@ -55,6 +56,7 @@ from recycle_pp.wire.messages.supervisors import (
     Probe,
     Redirect,
     Registration,
+    ShowStacks,
     Spawn,
     SupervisorWelcome,
 )
@@ -68,13 +70,14 @@ from .joining import JOIN_SECONDS, explain, find_coordinator
 from .leadership import Leadership
 from .probing import Prober
 from .process_monitor import END_SECONDS, ProcessMonitor
+from .quick_check import QuickCheck
 from .shutdown import LEAVE_SECONDS, Shutdown
 
 if TYPE_CHECKING:
     from recycle_pp.config.node_settings import NodeSettings
     from recycle_pp.coordinator.host import Host
 
-PREPARE_SECONDS = 2.0  # delay of the import of the coordinator's modules, which takes 0.7 s, or 3 s on a busy machine
+PREPARE_SECONDS = 2.0  # delay before the import of the coordinator's modules (0.7 s, or 3 s on a busy machine)
 
 
 async def supervise(
@@ -138,14 +141,16 @@ class Supervisor:
         self._sent_address: tuple[str, int] | None = None  # the coordinator's address that the worker got last
         self._leadership = Leadership(self._start_host, self._disconnect)
         self._heartbeats = Heartbeats(launch, self._monitor)
+        self._check = QuickCheck(self._send)
         self._prober = Prober(self._send, prints=launch.local_rank == 0)
         self._finished = False  # the coordinator has sent `Finish`
-        self._contact: ContactLog | None = None  # once a coordinator was lost
-        self._evicted = False  # this node's machine is taken, and the job continues without it
+        self._contact: ContactLog | None = None  # set when a coordinator is lost for the first time
+        self._evicted = False  # whether the job continues without this node, whose machine will be taken
         self._shutdown = Shutdown(self._send)
         self._handlers: dict[type[Message], Callable[[Any], None]] = {
             Spawn: self._spawn,
             Kill: lambda message: self._monitor.kill(message.incarnation, message.stacks),
+            ShowStacks: lambda message: self._monitor.show_stacks(message.incarnation),
             Evict: self._evict,
             EndsSoon: self._shutdown.answer,
             KeepLines: lambda message: self._run.kept.receive(message),
@@ -182,7 +187,8 @@ class Supervisor:
         return bound
 
     async def run(self, address: Address | None, entered: Entered | None = None) -> int:
-        """Runs to the end of the job. entered: a new node's connection to a running job."""
+        """Runs to the end of the job. entered: the connection of a new node to a running job; None for
+        a rank that starts with the job."""
         startup.end()
         self._shutdown.listen()
         serving = asyncio.create_task(self._serve(address, entered))
@@ -210,8 +216,10 @@ class Supervisor:
         """Ends all processes, tasks and connections, in any state."""
         self._heartbeats.close()
         self._hardware.close()
+        self._check.close()
         if self._leadership.host is not None:
             withdraw(self._launch)
+            remove_token(self._run.path)
         self._leadership.close()
         if self._server is not None:
             self._server.close()
@@ -274,10 +282,10 @@ class Supervisor:
                     self._finished = True
                     if message.code == 0 and message.reason and self._launch.local_rank == 0:
                         print(f"recycle_pp: {message.reason}", flush=True)
-                    if message.code not in (0, 130, 143):  # torchrun's summary shows no signals
+                    if message.code not in (0, 130, 143):  # 130, 143: signals, which torchrun's summary does not show
                         self._report_failure(message.reason)
                     return message.code
-                if isinstance(message, NoPlace):  # the coordinator has replaced this rank
+                if isinstance(message, NoPlace):  # a new node has taken over this rank
                     if self._launch.local_rank == 0:
                         fail(message.reason)
                     return 1
@@ -290,7 +298,8 @@ class Supervisor:
             beats.cancel()
 
     def _report_failure(self, reason: str) -> None:
-        """Prints or records why the job failed. The coordinator has already printed the reason on its own node."""
+        """Prints and records the reason of the job's failure, on the first rank of each node. The coordinator's rank
+        only records it, because the coordinator has already printed it."""
         if self._launch.local_rank == 0 and self._leadership.host is None:
             fail(f"the job has stopped: {reason}")
         elif self._leadership.host is not None:
@@ -309,8 +318,11 @@ class Supervisor:
             agreement = make_agreement(self._settings, self._launch.rank, self._place, self._token, message.leader)
             self._leadership.join(self._launch.rank, agreement, message.leader)
         monitor = self._monitor
-        asked = dict(self._node.shared) if self._node is not None and monitor.order is None else None
-        self._send(Registration(self._place, monitor.order, monitor.alive, monitor.deaths, asked))
+        begins = self._node is not None and monitor.order is None
+        asked, clock = (dict(self._node.shared), time.time()) if self._node is not None and begins else (None, None)
+        self._send(Registration(self._place, monitor.order, monitor.alive, monitor.deaths, asked, clock))
+        if begins and self._launch.local_rank == 0:
+            self._check.begin(self._run, self._settings)
         self._shutdown.repeat_report()
 
     async def _connect(self, leader: Leader, seconds: float) -> Peer:
@@ -326,7 +338,8 @@ class Supervisor:
         return SupervisorHello(self._launch.rank, socket.gethostname(), os.getpid(), agent, self._launch.local_world)
 
     def _redirected(self, message: Redirect) -> None:
-        """The sender closes the connection next, and `follow` then finds the leader."""
+        """Notes that the sender does not coordinate. The sender then closes the connection, and `follow` finds the
+        leader."""
         self._leadership.redirected = True
 
     def _spawn(self, message: Spawn) -> None:
@@ -389,6 +402,8 @@ class Supervisor:
         whole = NOTHING
         if self._settings.run.resume and takeover is None:
             whole = await in_thread(newest_whole, self._run.checkpoints, self._settings.checkpoint.store)
+        if self._launch.one_node:
+            keep_token(self._run.path, self._token)
         agreement = self._leadership.agreement
         return Host(self._settings, self._run, agreement, leader, self._token, takeover, whole)
 
@@ -424,4 +439,4 @@ class Supervisor:
 
 
 def _ignore(message: Message) -> None:
-    """A heartbeat needs no answer, because any message resets the count of unanswered heartbeats."""
+    """Ignores a heartbeat of the coordinator. Any message has already reset the count of unanswered heartbeats."""

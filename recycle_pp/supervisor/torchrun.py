@@ -13,9 +13,11 @@ from collections.abc import Sequence
 
 
 def run_torchrun(arguments: Sequence[str]) -> int:
-    """The exit code of the first rank that failed, or 0. Blocks until all ranks have ended.
+    """Runs torchrun until all ranks have ended. Returns the exit code of the first rank that failed, or 0.
 
-    Imports torch, which takes seconds. arguments: the arguments of the `torchrun` command.
+    arguments: the arguments of the `torchrun` command
+
+    Imports torch, which takes seconds.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

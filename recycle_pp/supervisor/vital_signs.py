@@ -1,7 +1,7 @@
 """Vital signs of a worker's main thread: its current activity, how long that has lasted, and whether the thread runs.
 
     board = Board(lifeline.memory)                   # in both processes
-    board.write(7, Activity("works", "F", 20, (1, 3)))       # in the worker's main thread, before each activity: 2 us
+    board.write(7, Activity("works", "F", 20, (1, 3)))  # in the worker's main thread, before each activity; takes 2 us
     signs = VitalSigns(pid, board)                   # in the supervisor
     signs.sample(incarnation=0, max_interval=1.0)    # at every heartbeat: Signs(activity=..., seconds=10.2, ...)
 
@@ -22,10 +22,10 @@ from recycle_pp.wire.messages.supervisors import Signs
 
 _KINDS = ("starts", "works", "device", "waits")
 _WHATS = ("", "F", "I", "W", "B", "O", "R", "V", "data", "checkpoint", "send", "turn", "tensor", "sum", "copy", "links",
-          "commit", "orders", "plan", "model", "state", "kernels", "ready")  # fmt: skip
+          "commit", "orders", "plan", "model", "state", "kernels", "ready", "inputs")  # fmt: skip
 _KIND, _WHAT = ({name: code for code, name in enumerate(names)} for names in (_KINDS, _WHATS))
 _NONE = (-1, -1)
-_ENTRY = struct.Struct("<QdBB?5iQ")  # number, since, kind, what, first, step, micro-batch, peer, number again
+_ENTRY = struct.Struct("<QdBB?5iQ")  # number, since, kind, what, first, step, micro-batch, peer, copy of the number
 _OFFSET = 1024  # after the lifeline's mutex
 
 
@@ -34,7 +34,7 @@ class Board:
         self._memory = memory
 
     def write(self, number: int, activity: Activity) -> None:
-        """number: serial number of the activity, starting at 1."""
+        """Makes `activity` the current activity. number: serial number of the activity, starting at 1."""
         kind, what, step, microbatch, peer, first = activity
         _ENTRY.pack_into(
             self._memory, _OFFSET, number, time.monotonic(), _KIND[kind], _WHAT[what], first, step,
@@ -42,8 +42,8 @@ class Board:
         )  # fmt: skip
 
     def read(self) -> tuple[int, float, Activity] | None:
-        """(serial number of the activity, time.monotonic() of its start, the activity). The number is 0 before the
-        first activity. None during a write."""
+        """The current activity: (serial number, time.monotonic() of its start, the activity). The number is 0 before
+        the first activity. None during a write, when the two copies of the number differ."""
         number, since, kind, what, first, step, d, i, pd, ps, again = _ENTRY.unpack_from(self._memory, _OFFSET)
         if number != again:
             return None
@@ -67,7 +67,10 @@ class VitalSigns:
         self._delayed = 0.0
 
     def sample(self, incarnation: int, max_interval: float) -> Signs:
-        """The vital signs now. max_interval: seconds; a longer interval since the last call counts as a pause."""
+        """The vital signs now.
+
+        max_interval: seconds; at most this much of the time since the last call counts, the rest was a pause
+        """
         now = time.monotonic()
         elapsed = min(now - self._sampled, max_interval)
         self._sampled = now

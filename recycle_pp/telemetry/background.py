@@ -27,7 +27,7 @@ Later = Callable[..., bool]
 """Calls a function with its arguments, now or later; returns False if it dropped the call"""
 CAPACITY = 10_000  # limit on the calls in the queue
 POLL_SECONDS = 0.005
-READ_SECONDS = 2.0  # time limit for files that a new coordinator can do without
+READ_SECONDS = 2.0  # time limit for reading a file that a new coordinator can do without
 
 
 def now(function: Callable[..., object], *arguments: Any) -> bool:
@@ -50,7 +50,8 @@ class Background:
         self._thread: threading.Thread | None = None
         self._made = self._done = 0
         self.dropped = 0  # number of calls for which the queue was full
-        self.permitted: Callable[[], bool] = lambda: True  # called in the thread before each call; may block
+        # Called in the thread before each call, which is skipped if this returns False. It may block.
+        self.permitted: Callable[[], bool] = lambda: True
 
     def __call__(self, function: Callable[..., object], *arguments: Any) -> bool:
         """Queues a call; returns False if the queue is full."""
@@ -94,7 +95,8 @@ class Background:
 
 
 class BackgroundStream:
-    """A text stream that writes to `stream` in a thread. If nothing reads `stream`, lines are dropped and counted."""
+    """A text stream that writes to `stream` in a thread. If `stream` is not read and the queue is full, lines are
+    dropped and counted."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -120,7 +122,8 @@ class BackgroundStream:
         return await self._background.flushed(seconds)
 
     def _write(self, text: str) -> None:
-        """Bypasses Python's buffer, because a blocked write would hold the buffer's lock and prevent the exit."""
+        """Writes the text without Python's buffer, because a blocked write would hold the buffer's lock and prevent the
+        exit."""
         try:
             descriptor = self._stream.fileno()
         except (OSError, ValueError):  # not a file, as in tests
@@ -161,7 +164,7 @@ async def in_thread(function: Callable[..., R], *arguments: Any) -> R:
 
 
 async def in_time(function: Callable[..., R], *arguments: Any) -> R | None:
-    """Like `in_thread`; None if the function takes longer than `READ_SECONDS` or the disk fails."""
+    """Like `in_thread`, but returns None if the function takes longer than `READ_SECONDS` or the disk fails."""
     with suppress(OSError):  # also a TimeoutError
         return await asyncio.wait_for(in_thread(function, *arguments), READ_SECONDS)
     return None

@@ -29,7 +29,9 @@ class Usage:
         self.supervisors: list[ProcessSize] = []
 
     def measure(self, pids: Iterable[int]) -> None:
-        """pids: process ids of workers on this machine. The parent of each is its supervisor."""
+        """Adds a measurement.
+
+        pids: process ids of workers on this machine. The parent of each is its supervisor."""
         workers, supervisors = [], []
         for pid in pids:
             with suppress(OSError, KeyError):  # it has just died
@@ -41,7 +43,8 @@ class Usage:
             self.supervisors.append(ProcessSize(*map(max, zip(*supervisors, strict=True))))
 
     def rows(self) -> list[tuple[str, object]]:
-        """Medians of the first and of the last quarter of the measurements. A leak shows as growth."""
+        """Rows of the table: medians of the first and of the last quarter of the measurements. A leak shows as
+        growth."""
         return [
             (f"{name}: memory, threads, files", f"{_early(sizes)} -> {_early(sizes[::-1])}")
             for name, sizes in (("largest worker", self.workers), ("largest supervisor", self.supervisors))
@@ -50,14 +53,14 @@ class Usage:
 
 
 def _early(sizes: Sequence[ProcessSize]) -> str:
-    """The median of the first quarter."""
+    """The medians of the first quarter of the measurements, as text."""
     some = sizes[: max(1, len(sizes) // 4)]
     mib, threads, descriptors = (_quantile(sorted(column), 0.5) for column in zip(*some, strict=True))
     return f"{mib:.0f} MiB, {threads:.0f}, {descriptors:.0f}"
 
 
 def table(run: RunFolder, since: float = 0.0, usage: Usage | None = None) -> str:
-    """The table, without events before `since` (Unix time)."""
+    """The table as text. Leaves out events before `since` (Unix time), but counts all steps."""
     reader = RunReader(run)
     events = [event for event in reader.events() if event.time >= since]
     steps = reader.steps()
@@ -82,11 +85,12 @@ def table(run: RunFolder, since: float = 0.0, usage: Usage | None = None) -> str
 
 
 def _goodput(steps: Sequence[Step], per_worker: bool = False) -> float:
-    """The time that the steps take at the median speed with all workers, divided by the time that they took.
+    """The time that the steps would have taken at the median speed with all workers, divided by the time that they
+    took.
 
-    per_worker: scale the time of each step by the share of workers that were live
+    per_worker: whether to multiply the time of each step by the share of workers that were live
     """
-    # the first step includes the start
+    # without the first step, which includes the start of the job
     taken = [(line.step_seconds, line.live_workers) for line in steps[1:] if line.step_seconds and line.live_workers]
     most = max((live for _, live in taken), default=0)
     full = sorted(seconds for seconds, live in taken if live == most)

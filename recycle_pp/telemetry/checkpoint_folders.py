@@ -25,7 +25,7 @@ def name(step: int) -> str:
 
 
 def step_of(text: str) -> int | None:
-    """The number of steps in the checkpoint with this name. None: `text` is not the name of a checkpoint."""
+    """The number of steps in the checkpoint with this name; None if `text` is not the name of a checkpoint."""
     match = _FINISHED.fullmatch(text)
     return int(match[1]) if match and text == name(int(match[1])) else None
 
@@ -48,7 +48,8 @@ def finished(folder: Path) -> dict[int, Path]:
 
 
 def unfinished(folder: Path) -> dict[Path, int]:
-    """Folders of current or killed saves, and a checkpoint that a newer one has replaced."""
+    """The folders of incomplete saves, running or killed, and of checkpoints that another save of the same step has
+    replaced. Each with its number of steps."""
     return {path: int(match[1]) for path, match in _matching(folder, _UNFINISHED)}
 
 

@@ -1,11 +1,11 @@
-"""receipts/supervisor-3.jsonl: what the supervisor of rank 3 knows about its coordinators, for readers of the folder.
+"""Writes receipts/supervisor-3.jsonl: how the supervisor of rank 3 lost its coordinators, for readers of the folder.
 
     contact = ContactLog(run, rank=3)
     contact.write("lost", "rank 0 at 10.0.0.1:29501")     # or "follows", "gave_up"; never blocks
     contact.flush()                                       # blocks for up to a second
 
-Written only once a coordinator is lost. Each supervisor has its own file, so a supervisor that is cut off from the job
-can still leave its account. `wire.records.Contact` has the fields.
+The file is written only once a coordinator is lost. Each supervisor has its own file, so a supervisor that is cut off
+from the job can still write its account. `wire.records.Contact` has the fields.
 """
 
 from __future__ import annotations

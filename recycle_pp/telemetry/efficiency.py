@@ -1,4 +1,4 @@
-"""Figures of a step for people: operations per second, the use of the hardware (MFU), and the time by phase.
+"""Figures of a step for users: operations per second, the use of the hardware (MFU), and the time by phase.
 
     efficiency = Efficiency(settings)
     efficiency.describe(ready.units, ready.platform)     # for each worker that has built its stage
@@ -37,8 +37,8 @@ PEAKS: tuple[tuple[str, float | None, float | None], ...] = (
     (r"L4", 121, 30.3),
     (r"T4", None, 8.1),
 )
-"""A part of the GPU's name, and its dense TFLOP/s in bfloat16 and in float32 without TF32, as in NVIDIA's data sheets.
-The first entry that matches counts."""
+"""(part of the GPU's name, dense TFLOP/s in bfloat16, in float32 without TF32), as in NVIDIA's data sheets. The first
+entry that matches counts. None: no such figure."""
 _PHASES = {"forward": (F,), "backward": (I, B), "weight": (W,), "optimizer": (O,), "reduce": (KINDS.index(REDUCTION),)}
 PHASES = tuple(f"{name}_seconds" for name in (*_PHASES, "wait"))
 
@@ -53,10 +53,11 @@ class Efficiency:
         self._peak: float | None = None  # operations per second of a worker's device
 
     def describe(self, units: Mapping[int, Sequence[tuple[str, int]]], platform: str) -> None:
-        """Records what a worker has built.
+        """Records the parameters and the device of a worker that has built its stage.
 
-        units     layer -> (name, number of elements) of each unit; workers that hold the same layer report the same
-        platform  of the worker, as `execution.device` describes it
+        units     layer -> (name, number of elements) of each unit. Workers that hold the same layer report the same
+                  units
+        platform  the worker's device, as `execution.device` describes it
         """
         self._units |= {layer: sum(size for _, size in of) for layer, of in units.items()}
         self._peak = peak_flops(platform, self._settings)
@@ -65,7 +66,7 @@ class Efficiency:
     def flops_per_token(self) -> float | None:
         """Floating-point operations of a training step for each token: 6 N + 12 L H Q T.
 
-        N is the number of parameters without those that are used only before the first layer, such as embeddings.
+        N is the number of parameters. Parameters used only before the first layer, such as embeddings, are not counted.
         (The size of a tensor is rounded up to 128 elements.) Each parameter is multiplied and added once in the forward
         and twice in the backward. L layers have H heads of size Q, and T is the length of a sample. Recomputed layers,
         masks and the optimizer do not count. Source: Chowdhery et al., PaLM (2022), appendix B; embeddings are excluded
@@ -80,9 +81,11 @@ class Efficiency:
         return 6.0 * sum(size for layer, size in self._units.items() if layer >= 0) + self._attention
 
     def of(self, tokens_per_second: float, workers: int) -> dict[str, float]:
-        """tflops: 10^12 operations per second and worker. mfu: their share of the peak.
+        """The figures of a step as {"tflops": ..., "mfu": ...}. Unknown figures are left out.
 
-        workers: number of live workers
+        tflops   10^12 operations per second and worker
+        mfu      share of the device's peak
+        workers  number of live workers
         """
         each = self.flops_per_token
         if each is None:
@@ -113,7 +116,7 @@ def attention_flops(model: Model) -> float | None:
     if model.kind == "custom":
         return None
     try:
-        config = json.loads((Path(model.path or "") / "config.json").read_text())
+        config = json.loads(((model.folder or Path()) / "config.json").read_text())
     except (OSError, ValueError):
         return None
     if not isinstance(config, dict) or any("expert" in key for key in config):
@@ -139,5 +142,5 @@ def phase_seconds(tables: Collection[np.ndarray], workers: int, seconds: float) 
 
 
 def _first(config: Mapping[str, Any], *names: str) -> float:
-    """The first of these keys that is a number; 0 if none is."""
+    """The value of the first of these keys whose value is a number; 0 if there is none."""
     return next((config[name] for name in names if isinstance(config.get(name), int | float)), 0)

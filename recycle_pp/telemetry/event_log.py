@@ -4,7 +4,7 @@ log = EventLog(run.events, steps=60, say=progress.say)
 log.record(Spawned(step=20, generation=1, worker="1.2", rank=5, pid=4711, host="node-1"))
 death = log.expect(DeathDetected(step=20, generation=1, worker="1.2"))
 log.record(Resumed(...))                         # waits for `complete`, so a reader sees each cause before its effects
-log.complete(death, cause="signal", detail="SIGKILL", injected=False)         # writes both
+log.complete(death, cause="signal", detail="SIGKILL", injected=False)         # writes the death, then `Resumed`
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Expected:
 
 
 class EventLog:
-    """While an expected event is incomplete, all later events wait. For use in one thread."""
+    """Writes and prints events in order. While an expected event is incomplete, all later events wait. For use in one
+    thread."""
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class EventLog:
         self._lines.retry()
 
     def close(self) -> None:
-        """Drops the events that are still waiting for the cause of a death."""
+        """Closes the file. Events that still wait for the cause of a death are not written."""
         self._lines.close()
 
     def _write(self, event: Event) -> None:

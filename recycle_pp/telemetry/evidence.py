@@ -1,6 +1,6 @@
-"""All that a run folder shows about the state of a run, for `recycle_pp.diagnosis`.
+"""Gathers all that a run folder shows about the state of a run, for `recycle_pp.diagnosis`.
 
-    evidence = gather(RunFolder("runs/mine"))       # reads; waits like `Pulse.look`
+    evidence = gather(RunFolder("runs/mine"))       # reads the folder; waits as long as `Pulse.look`
 
 On the machine of the coordinator it also looks at the coordinator's process.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from recycle_pp.linux.processes import thread_states
+from recycle_pp.storage.local_copy import place
 from recycle_pp.wire.files import UnreadableFile
 from recycle_pp.wire.records import Contact, FirstOps, HangReport
 
@@ -22,13 +23,13 @@ from .run_folder import RunFolder
 from .run_reader import RunReader
 
 RECENT = 20  # steps from which the usual duration is computed
-LOOKS = 3  # a thread that waits for a disk does so in this many looks
-LOOK_SECONDS = 0.1  # between two of them
+LOOKS = 3  # number of looks at the threads. A thread waits for a disk if all of them find it waiting
+LOOK_SECONDS = 0.1  # between two looks
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Times are seconds of the coordinator's clock.
+    """All that a run folder shows about the state of a run. Times are seconds of the coordinator's clock.
 
     life, proof   see `telemetry.heartbeat.Life`
     code          exit code of a job that is over
@@ -38,7 +39,7 @@ class Evidence:
     process       the coordinator's process in words; "" if no coordinator is known
     suspended     whether that process is stopped (SIGSTOP); False if it is on another machine
     on_disk       whether one of its threads waits for a disk; False if it is on another machine
-    suspicion     control.suspicion
+    suspicion     the setting control.suspicion, in seconds
     data          the paths of the training data
     workers       the number of workers of the whole job
     step, step_at newest committed step, and the time of its commit; None before the first
@@ -76,7 +77,7 @@ class Evidence:
 
 
 def gather(run: RunFolder) -> Evidence:
-    """ValueError if the folder holds no run, or if its config.yaml is damaged."""
+    """The evidence in a run folder. Raises ValueError if the folder holds no run, or if its config.yaml is damaged."""
     run.require()
     settings = run.read_settings()
     reader = RunReader(run)
@@ -97,6 +98,7 @@ def gather(run: RunFolder) -> Evidence:
         damaged.append(str(damage))
     seconds = [line.step_seconds for line in steps if line.step_seconds is not None]
     here = sign is not None and sign.here and life.verdict == "alive"
+    paths = [path] if isinstance(path := settings.data.path, str) else path or []
     states = _states(sign.pid) if sign is not None and here else []
     now = sign.time + life.age if sign else time.time()
     return Evidence(
@@ -111,7 +113,7 @@ def gather(run: RunFolder) -> Evidence:
         suspended=bool(states) and all(of[sign.pid] in "Tt" for of in states if sign and sign.pid in of),
         on_disk=any(all(of.get(thread) == "D" for of in states) for thread in (states[0] if states else {})),
         suspicion=settings.control.suspicion,
-        data=[path] if isinstance(path := settings.data.path, str) else path or ["the source files of Python"],
+        data=[str(place(path)) for path in paths] or ["the source files of Python"],
         workers=settings.parallel.pipelines * settings.parallel.stages,
         step=steps[-1].step if steps else None,
         step_at=steps[-1].time if steps else None,
@@ -126,7 +128,7 @@ def gather(run: RunFolder) -> Evidence:
 
 
 def _states(pid: int) -> list[dict[int, str]]:
-    """The states of the threads of a process, in some looks."""
+    """LOOKS readings of a process's thread states, each as {thread: state}."""
     found = []
     for _ in range(LOOKS):
         found.append(thread_states(pid))

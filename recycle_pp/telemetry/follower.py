@@ -2,7 +2,7 @@
 
     follower = Follower(run.events)
     follower.new()                      # the records since the last call
-    Follower(run.events).whole()        # all records; UnreadableFile if the file is damaged
+    Follower(run.events).whole()        # all records; raises UnreadableFile if the file is damaged
 
 Each byte is read once, because a run of days has 100,000 events and readers poll often. After `undone.cut` has removed
 undone steps from the file, the next call returns only the records after the kept ones. Lines that an older coordinator
@@ -39,7 +39,9 @@ CHECKS: dict[str, Callable[[Any], object]] = {
 
 
 class Follower(Generic[T]):
-    """damage: the first damaged line or other defect of the file; None without one. Damaged lines are skipped."""
+    """Reads the records of a .jsonl file while it grows. Damaged lines are skipped.
+
+    damage: the first damaged line or other defect of the file; None without one"""
 
     @overload
     def __init__(self: Follower[Record], path: Path, skip: int = 0) -> None: ...
@@ -49,7 +51,8 @@ class Follower(Generic[T]):
     def __init__(self, path: Path, skip: int = 0, parse: Any = None) -> None:
         """
         skip:  number of bytes at the beginning of the file to skip
-        parse: line -> (record, term), or msgspec.MsgspecError; default: all keys of the line, checked
+        parse: returns (record, term) of a line, and raises msgspec.MsgspecError if the line is damaged. Default: the
+               record is a dict with all keys of the line, checked
         """
         self.damage: UnreadableFile | None = None
         self._path = path
@@ -61,14 +64,15 @@ class Follower(Generic[T]):
         self._terms = Terms()
 
     def new(self) -> list[T]:
-        """The records since the last call; [] without a file. Skips lines cut short by a full disk or a crash."""
+        """The records since the last call; [] without a file. Skips damaged lines, and stores the first one as
+        `damage`. A line that a full disk or a crash has cut short does not count as damage."""
         return list(self.each())
 
     def whole(self) -> list[T]:
-        """The same records as `new`, if no line is damaged.
+        """The same records as `new`.
 
         Raises:
-            UnreadableFile: the first damage.
+            UnreadableFile: the file has a `damage`.
         """
         records = self.new()
         if self.damage is not None:
@@ -107,7 +111,8 @@ class Follower(Generic[T]):
         self._checks.append(zlib.crc32(line))
 
     def _seek(self, file: BinaryIO) -> None:
-        """Seeks to the end of the last line read. If that line was cut, seeks to the end of the last line left."""
+        """Seeks to the end of the last line read. If `undone.cut` has removed that line, seeks to the end of the newest
+        line that was read and is still there."""
         file.seek(self._read - len(self._last))
         if file.read(len(self._last)) == self._last:
             return
@@ -125,7 +130,8 @@ class Follower(Generic[T]):
 
 
 def term_of(data: Any) -> int:
-    """The term in the JSON of a line; EARLIER without one. msgspec.ValidationError if the value is not a term."""
+    """The term in the JSON of a line; EARLIER without one. Raises msgspec.ValidationError if the value is not a
+    term."""
     term: int = msgspec.convert(data.get("term", EARLIER) if isinstance(data, dict) else EARLIER, Term)
     return term
 

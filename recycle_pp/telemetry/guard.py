@@ -22,12 +22,13 @@ R = TypeVar("R")
 
 
 def guarded(function: Callable[P, None]) -> Callable[P, None]:
-    """The function, with a warning instead of an exception: one for each type of exception and source line."""
+    """Decorates a function so that it prints a warning instead of raising an exception. Prints one warning for each
+    type of exception and source line."""
     return guarded_returning(lambda: None)(function)
 
 
 def guarded_returning(default: Callable[[], R]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Like `guarded`, for a function that returns a value: `default()` after an exception."""
+    """Like `guarded`, for a function that returns a value. After an exception it returns `default()`."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         @functools.wraps(function)
@@ -44,6 +45,7 @@ def guarded_returning(default: Callable[[], R]) -> Callable[[Callable[P, R]], Ca
 
 
 def _warn(name: str, error: Exception) -> None:
-    """Omits the exception's message. It may contain a step, and each step would then get a new warning."""
+    """Prints the warning without the exception's message. A message may contain the number of a step, and would then
+    cause a new warning in each step."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     warn_once(f"telemetry failed in {name}: {type(error).__name__} at {Path(place.filename).name}:{place.lineno}")

@@ -68,7 +68,11 @@ class Sign(msgspec.Struct, frozen=True):
 
 
 class Life(NamedTuple):
-    """verdict: alive, gone (the process has ended), silent (another machine sees no new sign) or over."""
+    """Whether a job runs.
+
+    verdict: alive, gone (the process has ended), silent (no file, or no change seen from another machine) or over
+    proof:   the reason for the verdict, in words
+    """
 
     verdict: str
     proof: str
@@ -77,7 +81,7 @@ class Life(NamedTuple):
 
 
 class Pulse:
-    """Finds out whether the job of a run folder is running. Remembers the last sign. So `look` waits only on the first
+    """Finds out whether the job of a run folder is running. Remembers the last sign, so `look` waits only in the first
     call, or if the last call was more than `SILENT_SECONDS` ago."""
 
     def __init__(self, run: RunFolder) -> None:
@@ -90,7 +94,7 @@ class Pulse:
         """Whether the job is running now. If the coordinator is on another machine, the first call waits for the next
         sign: 1 s if the job is running, else `SILENT_SECONDS`. Raises UnreadableFile if the file is damaged."""
         if time.monotonic() > self._looked + SILENT_SECONDS:
-            self._sign = None  # a change since the last look does not prove that the job still runs
+            self._sign = None  # forgotten, because a change since an old sign does not prove that the job still runs
         while True:
             sign = Sign.read(self._run)
             now = time.monotonic()
@@ -152,7 +156,7 @@ class Heartbeat:
 
 
 def address_of(run: RunFolder) -> str:
-    """HOST:PORT of this run's coordinator; ValueError if no job runs. Waits like `Pulse.look`."""
+    """HOST:PORT of this run's coordinator. Raises ValueError if no job runs. Waits like `Pulse.look`."""
     life = Pulse(run).look()
     if life.sign is None or life.verdict != "alive":
         raise ValueError(f"no job runs in {run.path}: {life.proof}")
@@ -160,8 +164,8 @@ def address_of(run: RunFolder) -> str:
 
 
 def refuse_running(run: RunFolder) -> None:
-    """ValueError if a job runs in this folder. Waits like `Pulse.look`. A damaged file does not count as a heartbeat,
-    because a running job replaces it every second."""
+    """Checks that no job runs in this folder. Raises ValueError otherwise. Waits like `Pulse.look`. A damaged file does
+    not count as a heartbeat, because a running job replaces it every second."""
     with suppress(UnreadableFile):
         life = Pulse(run).look()
         if life.verdict == "alive":

@@ -26,7 +26,8 @@ Measures = tuple[int, float | None, float | None]
 
 @dataclass(frozen=True)
 class History:
-    """
+    """Figures of the run so far.
+
     deaths, stalls (seconds), lost_ops: since the run was started or resumed
     dead:       workers whose last event is their death
     step, loss: of the last line of metrics.jsonl; -1 and None without one
@@ -45,7 +46,8 @@ class History:
 
     @classmethod
     def read(cls, folder: RunFolder) -> History:
-        """The history in the folder and in the copies that this process keeps. Skips damaged lines."""
+        """The history in the folder and in this process's copies of lines that the disk may lack. Skips damaged
+        lines."""
         lines = RunReader(folder).follow()
         events = lines.events.new()
         # One step at a time, because one call for all steps would hold the interpreter's lock and block the event loop.
@@ -54,7 +56,7 @@ class History:
 
     @classmethod
     def of(cls, events: list[Event], steps: list[Measures], kept: Unwritten) -> History:
-        """kept: lines that the disk may lack."""
+        """The history in these records. kept: lines that the disk may lack."""
         written = {event.time for event in events}
         newest = steps[-1][0] if steps else -1
         events = events + [event for event in kept_events(kept) if event.time not in written]

@@ -25,7 +25,8 @@ class Place:
 
 
 class InOrder:
-    """Not thread-safe. If a call fails, the method that ran it raises the exception, and later calls stay queued."""
+    """A queue of calls, which run in the order of the queue. Not thread-safe. If a call fails, the method that ran it
+    raises the exception, and later calls stay queued."""
 
     def __init__(self) -> None:
         self._places: deque[Place] = deque()

@@ -6,8 +6,8 @@
     metrics.cut(20)                 # steps 20 and later are undone
     metrics.close()
 
-Each line is written by one system call, so a killed process leaves no partial line. With `later`, a thread of the
-coordinator writes. If lines wait for long, `unwritten` shares them with the other supervisors.
+Each line is written by one system call, so a killed process leaves no partial line. If `later` is a `Background`, its
+thread writes. If lines wait for long, `unwritten` shares them with the other supervisors.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Lines:
         self._add(record["step"], json.dumps(_finite(record), separators=(",", ":")).encode())
 
     def restore(self, kept: Unwritten) -> None:
-        """Appends the lines that this process keeps for a lost coordinator, without those already in the file. Call it
-        before the first `write`."""
+        """Appends the lines that this process keeps for a lost coordinator. Skips lines that are already in the file.
+        Call it before the first `write`."""
         self._continues = True
         self._unwritten.adopt(kept, self._path.name)
         self._later(self._write)
@@ -128,10 +128,11 @@ class Lines:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _find_written(self) -> None:
-        """Finds the lines that the lost coordinator has written.
+        """Finds out which of the waiting lines the lost coordinator has already written, so that they are not repeated.
 
-        Compares events by content, because a step has many. First replaces the file by a copy, because the lost
-        coordinator may still be alive. If its last write ends only now, it does not change the copy."""
+        In a file with one line per step, these are the lines up to the newest step in the file. Events are compared by
+        content, because a step can have many. Their file is first replaced by a copy, because the lost coordinator may
+        still be alive: it can then append only to the old file."""
         self._release()
         if self._one_a_step:
             self._newest = cut(self._path, sys.maxsize)

@@ -22,7 +22,7 @@ CAPACITY = 1 << 20  # bytes
 
 
 class LogFile:
-    """Creates the file and its folder with the first line."""
+    """A log file. The first write creates the file and its folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,7 +42,7 @@ class LogFile:
         self._later(self._append, data, missing)
 
     def flush(self, seconds: float) -> bool:
-        """Blocks until all lines are written; False if that takes longer."""
+        """Blocks until all lines are written (True), or for `seconds` (False)."""
         return self._later.flush(seconds)
 
     def close(self) -> None:
@@ -50,7 +50,7 @@ class LogFile:
         self._later(self._close)
 
     def _append(self, data: bytes, missing: int) -> None:
-        """missing: number of dropped lines before this data."""
+        """Writes the data to the file. missing: number of dropped lines before this data."""
         with self._lock:
             self._queued -= len(data)
         note = f"... {plural(missing, 'line')} left out: the disk rejected them\n".encode() if missing else b""

@@ -30,7 +30,9 @@ _BOLD, _DIM, _RED, _RESET = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[0m"
 
 
 class Progress:
-    """steps, workers: numbers of steps and workers of the whole run."""
+    """Prints the progress of a run.
+
+    steps, workers: numbers of steps and workers of the whole run."""
 
     def __init__(self, steps: int, workers: int, stream: TextIO | BackgroundStream | None = None):
         self._steps = steps
@@ -41,10 +43,10 @@ class Progress:
         self._seconds: deque[float] = deque(maxlen=20)  # of recent steps
 
     def step(self, record: Mapping[str, Any]) -> None:
-        """Prints the line of a committed step.
+        """Prints the line of a committed step. Omits the speed of the first step, which includes compilation and first
+        memory accesses.
 
         record: a line of metrics.jsonl; missing keys are left out
-        Omits the speed of the first step, which includes compilation and first memory accesses.
         """
         now = time.monotonic()
         first = self._last is None
@@ -94,7 +96,7 @@ class Progress:
 
 
 def hardware(record: Mapping[str, Any]) -> list[str]:
-    """Phrases about the use of the hardware in a step; those that the record lacks are left out.
+    """Phrases about the use of the hardware in a step. Figures that the record lacks are left out.
 
     record: a line of metrics.jsonl
     """
@@ -114,7 +116,7 @@ def hardware(record: Mapping[str, Any]) -> list[str]:
 
 
 def duration(seconds: float) -> str:
-    """1:23:45 or 4:05."""
+    """A duration as text, such as "1:23:45" or "4:05"."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,13 +1,13 @@
 """Writes protocol.jsonl: every event of the job, so that its decisions can be repeated (`python -m recycle_pp.replay`).
 
     log = ProtocolLog(run.protocol, term, permitted)
-    log.began(job)                      # a new job: its snapshot
+    log.began(job)                      # a new job; its snapshot is written with its first event
     log.handled(job, event, outcome)    # after each event
     await log.flushed(5.0)
 
 The log of a job starts with its snapshot. A new snapshot replaces the content of the file at each checkpoint except the
-last one, and when the file has MOST_BYTES. A thread writes, so the job never waits for the disk. If the disk is slow or
-full, lines are left out, and another snapshot follows when the disk works again.
+last one, and when the file exceeds MOST_BYTES. A thread writes, so the job never waits for the disk. If the disk is
+slow or full, lines are left out, and another snapshot follows when the disk works again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ AGAIN_SECONDS = 10.0  # between two snapshots, if lines were left out
 
 
 class ProtocolLog:
-    """
+    """Writes the protocol.jsonl at `path`.
+
     term       returns the writer's current term
     permitted  see `Background`
     """
@@ -54,7 +55,7 @@ class ProtocolLog:
 
     def handled(self, job: Job, event: Event, outcome: Outcome) -> None:
         commits = [note["commit"] for note in outcome.notes if note["event"] == "committed"]
-        saves = any(commit.savers and not commit.last for commit in commits)  # nothing follows the last checkpoint
+        saves = any(commit.savers and not commit.last for commit in commits)  # no event follows the last checkpoint
         if saves or self._bytes > MOST_BYTES:
             self._snapshot(snapshot(job), replace=True)
             return
@@ -70,9 +71,9 @@ class ProtocolLog:
         await self._later.flushed(seconds)
 
     def _snapshot(self, data: bytes, replace: bool) -> None:
-        """replace: the snapshot replaces the content of the file."""
+        """Queues a snapshot. replace: whether it replaces the content of the file."""
         self._start = None
-        self._bytes = 0 if replace else self._bytes  # set here, or each event before the thread runs makes a snapshot
+        self._bytes = 0 if replace else self._bytes  # here, or each event until the thread runs makes a snapshot
         self._tried = time.monotonic()
         self._left_out = False
         if not self._later(self._write_snapshot, time.time(), data, replace):

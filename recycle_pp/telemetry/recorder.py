@@ -6,7 +6,7 @@
     recorder.began(job)                   # a job has replaced the current one
     recorder.handled(event, outcome)      # each event of the job, with its notes
     recorder.finished(digests)
-    await recorder.read_history()         # on a new coordinator, before
+    await recorder.read_history()         # on a new coordinator; `took_over` uses the result
     recorder.took_over(takeover, found)
 
 It only records: its methods return nothing and do not raise (`guarded`).
@@ -83,7 +83,7 @@ class Recorder:
         self._traces = Traces(run, self._later, spans)
         self._recovery: Recovery | None = None
         self._stalls: list[float] = []
-        self._lost = 0  # ops
+        self._lost = 0  # number of lost ops
         self._deaths = 0
         self._dead: dict[Process, Expected] = {}  # events of deaths: the newest one of each rank, and incomplete ones
         self._started = False
@@ -143,7 +143,7 @@ class Recorder:
         Call it before the job plans around the death.
 
         now:   monotonic seconds
-        stood: for a hung worker, seconds since its last progress, when the stall began; None: the worker did not hang
+        stood: for a hung worker, seconds since its last progress, when the stall began; None for any other death
         """
         known = {of: event for of, event in self._dead.items() if of[0] != process[0] or not event.complete}
         event = self._events.expect(self._dated(DeathDetected(worker=str(worker), **_cause(UNKNOWN))))
@@ -169,7 +169,8 @@ class Recorder:
 
     @guarded
     def explain_death(self, process: Process, death: Death) -> None:
-        """Completes the event of a death with its cause. If it was written with another cause, adds `DeathExplained`.
+        """Completes the event of a death with its cause. If the event was already written with a wrong provisional
+        cause, records `DeathExplained`.
 
         Does nothing if an earlier coordinator recorded the death. The same holds for `suppose_death` and `given_up`.
         """
@@ -194,10 +195,10 @@ class Recorder:
             self._events.complete(event, **_cause(death))
 
     @guarded
-    def given_up(self, worker: Worker, process: Process, respawns: int) -> None:
+    def given_up(self, process: Process, respawns: int) -> None:
         """Records that a dead worker is not restarted."""
         if process in self._dead:
-            self.event(GivenUp(worker=str(worker), respawns=respawns))
+            self.event(GivenUp(worker=str(self._dead[process].event.worker), respawns=respawns))
 
     @guarded
     def release(self) -> None:
@@ -260,18 +261,19 @@ class Recorder:
         return used | self._traces.completed_by_dead(step) | self._traces.completed_by_dead(step + 1)
 
     @guarded
-    def speed_changed(self, worker: Worker, factor: float) -> None:
+    def speed_changed(self, worker: Worker, factor: float, against: str) -> None:
         """Records that plans after this step assume another speed of the worker.
 
-        factor: duration of the worker's ops relative to its peers
+        factor   duration of the worker's ops as a multiple of the usual one; 1.0: it recovered
+        against  where the usual duration is from: "peers", or "itself" (the worker's own first steps)
         """
         self._traces.mark(self._job.committed + 1)
         event = Slow if factor > 1.0 else SlowNoMore
-        self.event(event(worker=str(worker), factor=round(factor, 2)))
+        self.event(event(worker=str(worker), factor=round(factor, 2), against=against))
 
     @guarded
     def relaid(self, layout: Layout) -> None:
-        """Steps use this layout from now on: decoder layers of each stage; empty if unknown."""
+        """Records the layout that steps use from now on: number of decoder layers of each stage; empty if unknown."""
         self._traces.layout = layout or None
 
     @guarded
@@ -281,7 +283,8 @@ class Recorder:
         self.event(event)
 
     def _restarted(self, committed: int) -> None:
-        """Records that all workers restart from a checkpoint. committed: newest step that was committed before."""
+        """Records that all workers restart from a checkpoint. committed: newest step that was committed before
+        the restart."""
         self._recovery = None
         first = self._job.first_step
         self._steps.restored(first)
@@ -294,7 +297,8 @@ class Recorder:
         self.event(Restored(checkpoint=first, undone_from=undone[0], undone_to=undone[1]))
 
     async def read_history(self) -> None:
-        """Reads the records of earlier coordinators. If the disk is slow, reads only the copies in this process."""
+        """Reads the records of earlier coordinators. If the disk is slow, uses only the copies of
+        unwritten lines in this process."""
         kept = partial(History.of, [], [], self._run.kept)
         self._history = await in_time(guarded_returning(kept)(History.read), self._run) or kept()
 
@@ -314,7 +318,7 @@ class Recorder:
         self._steps.restore(self._run.kept)
         self.event(CoordinatorLost(rank=takeover.lost_rank))
         seconds = takeover.elected_at - takeover.lost_at
-        self.event(CoordinatorElected(rank=takeover.rank, seconds=seconds))  # its line has the term
+        self.event(CoordinatorElected(rank=takeover.rank, seconds=seconds))  # the line contains the new term
         self._recovery = Recovery(self._job.committed + 1)
         self._recovery.coordinator_lost(takeover.lost_at, takeover.elected_at)
         for member in sorted(found.members.keys() - found.live):
@@ -343,13 +347,14 @@ class Recorder:
 
     @guarded
     def retry(self) -> None:
-        """Retries the lines that the disk has rejected, and shares lines that have waited for long."""
+        """Retries the lines that the disk has rejected, and sends copies of late lines to the supervisors."""
         self._events.retry()
         self._steps.retry()
         self._events.unwritten.look()
 
     def share(self, send: Callable[[KeepLines], None]) -> None:
-        """send: sends a message to all supervisors, which then keep copies of lines that the disk rejects."""
+        """Sets the function that sends a message to all supervisors. They then keep copies of lines that the disk
+        rejects."""
         self._events.unwritten.share(send)
 
     @guarded

@@ -6,7 +6,7 @@ elected     this coordinator was elected; only if the previous one was lost
 announced   the coordinator announced the new generation
 unblocked   the last survivor had left its blocking call
 regrouped   the last survivor had its new links
-planned     the plan of the remainder was made
+planned     the plan for the rest of the step was made
 resumed     the last survivor that had to wait started its next op
 
 Another death before the end repeats the later phases. The stall counts from the first death.
@@ -21,7 +21,8 @@ from recycle_pp.protocol.job import Job
 
 from .events.recovery import Resumed
 
-# Seconds. If the plan lets a free worker wait longer than this for its first op, that wait is not part of the stall.
+# Seconds. If a worker's first op is planned to start later than this after the worker becomes free, the wait for the op
+# is not part of the stall.
 PROMPT = 0.002
 Part = tuple[int, str, tuple[int, int], int]
 """An op, as lost ops are counted (docs/figures.md): step, kind, micro-batch, stage. A `B` counts as its `I` and `W`."""
@@ -63,7 +64,10 @@ class Recovery:
         self._resumed.clear()
 
     def planned(self, now: float, job: Job, gone: set[Part]) -> None:
-        """gone: ops that dead workers had completed. Ops that the plan repeats were lost; the others are in a sum."""
+        """Records that the plan for the rest of the step was made.
+
+        gone: ops that dead workers had completed. An op that the plan repeats was lost; the result of any other op is
+              already in a sum of gradients."""
         self.phases["planned"] = now
         plans = job.remainder_plans
         again = {

@@ -6,8 +6,8 @@
 Restores a job from the snapshot before an event, passes the event to this job, and compares the outcome with the
 recorded one. So the file proves each decision and its reason, and a debugger can repeat a fault of the protocol.
 
-An outcome with a plan differs if the coordinator made the plan before its planner was compiled. This happens in the
-first half minute on a new machine, or in the first seconds on a busy one.
+An outcome with a plan differs from the recorded one if the coordinator made the plan before its planner was compiled.
+This happens in the first half minute on a new machine, or in the first seconds on a busy one.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ from recycle_pp.wire.terms import Terms
 
 @dataclass(frozen=True)
 class Decision:
-    """
+    """A repeated decision of a coordinator.
+
     time     when the event was handled, seconds since 1970
-    step     the step that ran, or the next one
-    workers  member -> the worker that it plays
-    missing  number of lines since the previous decision that were damaged or come before any snapshot
+    step     the first step that was not committed when the event came
+    workers  member (a process) -> its worker (a pipeline and a stage)
+    missing  number of lines since the previous decision that cannot be repeated: damaged lines, and those between one
+             and the next snapshot or before the first snapshot
     same     whether the outcome has the recorded fingerprint
     """
 
@@ -59,14 +61,14 @@ def replay(path: Path) -> Iterator[Decision]:
         FileNotFoundError, UnreadableFile: there is no such file, or it cannot be read.
         NotASnapshot: another version of recycle_pp wrote it.
     """
-    load()  # before the planner is compiled, it makes other plans
+    load()  # waits for the planner's compiled loops; uncompiled loops give different plans
     job: Job | None = None
     missing, terms = 0, Terms()
     with open_regular(path) as file:
         for text in file:
             line = _parsed(text)
             if line is None:
-                job = None  # the next lines depend on this one
+                job = None  # the lines up to the next snapshot cannot be repeated without this one
             elif not terms.counts(line.term):
                 continue
             elif line.snapshot is not None:
@@ -83,7 +85,7 @@ def replay(path: Path) -> Iterator[Decision]:
 
 
 def _parsed(text: bytes) -> ProtocolLine | None:
-    """None if the line is damaged: its writer was killed, or the disk was full."""
+    """The record of a line. None if the line is damaged, because its writer was killed or the disk was full."""
     try:
         return msgspec.convert(json.loads(text), ProtocolLine)
     except (ValueError, RecursionError):

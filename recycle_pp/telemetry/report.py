@@ -22,7 +22,7 @@ from .words import plural
 
 
 def report(run: RunFolder) -> str:
-    """The report as several lines of text; ValueError if the folder holds no run, or if a file is damaged."""
+    """The report as several lines of text. Raises ValueError if the folder holds no run, or if a file is damaged."""
     run.require()
     reader = RunReader(run)
     steps, events = reader.steps(), reader.events()
@@ -58,8 +58,8 @@ def _validation(line: Step) -> str:
 
 
 def _cost(death: DeathDetected, events: Sequence[Event], steps: Sequence[Step]) -> str:
-    """The stall after a death, and the work that its peers repeated."""
-    # A cause may become known after the job has continued. So the recovery nearest in time belongs to this death.
+    """The stall after a death, and the numbers of lost and redone ops, in words."""
+    # If the worker died several times, the recovery nearest in time, before or after the event, is that of this death.
     recoveries = [event for event in events if isinstance(event, Resumed) and death.worker in event.dead]
     if not recoveries:
         continued = any(line.step > death.step for line in steps)
@@ -70,7 +70,7 @@ def _cost(death: DeathDetected, events: Sequence[Event], steps: Sequence[Step]) 
 
 
 def _comparison(move: Rebalanced) -> str:
-    """What was expected of a move of layers."""
+    """The expected gain and cost of a move of layers, and the bytes sent, as text."""
     expected = f"expected to gain {move.gain_seconds:.3g} s and to cost {move.cost_seconds:.2g} s"
     return f"{expected}; {format_size(move.bytes)} sent"
 

@@ -13,6 +13,8 @@ protocol.jsonl   every event of the protocol since the newest checkpoint, for py
 logs/            worker-1.2.log                      checkpoints/     step-000020/
 heartbeat.json   the coordinator's heartbeat         hangs/           the op of every worker during a hang
 health.json      figures of all GPUs and hosts       quarantine.json  GPUs on which no worker may start
+profiles/        step-000020-1.2.json: traces of torch's profiler
+evaluations/     outputs of run.evaluate, step-000020.log
 receipts/        what processes leave for recycle_pp.doctor: first-forward.jsonl, supervisor-3.jsonl
 
 docs/run-folder.md explains every field.
@@ -96,18 +98,18 @@ class RunFolder:
         self.later = Background("run folder")  # for writes that must not block the caller
         self.kept = Unwritten()  # copies of lines that the coordinator cannot write
         self.made: list[Path] = []  # folders made by `create`
-        self.first_term = 0  # first term of the job that called `create`: newer than each term in the folder
+        self.first_term = 0  # first term of the job that called `create`: above each term in the folder
         self._lock = -1
 
     @classmethod
     def create(cls, settings: Settings, done: int = 0, may_restart: bool = False) -> RunFolder:
         """Creates the folder, or continues the run in it. Holds its lock until `unlock` or the end of the process.
 
-        done:        steps in the checkpoint from which the run continues; later lines of metrics are removed
+        done:        number of steps in the checkpoint from which the run continues; lines of later steps are removed
         may_restart: whether a run that ended before its first checkpoint may start again
 
         Raises:
-            ValueError: the folder cannot be used. Nothing was written.
+            ValueError: the folder holds another run or is in use, or the disk rejects a file.
         """
         run = cls(Path(settings.run.dir).absolute())
         if run.path.exists() and not run.path.is_dir():
@@ -145,7 +147,8 @@ class RunFolder:
         return steps or bool(finished(self.checkpoints))
 
     def lock(self) -> None:
-        """Locks the folder until `unlock` or the end of this process. ValueError if another job here has locked it."""
+        """Locks the folder until `unlock` or the end of this process. Raises ValueError if another job has locked
+        it."""
         self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -186,7 +189,7 @@ class RunFolder:
         return self.traces / f"step-{step:06d}.json"
 
     def require(self) -> None:
-        """ValueError if the folder holds no run."""
+        """Checks that the folder holds a run. Raises ValueError otherwise."""
         if not self.config.exists() and not self.config.is_symlink():
             raise ValueError(f"{self.path} holds no run: there is no {self.config.name}")
 
@@ -219,7 +222,7 @@ class RunFolder:
     def write_json(self, path: Path, data: Any, indent: int | None = 1) -> None:
         """Writes a JSON file. If the disk rejects it, prints a warning instead."""
         try:
-            # The trace of many workers has megabytes, and `json` holds the interpreter's lock ten times longer.
+            # The trace of many workers has megabytes, and `json` holds the interpreter's lock ten times as long.
             text = json.dumps(data, indent=indent) if indent else msgspec.json.encode(data).decode()
             self.write_text(path, text + "\n")
         except OSError as error:
@@ -234,13 +237,17 @@ class RunFolder:
 
     @staticmethod
     def lines(path: Path) -> list[dict[str, Any]]:
-        """The valid records of a .jsonl file; UnreadableFile if a line is not a record."""
+        """The records of a .jsonl file. Records of undone steps are left out.
+
+        Skips lines that a crash has cut short, and lines that a replaced coordinator wrote (`wire.terms`). Raises
+        UnreadableFile if any other line is not a record.
+        """
         records = Follower(path).whole()
         return without_undone(records, _step) if path.name in ONE_LINE_A_STEP else records
 
 
 def newest_run(path: str | None) -> RunFolder:
-    """The run in the folder `path`; None: the newest run under runs/. ValueError if there is none."""
+    """The run in the folder `path`; None: the newest run under runs/. Raises ValueError if there is none."""
     if path is not None:
         return RunFolder(path)
     runs = sorted(Path("runs").glob("*/config.yaml"), key=lambda path: path.stat().st_mtime)
@@ -250,7 +257,7 @@ def newest_run(path: str | None) -> RunFolder:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The keys of a YAML file; UnreadableFile if it is missing or damaged, or has no keys."""
+    """The keys of a YAML file. Raises UnreadableFile if it is missing or damaged, or has no keys."""
     import yaml
 
     try:
@@ -282,7 +289,7 @@ def _step(record: dict[str, Any]) -> int:
 
 
 def _newest_term(paths: Iterable[Path]) -> int:
-    """The newest term in the readable lines of these files."""
+    """The highest term in the readable lines of these files; EARLIER if there is none."""
     decoder = msgspec.json.Decoder(_Termed)
     newest = EARLIER
     for path in paths:

@@ -1,7 +1,7 @@
 """Reads the folder of a run during or after the job, on any machine that has the folder.
 
     run = RunReader("runs/mine")
-    run.steps(), run.events()           # everything until now; UnreadableFile if a file is damaged
+    run.steps(), run.events()           # everything until now; raises UnreadableFile if a file is damaged
     lines = run.follow()
     lines.steps.new(), lines.events.new()       # since the last call
     run.summary(), run.profile(), run.trace(20)
@@ -36,11 +36,11 @@ from .unwritten import Unwritten
 
 Record = TypeVar("Record")
 _steps = msgspec.json.Decoder(Step)
-_TAIL = 4096  # bytes of a log in which its last line is
+_TAIL = 4096  # bytes at the end of a log in which to find its last line
 
 
 class Following(NamedTuple):
-    """Readers of new lines of a run. A step that was undone and repeated is returned again."""
+    """Readers of metrics.jsonl and events.jsonl. A step that is undone and repeated may be returned more than once."""
 
     steps: Follower[Step]
     events: Follower[Event]
@@ -52,7 +52,9 @@ class Following(NamedTuple):
 
 
 class RunReader:
-    """folder: the `RunFolder`, with the paths of the files and the reader of config.yaml."""
+    """Reads the files of a run.
+
+    folder: the `RunFolder`, with the paths of the files and the reader of config.yaml"""
 
     def __init__(self, run: RunFolder | str | Path) -> None:
         self.folder = run if isinstance(run, RunFolder) else RunFolder(run)
@@ -62,31 +64,32 @@ class RunReader:
         return Following(Follower(self.folder.metrics, 0, _step), Follower(self.folder.events, 0, _event))
 
     def steps(self) -> list[Step]:
-        """The committed steps, each once. UnreadableFile if metrics.jsonl is damaged."""
+        """The committed steps, each once. Raises UnreadableFile if metrics.jsonl is damaged."""
         return without_undone(self.follow().steps.whole(), lambda line: line.step)
 
     def events(self) -> list[Event]:
-        """The events, with the final cause of each death. UnreadableFile if events.jsonl is damaged."""
+        """The events, with the final cause of each death. Raises UnreadableFile if events.jsonl is damaged."""
         return explained(self.follow().events.whole())
 
     def summary(self) -> Summary | None:
-        """None before the end of the run. UnreadableFile if summary.json is damaged."""
+        """The content of summary.json; None before the end of the run. Raises UnreadableFile if it is damaged."""
         return _read(self.folder.summary, Summary)
 
     def profile(self) -> Profile | None:
-        """None before the profile is complete. UnreadableFile if profile.json is damaged."""
+        """The content of profile.json; None before the profile is complete. Raises UnreadableFile if it is damaged."""
         return _read(self.folder.profile, Profile)
 
     def health(self) -> HealthRecord | None:
-        """None before the first look at the hardware. UnreadableFile if health.json is damaged."""
+        """The content of health.json; None before the hardware was first read. Raises UnreadableFile if it is
+        damaged."""
         return _read(self.folder.health, HealthRecord)
 
     def hang_now(self) -> HangReport | None:
-        """The newest report about a step that lasted long. UnreadableFile if it is damaged."""
+        """The newest report about a step that lasted long. Raises UnreadableFile if it is damaged."""
         return _read(self.folder.hangs / "now.json", HangReport)
 
     def hangs(self, step: int) -> list[HangReport]:
-        """The reports of the hangs in this step. UnreadableFile if they are damaged."""
+        """The reports of the hangs in this step. Raises UnreadableFile if they are damaged."""
         return _read(self.folder.hangs / f"step-{step:06d}.json", list[HangReport]) or []
 
     def stuck_at(self, name: str) -> str:
@@ -103,7 +106,7 @@ class RunReader:
         return [line for n, line in enumerate(receipts) if line.seconds or _is_last(receipts[n:])]
 
     def contacts(self) -> list[Contact]:
-        """What supervisors know about lost coordinators, oldest first; clocks of hosts may differ."""
+        """The receipts of supervisors about lost coordinators, sorted by time. The clocks of hosts may differ."""
         paths = sorted(self.folder.receipts.glob(self.folder.contact("*").name))
         lines = [line for path in paths for line in Follower(path, 0, _contact).new()]
         return sorted(lines, key=lambda line: line.time)
@@ -122,13 +125,13 @@ class RunReader:
         return sorted(int(step) for step in found if step.isdecimal())
 
     def trace(self, step: int) -> Plan:
-        """The trace of a step. ValueError if the step has no trace; UnreadableFile if the file is damaged."""
+        """The trace of a step. Raises ValueError if the step has no trace, UnreadableFile if the file is damaged."""
         traced = self.traced()
         if step not in traced:
             known = f"there are {', '.join(map(str, traced))}" if traced else "there are none yet"
             raise ValueError(f"{self.folder.path} has no trace of step {step}; {known}")
         path = self.folder.trace(step)
-        with open_regular(path):  # reading a pipe would never end
+        with open_regular(path):  # raises if this is no regular file: reading a pipe would never end
             pass
         try:
             return load(path)
@@ -138,7 +141,8 @@ class RunReader:
             raise UnreadableFile(path, f"it is not a trace ({str(e).removeprefix(f'{path}: ')})") from None
 
     def last_recovery(self) -> int:
-        """The last traced step with a death or, without deaths, the last traced step. ValueError without traces."""
+        """The last traced step with a recovery; the last traced step if there is none. Raises ValueError if the run has
+        no traces."""
         traced = self.traced()
         if not traced:
             raise ValueError(f"{self.folder.path} has no traces; steps around a death or a rejoin leave one")
@@ -176,7 +180,7 @@ def _contact(line: bytes) -> tuple[Contact, int]:
 
 
 def _is_last(receipts: Sequence[FirstOps]) -> bool:
-    """Whether the worker of the first receipt has no later one."""
+    """Whether the first of these receipts is the last one of its worker."""
     return all(later.worker != receipts[0].worker for later in receipts[1:])
 
 

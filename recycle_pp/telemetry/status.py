@@ -53,9 +53,9 @@ MOST_ROWS = 16  # rows of the map; with more pipelines, one row counts those wit
 
 @dataclass(frozen=True)
 class Status:
-    """state: starting | running | silent (no heartbeat, seen from another machine) | dead | finished | stopped.
+    """The state of a run. Durations are in seconds; `..._ago` counts from the event. None: not known yet.
 
-    Durations are in seconds; `..._ago` counts from the event. None: not known yet.
+    state: starting | running | silent (no heartbeat, seen from another machine) | dead | finished | stopped
     """
 
     run: str
@@ -66,7 +66,7 @@ class Status:
     loss: float | None
     tokens_per_second: float | None
     tokens_per_second_per_worker: float | None
-    tflops: float | None  # operations per second and worker; this and the next ones are of the newest step
+    tflops: float | None  # 10^12 operations per second and worker; this and the next four are of the newest step
     mfu: float | None
     peak_bytes: int | None
     reserved_bytes: int | None
@@ -77,15 +77,15 @@ class Status:
     pipelines: int
     stages: int
     live: list[str]
-    layout: list[int] | None  # decoder layers of each stage, if they have moved in this start
+    layout: list[int] | None  # decoder layers of each stage, if they have moved since the last start or restore
     moving_to: list[int] | None  # the layout to which layers are moving
-    moving_seconds: float | None  # since they began to move
+    moving_seconds: float | None  # since layers began to move
     deaths: int
     last_deaths: list[dict[str, Any]]  # step, worker, cause (in words), seconds_ago
     stalls: int
     last_stall_seconds: float | None
-    stall_seconds: float  # sum
-    recovering: bool  # a death has interrupted a step that has not resumed yet
+    stall_seconds: float  # sum of all stalls
+    recovering: bool  # whether a death or a restore has interrupted a step that is not yet committed
     waits: str | None  # while the disk of the training data does not answer, a sentence with the file and the duration
     unsaved: str | None  # if the last due checkpoint was not saved, a sentence with the reason and the newest one's age
     health: list[str]  # a sentence for each fault of hardware that lasts
@@ -98,7 +98,7 @@ class Status:
 
 class StatusReader:
     def __init__(self, run: RunFolder) -> None:
-        """ValueError if the folder holds no run, or if its config.yaml is damaged."""
+        """Opens the folder. Raises ValueError if it holds no run, or if its config.yaml is damaged."""
         run.require()
         self._run = run
         self._settings = run.read_settings()
@@ -114,7 +114,7 @@ class StatusReader:
         self._broken: int | None = None  # the step interrupted by a death or a restore
         self._restoring = False
         self._waits: WaitsForData | None = None  # the newest report
-        self._unsaved: CheckpointFailed | CheckpointSkipped | None = None  # no checkpoint was saved since
+        self._unsaved: CheckpointFailed | CheckpointSkipped | None = None  # None once a checkpoint is saved
         self._faults: dict[tuple[str, str, str], HealthFound] = {}  # by worker, device and signal
         self._unstored: CheckpointNotStored | None = None  # the same as `_unsaved`, for the store
 
@@ -323,7 +323,7 @@ def text(status: Status) -> str:
 
 
 def _figures(devices: Sequence[dict[str, Any]]) -> str:
-    """ "8 GPUs: 51 to 83 C, 380 to 690 W, 1410 to 1980 MHz"; "" without GPUs."""
+    """The figures of the GPUs in words: "8 GPUs: 51 to 83 C, 380 to 690 W, 1410 to 1980 MHz"; "" without GPUs."""
     gpus = [device for device in devices if device["device"] != "host"]
     parts = []
     for key, unit in (("temperature", "C"), ("power", "W"), ("clock", "MHz")):
@@ -334,7 +334,7 @@ def _figures(devices: Sequence[dict[str, Any]]) -> str:
 
 
 def _phases(step: Step | None) -> dict[str, float]:
-    """The newest step's times by phase, without the ending of their names."""
+    """The newest step's times by phase: {"forward": ..., "wait": ...}, in seconds."""
     times = {key: getattr(step, key, None) for key in PHASES}
     return {key.removesuffix("_seconds"): of for key, of in times.items() if of is not None}
 

@@ -67,11 +67,12 @@ class StepRecords:
 
     @property
     def cpu_seconds(self) -> float:
-        """Median over the steps: CPU seconds of all workers and the coordinator in a step."""
+        """CPU seconds of all workers and the coordinator in a step, median over the steps."""
         return self._cpu_steps.median or self._cpu_last
 
     def started(self) -> None:
-        """Called when the workers are ready, so that the first step does not include the start."""
+        """Starts the time of the first step. Called when the workers are ready, so that this step does not include the
+        start of the job."""
         self._step_ended = time.monotonic()
 
     def measured(self, worker: Worker, message: Measured) -> None:
@@ -86,7 +87,8 @@ class StepRecords:
             self._cpu_now += message.cpu - before
 
     def committed(self, commit: Commit, live: Collection[Worker], spans: Collection[np.ndarray] = ()) -> None:
-        """
+        """Writes the line of a committed step, or keeps it until `validated` if the step is validated.
+
         live   the workers that took part in the step
         spans  their tables of spans in this step
         """
@@ -137,7 +139,7 @@ class StepRecords:
         self.complete(val_loss=val_loss, val_samples=samples)
 
     def complete(self, **more: Any) -> None:
-        """Writes the line if it still waits for its val_loss."""
+        """Writes the line if it still waits for its val_loss. more: figures to add to it."""
         if self._line is not None:
             line = self._line | more
             self._line = None
@@ -150,7 +152,8 @@ class StepRecords:
         self._memory.pop(worker, None)
 
     def restored(self, steps: int) -> None:
-        """Called when all workers restart from a checkpoint of the first `steps` steps."""
+        """Removes the lines of undone steps, after all workers have restarted from a checkpoint of the first `steps`
+        steps."""
         self.complete()
         self.cut(steps)
         self._cpu.clear()
@@ -178,6 +181,6 @@ class StepRecords:
             file.retry()
 
     def close(self) -> None:
-        """Drops a line that still waits for its val_loss."""
+        """Closes the files. A line that still waits for its val_loss is not written."""
         for file in self._files:
             file.close()

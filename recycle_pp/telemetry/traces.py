@@ -33,8 +33,8 @@ from .recovery import Part, Recovery
 from .run_folder import RunFolder
 from .running_median import RunningMedian
 
-Span = list[Any]  # kind, pipeline, index, start, end: seconds of the monotonic clock
-Row = tuple[Worker, Span, str]  # the status: done, cut (interrupted) or redone
+Span = list[Any]  # kind, pipeline, index, start, end; the times in seconds of the monotonic clock
+Row = tuple[Worker, Span, str]  # the last is the status: done, cut (interrupted) or redone
 
 
 class Traces:
@@ -43,7 +43,7 @@ class Traces:
         self._later = later
         self._spans = spans
         self.bubbles = RunningMedian()  # of all steps whose spans are known
-        self.redone = 0  # number of ops
+        self.redone = 0  # number of redone ops
         self.layout: Layout | None = None  # None: unknown
         self._lost: dict[int, dict[Worker, list[Span]]] = {}  # step -> spans completed by workers that died in it
         self._cut: dict[int, dict[Worker, Span]] = {}
@@ -53,7 +53,10 @@ class Traces:
         self._marked: dict[int, Recovery | None] = {}
 
     def progress(self, worker: Worker, step: int, spans: list[Span], running: Span) -> None:
-        """running: kind, pipeline, index, start."""
+        """Keeps the ops of a worker, in case it dies before the end of the step.
+
+        spans    ops completed since the last call
+        running  the current op: kind, pipeline, index, start"""
         before, done, _ = self._progress.get(worker, (step, [], []))
         self._progress[worker] = (step, done + spans if before == step else spans, running)
 

@@ -1,7 +1,7 @@
 """Removes undone steps from metrics.jsonl and samples.jsonl, which have one line per step.
 
 cut(run.metrics, 20)       # removes all lines from the first one with step 20 or later
-renew(run.events)          # replaces the file by a copy, to which earlier openers cannot append
+renew(run.events)          # replaces the file by a copy; a process that has the old file open cannot change the copy
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def cut(path: Path, steps: int) -> int:
     """Keeps the lines of the first `steps` steps. Returns the newest step that has a line; -1 without lines.
 
     Replaces the file by one with the kept lines at the same offsets. A reader with the old file open reads it to the
-    end, and `Follower` finds its place in the new file. Blocks. OSError if the new file cannot be written.
+    end, and `Follower` finds its place in the new file. Blocks. Raises OSError if the new file cannot be written.
     """
     newest = -1
     with suppress(FileNotFoundError), path.open("rb") as file:
@@ -39,7 +39,8 @@ def cut(path: Path, steps: int) -> int:
 
 
 def renew(path: Path) -> None:
-    """Replaces the file by a copy, without an incomplete last line. Blocks. OSError if the copy cannot be written."""
+    """Replaces the file by a copy, without an incomplete last line. Blocks. Raises OSError if the copy cannot be
+    written."""
     with suppress(FileNotFoundError), path.open("rb") as file:
         _replace(path, file, _end(file, sys.maxsize)[0])
 
@@ -58,8 +59,10 @@ def _replace(path: Path, file: BinaryIO, end: int) -> None:
 
 
 def _end(file: BinaryIO, steps: int) -> tuple[int, int]:
-    """The offset at which to cut the file, and the newest step before it. That is the offset of the first undone or
-    incomplete line, else the end of the file."""
+    """Returns (end, newest).
+
+    end     offset of the first undone or incomplete line, else the end of the file
+    newest  newest step before this offset; -1 without lines"""
     end, newest = 0, -1
     for line in file:
         step = _step(line)

@@ -1,4 +1,4 @@
-"""Lines of a run folder that are not on its disk yet: in the coordinator, with copies in all supervisors.
+"""Lines of a run folder that are not on its disk yet. The coordinator holds them, and all supervisors hold copies.
 
     unwritten = Unwritten()                 # on the coordinator; `Lines` adds, writes and removes
     unwritten.share(send)                   # sends copies to all supervisors, see `look`
@@ -37,8 +37,8 @@ _Queue = OrderedDict[int, _Entry]
 
 
 class Unwritten:
-    """Beyond MOST_BYTES the oldest lines are dropped and counted. A second thread may call the writer's methods other
-    than `add` and `adopt`."""
+    """The lines that wait for the disk, in a queue for each file. Beyond MOST_BYTES the oldest lines are dropped and
+    counted. A second thread may call the writer's methods other than `add` and `adopt`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards the next four
@@ -53,9 +53,10 @@ class Unwritten:
     # -- the writer ----------------------------------------------------------------------------------------------
 
     def add(self, file: str, step: int, record: bytes, since: float | None = None) -> int:
-        """Adds a line, and returns its number. since: time.monotonic() from which it waits; None: now.
+        """Adds a line, and returns its number.
 
-        An empty record is a cut. It removes the lines of `step` and later steps, here and in the file.
+        record: the line. An empty record is a cut: it removes the lines of `step` and later steps, here and in the file
+        since:  time.monotonic() at which the line began to wait; None: now
         """
         with self._lock:
             line = Line(self._next, file, step, record)
@@ -84,14 +85,14 @@ class Unwritten:
             self._remove(line)
 
     def dropped(self, file: str) -> int:
-        """Number of lines dropped since the last call."""
+        """Number of lines of this file dropped since the last call."""
         with self._lock:
             return self._dropped.pop(file, 0)
 
     # -- copies --------------------------------------------------------------------------------------------------
 
     def share(self, send: Callable[[KeepLines], None]) -> None:
-        """send: sends a message to all supervisors."""
+        """Sets the function that sends a message to all supervisors."""
         self._send = send
 
     def look(self) -> None:
@@ -129,7 +130,7 @@ class Unwritten:
             return any(entry.since < late for entry in self._heads())
 
     def _messages(self, copied: int, end: int) -> Iterator[KeepLines]:
-        """The lines after number `copied` and before `end`. copied: 0 for all."""
+        """Yields messages with the lines whose numbers are above `copied` (0 for all lines) and below `end`."""
         with self._lock:
             dropped = dict(self._dropped)
             first = min((entry.line.number for entry in self._heads()), default=self._next)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 
 def plural(count: int, noun: str) -> str:
-    """3 steps, 1 step."""
+    """A number with its noun: "3 steps", "1 step"."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 

@@ -55,9 +55,9 @@ class LocalJob:
         return (self._folder / "output").read_text()
 
     def wait(self, seconds: float) -> int:
-        """Waits for the end of the job. Returns the exit code of the first rank that failed, or 0.
+        """Waits for the end of the job. Returns the exit code of the rank that failed first, 0 if none failed.
 
-        TimeoutError, with the output, if the job still runs after `seconds`."""
+        Raises TimeoutError with the output if the job still runs after `seconds`."""
         if self._code is None:
             if not select.select([self._status], [], [], seconds)[0]:
                 raise TimeoutError(f"the job still runs after {seconds} s; it printed:\n{self.output}")
@@ -65,8 +65,8 @@ class LocalJob:
         return self._code
 
     def wait_for_event(self, event: str, seconds: float) -> dict[str, Any]:
-        """Waits for the first event with this name in events.jsonl. TimeoutError, with the output, if the job ends or
-        `seconds` pass first."""
+        """Waits for the first event with this name in events.jsonl. Raises TimeoutError with the output if the job ends
+        or `seconds` pass before the event."""
         deadline, events = time.monotonic() + seconds, Follower(self.run.events)
         while True:
             over = bool(select.select([self._status], [], [], 0.02)[0]) or time.monotonic() > deadline
@@ -79,7 +79,7 @@ class LocalJob:
                 )
 
     def supervisors(self) -> list[int]:
-        """Process ids of the supervisors, by rank as long as no supervisor has ended."""
+        """Process ids of the supervisors. The index is the rank as long as no supervisor has ended."""
         return children_of(self.pid)
 
     def workers(self) -> dict[int, int]:
@@ -121,9 +121,9 @@ class LocalNodes:
         return "".join(node.output for node in self.nodes)
 
     def wait(self, seconds: float) -> int:
-        """Waits for the end of the job. Returns the exit code of the first node that failed, or 0.
+        """Waits for the end of the job. Returns the exit code of the first failed node in `nodes`, 0 if none failed.
 
-        Ignores nodes that ended by SIGKILL, because tests kill nodes, unless all nodes ended in this way.
+        Ignores nodes that ended by SIGKILL, because tests kill nodes, unless all nodes ended in this way. Raises
         TimeoutError after `seconds`."""
         deadline = time.monotonic() + seconds
         try:
@@ -181,7 +181,7 @@ class Zygote:
     def run(
         self, overrides: Sequence[str], environment: Mapping[str, str] | None = None, part: Part | None = None
     ) -> LocalJob:
-        """Starts a job with parallel.pipelines * parallel.stages workers. ValueError for invalid overrides.
+        """Starts a job with parallel.pipelines * parallel.stages workers. Raises ValueError for invalid overrides.
 
         environment  further variables for the job's processes
         part         the ranks to start; None: all

@@ -7,7 +7,7 @@ import contextlib
 import random
 import socket
 
-BELOW = 32_768  # Linux assigns ports from here on to outgoing connections, so a free port could be taken
+BELOW = 32_768  # Linux assigns higher ports to outgoing connections, which could take a free port before its server
 
 
 def free_ports(count: int = 1) -> int:

@@ -35,7 +35,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 
 
 def grid(pipelines: int, stages: int) -> Assignment:
-    """All members of a job, each with its worker."""
+    """Member -> worker, for all members of a job."""
     return initial(pipelines, stages)
 
 
@@ -87,8 +87,8 @@ class Rehearsal:
                 self._pipes[member].send(message)
 
     def reports(self, count: int, timeout: float = 60.0) -> list[tuple[Member, Any]]:
-        """The next `count` reports. AssertionError if one takes longer than `timeout` seconds, or if a scenario
-        raises."""
+        """The next `count` reports, as (member, value). Raises AssertionError if a report takes longer than `timeout`
+        seconds, or if a scenario raised an exception."""
         got: list[tuple[Member, Any]] = []
         for _ in range(count):
             try:
@@ -109,7 +109,8 @@ class Rehearsal:
         return self._processes[member].exitcode
 
     def _carry(self) -> None:
-        """Acts as the coordinator: forwards each value that a node sets in its store to all other nodes."""
+        """Acts as the coordinator: forwards each value that a node sets in its store to all other nodes, and collects
+        the reports."""
         closed: set[Connection] = set()
         while not self._over.is_set():
             pipes = {pipe: member for member, pipe in list(self._pipes.items()) if pipe not in closed}
@@ -133,7 +134,7 @@ class Failure(NamedTuple):
 
 
 class Node:
-    """A member's links, inbox and `report`. worker: the worker that the member plays"""
+    """The links, the inbox and the reports of the member `me`. worker: the worker W(d, s) that this member runs as."""
 
     def __init__(self, pipe: Connection, members: Assignment, me: Member):
         import torch
@@ -182,7 +183,7 @@ class Node:
                     self.links.abort()
                 self.inbox.put(message)
         except (EOFError, OSError):
-            os._exit(1)  # the rehearsal is over
+            os._exit(1)  # the parent has closed the pipe, so the rehearsal is over
 
 
 def _work(source: tuple[str | None, str], pipe: Connection, members: Assignment, me: Member) -> None:

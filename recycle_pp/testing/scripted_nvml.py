@@ -1,4 +1,4 @@
-"""A stand-in for pynvml: GPUs as data, with a timeline. It plays the library for whole jobs on machines without GPUs.
+"""A stand-in for pynvml, for whole jobs on machines without GPUs. A script describes the GPUs and their changes.
 
     RECYCLE_NVML=recycle_pp.testing.scripted_nvml RECYCLE_NVML_SCRIPT=script.json torchrun ... -m recycle_pp.train ...
 
@@ -10,8 +10,9 @@
                   {"step": 9, "device": 0, "uncorrected": 2},
                   {"step": 9, "device": 3, "hangs": 60}]}
 
-A change applies from the commit of its step on, which the file of metrics shows. Values that no change has set are
-those of a healthy GPU (`HEALTHY`). All names that are not here come from pynvml itself.
+A change applies once the metrics file shows that its step has been committed. Values that no change has set are those
+of a healthy GPU (`HEALTHY`). For a device with "gone": 1, even the call that returns its handle fails. All names that
+are not defined here come from pynvml itself.
 """
 
 from __future__ import annotations
@@ -41,9 +42,21 @@ HEALTHY: dict[str, Any] = {
     "links": 18,
     "link_errors": 0,
     "hangs": 0,
+    "driver": "580.95.05",
+    "cuda": 13000,
+    "generation": 5,
+    "lanes": 16,
+    "power_state": 0,
+    "persistent": 1,
+    "ecc": 1,
+    "processes": 0,
+    "used": 600_000_000,
+    "peers": 0,  # nvmlGpuP2PStatus_t, to all other GPUs
+    "nvlink": 0,  # the same, by NVLink
+    "ancestor": 50,  # nvmlGpuTopologyLevel_t
 }
 _script: dict[str, Any] = {}
-_taken: set[int] = set()  # places in the timeline whose XID was delivered
+_taken: set[int] = set()  # indices of the changes in the timeline whose XID has been delivered
 
 
 def nvmlInit() -> None:
@@ -55,6 +68,8 @@ def nvmlDeviceGetCount() -> int:
 
 
 def nvmlDeviceGetHandleByIndex(index: int) -> int:
+    if any(change.get("gone") and change["device"] == index for change in _script["timeline"]):
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
     return index
 
 
@@ -118,6 +133,59 @@ def nvmlDeviceGetNvLinkErrorCounter(handle: int, link: int, kind: int) -> int:
     return int(_now(handle)["link_errors"])
 
 
+def nvmlSystemGetDriverVersion() -> str:
+    return str(_now(0)["driver"])
+
+
+def nvmlSystemGetCudaDriverVersion_v2() -> int:
+    return int(_now(0)["cuda"])
+
+
+def nvmlDeviceGetCurrPcieLinkGeneration(handle: int) -> int:
+    return int(_now(handle)["generation"])
+
+
+def nvmlDeviceGetMaxPcieLinkGeneration(handle: int) -> int:
+    return int(HEALTHY["generation"])
+
+
+def nvmlDeviceGetCurrPcieLinkWidth(handle: int) -> int:
+    return int(_now(handle)["lanes"])
+
+
+def nvmlDeviceGetMaxPcieLinkWidth(handle: int) -> int:
+    return int(HEALTHY["lanes"])
+
+
+def nvmlDeviceGetPerformanceState(handle: int) -> int:
+    return int(_now(handle)["power_state"])
+
+
+def nvmlDeviceGetPersistenceMode(handle: int) -> int:
+    return int(_now(handle)["persistent"])
+
+
+def nvmlDeviceGetEccMode(handle: int) -> list[int]:
+    return [int(_now(handle)["ecc"])] * 2
+
+
+def nvmlDeviceGetComputeRunningProcesses(handle: int) -> list[Any]:
+    return [SimpleNamespace(pid=number) for number in range(_now(handle)["processes"])]
+
+
+def nvmlDeviceGetMemoryInfo(handle: int) -> Any:
+    return SimpleNamespace(used=_now(handle)["used"])
+
+
+def nvmlDeviceGetP2PStatus(handle: int, other: int, index: int) -> int:
+    assert isinstance(index, int), "pynvml has constants that are tuples, which ctypes refuses"
+    return int(_now(handle)["nvlink" if index == pynvml.NVML_P2P_CAPS_INDEX_NVLINK else "peers"])
+
+
+def nvmlDeviceGetTopologyCommonAncestor(handle: int, other: int) -> int:
+    return int(_now(handle)["ancestor"])
+
+
 def nvmlEventSetCreate() -> list[int]:
     return []
 
@@ -140,7 +208,7 @@ def nvmlEventSetWait_v2(events: list[int], milliseconds: int) -> Any:
 
 
 def _now(handle: int) -> dict[str, Any]:
-    """The state of a GPU after the committed steps."""
+    """The state of a GPU after the last committed step. Sleeps if the GPU hangs, and raises NVMLError if it is lost."""
     state, step = dict(HEALTHY), _step()
     for change in _script["timeline"]:
         if change["device"] == handle and change["step"] <= step:
@@ -153,7 +221,7 @@ def _now(handle: int) -> dict[str, Any]:
 
 
 def _step() -> int:
-    """The newest committed step; -1 before the first one."""
+    """The last committed step; -1 before the first one."""
     try:
         with open(_script["metrics"], "rb") as file:
             return file.read().count(b"\n") - 1

@@ -24,7 +24,7 @@ KINDS = (*OP_KINDS, REDUCTION)
 Span = tuple[str, int, int, float, float, float]
 """kind, pipeline, index, start, end, own; the last three in seconds, start and end on the worker's monotonic clock"""
 
-START, END, OWN = 3, 4, 5  # numbers of the columns
+START, END, OWN = 3, 4, 5  # indices of the table's columns
 
 _ROW = np.dtype("<f8")  # also holds the integers of a span, which float64 represents exactly
 
@@ -34,7 +34,8 @@ def pack(spans: Iterable[Any]) -> bytes:
 
 
 def table_of(spans: Iterable[Any]) -> np.ndarray:
-    """The inverse of `listed`. If a span lacks `own`, its whole duration is used."""
+    """The table of the spans, (n, 6). A span without `own`, such as one from `listed`, gets its whole duration as
+    `own`."""
     rows = [(KINDS.index(k), d, i, start, end, *(own or [end - start])) for k, d, i, start, end, *own in spans]
     return np.array(rows, _ROW).reshape(-1, 6)
 

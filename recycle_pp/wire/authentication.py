@@ -1,8 +1,8 @@
 """The mutual authentication at the start of every connection: both ends prove that they know the job's token.
 
-    prove(token, hello, send, receive)      # the client, blocking; Refused if the other end does not know the token
-    verifier = Verifier(token, HELLOS)      # the server: sends verifier.challenge
-    accepted = verifier.judge(response)     # the answer that the server sends; Refused if the client's token is wrong
+    prove(token, hello, send, receive)      # the client, blocking; raises Refused if the server does not know the token
+    verifier = Verifier(token, HELLOS)      # the server, which sends verifier.challenge
+    accepted = verifier.judge(response)     # the server's answer; raises Refused if the client's token is wrong
     verifier.hello                          # the client's hello, the message that introduces it
 
     server -> client   Challenge(nonce)
@@ -37,7 +37,8 @@ Receive = Callable[[Vocabulary], Message]
 
 
 def prove(token: str, hello: Message, send: Send, receive: Receive) -> None:
-    """The client's side of the handshake. Blocks in `receive`. Refused if the other end does not know the token."""
+    """Runs the client's side of the handshake. Blocks in `receive`. Raises Refused if the other end does not know the
+    token."""
     prover = Prover(token, hello)
     send(prover.respond(receive(TO_CLIENT)))
     prover.check(receive(TO_CLIENT))
@@ -72,6 +73,8 @@ class Verifier:
         self.challenge = Challenge(secrets.token_bytes(32))
 
     def judge(self, response: Message) -> Accepted:
+        """Verifies the client's response, and returns the answer to send. Raises Refused if the client's token is
+        wrong, and Malformed if its hello is not in the vocabulary."""
         assert isinstance(response, Response)  # TO_SERVER contains no other message
         said = self.challenge.nonce, response.nonce, response.hello
         if not hmac.compare_digest(response.proof, _proof(self._token, b"client", *said)):

@@ -4,6 +4,7 @@
     peer = await connect(host, port, token, SupervisorHello(rank=3, ...))
     async for message in peer.listen(TO_SUPERVISOR): ...
     channel = Channel.connect(host, port, token, WorkerHello(rank=3, ...))   # for threads
+    channel, hello = Channel.accept(sock, token)                             # the other end, for threads
     channel.send(message); message = channel.recv(TO_WORKER)
 
 The receiver chooses which messages it accepts: a `Vocabulary` of `wire.messages`. A connection starts with the mutual
@@ -32,7 +33,7 @@ from .messages.table import Message, Vocabulary
 
 MAX_UNSENT = 64 << 20  # bytes; an asyncio peer with more queued data apparently does not read, and is disconnected
 HANDSHAKE_SECONDS = 5.0
-UNPROVEN = 400  # maximum number of connections that have not authenticated; a further one closes the oldest
+UNPROVEN = 400  # maximum number of unauthenticated connections; at the next one the oldest is closed
 REPEAT_SECONDS = 10.0  # seconds between log lines about the same refusal; a node that retries must not flood the log
 
 NO_JOB = "the process that listens there is not a job of recycle_pp"
@@ -55,7 +56,8 @@ class Channel:
 
     @classmethod
     def connect(cls, host: str, port: int, token: str, hello: Message, timeout: float = 10.0) -> Channel:
-        """Connects and authenticates within `timeout` seconds. OSError on failure (Refused for a wrong token)."""
+        """Connects and authenticates within `timeout` seconds. Raises OSError on failure (Refused for a wrong
+        token)."""
         deadline = time.monotonic() + timeout
         sock = socket.create_connection((host, port), timeout)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -76,8 +78,30 @@ class Channel:
         sock.settimeout(None)
         return channel
 
+    @classmethod
+    def accept(cls, sock: socket.socket, token: str) -> tuple[Channel, Message]:
+        """Authenticates a client that has connected, within HANDSHAKE_SECONDS. Returns the channel and the client's
+        hello. On failure, closes the connection and raises OSError."""
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.settimeout(HANDSHAKE_SECONDS)
+        channel, verifier = cls(sock), Verifier(token, HELLOS)
+        try:
+            channel.send(verifier.challenge)
+            channel.send(verifier.judge(channel.recv(TO_SERVER, HANDSHAKE_SECONDS, MAX_HANDSHAKE_FRAME)))
+        except BaseException:
+            channel.close()
+            raise
+        sock.settimeout(None)
+        return channel, verifier.hello
+
+    def detach(self) -> socket.socket:
+        """Returns the socket, for data without frames. Call this only while no message is in transit, and do not use
+        the channel afterwards."""
+        return self._socket
+
     def send(self, message: Message) -> None:
-        """Sends one whole message. OSError if the connection is lost, ValueError above 16 MiB."""
+        """Sends one whole message. Raises OSError if the connection is lost, ValueError if the message is larger than
+        16 MiB."""
         frame = encode(message)
         with self._sending:
             self._socket.sendall(frame)
@@ -113,12 +137,12 @@ class Channel:
         return str(self._socket.getsockname()[0])
 
     def set_keepalive(self, seconds: float) -> None:
-        """Sets how long the other machine may be silent, in seconds, before the connection breaks. A machine is silent
-        if it is dead or the network is cut."""
+        """Makes the connection break after `seconds` without an answer from the other machine, because the machine is
+        dead or the network is cut."""
         set_keepalive(self._socket, seconds)
 
     def close(self) -> None:
-        """Closes the connection, from any thread. A thread in `recv` gets ChannelClosed."""
+        """Closes the connection, from any thread. A pending `recv` raises ChannelClosed."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         with self._receiving, self._sending:  # not while another thread uses the descriptor
@@ -140,7 +164,7 @@ class Peer:
     ) -> None:
         self._reader, self._writer = reader, writer
         self._refusals = refusals or Refusals()
-        self.was_reset = False  # whether a reset ended the connection; then the other end may be alive and reconnect
+        self.was_reset = False  # whether a reset ended the connection; if so, the other end may be alive and reconnect
         name = writer.get_extra_info("peername") or ("?", 0)  # None: the other end has already disconnected
         self.address: str = "{}:{}".format(*name[:2])
 
@@ -164,7 +188,7 @@ class Peer:
             self.abort()
 
     async def recv(self, vocabulary: Vocabulary, limit: int = MAX_FRAME) -> Message:
-        """The next message. ChannelClosed if the connection has ended, Malformed for an invalid message."""
+        """The next message. Raises ChannelClosed if the connection has ended, Malformed if the message is invalid."""
         try:
             length = length_of(await self._reader.readexactly(LENGTH.size), limit)
             body = await self._reader.readexactly(length)
@@ -194,8 +218,8 @@ class Peer:
             await self._writer.drain()
 
     def set_keepalive(self, seconds: float) -> None:
-        """Sets how long the other machine may be silent, in seconds, before the connection breaks. A machine is silent
-        if it is dead or the network is cut."""
+        """Makes the connection break after `seconds` without an answer from the other machine, because the machine is
+        dead or the network is cut."""
         set_keepalive(self._writer.get_extra_info("socket"), seconds)
 
     def close(self) -> None:
@@ -208,7 +232,7 @@ class Peer:
 
 
 async def connect(host: str, port: int, token: str, hello: Message, timeout: float = 10.0) -> Peer:
-    """Connects and authenticates within `timeout` seconds. OSError on failure (Refused for a wrong token)."""
+    """Connects and authenticates within `timeout` seconds. Raises OSError on failure (Refused for a wrong token)."""
     async with asyncio.timeout(timeout):
         peer, failed = Peer(*await asyncio.open_connection(host, port)), NO_JOB
         try:
@@ -232,7 +256,8 @@ async def serve(
     token: str,
     handshake_seconds: float = HANDSHAKE_SECONDS,
 ) -> asyncio.Server:
-    """Listens. Runs `handler(peer)` for each authenticated client, and closes the connection when the handler returns.
+    """Listens at `host` and `port`. Runs `handler(peer)` for each authenticated client, and closes the connection when
+    the handler returns.
 
     The bound address is `server.sockets[0].getsockname()`.
     """

@@ -29,7 +29,7 @@ _KINDS = {
 
 
 class UnreadableFile(ValueError):
-    """The text is one sentence for the user: the file, and the reason why it cannot be read."""
+    """A file cannot be read. The text is one sentence for the user that names the file and the reason."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(f"{path} cannot be read: {why}")
@@ -66,9 +66,9 @@ def read(path: Path) -> bytes:
 
 
 def decode(path: Path, data: bytes, of: type[Record]) -> Record:
-    """The JSON in `data` as a value of type `of`. UnreadableFile if `data` is not JSON or does not fit the type.
+    """The JSON in `data` as a value of type `of`. Raises UnreadableFile if `data` is not JSON or does not fit the type.
 
-    path: for the error message
+    path: the file that the error message names
     """
     try:
         return msgspec.json.decode(data, type=of)

@@ -4,7 +4,7 @@
     frames = Frames(); frames.feed(data); body = frames.next(MAX_FRAME)     # None: incomplete
 
 The message in a frame is at most 16 MiB long, and at most 64 KiB before authentication. The encoding is MessagePack
-instead of JSON, because the vote on a non-finite gradient contains NaN, and plans and spans are bytes.
+instead of JSON, because JSON has neither NaN (in votes on non-finite gradients) nor bytes (in plans and spans).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Malformed(ChannelClosed):
 
 
 def encode(message: msgspec.Struct) -> bytes:
-    """The message as one frame. ValueError if the message is larger than 16 MiB."""
+    """The message as one frame. Raises ValueError if the message is larger than 16 MiB."""
     body = encode_body(message)
     if len(body) > MAX_FRAME:
         raise ValueError(f"a {type(message).__name__} message has {len(body)} bytes; {MAX_FRAME} are allowed")
@@ -43,7 +43,8 @@ def encode_body(message: msgspec.Struct) -> bytes:
 
 
 def length_of(head: bytes | bytearray, limit: int) -> int:
-    """The length of a frame's body in bytes, from the frame's first four bytes. Malformed if it is above `limit`."""
+    """The length of a frame's body in bytes, from the frame's first four bytes. Raises Malformed if it is above
+    `limit`."""
     (length,) = LENGTH.unpack(head)
     if length > limit:
         raise Malformed(f"a frame of {length} bytes; {limit} are allowed")
@@ -60,7 +61,8 @@ class Frames:
         self._buffer += data
 
     def next(self, limit: int) -> bytes | None:
-        """The next body; None if it has not arrived completely. Malformed if it is longer than `limit` bytes."""
+        """The next body; None if it has not arrived completely. Raises Malformed if it is longer than `limit`
+        bytes."""
         if len(self._buffer) < LENGTH.size:
             return None
         end = LENGTH.size + length_of(self._buffer[: LENGTH.size], limit)

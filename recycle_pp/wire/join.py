@@ -1,7 +1,7 @@
 """Lets a new or repaired node enter a running job: `torchrun ... -m recycle_pp.train +join=HOST:PORT`.
 
     place = find_place(["+join=10.0.0.1:29501"])           # None for the command line of an ordinary start
-    entered = await enter(place, hello)                    # ValueError: a sentence for the user
+    entered = await enter(place, hello)                    # raises ValueError with a sentence for the user
 
 HOST:PORT is the address of the coordinator, or of any other supervisor of the job, which redirects the node to the
 coordinator. (`recycle_pp.train` also accepts the job's run folder, which contains the coordinator's address.) The node
@@ -23,14 +23,14 @@ from .launch import HOST_AND_PORT, TOKEN_VARIABLE, Address, Launch
 from .messages.handshake import SupervisorHello
 from .messages.supervisors import TO_SUPERVISOR, CoordinatorHeartbeat, NoPlace, Redirect, SupervisorWelcome
 
-ANSWER_SECONDS = 30.0  # seconds that the job has to answer; it may be electing a coordinator
+ANSWER_SECONDS = 30.0  # time limit for the job's answer; the job may be electing a coordinator
 AGAIN = 0.5  # seconds between two attempts
 
 
 def find_place(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> Address | None:
     """The address in `+join=HOST:PORT`, with the job's token; None without `+join`.
 
-    ValueError if `+join` is malformed or not the only argument."""
+    Raises ValueError if `+join` is malformed or not the only argument."""
     given = [text.lstrip("+").removeprefix("join=") for text in arguments if text.lstrip("+").startswith("join=")]
     if not given:
         return None
@@ -50,7 +50,7 @@ class Entered(NamedTuple):
 
 
 async def enter(address: Address, hello: SupervisorHello) -> Entered:
-    """Requests a place in the job at `address`. ValueError, with a sentence for the user, if that fails.
+    """Requests a place in the job at `address`. Raises ValueError, with a sentence for the user, if that fails.
 
     hello: the first message of this node's supervisor; `enter` sets its rank to -1
     """

@@ -1,6 +1,6 @@
-"""Breaks a connection seconds after the other machine stops answering. By default Linux waits a quarter of an hour.
+"""Makes a connection break soon after the other machine stops answering. By default Linux waits a quarter of an hour.
 
-    set_keepalive(sock, seconds=10)
+    set_keepalive(sock, seconds=10)    # breaks after 10 seconds
     is_silent(sock)                    # whether an answer of the other machine is overdue
 
 Detects only dead machines and broken networks. If the other process hangs or is paused, the kernel of its machine still
@@ -13,7 +13,8 @@ import socket
 
 
 def set_keepalive(sock: socket.socket, seconds: float) -> None:
-    """Sets the time in which sent data or keepalive probes must be acknowledged. Linux, see tcp(7)."""
+    """Makes the connection break if sent data or keepalive probes are not acknowledged for `seconds`. Linux only, see
+    tcp(7)."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, round(seconds / 4)))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, round(seconds / 4)))
@@ -23,7 +24,7 @@ def set_keepalive(sock: socket.socket, seconds: float) -> None:
 def is_silent(sock: socket.socket) -> bool:
     """Whether the kernel is waiting for the answer to a retransmission or a keepalive probe.
 
-    OSError if the socket is closed. See tcp(7), TCP_INFO: the third and fourth byte of `struct tcp_info` are
+    Raises OSError if the socket is closed. See tcp(7), TCP_INFO: the third and fourth byte of `struct tcp_info` are
     `tcpi_retransmits` and `tcpi_probes`.
     """
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 8)

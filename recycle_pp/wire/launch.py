@@ -4,26 +4,31 @@
     publish(launch, address); withdraw(launch)    # on one node, rank 0: writes and removes a private file
     address = find(launch)                        # on one node, the other ranks
     address = Address.of_cluster(launch, settings.control.address)   # on several nodes, all ranks
+    keep_token(run_dir, token); token_of(run_dir); remove_token(run_dir)     # on one node, for commands
 
 - On one node, the coordinator's address and the job's token are in a file that only this user can read, until all ranks
   have joined. The file name contains the launcher's process id.
-- On several nodes, the address is control.address (default: torchrun's MASTER_ADDR, and the port after MASTER_PORT),
-  and the token is the environment variable RECYCLE_TOKEN.
+- On several nodes, the address is control.address (default: torchrun's MASTER_ADDR and the port MASTER_PORT + 1), and
+  the token is the value of the environment variable RECYCLE_TOKEN.
 - One node with control.address uses both: rank 0 listens at control.address, with the token in RECYCLE_TOKEN, and the
   other ranks read the private file.
+
+A job on one node also keeps its token in a private file while it runs, so that `recycle_pp.ctl` can prove that it may
+send requests. The name of this file is a hash of the run folder's path.
 
 This project uses nothing else of the launcher, in particular not torchrun's store.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import secrets
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +55,8 @@ class Launch:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Launch:
-        """The launch of this process. ValueError if the launcher's variables are incomplete or not numbers."""
+        """The launch of this process. Raises ValueError if the launcher's variables are incomplete, are not numbers or
+        contradict each other."""
         if "RANK" not in environment:
             return cls()
         try:
@@ -84,7 +90,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Address:
-    """Where the coordinator listens, and the token that proves that a process belongs to the job."""
+    """The address at which the coordinator listens, and the token that proves that a process belongs to the job."""
 
     host: str
     port: int
@@ -95,7 +101,8 @@ class Address:
         """The coordinator's address, for a job on several nodes or with control.address.
 
         address: control.address, or None
-        ValueError if `address` is not HOST:PORT, or if RECYCLE_TOKEN has fewer than 16 characters."""
+
+        Raises ValueError if `address` is not HOST:PORT, or if RECYCLE_TOKEN has fewer than 16 characters."""
         if address is not None and not HOST_AND_PORT.fullmatch(address):
             raise ValueError(f"control.address must be HOST:PORT or null, not {address!r}")
         token = environment.get(TOKEN_VARIABLE, "")
@@ -117,14 +124,8 @@ def new_token() -> str:
 
 
 def publish(launch: Launch, address: Address) -> None:
-    """Writes the private file, in which the other ranks of this node `find` the address."""
-    while True:
-        path = _path(launch)
-        with suppress(FileNotFoundError):  # another job has just removed the empty folder
-            with open(os.open(path.with_suffix(".new"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-                json.dump([address.host, address.port, address.token], file)
-            path.with_suffix(".new").replace(path)
-            return
+    """Writes the private file from which `find` reads the address in the other ranks of this node."""
+    _write(lambda: _path(launch), json.dumps([address.host, address.port, address.token]))
 
 
 def withdraw(launch: Launch) -> None:
@@ -141,9 +142,32 @@ def find(launch: Launch) -> Address | None:
     return None
 
 
+def keep_token(run_dir: str | Path, token: str) -> None:
+    """Writes the token of a job on one node into a private file."""
+    _write(lambda: _token_path(run_dir), token)
+
+
+def remove_token(run_dir: str | Path) -> None:
+    """Removes the file that `keep_token` wrote. Call it when the job ends."""
+    with suppress(OSError):
+        _token_path(run_dir).unlink(missing_ok=True)
+        _private_folder().rmdir()  # fails while another job uses the folder
+
+
+def token_of(run_dir: str | Path) -> str | None:
+    """The token of the job that runs in this run folder, on this machine; None if there is no such job."""
+    with suppress(FileNotFoundError):
+        return _token_path(run_dir).read_text()
+    return None
+
+
+def _token_path(run_dir: str | Path) -> Path:
+    return _private_folder() / f"run-{hashlib.sha256(os.fsencode(os.path.realpath(run_dir))).hexdigest()[:32]}"
+
+
 def _path(launch: Launch) -> Path:
-    """A file name that only the ranks of one launch share. It contains the launcher's process id, and its start time,
-    because process ids are reused."""
+    """A file name that only the ranks of one launch share. It contains the launcher's process id, and also the
+    launcher's start time if that can be read, because process ids are reused."""
     launcher = os.getppid()
     with suppress(OSError):
         if (stat := process_stat(launcher)) is not None:
@@ -151,8 +175,19 @@ def _path(launch: Launch) -> Path:
     return _private_folder() / f"{launch.master_port}-{launcher}-{launch.restart}"
 
 
+def _write(path: Callable[[], Path], text: str) -> None:
+    """Writes a private file atomically. path: returns the path of the file, and makes its folder if necessary."""
+    while True:
+        to = path()
+        with suppress(FileNotFoundError):  # another job has just removed the empty folder
+            with open(os.open(to.with_suffix(".new"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+                file.write(text)
+            to.with_suffix(".new").replace(to)
+            return
+
+
 def _private_folder() -> Path:
-    """A folder that only this user can enter. ValueError if its name is taken by anything else."""
+    """A folder that only this user can enter. Raises ValueError if its name is taken by anything else."""
     folder = Path(tempfile.gettempdir()) / f"recycle_pp-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     info = folder.lstat()

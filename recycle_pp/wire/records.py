@@ -22,7 +22,7 @@ WorkerName = Annotated[str, Meta(pattern=r"^[0-9]{1,5}\.[0-9]{1,5}$")]  # "1.2"
 
 
 class Step(Struct, frozen=True, kw_only=True):
-    """A line of metrics.jsonl. Fields that the line lacks are None: earlier versions wrote fewer fields."""
+    """A line of metrics.jsonl. A field is None if the line lacks it, because earlier versions wrote fewer fields."""
 
     step: Count
     time: Seconds | None = None
@@ -68,7 +68,7 @@ class ProtocolLine(Struct, frozen=True, kw_only=True):
 
 
 class Summary(TypedDict, total=False):
-    """summary.json."""
+    """The content of summary.json."""
 
     steps: Count
     samples: Count
@@ -89,6 +89,33 @@ class Links(TypedDict, total=False):
     measured: list[tuple[str, str, Seconds, Number]]
 
 
+class OutageRecord(TypedDict):
+    """The value of `outages` in profile.json. time: when the file was written."""
+
+    time: Seconds
+    observed_seconds: Seconds
+    count: Count
+    past_seconds: list[Seconds]
+    away_seconds: dict[WorkerName, Seconds]
+
+
+class FirstSteps(TypedDict):
+    """The speed of a worker in its first steps: a value of `first_steps` in profile.json.
+
+    machine        name of the worker's machine
+    cores          number of cores of that machine
+    usual_seconds  kind of op -> usual time of such an op
+    own            the ops' own time in a step, as a multiple of `usual_seconds`; median of the steps
+    waits          the ops' elapsed time in a step, as a multiple of their own time; median of the steps
+    """
+
+    machine: str
+    cores: Count
+    usual_seconds: dict[str, Seconds]
+    own: Number
+    waits: Number
+
+
 class _Profile(TypedDict):
     durations_seconds: dict[Literal["F", "I", "W", "B", "O"], list[Seconds]]
     steps: Count
@@ -99,15 +126,17 @@ class _Profile(TypedDict):
 
 
 class Profile(_Profile, total=False):
-    """profile.json."""
+    """The content of profile.json."""
 
     overhead_seconds: Seconds
     links: Links
     layout: list[Count]
+    outages: OutageRecord
+    first_steps: dict[WorkerName, FirstSteps]
 
 
 class Device(Struct, frozen=True, kw_only=True):
-    """A device in health.json: the newest figures of a GPU, or of a worker's host ("host"). None: unknown."""
+    """The newest values of a device in health.json. device: UUID of a GPU, or "host". None: unknown."""
 
     worker: WorkerName
     host: str
@@ -120,19 +149,20 @@ class Device(Struct, frozen=True, kw_only=True):
 
 
 class HealthRecord(Struct, frozen=True, kw_only=True):
-    """health.json."""
+    """The content of health.json."""
 
     time: Seconds
     devices: list[Device]
 
 
 class Sign(Struct, frozen=True, kw_only=True):
-    """What a worker does, in a report of `hangs`. Times are seconds; `protocol.liveness.Sign` explains the fields."""
+    """The activity of a worker, in a report of `hangs`. Times are seconds. `protocol.liveness.Sign` explains the
+    fields."""
 
     does: str
     kind: str = ""  # starts, works, device, waits
     what: str = ""
-    first: bool = False  # its first op of this kind, which may have to be compiled
+    first: bool = False  # whether this is the worker's first op of its kind, which may have to be compiled
     seconds: Number = 0.0
     quiet: Number = 0.0
     delivered: Number | None = None
@@ -146,10 +176,10 @@ class Sign(Struct, frozen=True, kw_only=True):
 
 
 class HangReport(Struct, frozen=True, kw_only=True):
-    """hangs/now.json, and each report of hangs/step-000020.json.
+    """The content of hangs/now.json, and of each report in hangs/step-000020.json.
 
     missing   workers whose supervisor has never connected
-    stuck     worker -> where it is stuck, since when, and the file with its stacks
+    stuck     worker -> where it is stuck, for how long, and the file with its stacks
     deadlock  workers that would wait for ever although none is stuck
     no_disk   all readers of training data, if none of their disks answers
     waits     (worker, the worker or "coordinator" that it waits for)
@@ -173,7 +203,8 @@ class Cache(Struct, frozen=True, kw_only=True):
 
 
 class FirstOps(Struct, frozen=True, kw_only=True):
-    """A line of receipts/first-forward.jsonl. seconds: forward, backward, reduction; empty before the first step."""
+    """A line of receipts/first-forward.jsonl (see `wire.messages.lifecycle.FirstOps`). `seconds` is empty in the line
+    that was written before the worker's first step."""
 
     time: Seconds
     step: Count
@@ -186,7 +217,10 @@ class FirstOps(Struct, frozen=True, kw_only=True):
 
 
 class Contact(Struct, frozen=True, kw_only=True):
-    """A line of receipts/supervisor-3.jsonl. what: lost (its coordinator), follows (the next one), or gave_up."""
+    """A line of receipts/supervisor-3.jsonl.
+
+    what: lost (the supervisor lost its coordinator), follows (it follows the next one), or gave_up
+    """
 
     time: Seconds
     rank: Count
@@ -201,6 +235,6 @@ class _About(TypedDict):
 
 
 class About(_About, total=False):
-    """about.json of a checkpoint. files: name -> (bytes, CRC-32). Further keys hold the settings."""
+    """The content of a checkpoint's about.json. files: name -> (bytes, CRC-32). Further keys hold the settings."""
 
     files: dict[str, tuple[Count, Count]]

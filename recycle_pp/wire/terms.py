@@ -8,7 +8,7 @@ Each line contains the term of the coordinator that wrote it, a number that grow
 network cut, a replaced coordinator may still append to a shared file until it learns about its successor. So a line is
 valid only if no earlier line has a larger term.
 
-A line about step k makes earlier lines about step k and later steps invalid, because the job has gone back to an
+A line about step k invalidates all earlier lines about step k or a later step, because the job has gone back to an
 earlier state.
 """
 
@@ -35,7 +35,7 @@ class Terms:
 
 
 def without_undone(records: Iterable[R], step: Callable[[R], int]) -> list[R]:
-    """The valid records. A record about a step invalidates all earlier records about this step and later steps.
+    """The valid records. A record about a step invalidates all earlier records about this step or a later step.
 
     step(record): the step that a record is about
     """

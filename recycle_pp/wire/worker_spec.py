@@ -1,7 +1,7 @@
-"""Messages from a supervisor to its worker, and the worker's last words: lines of JSON through inherited pipes.
+"""Lines of JSON through inherited pipes: a supervisor's messages to its worker, and the worker's last words.
 
-    spec = WorkerSpec.read(prepare)         # in the worker, from its standard input. A standby process first gets an
-                                            # `Ahead`, and calls prepare(ahead) before it waits for the spec
+    spec = WorkerSpec.read(prepare)         # in the worker, from its standard input. A standby process receives `Ahead`
+                                            # first, and calls prepare(ahead) before it waits for the spec
     for place in later_addresses(): ...     # yields each new address of the coordinator; ends with the supervisor
     last_words(spec, cause="exception", detail=traceback.format_exc())
 
@@ -32,7 +32,7 @@ class WorkerSpec:
     host: str  # address of the coordinator
     port: int
     token: str
-    rank: int  # pipeline * stages + stage
+    rank: int  # number of the member; at the start of a job, pipeline * stages + stage of its worker
     incarnation: int  # number of earlier starts of this rank
     run_dir: str
     settings: dict[str, Any]
@@ -73,8 +73,8 @@ class LastWords(msgspec.Struct, frozen=True):
 
 
 def later_addresses() -> Iterator[CoordinatorAt]:
-    """In a worker: yields the supervisor's messages after the spec. Blocks between them. Ends when the supervisor
-    ends."""
+    """In a worker, yields each message that the supervisor sends after the spec. Blocks until the next one arrives.
+    Ends when the supervisor ends."""
     for line in _standard_input():
         yield msgspec.json.decode(line, type=CoordinatorAt)
 

@@ -30,7 +30,7 @@ _MAKES_GRADIENT = np.array([kind.makes is TensorKind.GRADIENT for kind in KINDS]
 _COMPLETES_GRADIENT = np.array([kind.completes_gradient for kind in KINDS])
 _SENDS = np.array([OpKind.SEND_ACTIVATION.code, OpKind.SEND_GRADIENT.code])  # indexed by the code of the tensor's kind
 _RECEIVES = np.array([OpKind.RECV_ACTIVATION.code, OpKind.RECV_GRADIENT.code])
-_HELD = -2  # in place of the index of the op that makes a tensor: the tensor was made before time 0
+_HELD = -2  # used as the index of the op that makes a tensor, if the tensor was made before time 0
 _MESSAGE, _SUM, _OP = range(3)  # sort key within a gap: messages, then the reduction, then the op after the gap
 _ROW = np.dtype("<i4")
 
@@ -64,8 +64,8 @@ class Action(NamedTuple):
 class Actions(Mapping[Worker, list[Action]]):
     """The lists of all live workers: a mapping from worker to its list of `Action`.
 
-    table   int32, (n, 6): code of the kind, stage, micro-batch (pipeline, index), peer (pipeline, stage);
-            -1, -1 if there is no micro-batch or peer
+    table   int32, (n, 6): code of the kind, stage, micro-batch (pipeline, index), peer (pipeline, stage). Without a
+            micro-batch or a peer, both of its numbers are -1
     rows    worker -> its rows of the table"""
 
     def __init__(self, table: np.ndarray, rows: Mapping[Worker, slice]) -> None:
@@ -98,7 +98,7 @@ class Actions(Mapping[Worker, list[Action]]):
 
 
 def unpack(data: bytes) -> list[Action]:
-    """Decode a list from `Actions.packed`. ValueError if the bytes are not a list."""
+    """Decode a list from `Actions.packed`. Raises ValueError if the bytes are not a list."""
     return _listed(np.frombuffer(data, _ROW).reshape(-1, 6))
 
 
@@ -110,14 +110,14 @@ def actions(
     holders   tensor -> live workers that hold the tensor, besides the worker that made it. All these tensors were made
               before time 0. A worker that holds a tensor receives no message for it. Other consumers receive the tensor
               from its producer if the producer is alive, else from one of `holders`.
-    forwards  for a validation pass: the lists have only the F of each pipeline's first `forwards` micro-batches and
-              the messages of these F. None: all ops
+    forwards  for a pass over validation data: the lists have only the F of each pipeline's first `forwards`
+              micro-batches, and the messages of these F. None: all ops
 
     A SEND directly follows the op that makes its tensor. If the tensor was made before time 0, the SEND is a re-send,
     and re-sends come first. A RECV comes one compute op before the op that consumes its tensor, so that the transfer
     overlaps compute. It comes earlier if the message order requires it.
 
-    ValueError if an op needs a tensor that no op makes and no worker holds."""
+    Raises ValueError if an op needs a tensor that no op makes and no worker holds."""
     ops = _Ops.of(plan, forwards)
     messages = _messages(plan, ops, holders or {})
     reduced = [] if forwards is not None else sorted(set(range(plan.problem.stages)) - plan.problem.finished)
@@ -162,7 +162,7 @@ class _Messages(NamedTuple):
 
 
 def _messages(plan: Plan, ops: _Ops, holders: Mapping[Tensor, Collection[Worker]]) -> _Messages:
-    """The messages of a plan. ValueError if an op needs a tensor that no op makes and no worker holds."""
+    """The messages of a plan. Raises ValueError if an op needs a tensor that no op makes and no worker holds."""
     p, a = plan.problem, ops.arrays
     maker = np.full((2, p.total, p.stages), -1)  # index of the op that makes each tensor
     forward, backward = a.kind == F, _MAKES_GRADIENT[a.kind]
@@ -202,7 +202,8 @@ def _messages(plan: Plan, ops: _Ops, holders: Mapping[Tensor, Collection[Worker]
 
 
 def _merged(plan: Plan, ops: _Ops, messages: _Messages, reduced: list[int]) -> Actions:
-    """The action lists: messages and reductions inserted into the gaps between ops. Gap k is before a worker's op k.
+    """The action lists: the ops, with messages and all-reduces inserted into the gaps between them. Gap k of a worker
+    is before its op k.
 
     reduced: the stages that run an all-reduce. A worker's all-reduce comes after the worker's last gradient."""
     p, a, m = plan.problem, ops.arrays, messages
@@ -237,12 +238,15 @@ def _merged(plan: Plan, ops: _Ops, messages: _Messages, reduced: list[int]) -> A
 
 
 def _gaps(worker: np.ndarray, number: np.ndarray, op: np.ndarray, sends: np.ndarray) -> np.ndarray:
-    """The gap between the worker's ops that each SEND and each RECV goes into, shape (2m,).
+    """The gap in which each SEND and RECV is placed, shape (2m,). Gap k of a worker is before its op k.
 
     A SEND follows its producer. A RECV comes one op before its consumer, but always before the producer of the worker's
     next SEND and after the producer of the worker's previous SEND.
 
-    number (2m,): position in the total message order. op (2m,): position of a SEND's producer or a RECV's consumer."""
+    worker (2m,)  the worker that sends or receives
+    number (2m,)  position of the message in the total order
+    op (2m,)      position, among the worker's ops, of the SEND's producer or the RECV's consumer
+    sends (2m,)   whether the entry is a SEND"""
     order = np.argsort(worker * len(worker) + number)
     worker, op, sends = worker[order], op[order], sends[order]
     gap = np.where(sends, op + 1, np.maximum(op - 1, 0))

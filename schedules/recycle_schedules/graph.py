@@ -37,7 +37,7 @@ class StageGraph:
 
     @cached_property
     def links(self) -> Links | None:
-        """The problem's links, None if it has none."""
+        """The problem's links; None if the problem has no links."""
         p = self.problem
         return None if p.links is None else Links.of(p.links, p.pipelines, p.stages)
 
@@ -61,8 +61,8 @@ class StageGraph:
     def least(self, stage: int, *, within: bool = False) -> float:
         """The shortest message time between live workers of `stage` and the next stage.
 
-        within: count only links within a pipeline. ValueError if the graph is not uniform and no pipeline has live
-        workers at both stages."""
+        within: count only links within a pipeline. In this case, raises ValueError if the graph is not uniform and no
+        pipeline has live workers at both stages."""
         here, there = self.problem.live[stage], self.problem.live[stage + 1]
         if self.uniform:
             return self.near if within else min(self.near, self.far)
@@ -150,16 +150,18 @@ class StageGraph:
     # ---- paths
 
     def without(self, *dead: Worker) -> StageGraph:
-        """The graph after more deaths. ValueError if a stage has no live worker left."""
+        """The graph after more deaths. Raises ValueError if a stage has no live worker left."""
         return StageGraph(self.problem.replace(failed=[*self.problem.dead, *dead]))
 
     @cached_property
     def network(self) -> nx.DiGraph:
         """The graph in networkx, with up to D * D * (P - 1) edges.
 
-        Nodes are the live workers, with stage, pipeline, speed, memory (most micro-batches in flight, inf for no
-        limit), host and zone (None if unknown). Edges go from every worker to all workers of the next stage, with
-        latency, bandwidth, time and `leaves`: "zone" or "host" if the edge leaves it, else None."""
+        Nodes: the live workers. Attributes: stage, pipeline, speed, memory (maximum number of micro-batches in flight,
+        inf for no limit), host and zone (None if unknown).
+
+        Edges: from every worker to all workers of the next stage. Attributes: latency, bandwidth, time, and `leaves`
+        ("zone" if the ends are in different zones, "host" if only their hosts differ, else None)."""
         import networkx as nx
 
         p, links, graph = self.problem, self.links, nx.DiGraph()

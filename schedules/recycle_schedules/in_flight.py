@@ -1,10 +1,10 @@
 """The number of micro-batches in flight on each worker over time.
 
     changes = in_flight(problem, arrays)   # every change of the number
-    peaks(plan)                            # {worker: most micro-batches in flight}
+    peaks(plan)                            # {worker: peak of the number}
 
-A micro-batch is in flight from the start of its F to the end of its W (or B). The end of its I frees the share
-`i_release`.
+A micro-batch is in flight from the start of its F to the end of its W (or B). After the end of its I it counts only as
+`1 - i_release`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .plans import OpArrays, Plan
 from .problem import Problem
 
 EPS = 1e-9
-"""Changes closer together than this count as simultaneous: memory that an op frees is available to an op that starts at
-the same time."""
+"""Changes closer together than this count as simultaneous. An op that starts when another one ends can use the memory
+that the other one frees."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +57,7 @@ def in_flight(p: Problem, a: OpArrays) -> Changes:
 
 
 def peaks(plan: Plan) -> dict[Worker, float]:
-    """The most micro-batches in flight on every live worker."""
+    """The peak number of micro-batches in flight on every live worker."""
     p = plan.problem
     x = in_flight(p, plan.arrays)
     top = np.zeros(p.pipelines * p.stages)

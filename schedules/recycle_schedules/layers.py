@@ -30,13 +30,13 @@ Layout = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Layers:
-    """The layers of a model. values[key]: one number per layer, for every key in KEYS; missing keys are 0."""
+    """The layers of a model. values[key]: one number per layer, for every key in KEYS; 0 if the key was not given."""
 
     values: Mapping[str, tuple[float, ...]]
 
     @classmethod
     def of(cls, given: Any, stages: int) -> Layers:
-        """Parse the problem's key `layers`. If it is invalid, ValueError with a message that starts with the key.
+        """Parse the problem's key `layers`. Raises ValueError if it is invalid; the message starts with the key.
 
         F, I, W            durations of the forward, the backward for the input, the backward for the weights
         O                  duration of the optimizer step
@@ -71,7 +71,7 @@ class Layers:
         return {key: np.concatenate([[0.0], np.cumsum(numbers)]) for key, numbers in self.values.items()}
 
     def check(self, layout: Sequence[int], stages: int) -> Layout:
-        """The layout as a tuple. ValueError if it is invalid."""
+        """The layout as a tuple. Raises ValueError if it is invalid."""
         fine = len(layout) == stages and all(isinstance(n, int) and n >= 1 for n in layout)
         if not fine or sum(layout) != self.count:
             raise ValueError(
@@ -86,15 +86,15 @@ class Layers:
         return {key: self._of_stages(key, layout) for key in given}
 
     def in_flight(self, layout: Layout, capacity: float) -> list[float]:
-        """(P,): the most micro-batches in flight that fit on a worker of each stage. inf: no limit.
+        """(P,): the maximum number of micro-batches in flight that fit on a worker of each stage, inf for no limit.
 
         capacity: bytes available on a worker."""
         held, each = (self._of_stages(key, layout) for key in SIZES)
         return [fitting(capacity - state, one) for state, one in zip(held, each, strict=True)]
 
     def _of_stages(self, key: str, layout: Layout) -> list[float]:
-        """(P,) sums per stage. Uses math.fsum, because differences of prefix sums can round differently for equal
-        stages."""
+        """(P,): the sum of `values[key]` over the layers of each stage. Uses math.fsum, because differences of prefix
+        sums can round differently for equal stages."""
         ends = np.cumsum(layout).tolist()
         return [math.fsum(self.values[key][end - n : end]) for end, n in zip(ends, layout, strict=True)]
 

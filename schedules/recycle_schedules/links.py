@@ -20,7 +20,8 @@ KEYS = ("hosts", "zones", *KINDS, "measured", "bytes")
 
 
 class Link(NamedTuple):
-    """A message of n bytes takes latency + n / bandwidth. Messages do not delay each other."""
+    """Latency and bandwidth of a link. A message of n bytes takes latency + n / bandwidth. Messages do not delay each
+    other."""
 
     latency: float = 0.0
     bandwidth: float = math.inf
@@ -46,7 +47,7 @@ class Links:
 
     @classmethod
     def of(cls, given: Any, pipelines: int, stages: int) -> Links:
-        """Parse the value of the key `links`. If it is invalid, ValueError with a message that starts with the key.
+        """Parse the value of the key `links`. Raises ValueError if it is invalid; the message starts with the key.
 
         hosts          D lists of P host names
         zones          {host: zone}; hosts without an entry share one zone

@@ -38,7 +38,7 @@ class StageMemory:
     flight      one micro-batch between its F and its I
     waiting     one micro-batch between its I and its W
     op          largest temporary memory of one op
-    whole_op    `op` if every backward is a B, so that no micro-batch waits for its W
+    whole_op    value of `op` if every backward is a B, so that no micro-batch waits for its W
     payload     send buffer of the reduction: a copy of the sums, or one bucket of it
     received    contributions of all workers of the stage to one worker's part of the sums
     restored    the reduced sums converted to float32, 0 if they already are float32
@@ -91,8 +91,9 @@ class StageMemory:
         return parts | ({"communicators": self.communicator * self.groups(peers)} if self.communicator else {})
 
     def groups(self, peers: int) -> int:
-        """Number of communicators of a worker: one for its stage, and one for each pair with a worker of an adjacent
-        stage. The pairs are in its own pipeline, and in each pipeline whose worker of this stage is dead."""
+        """Number of NCCL communicators of a worker. If there are several pipelines, there is one for its stage. For
+        each adjacent stage there is one to that stage's worker in its own pipeline, and one to that stage's worker in
+        each pipeline whose worker of this stage is dead."""
         return (self.pipelines > 1) + self.adjacent * (1 + self.pipelines - peers)
 
     def moments(self, peers: int, in_flight: float, whole: bool = False) -> dict[str, dict[str, float]]:
@@ -144,8 +145,8 @@ def modes(kept: StageMemory, recomputed: StageMemory | None, backward: str) -> l
     """The available modes, fastest first.
 
     recomputed: the stage's memory with recomputation, None if recomputation is not an option. Recomputation costs an
-    extra F. It saves little if backwards are split: a micro-batch takes about as much memory before its W as after its
-    F."""
+    extra F. It saves little memory if backwards are split, because a micro-batch takes about as much memory before its
+    W as after its F."""
     found = [] if backward == "coupled" else [Mode(kept, False, False)]
     if recomputed is None:
         return found or [Mode(kept, False, True)]
@@ -183,7 +184,7 @@ class Memory:
 
     @classmethod
     def of(cls, given: Any, stages: int) -> Memory:
-        """Parse the value of the key `memory`. If it is invalid, ValueError with a message that starts with the key."""
+        """Parse the value of the key `memory`. Raises ValueError if it is invalid; the message starts with the key."""
         if not isinstance(given, Mapping) or not {"capacity", "stages"} <= set(given):
             raise ValueError(f"memory: an object with the keys capacity and stages is needed, not {given!r}")
         if unknown := sorted(str(key) for key in set(given) - {"capacity", "stages", "recomputed", "least"}):
@@ -208,7 +209,9 @@ class Memory:
         return not self.capacity
 
     def mode(self, stage: int, backward: str, workers: Sequence[Worker], ran: int) -> Mode:
-        """The execution mode of a stage with these live workers. Their smallest capacity decides."""
+        """The execution mode of a stage, chosen for the smallest capacity among its live workers.
+
+        backward: the problem's key. workers: the live workers. ran: micro-batches that each of them runs in a step."""
         recomputed = None if self.recomputed is None else self.recomputed[stage]
         among = modes(self.stages[stage], recomputed, backward)
         sizes = [size for w in workers if (size := self.capacity.get(w, self.default)) is not None]
@@ -216,11 +219,18 @@ class Memory:
         return fastest(among, min(sizes), max(1, len(workers)), ran, enough) if sizes and recomputed else among[0]
 
     def limit(self, worker: Worker, mode: Mode, peers: int, ran: int) -> float:
-        """Most micro-batches in flight on a worker. peers, ran: as for `StageMemory`."""
+        """Maximum number of micro-batches in flight on a worker, inf for no limit. peers, ran: as for `StageMemory`."""
         capacity = self.capacity.get(worker, self.default)
         if capacity is None:
             return math.inf
         return max(self.least, mode.memory.in_flight(capacity, peers, ran, mode.whole))
+
+    def room(self, worker: Worker, mode: Mode, peers: int, ran: int, in_flight: float) -> float:
+        """Bytes that a worker never uses with that many micro-batches in flight. Negative if they do not fit."""
+        capacity = self.capacity.get(worker, self.default)
+        if capacity is None:
+            return math.inf
+        return capacity - sum(mode.memory.peak(peers, ran, in_flight, mode.whole).values())
 
 
 def _stages(key: str, given: Any, stages: int) -> tuple[StageMemory, ...]:

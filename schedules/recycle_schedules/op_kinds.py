@@ -5,7 +5,7 @@
     OpKind.FORWARD.makes.step == 1                        # an activation goes to the next stage
 
 Files, settings and messages between processes hold letters. Flat arrays hold codes. `OpKind(letter)` and `KINDS[code]`
-convert them. All other code asks for a property of the kind.
+convert them. All other code uses the properties of the kind.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class TensorKind(StrEnum):
 class OpKind(StrEnum):
     """A kind of op or of message, in the notation of torch.distributed.pipelining.
 
-    takes               the boundary tensor that the op needs, None if it needs none
-    makes               the boundary tensor that the op provides, None if it provides none
+    takes               kind of the boundary tensor that the op needs, None if it needs none
+    makes               kind of the boundary tensor that the op provides, None if it provides none
     computes            whether the op computes a forward or backward of one micro-batch
     adds_gradient       whether the op may add to the weight gradients of its stage. `I` adds the gradients that are not
                         deferred to `W`, for example those of norm weights

@@ -32,7 +32,7 @@ class Worker(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Worker:
-        """Parse "1.2" or the JSON key "1,2". ValueError for any other form."""
+        """Parse "1.2" or the JSON key "1,2". Raises ValueError for any other form."""
         parts = text.replace(",", ".").split(".")
         if len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
             raise ValueError(f"a worker is written PIPELINE.STAGE, like 1.2, not {text!r}")
@@ -40,7 +40,7 @@ class Worker(NamedTuple):
 
 
 class Done(NamedTuple):
-    """An op that ended before time 0, the start of the rest of a broken step.
+    """An op of a broken step that ended before time 0, the moment from which the rest of the step is planned.
 
     delivered: whether the receiver or the replay log of a live worker has the op's output."""
 

@@ -68,9 +68,9 @@ class Plan:
     arrays       all ops
     lower_bound  no valid plan has a smaller `value`
     time_unit    name of the unit
-    layout       number of layers of each stage, (P,), if the planner chose the stage boundaries (`plan_layout`). Then
-                 the lower bound covers all layouts, and `problem` has durations per stage instead of per layer. Of a
-                 trace: the decoder layers that the stages had"""
+    layout       number of layers of each stage, (P,), if the planner chose the stage boundaries (`plan_layout`). In
+                 that case the lower bound covers all layouts, and `problem` has durations per stage instead of per
+                 layer. In a trace: number of decoder layers of each stage during the step"""
 
     problem: Problem
     arrays: OpArrays
@@ -166,7 +166,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The plan from the keys of a plan file. ValueError if it is malformed; the message is one sentence."""
+        """The plan from the keys of a plan file. Raises ValueError if it is malformed; the message is one sentence."""
         problem, ops = read_problem_and_ops(data)
         bound = float(data.get("lower_bound", 0.0))
         layout = data.get("layout")
@@ -176,12 +176,13 @@ class Plan:
         return cls(problem, OpArrays.of(problem, ops), bound, unit, layout=None if layout is None else tuple(layout))
 
     def save(self, path: str | Path) -> None:
-        """Write the plan to a JSON file. OSError if that fails."""
+        """Write the plan to a JSON file. Raises OSError if that fails."""
         Path(path).write_text(json.dumps(self.to_json()))
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """The plan in a JSON file. ValueError if the content is not a plan, OSError if the file cannot be read."""
+        """The plan in a JSON file. Raises ValueError if the content is not a plan, OSError if the file cannot be
+        read."""
         try:
             data = json.loads(Path(path).read_text())
         except json.JSONDecodeError as e:
@@ -198,8 +199,8 @@ def chain_position(a: OpArrays, stages: int) -> np.ndarray:
 
 
 def read_problem_and_ops(data: Mapping[str, Any]) -> tuple[Problem, list[Op]]:
-    """The problem and the ops from the JSON of a plan or trace. ValueError if it is malformed; the message is one
-    sentence."""
+    """The problem and the ops from the JSON of a plan or trace. Raises ValueError if it is malformed; the message is
+    one sentence."""
     if not isinstance(data, Mapping) or not {"problem", "ops"} <= set(data):
         raise ValueError("a plan has the keys problem and ops")
     whole = {"whole": data["whole"]} if "whole" in data and isinstance(data["problem"], Mapping) else {}
@@ -209,7 +210,7 @@ def read_problem_and_ops(data: Mapping[str, Any]) -> tuple[Problem, list[Op]]:
 
 
 def read_op(problem: Problem, entry: Any) -> Op:
-    """The op of one file entry. ValueError if it is malformed or does not fit the problem's shape."""
+    """The op of one file entry. Raises ValueError if it is malformed or does not fit the problem's shape."""
     try:
         kind, mb, s, w = _OP_KINDS[entry["op"]], entry["microbatch"], entry["stage"], Worker(*entry["worker"])
         op = Op(kind, None if mb is None else (mb[0], mb[1]), s, w, float(entry["start"]), float(entry["end"]))

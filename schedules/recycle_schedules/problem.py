@@ -38,8 +38,8 @@ class Problem(ProblemKeys):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Problem:
-        """The problem from the keys of a file. ValueError if it is malformed or has no schedule; the message is one
-        sentence."""
+        """The problem from the keys of a file. Raises ValueError if it is malformed or has no schedule; the message is
+        one sentence."""
         if not isinstance(data, Mapping):
             raise ValueError(f"a problem is an object with keys, not {type(data).__name__}")
         known = [f.name for f in fields(cls)]
@@ -77,18 +77,19 @@ class Problem(ProblemKeys):
 
     @cached_property
     def model(self) -> Layers:
-        """The layers from the key `layers`. ValueError if the problem has none."""
+        """The layers from the key `layers`. Raises ValueError if the problem has none."""
         if self.layers is None:
             raise ValueError("layers: missing, so there is no layout to plan; give layers or use plan(problem)")
         return Layers.of(self.layers, self.stages)
 
     def with_layout(self, layout: Sequence[int]) -> Problem:
-        """The problem with fixed stage boundaries: durations per stage replace those of the layers, and memory limits
-        replace `capacity_bytes`.
+        """A copy of the problem with fixed stage boundaries. It has durations per stage instead of per layer, and
+        memory limits instead of `capacity_bytes`.
 
         layout: number of layers of each stage, (P,).
 
-        ValueError if the layout is invalid or leaves a worker no room for one micro-batch."""
+        Raises ValueError if the layout is invalid, or if a worker has too little memory left for a single
+        micro-batch."""
         model = self.model
         layout = model.check(layout, self.stages)
         changes: Json = {"layers": None, "capacity_bytes": None, "durations": model.durations(layout)}
@@ -109,8 +110,8 @@ class Problem(ProblemKeys):
 
     @cached_property
     def without_bytes(self) -> Problem:
-        """The problem with `memory` replaced by its results: limits, the stages that run whole backwards, and the
-        durations of stages that recompute."""
+        """A copy of the problem without `memory`. The values derived from it are set instead: limits, the stages that
+        run whole backwards, and the durations of stages that recompute."""
         return self.replace(
             memory=None,
             memory_limit=self.counted_limits([math.inf] * self.stages),

@@ -20,8 +20,8 @@ from .progress import BIT, FORWARD, Progress
 
 
 def check(p: ProblemKeys) -> None:
-    """Convert the keys of a new Problem to canonical form (tuples, Workers). ValueError for bad input; the message is
-    one sentence."""
+    """Convert the keys of a new Problem to canonical form (tuples, Workers). Raises ValueError for bad input; the
+    message is one sentence."""
 
     def put(name: str, value: Any) -> None:
         object.__setattr__(p, name, value)  # the dataclass is frozen
@@ -96,7 +96,7 @@ def _times(name: str, value: Any, stages: int) -> None:
 
 
 def _worker(name: str, p: ProblemKeys, pair: Any) -> Worker:
-    """The worker from (d, s), [d, s] or the key "d,s". ValueError if the problem has no such worker."""
+    """The worker from (d, s), [d, s] or the key "d,s". Raises ValueError if the problem has no such worker."""
     if isinstance(pair, str):
         try:
             pair = Worker.parse(pair)
@@ -189,7 +189,7 @@ def _memory(p: ProblemKeys) -> None:
 
 
 def _room(p: ProblemKeys) -> None:
-    """ValueError if no worker that may run a micro-batch's missing F has room for one micro-batch."""
+    """Check that each missing F may run on some worker with room for one micro-batch. Raises ValueError otherwise."""
     alike = p.limits_alike
     for s, pipelines in enumerate(p.live):
         if s in p.finished:

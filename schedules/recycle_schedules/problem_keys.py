@@ -52,10 +52,11 @@ class ProblemKeys:
     backward       "decoupled" (I and W) | "coupled" (B) | "mixed" (either, per micro-batch and stage)
     whole          with "mixed": stages that must run every backward as a B
     optimizer      "staggered" (each stage steps by itself) | "barrier" (all stages together) | "none"
-    memory_limit   most micro-batches in flight on a worker, from the start of F to the end of W or B: None | number |
-                   one per stage | {"base": "1f1b", "extra": k} = P - s + k | {"per_worker": {"d,s": n}, "default": n}
+    memory_limit   maximum number of micro-batches in flight on a worker, from the start of F to the end of W or B:
+                   None | number | one per stage | {"base": "1f1b", "extra": k} = P - s + k |
+                   {"per_worker": {"d,s": n}, "default": n}
     memory         {"capacity", "stages"}: bytes available on a worker, and bytes used by its stage (memory.py). From
-                   them follows a limit besides `memory_limit`, and this limit depends on the live workers. With
+                   them follows a second limit besides `memory_limit`; it changes with the live workers. With
                    "recomputed", stages short of memory run whole backwards, and if that is not enough they recompute.
                    Plan files contain the resulting limits and durations instead
     i_release      share in [0, 1] of a micro-batch's memory that the end of I frees
@@ -206,12 +207,21 @@ class ProblemKeys:
         return not per_worker and (self.bytes is None or self.bytes.alike)
 
     def limit(self, worker: Worker) -> float:
-        """Most micro-batches in flight on a worker, math.inf if there is no limit."""
+        """Maximum number of micro-batches in flight on a worker, math.inf if there is no limit."""
         counted = self._counted_limit(worker)
         if self.bytes is None or self.modes is None:
             return counted
         peers = max(1, len(self.live[worker.stage]))
         return min(counted, self.bytes.limit(worker, self.modes[worker.stage], peers, -(-self.total // peers)))
+
+    def room(self, worker: Worker) -> float:
+        """Bytes that a worker never uses, even with all micro-batches in flight that it may have. math.inf without
+        `memory`."""
+        if self.bytes is None or self.modes is None:
+            return math.inf
+        peers = max(1, len(self.live[worker.stage]))
+        ran = -(-self.total // peers)
+        return self.bytes.room(worker, self.modes[worker.stage], peers, ran, min(ran, self.limit(worker)))
 
     def _counted_limit(self, worker: Worker) -> float:
         m = self.memory_limit

@@ -54,7 +54,8 @@ class Trace(Plan):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """The trace from the keys of a trace file. ValueError if it is malformed; the message is one sentence."""
+        """The trace from the keys of a trace file. Raises ValueError if it is malformed; the message is one
+        sentence."""
         plan = Plan.from_json(data)
         return cls(
             plan.problem,
@@ -70,7 +71,8 @@ class Trace(Plan):
 
 
 def load(path: str | Path) -> Plan:
-    """The Trace or Plan in a JSON file. ValueError if the content is neither, OSError if the file cannot be read."""
+    """The Trace or Plan in a JSON file. Raises ValueError if the content is neither, OSError if the file cannot be
+    read."""
     try:
         data = json.loads(Path(path).read_text())
     except json.JSONDecodeError as e:

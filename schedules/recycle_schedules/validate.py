@@ -96,7 +96,7 @@ class _Check:
         return Worker(*divmod(int(number), self.p.stages))
 
     def _add(self, found, sentence) -> None:
-        """Add the error sentence(k) for each k of `found`, up to SHOWN of them."""
+        """Add the error sentence(k) for each of the first SHOWN entries k of `found`, and the number of the others."""
         for k in found[:SHOWN]:
             self.errors.append(sentence(k))
         if len(found) > SHOWN:
@@ -109,8 +109,8 @@ class _Check:
         return f"{KINDS[a.kind[k]]}{mb} on worker {Worker(int(a.pipeline[k]), int(a.stage[k]))}"
 
     def each_op(self) -> None:
-        """Every op runs on a live worker, lasts its duration, and starts when the worker is free. With `failed_only`,
-        an op stays in its micro-batch's pipeline if the worker of that pipeline is alive."""
+        """Check that every op runs on a live worker, lasts its duration, and starts when the worker is free. With
+        `failed_only`, an op must stay in its micro-batch's pipeline if the worker of that pipeline is alive."""
         p, a = self.p, self.a
         D, P = p.pipelines, p.stages
         dead = np.zeros((D, P), dtype=bool)
@@ -141,7 +141,7 @@ class _Check:
             self._add(np.flatnonzero(stray), lambda k: f"{self._op(k)}: re-routed though its own worker is alive")
 
     def each_microbatch(self) -> None:
-        """Every micro-batch has the required ops at every stage, on one worker, in order."""
+        """Check that every micro-batch has the required ops at every stage, on one worker, in order."""
         p = self.p
         bits = np.zeros((p.total, p.stages), dtype=np.int64)
         for kind in COMPUTE:
@@ -174,7 +174,7 @@ class _Check:
             )
 
     def messages(self) -> None:
-        """Every F and backward starts after its input has arrived from the adjacent stage."""
+        """Check that every F and backward starts after its input has arrived from the adjacent stage."""
         p = self.p
         whole = np.isnan(self.start[I])
         forward = self.start[F], self.end[F], self.place[F]
@@ -197,8 +197,8 @@ class _Check:
                 )
 
     def optimizer(self) -> None:
-        """Every live worker has one O. It comes after all gradients and the all-reduce of the worker's stage. With a
-        barrier, it comes after those of all stages."""
+        """Check that every live worker has one O, after all gradients and the all-reduce of the worker's stage. With a
+        barrier, the O must come after the gradients and all-reduces of all stages."""
         p, a = self.p, self.a
         m = a.kind == O
         if p.optimizer == "none":
@@ -226,7 +226,9 @@ class _Check:
         self._add(steps[last_op], lambda k: f"{self._op(k)} is not the worker's last op")
 
     def workers(self, a: OpArrays, tag: str) -> None:
-        """Every worker runs one op at a time and keeps its memory limit."""
+        """Check that every worker runs one op at a time and stays within its memory limit.
+
+        tag: text before each error."""
         p = self.p
         worker = a.pipeline.astype(np.int64) * p.stages + a.stage
         longer = np.flatnonzero(a.end > a.start + EPS)
@@ -237,7 +239,7 @@ class _Check:
         self._memory(a, tag)
 
     def _memory(self, a: OpArrays, tag: str) -> None:
-        """No worker has more micro-batches in flight than its limit."""
+        """Check that no worker has more micro-batches in flight than its limit."""
         p, x = self.p, in_flight(self.p, a)
         over = np.flatnonzero((x.change > 0) & (x.level > p.limits[x.worker] + LENGTH))
 
@@ -249,10 +251,10 @@ class _Check:
 
 
 def _bits(kinds: Iterable[OpKind]) -> int:
-    """The bits of `Progress.kinds` for these kinds."""
+    """The bits of `kinds`, as in `Progress.kinds`."""
     return sum(BIT[kind] for kind in kinds)
 
 
 def _letters(bits: int) -> str:
-    """The kinds of these bits as text."""
+    """The kinds in `bits` as text, such as "FI"."""
     return "".join(kind for kind in COMPUTE if bits & BIT[kind]) or "nothing"

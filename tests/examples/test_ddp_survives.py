@@ -1,4 +1,4 @@
-"""The example does what its docstring promises."""
+"""examples/ddp_survives.py does what its docstring promises."""
 
 import re
 import subprocess

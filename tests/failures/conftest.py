@@ -11,7 +11,7 @@ from .table import RESULTS
 
 
 def pytest_collection_modifyitems(items):
-    """Extends the time limits: each case has its own bound, and its fault-free run comes on top."""
+    """Extends the time limit of tests with cases. Each case has its own bound, and its fault-free run may be added."""
     for item in items:
         if "runs" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(600))
@@ -19,12 +19,12 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def runs(zygote, shared_folder):
-    """Runs cases. The fault-free jobs to compare them with run once each."""
+    """Runs cases. Each fault-free job that they are compared with runs only once."""
     return Runs(zygote, RESULTS, shared_folder)
 
 
 @pytest.fixture(scope="session")
 def sabotaged(runs):
-    """Runs cases whose processes fail as RECYCLE_SABOTAGE says, see `sabotage.py`."""
+    """Runs cases whose processes have the failure that RECYCLE_SABOTAGE describes (see `sabotage.py`)."""
     with Zygote(preload=Path(__file__).with_name("sabotage.py")) as zygote:
         yield runs.forked_from(zygote)

@@ -2,7 +2,7 @@
 
     with Disk(tmp_path, megabytes=64) as disk:
         ...                              # disk.path: a new ext4 file system in a file behind a loop device
-        with disk.frozen():              # writers sleep in the kernel, where not even SIGKILL ends them
+        with disk.frozen():              # writers sleep in the kernel, and not even SIGKILL ends them
             ...
 
 Needs root, mkfs.ext4 and a loop device; `Disk.missing()` names what is missing. A guardian process thaws and unmounts
@@ -67,7 +67,7 @@ class Disk(contextlib.AbstractContextManager):
             fcntl.ioctl(self._root, FITHAW, 0)
 
     def break_down(self) -> None:
-        """Makes it read-only, as ext4 does after an error of its device."""
+        """Makes the file system read-only, as ext4 does after an error of its device."""
         (device,) = [
             line.split()[0] for line in Path("/proc/mounts").read_text().splitlines() if str(self.path) in line
         ]

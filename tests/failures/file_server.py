@@ -86,7 +86,7 @@ class FileServer(contextlib.AbstractContextManager):
 
 
 def _guard(source: Path, path: Path) -> None:
-    """Serves in a child. Kills the child when standard input ends, which also ends all waits for it."""
+    """Serves in a child process. Kills it when standard input ends, which also ends all reads that wait for it."""
     here = os.getpid()
     mounted, tell = os.pipe()
     server = os.fork()
@@ -141,7 +141,7 @@ class _Server:
             return ""
 
     def _is_of(self, pid: str, request: bytes) -> bool:
-        """Whether a request is from this process. It names the reading thread."""
+        """Whether a read request is from this process. A request has the id of the reading thread."""
         _, opcode, _, _, _, _, thread, *_ = _IN.unpack_from(request)
         return opcode == _READ and Path(f"/proc/{pid}/task/{thread}").exists()
 

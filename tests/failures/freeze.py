@@ -26,7 +26,7 @@ class Frozen(contextlib.AbstractContextManager):
     """A stopped main thread.
 
     at    time.monotonic() of the stop
-    idle  stop it in a system call, where it does not hold Python's lock; otherwise it may hold it
+    idle  whether to stop the thread in a system call, so that it does not hold Python's lock; otherwise it may hold it
     """
 
     def __init__(self, pid: int, held: float = 0.0, idle: bool = False) -> None:

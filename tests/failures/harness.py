@@ -61,8 +61,8 @@ class SignalAt:
     number: int = signal.SIGKILL
     resume: float | None = None  # seconds after which SIGCONT follows
     supervisor: bool = False  # also to the worker's supervisor
-    above: bool = False  # to the supervisor and not to the worker
-    launcher: bool = False  # to the launcher, like `kill` of torchrun, and to no worker
+    above: bool = False  # only to the worker's supervisor
+    launcher: bool = False  # only to the launcher, like `kill` with the pid of torchrun
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ class Case:
     signals: tuple[SignalAt, ...] = ()
     steps: int = 8
     stagger: bool = False
-    ends: str | None = None  # documented sentence with which the job must stop; None: it finishes
-    deaths: int | None = 1  # required number, so that no case passes because no fault happened; None: any
+    ends: str | None = None  # documented sentence with which the job must stop; None: the job must finish
+    deaths: int | None = 1  # required number of deaths, as a case must not pass without its faults; None: any
     bound: float = 60.0  # seconds
     nodes: int = 1  # number of launchers; a job continues after the loss of a node
 
@@ -105,7 +105,7 @@ class Case:
         ]
 
     def fault_free(self) -> Case:
-        """The run to compare with, by a single worker. Shape, deaths and early optimizer steps must not matter."""
+        """The run to compare with: one worker, no faults. Shape, deaths and early optimizer steps must not matter."""
         pipelines, _, microbatches = SHAPES[self.shape]
         kept = tuple(o for o in self.overrides if not o.startswith(_FAULT_KEYS))
         kept += tuple(_shape(1, 1, pipelines * microbatches))
@@ -175,7 +175,7 @@ class Runs:
         environment: dict[str, str] | None = None,
         meanwhile: Callable[[LocalJob], None] | None = None,
     ) -> Outcome:
-        """Runs a case to its end. AssertionError with diagnostics if it hangs or leaves a process behind."""
+        """Runs a case to its end. Raises AssertionError with diagnostics if it hangs or leaves a process behind."""
         begun = time.monotonic()
         with self._start(case, environment) as job, Signaller(job, case.signals):
             try:
@@ -203,7 +203,7 @@ class Runs:
         return self._zygote.run_nodes(case.arguments, case.nodes, environment)
 
     def fault_free(self, case: Case) -> Outcome:
-        """The run to compare with, without its traces. Each runs only once."""
+        """The outcome of the fault-free run of a case, without traces. Equal runs run only once."""
         case = case.fault_free()
         make = partial(self._quiet._without_traces, case)
         return once(self._shared, f"fault-free {case.arguments}", make)
@@ -212,7 +212,7 @@ class Runs:
         return replace(self.of(case, "fault-free"), traces={})
 
     def check_exact(self, outcome: Outcome) -> None:
-        """Results equal those of the fault-free run bit for bit, from the same samples; no survivor repeats an op."""
+        """Checks that weights, losses and samples equal those of the fault-free run. No survivor may repeat an op."""
         expected = self.fault_free(outcome.case)
         assert outcome.losses == expected.losses, explain(outcome)
         assert outcome.summary["weights_sha256"] == expected.summary["weights_sha256"] is not None, explain(outcome)
@@ -228,13 +228,13 @@ class Runs:
 
 
 def check_one_truth(outcome: Outcome) -> None:
-    """There is one line per step, in order, even if the job restarted from a checkpoint."""
+    """Checks that the run has one line per step, in order, even if the job restarted from a checkpoint."""
     steps = [line["step"] for line in outcome.metrics]
     assert steps == sorted(set(steps)), f"lines of the steps {steps}\n{explain(outcome)}"
 
 
 def check_no_survivor_repeats(trace: Trace, dead: set[str], step: int) -> None:
-    """On the survivors of a stage, each micro-batch's forward and each part of its backward ran once."""
+    """Checks that the survivors of a stage ran each micro-batch's forward, and each part of its backward, once."""
     parts = {"F": "F", "I": "I", "W": "W", "B": "IW"}
     lived = [op for op in trace.ops if op.kind in parts and str(op.worker) not in dead]
     ran = Counter((part, op.microbatch, op.stage) for op in lived for part in parts[op.kind])
@@ -324,7 +324,7 @@ def _check_one_line_a_step(path: Path) -> None:
 
 
 def _check_replay(run: RunFolder) -> None:
-    """Repeats all decisions of the coordinators."""
+    """Replays the log of the coordinators and checks all decisions."""
     if run.protocol.exists():
         different = [decision for decision in replay(run.protocol) if not decision.same]
         assert not different, different[0]
@@ -338,7 +338,7 @@ def _process(pid: int) -> psutil.Process | None:
 
 
 def _check_no_process_lives(job: LocalJob) -> None:
-    """No spawned worker and no supervisor outlives the job.
+    """Checks that no spawned worker and no supervisor outlives the job.
 
     A process that started after a worker's spawn only has the same process id; after thousands of deaths ids recur.
     """

@@ -1,6 +1,6 @@
-"""Gives the workers of a zygote (see Zygote.preload) a device that is late, as a GPU whose host launches ahead.
+"""Gives the workers of a zygote (see Zygote.preload) a fake device that reports each op as done LATE seconds later.
 
-Results are there at once, but the host learns LATE seconds later that an op is done.
+So workers launch ops ahead, as on a GPU. The results themselves are available at once.
 """
 
 import time

@@ -34,7 +34,7 @@ COMMON = ("control=cluster", "control.heartbeat=0.2", "control.suspicion=10", "m
 
 
 class Launched(contextlib.AbstractContextManager):
-    """nodes: number of agents; workers: per node. Node n has the ranks from n * workers on, which form a pipeline."""
+    """nodes: number of agents. workers: number per node. Node n has the ranks from n * workers on, one pipeline."""
 
     launcher: tuple[str, ...] = ()  # a command that runs each agent
 
@@ -136,7 +136,7 @@ class Launched(contextlib.AbstractContextManager):
         return []
 
     def kill(self, node: int) -> float:
-        """Kills a node; the time.time() of the loss."""
+        """Kills a node. Returns the time.time() of the loss."""
         found = self.processes(node)
         at = time.time()
         for process in found:

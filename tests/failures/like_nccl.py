@@ -1,6 +1,6 @@
 """Makes the jobs of a zygote (see Zygote.preload) communicate as with NCCL, over groups of Gloo.
 
-The differences to Gloo, as a job sees them:
+The differences from Gloo that a job can notice:
 
 - messages have no tags
 - both ends of a group have to connect before its first use
@@ -8,9 +8,11 @@ The differences to Gloo, as a job sees them:
 - the GPU runs operations one at a time; here all groups of a worker share one stream, so a message delays all
   operations after it until its other end arrives
 
-RECYCLE_GPU_FAILURE='{"during": "receive", "after": 40, "once": "/tmp/flag"}' makes the GPU of one worker fail: that of
-the first worker with so many receives. during: `receive`, or `connect` (when it builds communicators). once: a file
-that this worker creates.
+RECYCLE_GPU_FAILURE='{"during": "receive", "after": 40, "once": "/tmp/flag"}' makes the GPU of one worker fail.
+
+during  `receive`, or `connect`: while the worker builds communicators
+after   number of receives of a worker, after which its GPU may fail
+once    a file that the first such worker creates; then the GPUs of the others do not fail
 """
 
 import json
@@ -29,7 +31,7 @@ from recycle_pp.execution import transports
 
 
 class Stream:
-    """Runs the operations of all groups one at a time. An abort ends those of its groups."""
+    """Runs the operations of all groups one at a time. `abort` ends the operations of the given groups."""
 
     def __init__(self):
         self._todo, self._lock, self._running = SimpleQueue(), threading.Lock(), (None, None)

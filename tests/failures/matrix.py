@@ -1,4 +1,4 @@
-"""The table of deaths that a job survives, as data.
+"""The deaths that a job must survive, as tables of cases.
 
 First come all moments of a step and of a recovery, at the first, a middle and the last stage of nine workers (3x3). A
 job takes seconds and a death a fraction of one, so one job, a tour, has many deaths: every few steps a worker dies, and
@@ -43,7 +43,7 @@ class Death:
     stage: int
 
     def faults(self, step: int) -> tuple[list[str], list[str]]:
-        """(+fail_at, +rejoin_at) for this death, from this step of a tour on."""
+        """Values of +fail_at and +rejoin_at for this death, if its turn in a tour starts at `step`."""
         moment, stage, turn = self.moment, self.stage, step // STOP % 3
         victim, peer = f"{turn}.{stage}", f"{(turn + 1) % 3}.{stage}"
         if moment in ("regroup", "adopt"):
@@ -131,7 +131,7 @@ IN_A_RECOVERY = [
 
 
 def _returning(claim: str, *signals: SignalAt, stagger: bool = False) -> Case:
-    """W(0, 1) dies in step 3 and returns in step 6; the signals come meanwhile."""
+    """A case in which W(0, 1) dies in step 3 and returns in step 6, with signals in between."""
     overrides = fails("3:0.1@forward") + rejoins("6:0.1")
     return Case(claim, "3x2", overrides, signals, steps=40, stagger=stagger, deaths=2)  # long enough to return
 

@@ -6,7 +6,7 @@
         network.cut(a, b)                        # drops packets in both directions; one_way=True: from a to b only
         network.reset(a, b, seconds=0.3)         # answers TCP packets between a and b with resets, for 0.3 s
         network.heal()                           # ends cuts and resets, but not the weather
-        network.weather(delay=0.02, loss=0.01, reorder=0.1)  # seconds one way, share of packets, share of packets
+        network.weather(delay=0.02, loss=0.01, reorder=0.1)  # seconds one way; shares of packets
         network.far(b, 0.05)                     # seconds one way between b and all others
         b.kill()                                 # kills all its processes at once
 
@@ -114,7 +114,7 @@ class Machine:
         return Path(f"/proc/{self.holder}/root{path}")
 
     def kill(self) -> None:
-        """Kills all its processes. Their connections are reset unless they are cut."""
+        """Kills all processes of the machine. Their connections are reset unless they are cut."""
         self._outer.kill()
         self._outer.wait()
         assert self._outer.stderr is not None
@@ -150,7 +150,7 @@ class Network:
     def reset(self, a: Machine, *others: Machine, seconds: float = math.inf) -> None:
         """Answers all TCP packets between a and the others (default: all others) with resets. Returns at once.
 
-        A connection that is used meanwhile breaks at the sender; new connections are refused.
+        A connection on which data is sent during this time breaks at the sender. New connections are refused.
         """
         until = time.monotonic() + seconds
         self._reset = {**self._reset, **dict.fromkeys(self._between(a, others), until)}

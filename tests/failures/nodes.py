@@ -52,7 +52,7 @@ class Agent:
         return self.process.poll()
 
     def wait(self, seconds: float) -> int:
-        """Waits until all its processes have ended; torchrun may still wait for other agents."""
+        """Waits until all workers and supervisors have ended. torchrun may still wait for other agents."""
         deadline = time.monotonic() + seconds
         while (code := self.process.poll()) is None and "Local worker group finished" not in self.output:
             if time.monotonic() > deadline:
@@ -61,14 +61,14 @@ class Agent:
         return code or 0
 
     def end(self, seconds: float) -> int:
-        """Waits until torchrun has ended; the exit code."""
+        """Waits until torchrun has ended. Returns its exit code."""
         try:
             return self.process.wait(seconds)
         except subprocess.TimeoutExpired as error:
             raise TimeoutError(f"torchrun still runs after {seconds} s; it printed:\n{self.output}") from error
 
     def close(self) -> None:
-        """Does nothing: its machine ends it."""
+        """Does nothing, because the process ends with its machine."""
 
 
 @dataclass
@@ -169,7 +169,7 @@ class NodesJob(contextlib.AbstractContextManager):
             time.sleep(0.02)
 
     def outcome(self, seconds: float = BOUND, node: int = 0) -> Outcome:
-        """The outcome, after that node's agent has ended."""
+        """Waits until that node's agent has ended. Returns the outcome of the job."""
         try:
             code = self.nodes[node].agent.wait(seconds)
         except TimeoutError as error:
@@ -195,7 +195,7 @@ def start(
     run: Path | None = None,
     environments: Mapping[int, dict[str, str]] | None = None,
 ) -> NodesJob:
-    """Starts a job: forked from `zygote`, or with torchrun if it is None. An etcd gets its own machine.
+    """Starts a job: forked from `zygote`, or by torchrun if `zygote` is None. An etcd gets its own machine.
 
     far           delay of a node's packets, seconds one way, by node
     run           run folder; default: in `folder`

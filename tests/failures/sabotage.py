@@ -1,4 +1,4 @@
-"""Makes workers of a zygote's jobs (see Zygote.preload) fail as RECYCLE_SABOTAGE says.
+"""Makes workers of a zygote's jobs (see Zygote.preload) fail in the way that RECYCLE_SABOTAGE describes.
 
 RECYCLE_SABOTAGE='{"raise": "ValueError", "stage": 1, "step": 3, "g": 5, "once": "/tmp/flag"}'
 RECYCLE_SABOTAGE='{"flip": 1, "step": 3, "once": "/tmp/flag"}'     # a bit of stage 1's weights, in one worker's memory
@@ -16,10 +16,11 @@ RECYCLE_SABOTAGE='{"clock": 3600}'     # time.time() jumps back and forth that f
 RECYCLE_SABOTAGE='{"jump": -3600, "when": "/tmp/flag"}'    # time.time() jumps that far once the file exists
 
 RECYCLE_SABOTAGE='{"hang": "spin", "stage": 1, "step": 3, "g": 5, "once": "/tmp/flag"}'
-    in a forward: sleep (without Python's lock), lock (a wait with it), spin (a computation with it),
-    burn (no hang: computes for `seconds` of processor time)
-    data: read (a file system that does not answer); checkpoint: save (the same for `seconds`), copy (the main thread)
-    sum: reduce (the thread that exchanges the gradients)
+    in a forward: sleep (releases Python's lock), lock (waits and holds it), spin (computes and holds it),
+    burn (no hang: computes for `seconds` of CPU time)
+    when it reads data: read (as if the file system did not answer)
+    in a checkpoint: save (as if the file system did not answer for `seconds`), copy (the main thread hangs)
+    in a sum: reduce (the thread that exchanges the gradients hangs)
 
 once: a file that the first failure creates, with its process id. If the file exists, there is no failure. Without
 `once`, every peer fails.

@@ -63,7 +63,7 @@ def coordinator_port(job):
     return found
 
 
-@pytest.mark.slow  # tests/recycle_pp/wire has garbage for each reader
+@pytest.mark.slow  # quick counterpart: the garbage for each reader in tests/recycle_pp/wire
 def test_garbage_at_every_port_changes_nothing(runs):
     attacked = []
 
@@ -82,7 +82,7 @@ def test_garbage_at_every_port_changes_nothing(runs):
     assert not outcome.all("plan_adopted")[1:], "there was no new generation"
 
 
-@pytest.mark.slow  # tests/recycle_pp/wire/test_authentication.py rejects wrong tokens
+@pytest.mark.slow  # quick counterpart: tests/recycle_pp/wire/test_authentication.py
 def test_a_wrong_token_and_a_flood_are_rejected(runs):
     def flood(job):
         job.wait_for_event("started", 60)

@@ -1,4 +1,4 @@
-"""`python -m recycle_pp.chaos` on a live job; and kills at random instants (slow)."""
+"""Tests of `python -m recycle_pp.chaos` on live jobs, and kills at random instants (slow)."""
 
 import os
 import random
@@ -18,11 +18,12 @@ from .harness import Case, SignalAt, explain
 FOREVER = ("run.respawns=100000", "control.heartbeat=0.1", "control.suspicion=1")
 
 
+MOVING = ("model.layers=8", "model.split=null", "schedule.rebalance=always", "schedule.profile_steps=0")
 PATIENT = ("control.suspicion=10",)  # a busy machine is not a hang
 
 
 def soak(runs, shape, steps, options, bound, stagger=False, overrides=()):
-    """Runs a job under chaos: (its outcome, chaos's output)."""
+    """Runs a job under chaos. Returns (its outcome, chaos's output)."""
     case = Case("soak", shape, (*FOREVER, *overrides), steps=steps, stagger=stagger, deaths=None, bound=bound)
     said = []
 
@@ -37,9 +38,10 @@ def soak(runs, shape, steps, options, bound, stagger=False, overrides=()):
 
 @pytest.mark.parametrize("stagger", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_job_under_chaos_ends_with_the_weights_of_an_undisturbed_one(stagger, runs):
-    """A fast machine does 30 steps per second, so there are two seconds of faults; about six of ten are kills."""
-    options = ["--mtbf", "250ms", "--seed", "7", "--kinds", "all", "--until-step", "50"]
-    outcome, said = soak(runs, "3x2", 60, options, 120, stagger)
+    """A fast machine does 30 steps per second. So there are two seconds of faults, of which about six of ten are kills,
+    after the second in which chaos starts."""
+    options = ["--mtbf", "250ms", "--seed", "7", "--kinds", "all", "--until-step", "65"]
+    outcome, said = soak(runs, "3x2", 75, options, 120, stagger)
     assert outcome.deaths >= 2, said
     runs.check_exact(outcome)
     assert "stall, 99 %" in said and "goodput" in said
@@ -82,6 +84,20 @@ def test_fifty_kills_at_random_instants_change_no_bit(seed, runs):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(4))
+def test_kills_at_random_instants_among_moves_of_layers_change_no_bit(seed, runs):
+    """Layers begin to move after each death, and back after each return. Some moves end before the switch. With sharded
+    state so many deaths would soon take both copies of a unit."""
+    options = ["--mtbf", "1s", "--seed", str(seed), "--until-step", "230"]
+    outcome, said = soak(runs, "3x2", 250, options, 900, stagger=seed > 1, overrides=MOVING)
+    ended = {name: len(outcome.all(name)) for name in ("rebalanced", "rebalancing_abandoned")}
+    print(f"seed {seed}, {ended}\n{said}")
+    assert outcome.deaths >= 20 and ended["rebalanced"], said
+    runs.check_exact(outcome)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("instant", range(6))
 def test_a_kill_at_a_random_instant_changes_no_bit(instant, runs):
     rng = random.Random(instant)
@@ -103,7 +119,7 @@ def test_a_kill_at_a_random_instant_changes_no_bit(instant, runs):
         (["--trace", "nowhere.csv"], "--trace nowhere.csv cannot be read: No such file"),
     ],
 )
-def test_wrong_options_give_one_sentence(options, sentence, tmp_path, capsys):
+def test_wrong_options_are_reported_in_one_sentence(options, sentence, tmp_path, capsys):
     (tmp_path / "events.jsonl").touch()
     assert main(["--run-dir", str(tmp_path), *options]) == 2
     assert sentence in capsys.readouterr().err
@@ -137,7 +153,7 @@ def test_the_end_of_a_slowdown_does_not_wake_a_hung_worker():
 
 
 def test_a_process_with_the_id_of_a_hung_one_is_only_paused():
-    """Process ids recur after about ten minutes of kills. The process would stay stopped but count as alive."""
+    """Process ids recur after about ten minutes of kills. A new process stopped for good would still count as alive."""
     with subprocess.Popen(["sleep", "60"]) as process:
         try:
             hitter = Hitter()

@@ -63,7 +63,7 @@ def confined():
 
 
 def run(zygote: Zygote, environment: dict[str, str], *words: str):
-    """(exit code, digest of the final weights, deaths)"""
+    """Runs a job. Returns (exit code, digest of the final weights, deaths)."""
     with zygote.run([*JOB, *words], environment) as job:
         code = job.wait(280)
         deaths = [event for event in job.run.lines(job.run.events) if event["event"] == "death_detected"]

@@ -12,8 +12,10 @@ from .harness import Case, explain, pid_of
 
 
 def break_connection(pid, port):
-    """Ends the connection of that process to that port. The other side reads the end of the data; shut down in both
-    directions, a message that comes later would reset the connection, and a reset is no proof of a death."""
+    """Shuts down the sending side of that process's connection to that port. The other end then reads an end of file.
+
+    The receiving side stays open. Otherwise a later message would reset the connection, which does not prove a death.
+    """
     try:
         (connection,) = connections_to(pid, port)
     except PermissionError:

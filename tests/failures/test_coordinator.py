@@ -10,7 +10,7 @@ slow = pytest.mark.slow
 
 
 def host(event, after=0.0, victim="0.0", nth=1):
-    """Kills a worker's supervisor. The worker dies with it, as on a lost node."""
+    """The signal that kills a worker's supervisor. The worker dies with it, as on a lost node."""
     return SignalAt(event, victim, nth=nth, after=after, supervisor=True)
 
 
@@ -120,7 +120,7 @@ def test_the_stall_of_a_take_over_is_measured(runs):
 @slow
 @pytest.mark.parametrize("dead", [["0.0", "1.0", "1.1"], ["0.0", "0.1", "1.0"]], ids=str)
 def test_the_last_survivor_on_a_machine_stops_the_job_and_names_the_lost_stage(dead, runs):
-    """It needs no majority, because the other deaths are proven. But one worker cannot run two stages."""
+    """The survivor needs no majority, because the other deaths are proven. But one worker cannot run two stages."""
     signals = [
         host("started", 0.3 * (victim == "0.0"), victim) for victim in dead
     ]  # the first signal waits until all run
@@ -139,7 +139,7 @@ def test_the_job_ends_if_all_workers_are_lost_with_the_coordinator(runs):
     assert len(outcome.all("started")) == 1, explain(outcome)
 
 
-@slow  # test_nodes.py loses a node without the coordinator
+@slow  # quick counterpart: the loss of a node without the coordinator in test_nodes.py
 def test_the_loss_of_another_supervisor_is_an_ordinary_death(runs):
     killed = case("another supervisor is killed", host("started", 0.3, "1.1"))
     outcome = runs.of(killed, "the coordinator's host")

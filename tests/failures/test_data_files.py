@@ -56,9 +56,9 @@ def launched(folder, path, steps, *arguments):
     return Launched(folder, nodes=1, workers=2, arguments=arguments)
 
 
-@pytest.mark.slow  # tests/recycle_pp/coordinator/test_hang_detector.py has silent disks
+@pytest.mark.slow  # quick counterpart: tests/recycle_pp/coordinator/test_hang_detector.py
 @needs_server
-@pytest.mark.parametrize("seconds", [13, 40])
+@pytest.mark.parametrize("seconds", [13, 43])  # the job first uses up what it has read
 def test_a_job_waits_for_training_data_until_their_disk_answers(seconds, server, tmp_path, expected):
     with launched(tmp_path, server.path / "train.bin", STEPS) as job:
         job.wait_for_step(20)

@@ -61,7 +61,7 @@ def check_exact(job, expected):
 @needs_disk
 @pytest.mark.parametrize("seconds", [4, pytest.param(40, marks=pytest.mark.slow)])
 def test_a_run_folder_that_does_not_answer_delays_no_worker_and_no_recovery(seconds, disk, tmp_path, expected):
-    """A worker dies meanwhile. All others write to their logs, and a replacement is started."""
+    """A worker dies while the disk is frozen. The others write to their logs, and a replacement is started."""
     steps = 40 * seconds
     arguments = [*QUICK, f"run.steps={steps}", "checkpoint.every=100"]
     with Launched(tmp_path, nodes=1, workers=2, arguments=arguments, run=disk.path / "run") as job:
@@ -97,7 +97,7 @@ def test_no_line_is_lost_with_the_coordinator_while_the_run_folder_does_not_answ
             job.wait_until(lambda: f"\nstep {shown:3}" in job.output(0), f"step {shown} on the console")
             job.supervisors([0])[0].kill()
             if back == "after the take-over":
-                job.wait_until(lambda: "coordinates now" in job.output(1), "take-over")
+                job.wait_until(lambda: "is the new coordinator" in job.output(1), "take-over")
         assert job.wait([1], 200) == [0], job.explain()
         metrics, samples = job.metrics(), job.run.lines(job.run.samples)
         assert [line["step"] for line in metrics] == [line["step"] for line in samples] == [*range(steps)]
@@ -106,7 +106,7 @@ def test_no_line_is_lost_with_the_coordinator_while_the_run_folder_does_not_answ
 
 
 @needs_disk
-def test_a_read_only_run_folder_gives_one_sentence_and_no_worker_starts(disk, tmp_path):
+def test_a_read_only_run_folder_is_reported_in_one_sentence_and_no_worker_starts(disk, tmp_path):
     (disk.path / "run").mkdir()
     disk.break_down()
     with Launched(tmp_path, nodes=1, workers=2, arguments=QUICK, run=disk.path / "run") as job:

@@ -36,7 +36,7 @@ if "recycle_pp.execution.worker" in " ".join(sys.orig_argv) and os.environ["RANK
 
 @pytest.fixture
 def staged(tmp_path, monkeypatch):
-    """staged(code, ranks="1"): workers of these ranks run the code before they import anything."""
+    """staged(code, ranks="1"): makes workers of these ranks (default: all) run the code before they import anything."""
 
     def stage(code, ranks="012"):
         (tmp_path / "sitecustomize.py").write_text(IN_WORKERS)
@@ -48,7 +48,7 @@ def staged(tmp_path, monkeypatch):
 
 
 def asked(run, seconds=150.0):
-    """The first diagnosis of the run that is not well."""
+    """The first diagnosis of the run whose verdict is not `well`."""
     deadline = time.monotonic() + seconds
     while not run.config.exists() or (diagnosis := of_run(str(run.path))).code == WELL:
         assert time.monotonic() < deadline, run.config.exists() and diagnosis
@@ -233,7 +233,7 @@ def test_a_frozen_file_system(tmp_path):
 
 @contextlib.contextmanager
 def neighbours(*cores):
-    """A process that spins on each of these cores."""
+    """Runs a process that spins on each of these cores."""
     parent = os.getpid()
 
     def placed(core):
@@ -252,7 +252,7 @@ def neighbours(*cores):
 
 @slow
 def test_a_neighbour_that_spins(tmp_path):
-    """It takes the core of a worker whose session and threads have the lowest priority."""
+    """The spinning process takes the core of a worker whose session and threads have the lowest priority."""
     core = max(os.sched_getaffinity(0))
     with launched(tmp_path, "model.width=128", "model.sequence=128") as job:
         job.wait_for_step(3, 250)
@@ -284,7 +284,7 @@ def test_two_of_three_supervisors_are_stopped(tmp_path):
 
 @slow
 def test_a_coordinator_without_a_majority(tmp_path):
-    """It writes nothing any more, gives up and ends; the other two are stopped."""
+    """The other two supervisors are stopped. The coordinator stops writing, gives up and ends."""
     with launched(tmp_path) as job:
         job.wait_for_step(5, 250)
         supervisors = job.supervisors([0, 1, 2])
@@ -299,7 +299,7 @@ def test_a_coordinator_without_a_majority(tmp_path):
 
 
 @slow
-def test_a_healthy_run_under_load_is_well_20_times_of_20(tmp_path):
+def test_a_healthy_run_under_load_is_called_well_in_20_diagnoses(tmp_path):
     with launched(tmp_path) as job, neighbours(*os.sched_getaffinity(0)):
         job.wait_for_step(5, 250)
         for _ in range(20):

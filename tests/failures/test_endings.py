@@ -32,7 +32,7 @@ def checkpoints(outcome):
 TWO_DIFFER, ONE_OF_THREE = "workers 0.1 and 1.1 hold different weights", "holds different weights than"
 
 
-@slow  # test_mismatch.py has flipped bits
+@slow  # quick counterpart: test_mismatch.py
 @pytest.mark.parametrize(
     ("shape", "says", "stagger"),
     [
@@ -94,7 +94,7 @@ def test_a_skipped_update_is_reported_and_the_job_continues(sabotaged):
 @slow
 @pytest.mark.parametrize("seconds", [0, 2])
 def test_after_five_skipped_updates_in_a_row_the_job_stops_with_the_last_good_checkpoint(seconds, sabotaged, tmp_path):
-    """Also if that checkpoint is still being written."""
+    """This also holds if that checkpoint is still being written."""
     says = "steps in a row were skipped"
     claim = f"no gradient is finite, a checkpoint takes {seconds} s"
     case = Case(claim, "2x2", ("checkpoint.every=4",), steps=400, deaths=0, ends=says)
@@ -114,7 +114,7 @@ def test_the_count_of_skipped_updates_survives_the_loss_of_the_coordinator(sabot
 
 
 @slow
-def test_a_token_outside_the_vocabulary_ends_the_job_with_a_sentence_and_no_death(runs, tmp_path):
+def test_a_token_outside_the_vocabulary_ends_the_job_with_one_sentence_and_no_death(runs, tmp_path):
     tokens = np.arange(40000, dtype=np.uint16) % 256
     tokens[17000] = 999
     tokens.tofile(tmp_path / "poisoned.bin")
@@ -126,7 +126,7 @@ def test_a_token_outside_the_vocabulary_ends_the_job_with_a_sentence_and_no_deat
 
 @slow
 @pytest.mark.parametrize("shape", ["2x2", "3x2"])
-def test_a_file_with_half_a_token_ends_the_job_with_a_sentence(shape, runs, tmp_path):
+def test_a_file_with_half_a_token_ends_the_job_with_one_sentence(shape, runs, tmp_path):
     path = tmp_path / "odd.bin"
     path.write_bytes(bytes(40001))
     says = f"{path} has 40001 bytes, which is not a whole number of uint16"
@@ -136,7 +136,7 @@ def test_a_file_with_half_a_token_ends_the_job_with_a_sentence(shape, runs, tmp_
 
 @slow
 def test_a_returning_worker_that_cannot_read_the_data_does_not_end_the_job(runs, tmp_path):
-    """For example on a node whose disk has failed; the others have the data."""
+    """For example, its node's disk has failed. The other nodes have the data."""
     text = tmp_path / "text"
     text.write_bytes(TEXT.read_bytes() * 4)
 
@@ -154,7 +154,7 @@ def test_a_returning_worker_that_cannot_read_the_data_does_not_end_the_job(runs,
 
 
 @pytest.mark.parametrize("shape", ["2x2", pytest.param("3x2", marks=slow)])
-def test_a_kernel_that_cannot_run_here_ends_the_job_with_a_sentence(shape, sabotaged):
+def test_a_kernel_that_cannot_run_here_ends_the_job_with_one_sentence(shape, sabotaged):
     says = "model.kernels: the kernels cannot run on cpu (OutOfResources: out of resource: shared memory"
     outcome, last = run(sabotaged, Case("an unfit kernel", shape, deaths=0, ends=says), unfit=True)
     assert outcome.code == 2 and says in last, explain(outcome)
@@ -168,7 +168,7 @@ def test_the_same_exception_at_the_start_of_two_peers_ends_the_job_with_its_trac
 
 @slow
 def test_the_loss_of_a_stage_by_an_exception_names_the_exception(sabotaged):
-    """With one pipeline there is no peer to confirm it, so the op is retried once from the start."""
+    """With one pipeline no peer can confirm the exception, so the job retries the op once from the start."""
     says = "stage 1 has no live worker left"
     case = Case("its only worker fails", "1x2", deaths=None, ends=says)
     outcome, last = run(sabotaged, case, **{"raise": "ValueError", "stage": 1, "step": 3, "g": 1})

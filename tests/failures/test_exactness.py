@@ -1,4 +1,4 @@
-"""After any deaths at any moments, the weights are those of a fault-free run, bit for bit.
+"""After any deaths at any moments, the weights equal those of a fault-free run, bit for bit.
 
 The cases are the tables of `matrix.py`. Each runs real processes, ends within its bound, and is compared with a
 fault-free run: the loss of each step, the SHA-256 of the final weights, and which worker ran which op.
@@ -11,7 +11,7 @@ from .harness import Case, explain, fails, rejoins
 
 
 def some(cases, quick):
-    """Cases of which all but the first `quick` need --full."""
+    """The cases, all but the first `quick` of them marked as slow."""
     return [pytest.param(c, id=str(c), marks=[pytest.mark.slow] * (k >= quick)) for k, c in enumerate(cases)]
 
 

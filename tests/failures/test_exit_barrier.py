@@ -33,7 +33,7 @@ def test_after_a_cut_the_agents_end_within_ten_seconds_of_their_supervisors(lost
 
 
 @pytest.mark.slow
-def test_an_agent_does_not_wait_for_a_lost_node_and_for_one_with_a_suspended_supervisor(tmp_path):
+def test_agents_wait_for_a_suspended_supervisor_of_their_own_node_only(tmp_path):
     with Launched(tmp_path, arguments=["run.steps=30", "control.suspicion=2", "run.standby=off"]) as job:
         job.wait_for_step(2)
         job.kill(2)

@@ -1,4 +1,4 @@
-"""The exit codes of docs/exit-codes.md and the last sentence, with the real torchrun.
+"""A job under the real torchrun ends with the exit codes of docs/exit-codes.md, and its last line gives the reason.
 
 Each rank runs `python -m recycle_pp.train` in a script that records its exit code, as torchrun shows none after a
 signal.
@@ -73,7 +73,7 @@ def summary(text: str) -> list[tuple[int, int, str]]:
     return [(int(rank), int(code), sentence) for rank, code, sentence in found]
 
 
-@pytest.mark.slow  # tests/recycle_pp/test_counting.py runs such a job
+@pytest.mark.slow  # quick counterpart: tests/recycle_pp/test_counting.py
 def test_a_finished_job_exits_with_0(tmp_path):
     job = Launch(tmp_path, 2, [*TWO, "run.steps=2"])
     assert summary(job.end()) == []
@@ -91,7 +91,7 @@ def test_a_mistake_exits_with_2_and_its_sentence_is_the_last_line_and_in_torchru
     assert not job.run.path.exists()
 
 
-@pytest.mark.slow  # test_endings.py has the exit codes of stopped jobs
+@pytest.mark.slow  # quick counterpart: test_endings.py
 def test_a_stopped_job_exits_with_1_and_the_reason_is_in_torchruns_summary(tmp_path):
     job = Launch(tmp_path, 2, [*TWO, "run.steps=50", "+fail_at=1:0.1"])
     ((rank, code, sentence),) = summary(job.end())
@@ -101,7 +101,7 @@ def test_a_stopped_job_exits_with_1_and_the_reason_is_in_torchruns_summary(tmp_p
     assert job.codes() == {0: 1, 1: 0}
 
 
-@pytest.mark.slow  # tests/recycle_pp/test_cli.py has the same signals for `recycle train`
+@pytest.mark.slow  # quick counterpart: the signals to `recycle train` in tests/recycle_pp/test_cli.py
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_after_a_signal_to_torchrun_the_exit_code_is_128_plus_its_number(number, code, tmp_path):
     job = Launch(tmp_path, 2, [*TWO, "run.steps=100000"])

@@ -47,9 +47,10 @@ def test_freezing_stops_one_thread_which_continues_afterwards():
 
 @contextlib.contextmanager
 def freezing(worker, steps, after=0.0, held=0.0):
-    """(function that freezes the worker and waits, dictionary with what it finds).
+    """Yields a function `freeze(job)`, and a dictionary that it fills with the events, files and times of the hang.
 
-    Freezes it after that many steps and `after` seconds. By then each op has run once, so its limit is the suspicion.
+    It freezes the worker after that many steps and `after` seconds. By then each kind of op has run once, so the time
+    limit of an op is `control.suspicion`.
     """
     found = {}
 
@@ -149,9 +150,9 @@ def test_a_hanging_op_is_found_with_and_without_the_interpreters_lock(kind, wher
     assert times * SUSPICION < found["seconds"] < times * SUSPICION + 2
 
 
-@pytest.mark.slow  # tests/recycle_pp/protocol/test_liveness.py has busy workers
+@pytest.mark.slow  # quick counterpart: the busy workers in tests/recycle_pp/protocol/test_liveness.py
 def test_an_op_that_computes_five_hundred_times_as_long_is_not_a_hang(sabotaged, tmp_path):
-    """It exceeds the suspicion and ten times its profile, but its thread runs or waits for a processor."""
+    """The op exceeds the suspicion and ten times its profiled time, but its thread runs or waits for a processor."""
     seconds = SUSPICION + 0.5
     plan = {"hang": "burn", "seconds": seconds, "stage": 1, "step": 5, "g": 5, "once": str(tmp_path / "slow")}
     case = Case("an op takes very long", "2x2", QUICK, steps=12, deaths=0)
@@ -170,7 +171,7 @@ def test_a_main_thread_that_hangs_in_a_checkpoint_is_found(sabotaged, tmp_path):
     assert outcome.all("hang_suspected")[0]["where"] == "copying the state for a checkpoint in step 5"
 
 
-@pytest.mark.slow  # tests/recycle_pp/coordinator/test_hang_detector.py renews a generation
+@pytest.mark.slow  # quick counterpart: the renewed generation in tests/recycle_pp/coordinator/test_hang_detector.py
 def test_a_hanging_all_reduce_costs_a_generation_and_no_worker(sabotaged, tmp_path):
     plan = {"hang": "reduce", "step": 5, "once": str(tmp_path / "hung")}
     case = Case("an all-reduce hangs", "2x2", QUICK, steps=12, deaths=0)
@@ -195,7 +196,7 @@ def test_a_slow_disk_costs_a_checkpoint_and_no_step(sabotaged, tmp_path):
 
 @pytest.mark.slow
 def test_after_the_death_of_a_saver_the_next_checkpoint_waits_for_workers_that_still_write(sabotaged):
-    """Otherwise it would fail because of them, the one after it because of its own parts, and so on."""
+    """Otherwise their late parts would make that checkpoint fail, its own late parts the one after it, and so on."""
     faults = fails("15:0.1@forward")
     case = Case("a saver dies, and all disks are slow", "2x2", (*faults, "checkpoint.every=2"), steps=100)
     plan = {"hang": "save", "seconds": 0.8}
@@ -215,10 +216,10 @@ def test_a_file_system_that_never_answers_does_not_delay_the_end_of_the_job(sabo
     assert outcome.summary["steps"] == 12, "training itself is complete"
 
 
-@pytest.mark.slow  # tests/recycle_pp/supervisor/test_watchdog.py blocks the loop of a supervisor alone
+@pytest.mark.slow  # quick counterpart: tests/recycle_pp/supervisor/test_event_loop_watchdog.py
 @pytest.mark.parametrize("rank", [2, 0])
 def test_a_supervisor_with_a_blocked_loop_exits_and_the_others_continue(rank, runs):
-    """Also if it hosts the coordinator. All ranks are on one node with one launcher."""
+    """This also holds if it hosts the coordinator. All ranks are on one node with one launcher."""
 
     def freeze(job):
         wait_for_step(job, 6)

@@ -1,4 +1,4 @@
-"""Jobs on scripted GPUs, which break at a step: what becomes of their workers."""
+"""Jobs on scripted GPUs that fail at a given step: the effect of each failure on the GPU's worker."""
 
 import json
 
@@ -8,7 +8,7 @@ from recycle_pp.health.__main__ import main
 
 from .launched import Launched
 
-# Six workers with a GPU each: rank 2 * d + s plays W(d, s). A look every 0.1 s instead of 10, so a minute is 0.6 s.
+# Six workers with a GPU each: rank 2 * d + s plays W(d, s). A sample every 0.1 s instead of 10, so a minute is 0.6 s.
 SHAPE = ("parallel=3x2", "model=tiny", "emulate=sleep", "control.health=0.1", "run.standby=off", "run.respawns=100")
 FAST = tuple(f"emulate.{kind}=0.004" for kind in "FIWO")
 
@@ -41,8 +41,8 @@ def events(job, *names):
 
 
 def findings(job):
-    """(worker, signal, action) of the findings about GPUs. On a busy machine a look may also take longer than the
-    minute of 0.6 s, which is noted."""
+    """(worker, signal, action) of the findings about GPUs, without those of NVML itself. On a busy machine a sample may
+    take longer than the minute of 0.6 s, which is such a finding."""
     found = events(job, "health_found")
     return [(e["worker"], e["signal"], e["action"]) for e in found if e["signal"] != "nvml"]
 
@@ -51,7 +51,7 @@ def committed(job):
     return [line["step"] for line in job.run.lines(job.run.metrics)]
 
 
-def test_a_gpu_off_the_bus_kills_its_worker_for_good_until_a_person_clears_it(start):
+def test_the_worker_of_a_gpu_off_the_bus_is_killed_and_the_gpu_goes_into_quarantine(start):
     steps = ("run.steps=60", "checkpoint.every=0")
     with start([{"step": 20, "device": 3, "xid": 79}], *steps) as job:
         assert job.wait(120) == 0, job.output
@@ -65,7 +65,7 @@ def test_a_gpu_off_the_bus_kills_its_worker_for_good_until_a_person_clears_it(st
 
 
 @pytest.mark.slow
-def test_a_lost_gpu_is_a_death_at_once(start):
+def test_the_worker_of_a_lost_gpu_is_killed_at_once(start):
     with start([{"step": 10, "device": 4, "lost": True}], "run.steps=40") as job:
         assert job.wait(120) == 0, job.output
         (death,) = events(job, "death_detected")
@@ -79,11 +79,11 @@ def test_memory_errors_drain_a_worker_after_its_commit(start):
         assert findings(job) == [("0.1", "ecc", "note"), ("0.1", "ecc", "drain")]
         assert [e["worker"] for e in events(job, "evicted")] == [e["worker"] for e in events(job, "left")] == ["0.1"]
         assert {e["cause"] for e in events(job, "death_detected")} <= {"eviction"}
-        assert not events(job, "resumed", "respawned"), "nothing is lost, and nobody comes back"
+        assert not events(job, "resumed", "respawned"), "no work is lost, and no worker is restarted"
         assert not job.run.quarantine.exists() and committed(job) == list(range(40))
 
 
-def test_heat_gives_a_worker_less_work_until_it_is_over(start):
+def test_a_worker_with_a_hot_gpu_gets_less_work_until_it_has_cooled(start):
     heat = {"step": 20, "device": 0, "throttle": "HwThermalSlowdown", "clock": 990, "temperature": 91}
     cool = {"step": 50, "device": 0, "throttle": "", "clock": 1980, "temperature": 60}
     with start([heat, cool], "run.steps=90") as job:
@@ -98,7 +98,7 @@ def test_heat_gives_a_worker_less_work_until_it_is_over(start):
 
 @pytest.mark.slow
 @pytest.mark.torchrun
-def test_all_of_it_happens_in_one_job_under_torchrun(tmp_path, monkeypatch):
+def test_one_job_under_torchrun_survives_all_of_these_failures(tmp_path, monkeypatch):
     timeline = [
         {"step": 10, "device": 0, "hangs": 600},
         {"step": 20, "device": 3, "xid": 79},
@@ -123,7 +123,7 @@ def test_all_of_it_happens_in_one_job_under_torchrun(tmp_path, monkeypatch):
 
 
 def plans(job):
-    """The changes of the problem, except for measured durations."""
+    """The events that change the speeds in the planner's problem."""
     changed, newest = [], {}
     for line in job.run.lines(job.run.protocol):
         problem = (line.get("event") or {}).get("problem")
@@ -133,7 +133,7 @@ def plans(job):
     return changed
 
 
-def test_a_library_that_hangs_harms_nothing(start):
+def test_a_driver_library_that_hangs_costs_no_worker_and_no_step(start):
     with start([{"step": 5, "device": 2, "hangs": 600}], "run.steps=60") as job:
         assert job.wait(120) == 0, job.output
         found = [(e["worker"], e["signal"], e["action"]) for e in events(job, "health_found")]

@@ -33,7 +33,7 @@ SHAPE = ("parallel.pipelines=3", "parallel.stages=2")
 
 
 def survives(job, alive, expected):
-    """Checks that the job finishes bit for bit and that all remaining agents end at once with 0."""
+    """Checks that the job ends with the expected bits, and that all remaining agents then end at once with 0."""
     job.wait_for_event("finished", seconds=400)
     done = time.monotonic()
     job.wait_until(lambda: not job.supervisors(alive), "end of the supervisors", 60)
@@ -53,7 +53,7 @@ def survives(job, alive, expected):
 
 
 def some_moment(job, chance):
-    """A random moment between the start of the workers, which are still importing, and the last steps."""
+    """Waits for a random moment between the start of the workers, which are still importing, and the last steps."""
     job.wait_for_event("spawned", nth=6)
     if chance.random() < 0.25:
         time.sleep(chance.uniform(0.0, 4.0))
@@ -62,7 +62,7 @@ def some_moment(job, chance):
         time.sleep(chance.uniform(0.0, 0.1))
 
 
-@slow  # the next two tests also lose node 0, and then another node
+@slow  # quick counterparts: the next two tests also lose node 0, and then another node
 @pytest.mark.parametrize("node", NODES)
 @pytest.mark.parametrize("seed", range(20))
 def test_a_node_may_be_lost_at_any_moment(node, seed, expected, tmp_path):
@@ -72,7 +72,7 @@ def test_a_node_may_be_lost_at_any_moment(node, seed, expected, tmp_path):
         survives(job, [n for n in NODES if n != node], expected)
 
 
-@slow  # test_exit_barrier.py cuts a node off
+@slow  # quick counterpart: test_exit_barrier.py cuts a node off
 @twenty
 def test_two_nodes_are_lost_one_after_the_other_and_the_last_one_continues(seed, expected, tmp_path):
     """All nodes are on one machine, so the last one can prove that the others are dead."""
@@ -101,16 +101,16 @@ def test_the_elected_leader_may_be_lost_during_its_election(seed, expected, tmp_
 
 @slow
 def test_the_coordinator_may_be_lost_while_workers_are_importing(expected, tmp_path):
-    """They get the next coordinator's address from their supervisors, before they have connected to any."""
+    """Workers that have not connected yet get the next coordinator's address from their supervisors."""
     with Launched(tmp_path, arguments=ARGUMENTS) as job:
         job.wait_for_event("spawned", nth=6)
         time.sleep(0.5)
-        assert not job.events("started"), "it must be lost before that"
+        assert not job.events("started"), "the coordinator must be lost before workers have started"
         job.kill(0)
         survives(job, [1, 2], expected)
 
 
-@slow  # test_coordinator.py has the same case with forked processes
+@slow  # quick counterpart: the same case with forked processes in test_coordinator.py
 def test_the_first_node_may_be_lost_with_sharded_optimizer_state(expected, tmp_path):
     """The next coordinator has no table of holders and makes one from the workers' reports."""
     with Launched(tmp_path, arguments=(*ARGUMENTS, "parallel.sharded=true")) as job:
@@ -134,7 +134,7 @@ def test_a_stopped_agent_delays_no_step_and_ends_with_0_when_it_continues(node, 
         survives(job, NODES, expected)
 
 
-@slow  # tests/recycle_pp/test_counting.py loses a worker under one agent, test_exactness.py compares the bits
+@slow  # quick counterparts: tests/recycle_pp/test_counting.py (one agent), test_exactness.py (bits)
 def test_a_worker_dies_under_one_agent_and_returns(expected, tmp_path):
     with Launched(tmp_path, 1, 6, [*ARGUMENTS, *SHAPE]) as job:
         job.wait_for_step(10)
@@ -144,10 +144,10 @@ def test_a_worker_dies_under_one_agent_and_returns(expected, tmp_path):
         assert [e["worker"] for e in job.events("respawned")] == ["1.1"], job.explain()
 
 
-@slow  # tests/recycle_pp/test_counting.py resumes a job of a real launcher
+@slow  # quick counterpart: tests/recycle_pp/test_counting.py resumes a job of a real launcher
 @pytest.mark.parametrize(("nodes", "workers"), [(3, 2), (1, 4)])
 def test_with_resume_auto_a_complete_run_ends_every_rank_with_0(nodes, workers, tmp_path):
-    """A scheduler may requeue the same command line."""
+    """A scheduler may requeue a job with the same command line."""
     arguments = ["run.steps=6", "run.validate_every=0", "run.resume=auto"]
     if nodes == 1:
         arguments += ["parallel=2x2"]
@@ -168,7 +168,8 @@ def test_with_resume_auto_a_complete_run_ends_every_rank_with_0(nodes, workers, 
 
 @slow
 def test_no_agent_waits_for_an_agent_that_lost_a_supervisor_at_the_end(tmp_path):
-    """Such an agent fails without passing torch's exit barrier. It is stopped here until the job has ended."""
+    """The agent with the lost supervisor fails without passing torch's exit barrier. It is stopped here until the job
+    has ended."""
     with Launched(tmp_path, arguments=["run.steps=12"]) as job:
         job.wait_for_step(2)
         _, lost = job.supervisors([2])

@@ -1,4 +1,4 @@
-"""Deaths among workers that communicate as with NCCL: in order, without tags, over groups that plans require."""
+"""Deaths among workers that communicate as over NCCL: messages in order, without tags, over groups built per plan."""
 
 import json
 from pathlib import Path
@@ -42,7 +42,7 @@ def like_nccl(runs):
         yield runs.forked_from(zygote)
 
 
-@pytest.mark.slow  # the next tests have deaths, too
+@pytest.mark.slow  # quick counterparts: the deaths in the next tests
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_death_among_workers_with_one_ordered_stream_changes_no_bit(case, like_nccl):
     like_nccl.check_exact(like_nccl.of(case, "like NCCL"))

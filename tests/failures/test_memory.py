@@ -39,7 +39,7 @@ def plenty(zygote):
 
 
 def outcome(zygote: Zygote, environment: dict[str, str], *words: str):
-    """(digest of the final weights, deaths)"""
+    """Runs a job. Returns (digest of the final weights, deaths)."""
     with zygote.run([*LONG, *words], environment) as job:
         assert job.wait(280) == 0, job.output
         deaths = [event for event in job.run.lines(job.run.events) if event["event"] == "death_detected"]

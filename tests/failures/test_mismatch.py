@@ -1,4 +1,4 @@
-"""A worker has wrong sharded state, with control.mismatch=third. It is found in the next vote, named and killed.
+"""With control.mismatch=third, a worker with wrong sharded state is found in the next vote, named and killed.
 
 The final weights are those of a run without errors, bit for bit. `test_endings.py` has the same with
 control.mismatch=stop.
@@ -58,7 +58,7 @@ def test_a_worker_with_a_wrong_master_is_killed_and_no_bit_of_the_result_changes
 
 @pytest.mark.slow
 def test_a_checkpoint_with_a_wrong_block_is_not_finished_and_the_job_continues(sabotaged, tmp_path):
-    """The update after step 7 is wrong, which enters the checkpoint of 8 steps."""
+    """The update of step 7 is wrong, so the checkpoint after 8 steps contains it."""
     case = Case("err before a checkpoint", "3x2", (*SHARDED, K3, "checkpoint.every=8"), steps=18, bound=150)
     outcome = run(sabotaged, case, err=1, step=7, once=str(tmp_path / "flipped"))
     killed(outcome, tmp_path)

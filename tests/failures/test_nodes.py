@@ -23,7 +23,7 @@ def test_three_nodes_train_exactly_like_one(zygote, runs, tmp_path):
     assert {e["host"] for e in outcome.all("spawned")} == {"node0", "node1", "node2"}
 
 
-@pytest.mark.slow  # test_a_new_node_takes_the_place_of_a_lost_one also loses one
+@pytest.mark.slow  # quick counterpart: test_a_new_node_takes_the_place_of_a_lost_one
 def test_the_loss_of_a_node_changes_no_bit(zygote, runs, tmp_path):
     case = Case("a whole node is killed", "3x2", steps=20, deaths=2)
     with nodes.start(case, tmp_path, zygote) as job:
@@ -74,9 +74,9 @@ def test_the_ops_of_a_dead_worker_go_to_the_nearest_peer(far, zygote, tmp_path):
     assert not far or (hosts["2.0"], network.edges[Worker(0, 0), Worker(2, 1)]["leaves"]) == ("node2", "zone")
 
 
-@pytest.mark.slow  # test_exit_barrier.py cuts a node off
+@pytest.mark.slow  # quick counterpart: test_exit_barrier.py cuts a node off
 @pytest.mark.parametrize("cut", ["in both directions", "what it sends", "what it gets"])
-def test_a_node_that_is_cut_off_is_given_up_and_does_no_harm_when_it_returns(cut, zygote, runs, tmp_path):
+def test_a_node_that_is_cut_off_is_given_up_and_changes_no_bit_when_it_returns(cut, zygote, runs, tmp_path):
     case = Case(f"a link is cut, {cut}", "3x2", steps=20, deaths=2)
     with nodes.start(case, tmp_path, zygote) as job:
         job.wait_for_step(3)
@@ -95,7 +95,7 @@ def test_a_node_that_is_cut_off_is_given_up_and_does_no_harm_when_it_returns(cut
 
 
 @pytest.mark.slow
-def test_a_node_that_stays_cut_off_stops_with_its_own_error(zygote, tmp_path):
+def test_a_node_that_stays_cut_off_stops_and_reports_the_lost_majority(zygote, tmp_path):
     case = Case("a node stays cut off", "3x2", steps=10_000)
     with nodes.start(case, tmp_path, zygote) as job:
         job.wait_for_step(3)
@@ -118,7 +118,7 @@ def test_latency_and_loss_slow_a_job_down_but_cost_no_worker(zygote, runs, tmp_p
 
 
 @pytest.mark.slow
-def test_two_nodes_that_reach_only_the_third_one_do_not_stop_it(zygote, runs, tmp_path):
+def test_two_nodes_that_reach_only_the_third_one_do_not_stop_the_job(zygote, runs, tmp_path):
     case = Case("the link between two nodes is cut", "3x2", steps=20, deaths=2)
     with nodes.start(case, tmp_path, zygote) as job:
         job.wait_for_step(3)
@@ -146,9 +146,11 @@ def test_a_new_node_takes_the_place_of_a_lost_one(zygote, runs, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_rejected_node_learns_the_reason(zygote, tmp_path):
+def test_a_rejected_node_is_given_the_reason_and_another_numpy_is_named_at_the_start(zygote, tmp_path):
+    (about := tmp_path / "numpy-9.9.9.dist-info").mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 9.9.9\n")
     case = Case("new nodes that cannot join", "3x2", steps=10_000)
-    with nodes.start(case, tmp_path, zygote) as job:
+    with nodes.start(case, tmp_path, zygote, environments={1: {"PYTHONPATH": str(tmp_path)}}) as job:
         job.wait_for_step(1)
         nowhere = f"{job.nodes[0].machine.address}:9"
         for told, newcomer in {
@@ -159,3 +161,4 @@ def test_a_rejected_node_learns_the_reason(zygote, tmp_path):
             assert newcomer.agent.wait(60) == 2, newcomer.agent.output
             assert told in newcomer.agent.output
             assert "Traceback" not in newcomer.agent.output
+        assert "numpy: 9.9.9 on node1 (needed: " in job.nodes[0].agent.output

@@ -1,4 +1,4 @@
-"""Elections when nodes and links fail, with the supervisors' vote and with etcd: two sides never both continue."""
+"""Elections among supervisors, and with etcd, when nodes and links fail. Two sides never both continue."""
 
 import pytest
 

@@ -21,7 +21,7 @@ PRIVATE = Path(tempfile.gettempdir()) / f"recycle_pp-{os.getuid()}"
 
 @pytest.fixture
 def nothing_stays():
-    """A function to call with the job's processes while it runs. Checked at the end of the test."""
+    """A function to call with the ids of the job's processes while it runs. The check is at the end of the test."""
     before = set(os.listdir("/dev/shm"))
     seen: list[psutil.Process] = []
 
@@ -52,7 +52,7 @@ def test_nothing_is_left_after_success(zygote, nothing_stays):
         assert "Traceback" not in job.output
 
 
-@pytest.mark.slow  # tests/recycle_pp/test_cli.py has it for `recycle train`
+@pytest.mark.slow  # quick counterpart: the same signals to `recycle train` in tests/recycle_pp/test_cli.py
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_job_quickly_and_quietly_and_leaves_nothing(number, code, zygote, nothing_stays):
     with zygote.run(ENDLESS) as job:
@@ -135,7 +135,7 @@ with Zygote() as zygote, zygote.run({ENDLESS!r}) as job:
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-@pytest.mark.slow  # tests/recycle_pp/test_cli.py has it for `recycle train`
+@pytest.mark.slow  # quick counterpart: Ctrl-C at `recycle train` in tests/recycle_pp/test_cli.py
 @pytest.mark.torchrun
 def test_nothing_is_left_after_ctrl_c_at_torchrun(nothing_stays, tmp_path):
     torchrun = [Path(sys.executable).with_name("torchrun"), "--nproc-per-node=4", "-m", "recycle_pp.train"]

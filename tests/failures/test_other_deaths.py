@@ -28,13 +28,13 @@ SURVIVED = [
 ]
 
 
-@slow  # the next test has a hang, test_connections.py a restart
+@slow  # quick counterparts: test_hangs.py, test_connections.py (restarts)
 @pytest.mark.parametrize("case", SURVIVED, ids=str)
 def test_faults_of_a_worker_change_no_bit(case, runs):
     runs.check_exact(runs.of(case, "not SIGKILL"))
 
 
-@slow  # test_hangs.py
+@slow  # quick counterpart: test_hangs.py
 def test_a_hung_worker_is_found_within_the_suspicion_and_reported_as_a_hang(runs):
     case = Case("hangs", "2x2", ("+hang_at=3:0.1", *NERVOUS))
     outcome = runs.of(case, "not SIGKILL")
@@ -46,8 +46,8 @@ def test_a_hung_worker_is_found_within_the_suspicion_and_reported_as_a_hang(runs
 
 
 @slow
-def test_a_worker_that_wakes_after_it_was_given_up_does_no_harm(runs):
-    """Its supervisor is paused too, as on a paused machine, so it cannot be killed before it wakes."""
+def test_a_worker_that_wakes_after_it_was_given_up_changes_no_bit(runs):
+    """The supervisor is paused as well, as on a paused machine, so it cannot kill the worker before both wake."""
     paused = [SignalAt("started", "0.1", number=signal.SIGSTOP, resume=2.5, supervisor=True)]
     case = Case("wakes after it was given up", "2x2", NERVOUS, tuple(paused), steps=120, bound=90)
     runs.check_exact(runs.of(case, "not SIGKILL"))
@@ -63,8 +63,21 @@ def test_a_slow_worker_gets_a_smaller_share(runs):
     assert forwards[0] < forwards[1]
 
 
+def test_a_host_that_slows_down_as_a_whole_is_found_by_comparison_with_its_own_first_steps(zygote, tmp_path):
+    """Three of four workers become slow, so the median of peers is that of a slow worker."""
+    hot = {"0.0", "0.1", "1.0"}
+    sizes = ["parallel=2x2", "parallel.microbatches=2", "emulate=sleep", *(f"emulate.{kind}=0.003" for kind in "FIWO")]
+    faults = f"+slow_at=[{','.join(f'110:{worker}@2.5' for worker in sorted(hot))}]"
+    with zygote.run([*sizes, "model=tiny", "run.steps=145", faults, f"run.dir={tmp_path / 'run'}"]) as job:
+        assert job.wait(120) == 0, job.output
+        found = [event for event in job.run.lines(job.run.events) if event["event"] == "slow"]
+        assert {event["worker"] for event in found} == hot and {event["against"] for event in found} == {"itself"}
+        assert all(124 <= event["step"] <= 135 and 1.8 < event["factor"] < 3 for event in found), found
+        assert "1.0 times" not in job.output and "times as long as in its own first steps" in job.output
+
+
 @pytest.mark.parametrize("stagger", [pytest.param(False, marks=slow), True])
-def test_an_evicted_worker_hands_over_before_it_leaves(stagger, runs):
+def test_an_evicted_worker_hands_its_work_over_before_it_leaves(stagger, runs):
     told = SignalAt("started", "0.1", after=0.3, number=signal.SIGTERM)
     case = Case("is evicted", "2x2", (), (told,), steps=25, stagger=stagger)
     outcome = runs.of(case, "evictions")
@@ -78,7 +91,7 @@ def test_an_evicted_worker_hands_over_before_it_leaves(stagger, runs):
 @slow
 @pytest.mark.parametrize("worker", ["1.1", "0.0"])  # 0.0's supervisor hosts the coordinator
 def test_sigterm_to_one_supervisor_evicts_its_rank_and_the_job_continues(worker, runs):
-    """For example with one rank per container, and a notice that the machine will be taken."""
+    """For example, each rank runs in a container, and the cloud gives notice before it takes a machine."""
     told = SignalAt("started", worker, after=0.3, number=signal.SIGTERM, above=True)
     case = Case(f"{worker}'s container is evicted", "2x2", (), (told,), steps=60)
     outcome = runs.of(case, "evictions")
@@ -87,7 +100,7 @@ def test_sigterm_to_one_supervisor_evicts_its_rank_and_the_job_continues(worker,
 
 
 @slow
-def test_an_eviction_that_comes_too_soon_is_a_death(runs):
+def test_a_worker_killed_right_after_its_eviction_notice_counts_as_dead(runs):
     term, kill = (
         SignalAt("started", "0.1", after=after, number=number)
         for after, number in ((0.3, signal.SIGTERM), (0.1, signal.SIGKILL))

@@ -1,4 +1,4 @@
-"""Mistakes in a user's model: the user sees the exception with file and line, and exit code 2."""
+"""A mistake in a user's model ends the job with exit code 2. The user sees the exception with file and line."""
 
 import re
 
@@ -49,7 +49,7 @@ def test_with_one_worker_per_stage_the_same_exception_is_not_reported_as_a_lost_
 def test_a_group_that_matches_no_parameter_is_rejected_with_names_that_do(zygote):
     with zygote.run([*COMMON, "optimizer.groups=[block.*:0.1]"]) as job:
         assert job.wait(100) == 2, job.output
-        assert "optimizer.groups: block.* matches no parameter; near names: blocks." in job.output
+        assert "optimizer.groups: block.* matches no parameter; similar names: blocks." in job.output
     with zygote.run(["parallel=1x1", "model=tiny", "run.steps=1", "optimizer.groups=[nosuch:0.1]"]) as job:
         assert job.wait(100) == 2, job.output
         assert "optimizer.groups: nosuch matches no parameter" in job.output

@@ -1,6 +1,6 @@
-"""With sharded state the weights are those of a run with whole state and without deaths, bit for bit, at any death.
+"""After any deaths, a job with sharded state has the weights of a fault-free run with whole state, bit for bit.
 
-The fault-free run to compare with is one worker alone, without `parallel.sharded`.
+The fault-free run is one worker without `parallel.sharded`.
 """
 
 import json
@@ -14,7 +14,7 @@ from .test_exactness import some
 TWO, THREE = ("parallel.sharded=true",), ("parallel.sharded=true", "parallel.optimizer_copies=3")
 STOP = matrix.STOP
 
-MOMENTS = [*matrix.MOMENTS, "spread"]  # and, of four workers, "heal"
+MOMENTS = [*matrix.MOMENTS, "spread"]  # "heal" is the second death in its stage, so it has its own cases
 
 
 def faults(moment, stage, step):
@@ -28,7 +28,8 @@ def faults(moment, stage, step):
 
 
 def tour(claim, of, copies, first, stagger):
-    """A tour with each moment, at the stages in turn. Clipping would undo every early update."""
+    """A tour with each moment, at the stages in turn. With `stagger` nothing is clipped, as clipping would undo every
+    early update."""
     fallen, back = [], []
     for number, moment in enumerate(of):
         now, later = faults(moment, (first + number) % 3, 2 + STOP * number)
@@ -52,7 +53,7 @@ TOURS = [
 SHAPE = ("parallel.pipelines=4", "parallel.stages=1", "parallel.microbatches=1")
 
 
-@pytest.mark.slow  # the next test, test_exactness.py and tests/recycle_pp/protocol/test_sharded_recovery.py
+@pytest.mark.slow  # quick counterparts: the next test, tests/recycle_pp/protocol/test_sharded_recovery.py
 @pytest.mark.parametrize("case", TOURS, ids=str)
 def test_a_death_at_any_moment_changes_no_bit(case, runs):
     outcome = runs.of(case, "sharded, at every moment")
@@ -131,7 +132,7 @@ def test_several_deaths_change_no_bit(case, runs):
 @pytest.mark.slow
 @pytest.mark.parametrize("stagger", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_stage_may_update_its_blocks_before_another_has_finished_its_backwards(stagger, runs):
-    """The traces of the steps around deaths show it in some of them, also on a busy machine."""
+    """Some traces of the steps around deaths show such an update, also on a busy machine."""
     faults = fails("5:1.0@forward", "10:0.0@forward")
     case = Case("seen from the traces", "3x2", (*AHEAD, *faults), steps=16, stagger=stagger, deaths=2)
     outcome = runs.of(case, "sharded, several")
@@ -171,7 +172,8 @@ def test_the_loss_of_all_copies_of_a_block_restarts_the_job_from_its_checkpoint(
 
 
 def test_without_a_checkpoint_the_job_reports_the_lost_blocks(zygote):
-    """In one of the groups (0, 2) and (1, 3) both holders die at once, which loses half of the blocks."""
+    """Workers hold blocks in the groups (0, 2) and (1, 3). Both holders of one group die at once, so half of the blocks
+    are lost."""
     arguments = Case("", "2x2").arguments[3:]
     both = fails("6:0.0@backward", "6:2.0@heal")
     with zygote.run([*arguments, *SHAPE, *TWO, "run.steps=20", "checkpoint.minutes=0", *both]) as job:
@@ -184,7 +186,7 @@ def test_without_a_checkpoint_the_job_reports_the_lost_blocks(zygote):
 TWO_BY_TWO = ("parallel=2x2", "parallel.microbatches=2")
 
 
-@pytest.mark.slow  # test_surroundings.py resumes with another shape
+@pytest.mark.slow  # quick counterpart: test_surroundings.py resumes with another shape
 @pytest.mark.parametrize(
     ("first", "then"),
     [

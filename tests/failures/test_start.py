@@ -1,4 +1,4 @@
-"""The start of a job under real torchrun agents: all ranks find each other, or each node prints the reason."""
+"""At the start of a job under real torchrun agents, all ranks find each other, or each node prints the reason."""
 
 import os
 import subprocess
@@ -146,7 +146,7 @@ def test_no_start_is_silent_for_more_than_five_seconds(tmp_path):
     assert "import torch: workers 0.1 (rank 1) on " in text
 
 
-def test_a_rank_reports_that_rank_0_does_not_come(tmp_path):
+def test_a_rank_reports_that_rank_0_is_missing(tmp_path):
     variables = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": str(free_ports())}
     environment = {key: value for key, value in os.environ.items() if key != "TORCHELASTIC_RUN_ID"} | variables
     with subprocess.Popen(

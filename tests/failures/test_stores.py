@@ -4,17 +4,23 @@ import json
 import os
 import shutil
 import signal
+import threading
 import time
 
+import numpy as np
 import pytest
 
+from recycle_pp.export import main as exported
+from recycle_pp.storage.store import Store
 from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.telemetry.status import StatusReader
+from recycle_pp.telemetry.stored_run import local
 from tests.s3_server import Proxy, S3Server
 
 from .launched import Launched
 
 SHAPE = ("parallel.pipelines=2", "parallel.stages=2")
-JOB = ("model=tiny", "numerics=reproducible", "run.validate_every=0", "checkpoint.every=4", "run.steps=24")
+JOB = ("model=tiny", "numerics=reproducible", "run.validate_every=0", "checkpoint.every=4", "run.steps=40")
 
 
 @pytest.fixture(scope="module")
@@ -67,27 +73,109 @@ def resumed(zygote, environment, folder, expected, *overrides):
         return [event["step"] for event in events(job, "started")][-1]
 
 
-def test_a_run_whose_folder_lost_its_checkpoints_continues_from_the_store(zygote, environment, weights, tmp_path):
-    """The job is killed after its second upload."""
+def test_a_killed_run_continues_on_another_machine_from_its_store(zygote, environment, weights, tmp_path):
+    """The job is killed after its second upload. The other machine has neither its folder nor its settings."""
     store, run = url(), tmp_path / "run"
     with zygote.run([*SHAPE, *JOB, f"run.dir={run}", f"checkpoint.store={store}"], environment) as job:
         job.wait_for_event("checkpoint_stored", 100)
-        while len(stored(job)) < 2:
+        while len(stored(job)) < 2 or not any(name.endswith("/config.yaml") for name in Store(store).list("run")):
             time.sleep(0.02)
         job.signal(signal.SIGKILL)
         done = stored(job)
-    shutil.rmtree(run / "checkpoints")
-    assert resumed(zygote, environment, run, weights) >= done[-1] > 0
+    shutil.rmtree(run)
+    there = tmp_path / "there"
+    where = [*SHAPE, f"run.dir={there}", f"checkpoint.store={store}", "run.resume=true"]
+    with zygote.run(where, environment) as job:
+        assert job.wait(200) == 0, job.output
+        assert json.loads(job.run.summary.read_text())["weights_sha256"] == weights, job.output
+        first = [event["step"] for event in events(job, "started")][-1]
+        assert first >= done[-1] > 0
+        steps = [line["step"] for line in job.run.lines(job.run.metrics)]  # of older steps, those that were copied
+        assert steps == sorted(set(steps)) and set(range(first, 40)) <= set(steps), steps
+    assert StatusReader(RunFolder(local(store))).read().state == "finished"
+    assert exported([store, f"{tmp_path}/out"]) == 0
     with zygote.run([*SHAPE, *JOB, f"run.dir={tmp_path}/new", f"checkpoint.store={store}"], environment) as job:
         assert job.wait(60) == 2
-        assert f"checkpoint.store={store} holds step-000024 of another run" in job.output
+        assert f"checkpoint.store={store} holds step-000040 of another run" in job.output
 
 
-def test_a_store_that_cannot_be_used_is_one_sentence_before_the_launch(zygote, environment, tmp_path):
+def test_a_store_that_cannot_be_used_is_reported_in_one_sentence_before_the_launch(zygote, environment, tmp_path):
     with zygote.run([*SHAPE, *JOB, f"run.dir={tmp_path}/run", "checkpoint.store=s3://no-bucket/x"], environment) as job:
         assert job.wait(60) == 2
         assert "s3://no-bucket/x: NoSuchBucket (The specified bucket does not exist)" in job.output
         assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_job_with_its_data_in_the_store_has_the_bits_of_one_with_local_files_and_outlives_the_store(
+    zygote, environment, proxy, tmp_path
+):
+    """The store refuses everything once training has begun. The worker that is killed then restarts without it."""
+    corpus, at = tmp_path / "corpus.bin", url()
+    np.random.default_rng(0).integers(0, 256, 40_000, dtype="<u2").tofile(corpus)
+    Store(at).put_file("corpus.bin", corpus)
+    found = {}
+    for path in (str(corpus), f"{at}/corpus.bin"):
+        overrides = [*SHAPE, *JOB, f"data.path={path}", "+fail_at=20:1.0", "+rejoin_at=22:1.0"]
+        with zygote.run(overrides, environment | {"XDG_CACHE_HOME": str(tmp_path / "cache")}) as job:
+            job.wait_for_event("started", 100)
+            proxy.judge = lambda method, path: 503
+            assert job.wait(200) == 0, job.output
+            assert events(job, "rejoined"), job.output
+            found[path] = json.loads(job.run.summary.read_text())["weights_sha256"]
+        proxy.judge = lambda method, path: None
+    assert len(set(found.values())) == 1, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("upload", ["a part", "the seal", "the number of the newest"])
+@pytest.mark.parametrize("arrives", [False, True])
+def test_a_job_killed_during_an_upload_continues_from_a_whole_checkpoint(
+    zygote, environment, proxy, weights, tmp_path, upload, arrives
+):
+    """The job is killed with a request of its second upload. `arrives`: whether the store still gets the request."""
+    store, run = url(), tmp_path / "run"
+    part = {"a part": ".distcp", "the seal": "/sealed/", "the number of the newest": "/newest"}[upload]
+    sealed, killed = [], threading.Event()
+
+    def judge(method, path):
+        last = method == "PUT" and part in path and len(sealed) == (2 if upload == "the number of the newest" else 1)
+        if method == "PUT" and "/sealed/" in path:
+            sealed.append(path)
+        if not last or killed.is_set():
+            return None
+        job.signal(signal.SIGKILL)
+        killed.set()
+        return None if arrives else "close"
+
+    proxy.judge = judge
+    with zygote.run([*SHAPE, *JOB, f"run.dir={run}", f"checkpoint.store={store}"], environment) as job:
+        assert killed.wait(100), job.output
+        job.wait(20)
+    shutil.rmtree(run)
+    assert resumed(zygote, environment, tmp_path / "there", weights, f"checkpoint.store={store}") in range(4, 40, 4)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_waits_for_a_store_that_refuses_for_a_minute(zygote, environment, proxy, tmp_path):
+    """Its files stay on the disk, although newer checkpoints are saved there meanwhile. Only these are not stored."""
+    job_of = (*SHAPE, *JOB, "run.steps=100000", "checkpoint.every=20", f"run.dir={tmp_path}/run")
+    with zygote.run([*job_of, f"checkpoint.store={url()}"], environment) as job:
+        job.wait_for_event("checkpoint_stored", 100)
+        begun = time.monotonic()
+        proxy.judge = lambda method, path: 503 if time.monotonic() < begun + 60 else None
+        time.sleep(60)
+        before, steps = stored(job), len(job.run.lines(job.run.metrics))
+        while len(stored(job)) < len(before) + 2:
+            assert time.monotonic() < begun + 120, job.output
+            time.sleep(0.2)
+        waited = stored(job)[len(before)]
+        for event in events(job, "checkpoint_not_stored"):
+            assert event["detail"] == f"checkpoint step-{waited:06d} is still being uploaded", job.output
+        assert waited < events(job, "checkpoint_not_stored")[0]["checkpoint"]
+        assert len(job.run.lines(job.run.metrics)) > steps > before[-1] + 100  # training continued meanwhile
+        job.signal(signal.SIGTERM)
+        assert job.wait(60) == 143, job.output
 
 
 class Apart(Launched):
@@ -127,5 +215,5 @@ def test_three_nodes_without_a_common_folder_continue_after_all_of_them_died(zyg
         job.run = RunFolder(job.disk(0))
         assert job.wait(range(3), 300) == [0, 0, 0], job.explain()
         assert job.events("started")[-1]["step"] >= done[-1] > 0
-        assert job.committed() == 23
+        assert job.committed() == 39
         assert json.loads(job.run.summary.read_text())["weights_sha256"] == expected, job.explain()

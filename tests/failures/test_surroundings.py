@@ -39,7 +39,7 @@ SAME_BATCH = {  # D * M is 8
 }
 
 
-@pytest.mark.slow  # the test with a flipped bit has another shape, too
+@pytest.mark.slow  # quick counterpart: the test with a flipped bit also resumes with another shape
 @pytest.mark.parametrize("shape", ["4x1", "2x2", "1x4"])
 def test_a_resume_with_any_shape_ends_with_the_weights_of_an_uninterrupted_run(shape, runs, tmp_path):
     interrupted(runs, tmp_path / "run")
@@ -49,9 +49,9 @@ def test_a_resume_with_any_shape_ends_with_the_weights_of_an_uninterrupted_run(s
     check_same_weights(runs, outcome, as_in=Case("", "2x2", steps=60))
 
 
-@pytest.mark.slow  # tests/recycle_pp/coordinator/test_workers.py has what a joiner is asked to load
+@pytest.mark.slow  # quick counterpart: the loads of joiners in tests/recycle_pp/coordinator/test_workers.py
 def test_a_worker_returns_after_the_checkpoint_of_the_resume_was_deleted(runs, tmp_path):
-    """Two checkpoints are kept. The state of a joiner comes from a peer."""
+    """Only two checkpoints are kept. A returning worker gets its state from a peer instead."""
     interrupted(runs, tmp_path / "run")
     case = resumed("2x2", tmp_path / "run", overrides=(*fails("40:1.1"), *rejoins("44:1.1")))
     outcome = runs.of(replace(case, deaths=1), "resumes")
@@ -73,7 +73,7 @@ def test_a_resume_skips_a_damaged_checkpoint_and_reports_it(runs, tmp_path):
     assert "is damaged and skipped" in outcome.output
 
 
-@pytest.mark.slow  # tests/recycle_pp/state/test_checkpoint.py has a flipped bit
+@pytest.mark.slow  # quick counterpart: the flipped bit in tests/recycle_pp/state/test_checkpoint.py
 def test_a_resume_detects_a_single_flipped_bit_also_with_another_shape(runs, tmp_path):
     interrupted(runs, tmp_path / "run")
     newest = max((tmp_path / "run" / "checkpoints").glob("step-??????"))
@@ -97,7 +97,7 @@ def test_a_resume_with_only_damaged_checkpoints_stops(runs, tmp_path):
 
 @pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_written_costs_no_step(runs, tmp_path):
-    """As on a full disk, every write below checkpoints/ fails; in /proc also for root."""
+    """Every write below checkpoints/ fails, as on a full disk. In /proc it fails even for root."""
     run = tmp_path / "run"
     run.mkdir()
     (run / "checkpoints").symlink_to("/proc")
@@ -166,9 +166,9 @@ def test_fewer_workers_than_stages_stop_the_job_with_the_reason(runs):
     runs.of(case, "a stage lost")
 
 
-@pytest.mark.slow  # test_disks.py has a read-only folder
+@pytest.mark.slow  # quick counterpart: the read-only folder in test_disks.py
 @pytest.mark.parametrize("below", ["file", "/proc"])  # root cannot write there either
-def test_a_run_folder_that_cannot_be_created_gives_one_sentence_and_no_worker_starts(below, zygote, tmp_path):
+def test_a_run_folder_that_cannot_be_created_is_reported_before_a_worker_starts(below, zygote, tmp_path):
     (tmp_path / "file").write_text("")
     with zygote.run(["parallel=2x2", "model=tiny", f"run.dir={tmp_path / below / 'run'}"]) as job:
         assert job.wait(30) == 2

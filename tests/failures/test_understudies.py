@@ -1,39 +1,92 @@
-"""The last worker of a stage dies, its understudy takes over, and no bit changes. No checkpoint is read."""
+"""When the last worker of a stage dies, its understudy takes over without a checkpoint, and no bit changes."""
 
 import pytest
 
+from tests.recycle_pp.model.general import models
+
 from .harness import Case, explain, fails
+from .test_moves import SHARDED, hugging_face
 
 slow = pytest.mark.slow
 KEPT = ("state.understudy=auto", "run.respawns=0")
 
 
-def last_dies(moment, first=1, last=0):
-    """W(first,1) dies, and then W(last,1) when its understudy is in step."""
-    return (*KEPT, *fails(f"3:{first}.1@backward", f"14:{last}.1@{moment}"))
+def last_dies(moment, stage=1):
+    """Settings with which W(1,stage) dies, and later W(0,stage), once the stage's understudy is in step."""
+    return (*KEPT, *fails(f"3:1.{stage}@backward", f"14:0.{stage}@{moment}"))
 
 
+def case(claim, overrides, stagger=False):
+    return Case(claim, "2x2", overrides, steps=18, deaths=2, stagger=stagger, bound=200)
+
+
+SLOW = [
+    case("at the vote", last_dies("vote"), stagger=True),
+    case("at the commit", last_dies("commit")),
+    case("in the sum", last_dies("allreduce"), stagger=True),
+    case("in bf16", (*last_dies("forward"), "numerics.precision=bf16")),
+    case("with int32 sums", (*last_dies("vote"), "numerics.sums=int32")),
+    case("before a checkpoint", (*last_dies("commit"), "checkpoint.every=5")),
+    case("sharded", (*last_dies("backward"), *SHARDED)),
+    case("sharded in bf16", (*last_dies("commit", 0), *SHARDED, "numerics.precision=bf16"), stagger=True),
+    case("with limited memory", (*last_dies("vote"), "parallel.memory=1GB")),
+]
 CASES = [
-    Case("the last worker dies in a backward", "2x2", last_dies("backward"), steps=18, deaths=2),
-    pytest.param(Case("at the vote", "2x2", last_dies("vote"), steps=18, deaths=2, stagger=True), marks=slow),
-    pytest.param(Case("at the commit", "2x2", last_dies("commit"), steps=18, deaths=2), marks=slow),
-    pytest.param(Case("in the sum", "2x2", last_dies("allreduce"), steps=18, deaths=2, stagger=True), marks=slow),
-    pytest.param(
-        Case("in bf16", "2x2", (*last_dies("forward"), "numerics.precision=bf16"), steps=18, deaths=2), marks=slow
-    ),
-    pytest.param(
-        Case("with int32 sums", "2x2", (*last_dies("vote"), "numerics.sums=int32"), steps=18, deaths=2), marks=slow
-    ),
-    pytest.param(
-        Case("before a checkpoint", "2x2", (*last_dies("commit"), "checkpoint.every=5"), steps=18, deaths=2), marks=slow
-    ),
+    case("the last worker dies in a backward", last_dies("backward")),
+    *(pytest.param(each, marks=slow) for each in SLOW),
 ]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_an_understudy_takes_over_the_stage_of_a_dead_last_worker_and_no_bit_changes(case, runs):
-    outcome = runs.of(case, "understudies")
+    check_took_over(runs.of(case, "understudies"), runs)
+
+
+def tied(at):
+    """The project's own Transformer, with a tied embedding and head."""
+    folder = models.folder("llama", at, num_hidden_layers=4, vocab_size=512, tie_word_embeddings=True)
+    return ("model=llama", f"model.path={folder}", "model.init=random", "model.sequence=16")
+
+
+def custom():
+    """A model whose layers are all the same module, so no layer can move."""
+    return ("model=custom", f"model.build={models.__name__}:SharedLayer", "model.layers=blocks", "model.sequence=16")
+
+
+@slow
+@pytest.mark.parametrize(
+    ("kind", "stage", "more"),
+    [
+        ("qwen2", 1, ()),
+        ("qwen2", 0, SHARDED),
+        ("gpt2", 1, ()),  # tied
+        ("SharedLayer", 0, ()),
+        ("own", 1, ()),
+        ("own", 0, SHARDED),
+    ],
+)
+def test_an_understudy_takes_over_a_stage_of_another_or_tied_model_and_no_bit_changes(
+    kind, stage, more, runs, tmp_path
+):
+    of_kind = custom() if kind == "SharedLayer" else tied(tmp_path) if kind == "own" else hugging_face(kind, tmp_path)
+    found = runs.of(case(f"{kind} model", (*last_dies("vote", stage), *of_kind, *more)), "understudies")
+    check_took_over(found, runs)
+
+
+def check_took_over(outcome, runs):
     runs.check_exact(outcome)
-    (took,) = outcome.all("took_over")
-    assert (took["worker"], took["step"]) == ("0.1", 14 + ("@commit" in str(case.overrides))), explain(outcome)
+    (took,), last = outcome.all("took_over"), outcome.all("death_detected")[-1]["worker"]
+    assert (took["worker"], took["step"]) == (last, 14 + ("@commit" in str(outcome.case.overrides))), explain(outcome)
     assert not outcome.all("restored") + outcome.all("stage_lost"), explain(outcome)
+
+
+@slow
+def test_without_room_no_stage_gets_an_understudy_and_the_job_continues(runs):
+    """After its own stage a worker has too little memory left for another one."""
+    overrides = (*KEPT, *fails("3:1.1@backward"), "parallel.memory=310.4MB")
+    outcome = runs.of(Case("no room", "2x2", overrides, steps=8, bound=200), "understudies")
+    runs.check_exact(outcome)
+    assert outcome.all("understudy_refused"), explain(outcome)
+    (refused,) = outcome.all("understudy_refused")
+    assert refused["worker"] == "0.1" and refused["needed_bytes"] > refused["free_bytes"], explain(outcome)
+    assert not outcome.all("understudy_begins")

@@ -47,7 +47,7 @@ def node(zygote, tmp_path, number, address, token):
 
 @contextmanager
 def said(job, sentence, times=2):
-    """The job prints the sentence at least `times` times, from only one of its ranks."""
+    """Waits until the job has printed the sentence `times` times. Lets the job end after the block."""
     deadline = time.monotonic() + 60
     while job.output.count(sentence) < times:
         assert time.monotonic() < deadline, job.output
@@ -107,7 +107,7 @@ def test_connection_errors_are_explained():
 
 @pytest.mark.slow
 @pytest.mark.torchrun
-def test_under_torchrun_a_node_without_a_token_prints_it_last_and_the_others_what_they_wait_for(tmp_path, monkeypatch):
+def test_under_torchrun_a_missing_token_is_the_last_line_and_the_other_node_prints_why_it_waits(tmp_path, monkeypatch):
     class Forgetful(Launched):
         def _start(self, number, nodes, workers):
             monkeypatch.setattr("tests.failures.launched.TOKEN", TOKEN if number == 0 else "")

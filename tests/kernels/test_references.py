@@ -68,3 +68,12 @@ def test_adamw_follows_torchs_optimizer_step_by_step():
         optimizer.step()
         adamw_reference(state, grad, chunks, AdamW(1e-2, weight_decay=0.1), step, scale=0.5)
         assert torch.allclose(flat, torch.cat([matrices, vectors]), rtol=1e-12)
+
+
+def test_adamw_rounds_its_bfloat16_moments_to_nearest_even_after_the_step():
+    param, mean, square, grad = torch.randn(25), torch.randn(25).bfloat16(), torch.rand(25).bfloat16(), torch.randn(25)
+    chunks, wide = make_chunks([25], [True], "cpu"), (param.clone(), mean.float(), square.float())
+    adamw_reference((param, mean, square), grad, chunks, AdamW(1e-2), 3)
+    adamw_reference(wide, grad, chunks, AdamW(1e-2), 3)
+    assert torch.equal(param, wide[0])
+    assert torch.equal(mean, wide[1].bfloat16()) and torch.equal(square, wide[2].bfloat16())

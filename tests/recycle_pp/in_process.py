@@ -9,7 +9,6 @@ from torch import Tensor
 from recycle_pp.config.settings import Settings
 from recycle_pp.data.batches import Batches
 from recycle_pp.model.stage import Stage
-from recycle_pp.model.stage_module import Batch
 from recycle_pp.numerics.gradients import Reduced
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.numerics.ties import Ties
@@ -33,9 +32,8 @@ def pipeline(settings: Settings) -> list[Stage]:
 
 
 def forward(stages: Sequence[Stage], batches: Batches, step: int, g: int) -> Tensor:
-    """Runs F of every stage; the loss."""
-    inputs, targets = batches.batch(step, g)
-    batch, boundary = Batch(inputs, targets, more=batches.more(inputs)), []
+    """Runs F of every stage. Returns the loss."""
+    batch, boundary = batches.batch(step, g).of_step(batches.items(step)), []
     for stage in stages:
         boundary = stage.forward(step, g, batch, boundary)
     return boundary[0]
@@ -58,13 +56,13 @@ def sums(stage: Stage) -> dict[str, Tensor]:
 
 
 def reduce_alone(stages: Sequence[Stage]) -> list[Reduced]:
-    """The reduction of stages that have no peers; what several of them hold is summed over them."""
+    """The reduced gradients of stages without peers. Units in several stages are summed over these stages."""
     alone = [stage.gradients.reduced(stage.gradients.payload()) for stage in stages]
     return summed_over_stages([Ties(stage.gradients, stage.stage, stage.module.shared) for stage in stages], alone)
 
 
 def summed_over_stages(ties: Sequence[Ties], alone: Sequence[Reduced]) -> list[Reduced]:
-    """What each stage's own gradients become when stages of one worker exchange their tied units."""
+    """The gradients of each stage after the stages, with one worker each, have exchanged their tied units."""
     found = []
     for here, own in zip(ties, alone, strict=True):
         parcels = []
@@ -78,7 +76,7 @@ def summed_over_stages(ties: Sequence[Ties], alone: Sequence[Reduced]) -> list[R
 
 
 def train(settings: Settings, steps: int, order: Iterable[int] | None = None) -> tuple[list[tuple[float, float]], dict]:
-    """[(mean loss, gradient norm)] of each step and the trained weights by name; micro-batches run in `order`."""
+    """Trains. Returns (mean loss, gradient norm) of each step, and the weights by name. order: of micro-batches."""
     stages, batches = pipeline(settings), Batches(settings)
     optimizers = [StageOptimizer(settings, stage) for stage in stages]
     order = list(order or range(stages[0].microbatches))
@@ -97,7 +95,7 @@ def train(settings: Settings, steps: int, order: Iterable[int] | None = None) ->
 
 
 def gradient(stage: Stage, step: int, units: Sequence[int] | None = None) -> Reduced:
-    """A random reduced gradient, zero in the gaps between tensors; that of these units alone, if any are given."""
+    """A random reduced gradient, zero in the gaps between tensors. units: only these; None: all."""
     flat = stage.layout.vector(CPU)
     random = torch.Generator().manual_seed(step)
     for view in stage.layout.views(flat):
@@ -108,7 +106,7 @@ def gradient(stage: Stage, step: int, units: Sequence[int] | None = None) -> Red
 
 
 def part(stage: Stage, whole: Reduced, units: Sequence[int]) -> Reduced:
-    """What the holder of these units alone has of a reduced gradient."""
+    """The part of a reduced gradient that the holder of these units has."""
     grads, largest = stage.gradients.grads(whole), None
     if stage.gradients.reproducible:
         largest = torch.cat([stage.gradients.largest_of(unit, grad) for unit, grad in grads.items()])

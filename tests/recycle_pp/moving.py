@@ -1,4 +1,4 @@
-"""A pipeline in this process whose layers move between its stages while it trains."""
+"""A pipeline in this process, whose layers move between its stages while it trains."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from recycle_pp.model.stage import Stage
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.protocol.commit import clip_scale
 
-from .in_process import CPU, backward, forward, part, reduce_alone
+from .in_process import CPU, backward, forward, gradient, part, reduce_alone
 from .numerics.test_units import cut
 
 
@@ -29,7 +29,7 @@ class Pipeline:
         self.batches = Batches(self.config)
 
     def step(self, number):
-        """Trains a step. Layers that move follow it. Returns its loss and norm."""
+        """Trains a step, which the copies of moving layers follow. Returns its loss and norm."""
         for g in range(self.stages[0].microbatches):
             forward(self.stages, self.batches, number, g)
             backward(self.stages, g, split=g % 2 == 0)
@@ -49,7 +49,7 @@ class Pipeline:
         return sum(reduced[-1].losses.tolist()), norm
 
     def begin(self, split, newest):
-        """Layers begin to follow, from their state after step `newest`, to the stages that will have them."""
+        """Begins a move to `split`: receivers copy the state after step `newest` of their new layers."""
         self.split = split
         for stage, optimizer in zip(self.stages, self.optimizers, strict=True):
             gains = [layer for layer in self.layers(stage) if layer not in stage.layout.layers]
@@ -62,7 +62,7 @@ class Pipeline:
                 self._give_exponents(arriving)
 
     def layers(self, stage):
-        """The layers of a stage in the new layout; its ends do not move."""
+        """The layers of a stage in the new layout. The embedding and the head do not move."""
         depth, now = stage.module.depth, [*stage.layout.layers]
         mine = layers_of(depth, len(self.split), self.split)[stage.stage]
         return [k for k in now if k < 0] + [*mine] + [k for k in now if k >= depth]
@@ -73,14 +73,25 @@ class Pipeline:
             stage.relayout(self.layers(stage), [of.tensors for of in arriving])
             optimizer.relayout(arriving)
 
+    def take_over(self, other, understudy, to, newest):
+        """Stage `understudy` of the pipeline `other`, which is within a step, becomes stage `to` of this one."""
+        stage, optimizer = other.stages[understudy], other.optimizers[understudy]
+        arrived = optimizer.beside(stage.arriving([*self.stages[to].layout.layers]))
+        ids = arrived.tensors.layout.ids
+        arrived.take(range(len(ids)), self.optimizers[to].copy(ids, newest))
+        self._give_exponents(arrived)
+        stage.take_over(to, arrived.tensors)
+        optimizer.take_over(arrived)
+        self.stages[to], self.optimizers[to] = stage, optimizer
+
     def state(self):
         """All tensors of the state by name, with the weights and the checksums."""
         found = {}
         for stage, optimizer in zip(self.stages, self.optimizers, strict=True):
             for unit, name in enumerate(stage.layout.unit_names):
-                for kind, vector in zip(("model", "mean", "square"), optimizer.vectors(unit), strict=True):
-                    found[f"{kind} {name}"] = vector.clone()
                 held = optimizer.held[unit]
+                for kind, vector in zip(held.names, optimizer.vectors(unit), strict=True):
+                    found[f"{kind} {name}"] = vector.clone()
                 found[f"checksum {name}"] = held.checksum()
                 if held.seal is not None:
                     found[f"seal {name}"] = held.seal.clone()
@@ -97,8 +108,11 @@ MOVES = (([1, 2, 2], 2), ([3, 1, 1], 0), ([1, 1, 3], 1), ([2, 2, 1], 1))
 
 
 def moves(moving, still, way=MOVES):
-    """Trains both pipelines, while layers of one of them move: there and back, by one stage or two, one or two at a
-    time. Asserts that both have the same bits. way: (new split, number of steps that its layers follow) of each move"""
+    """Trains both pipelines while layers of `moving` move. Asserts that both have the same bits after each move.
+
+    way: for each move, (new split, number of steps between its begin and its switch). By default, one or two layers
+    move there and back, by one or two stages.
+    """
     done = 0
 
     def steps(count):
@@ -116,6 +130,26 @@ def moves(moving, still, way=MOVES):
         assert same(moving.state(), still.state())
     steps(1)
     assert same(moving.state(), still.state())
+
+
+def takes_over(pipelines, understudy, to):
+    """Stage `understudy` of the first of three equal pipelines becomes stage `to` of the second, within a step.
+
+    Asserts that the second pipeline then has the bits of the third.
+    """
+    first, second, third = pipelines
+    for step in range(2):
+        assert first.step(step) == second.step(step) == third.step(step)
+    forward(first.stages, first.batches, 2, 0)
+    backward(first.stages, 0, split=True)
+    forward(first.stages, first.batches, 2, 1)
+    if first.whole:
+        optimizer = first.optimizers[understudy]
+        optimizer.speculate(gradient(first.stages[understudy], 2), 2)
+    second.take_over(first, understudy, to, newest=1)
+    for step in range(2, 4):
+        assert second.step(step) == third.step(step)
+    assert same(second.state(), third.state())
 
 
 def same(one, other):

@@ -1,4 +1,4 @@
-"""All commands end in the same way."""
+"""All commands report errors and exit codes in the same way."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""A damaged file in a run folder: each command prints one sentence and exits with 2, or does not need the file."""
+"""If a file in a run folder is damaged, each command prints one sentence and exits with 2, unless it can do without."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _composed = cache(read_command_line)
 
 
 def compose(arguments: Sequence[str]) -> Settings:
-    """The settings of a command line. Each is composed only once, because that takes a second."""
+    """The settings of a command line. Equal command lines are composed only once, because that takes a second."""
     return deepcopy(_composed(tuple(arguments)))
 
 
@@ -126,7 +126,7 @@ def changed(draw: st.DrawFn, text: str) -> bytes:
 
 
 def commands(run: RunFolder) -> Iterator[tuple[str, Any]]:
-    """(name, function that returns an exit code or raises a ValueError with one sentence)."""
+    """Pairs of a name and a function, which returns an exit code or raises a ValueError with one sentence."""
     path = str(run.path)
     yield "status", lambda: status.main([path])
     yield "status --json", lambda: status.main([path, "--json"])
@@ -172,7 +172,7 @@ def test_every_command_reads_an_undamaged_folder(whole, capsys) -> None:
 
 @given(data=st.data(), name=st.sampled_from(FILES))
 @settings(max_examples=20 if settings.default.derandomize else 100, suppress_health_check=list(HealthCheck))
-def test_damage_gives_one_sentence_and_exit_code_2(whole, capsys, data: st.DataObject, name: str) -> None:
+def test_damage_is_reported_in_one_sentence_with_exit_code_2(whole, capsys, data: st.DataObject, name: str) -> None:
     run, contents = whole
     content = data.draw(changed(contents[name]))
     for command, call in commands(run):

@@ -1,4 +1,4 @@
-"""A job ended by a signal finishes its step, saves a checkpoint, prints the reason and exits with 128 + the signal."""
+"""After a signal, a job finishes its step, saves a checkpoint, prints the reason and exits with 128 + the signal."""
 
 import json
 import os
@@ -55,7 +55,7 @@ def test_a_signal_ends_the_job_after_its_step_with_a_checkpoint(number, code, mo
         assert f"the newest checkpoint is {job.run.checkpoints}/step-{newest:06d}" in job.output.splitlines()[-1]
 
 
-@pytest.mark.slow  # tests/failures/test_surroundings.py resumes
+@pytest.mark.slow  # quick counterpart: the resumes in tests/failures/test_surroundings.py
 def test_a_run_ended_by_a_signal_resumes_to_the_weights_of_an_uninterrupted_run(zygote, tmp_path):
     whole = ["parallel=2x2", *SMALL, "run.steps=30"]
     with zygote.run(whole) as job:
@@ -88,7 +88,7 @@ def test_a_second_signal_after_two_seconds_ends_the_job_before_the_step_is_finis
 
 
 @pytest.mark.slow
-def test_sigterms_to_the_nodes_one_after_the_other_end_the_job_with_a_checkpoint(zygote):
+def test_sigterm_to_one_node_after_the_other_ends_the_job_with_a_checkpoint(zygote):
     with zygote.run_nodes(["parallel=2x2", *ENDLESS], nodes=2) as job:
         wait_for_step(job, 1)
         for node in job.nodes:  # first the coordinator's node

@@ -15,7 +15,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 from recycle_pp import export, generate, train
 from recycle_pp.config.settings import Settings
-from recycle_pp.state import checkpoint, hf_folder
+from recycle_pp.state import checkpoint, hf_folder, hf_upload
+from recycle_pp.storage.store import Store
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.testing import reference_trainer as plain
 from tests.recycle_pp.data import formats
@@ -61,7 +62,7 @@ def loaded(folder: Path):
     return model
 
 
-def test_the_exported_model_gives_the_logits_of_the_own_transformer(run, tmp_path, capsys):
+def test_the_exported_model_gives_the_logits_of_the_projects_transformer(run, tmp_path, capsys):
     out = tmp_path / "out"
     assert export.main([str(run), str(out)]) == 0
     assert capsys.readouterr().out == f"{out}: 30 tensors of step-000002 in float32\n"
@@ -83,6 +84,33 @@ def test_weights_in_several_files_have_an_index(run, tmp_path):
         assert index["metadata"]["total_size"] == sum(p.numel() * 4 for p in loaded(out).parameters())
         with torch.no_grad():
             torch.testing.assert_close(loaded(out)(TOKENS).logits, own_logits(run), rtol=1e-5, atol=2e-6)
+
+
+def test_an_export_to_a_store_has_the_same_files_and_is_loadable_only_as_a_whole(run, tmp_path, monkeypatch):
+    model, _ = hf_folder.of_run(run, None, torch.float32)
+    out, stored = tmp_path / "out", tmp_path / "stored"
+    hf_folder.write(model, out, 20_000)
+    (stored / "other").mkdir(parents=True)
+    put, done = Store.put_file, []
+    for last in range(20):
+
+        def put_file(store, path, file, last=last):
+            if len(done) == last:
+                raise KeyboardInterrupt
+            done.append(path)
+            put(store, path, file)
+
+        monkeypatch.setattr(Store, "put_file", put_file)
+        try:
+            hf_upload.upload(model, str(stored), 20_000)
+            break
+        except KeyboardInterrupt:
+            assert not (stored / "config.json").exists()
+            done.clear()
+    assert sorted(os.listdir(stored)) == sorted([*os.listdir(out), "other"])
+    assert all((stored / name).read_bytes() == (out / name).read_bytes() for name in os.listdir(out))
+    with pytest.raises(ValueError, match="already holds a model"):
+        hf_upload.upload(model, str(stored))
 
 
 def test_a_chosen_dtype_applies_to_the_files_and_the_model(run, tmp_path):
@@ -121,7 +149,7 @@ def with_path(run: Path, folder: Path) -> None:
     (run / "config.yaml").write_text(yaml.safe_dump(config))
 
 
-def test_a_model_of_own_code_is_written_without_a_config(run, tmp_path, capsys):
+def test_a_model_of_custom_code_is_written_without_a_config(run, tmp_path, capsys):
     saver = checkpoint.Saver(run / "checkpoints")
     saver.save(4, 0, {"model.blocks.0.weight": torch.ones(3, 4)})
     checkpoint.finish(run / "checkpoints", 4, [saver.wait()], {})
@@ -131,7 +159,7 @@ def test_a_model_of_own_code_is_written_without_a_config(run, tmp_path, capsys):
 
     assert torch.equal(load_file(tmp_path / "out" / "model.safetensors")["blocks.0.weight"], torch.ones(3, 4))
     assert generate.main([str(run), "--prompt", "a"]) == 2
-    assert "this one is your own code" in capsys.readouterr().err
+    assert "this model is your own code" in capsys.readouterr().err
 
 
 def test_a_tokenizer_is_exported_for_bytes(run, tmp_path):
@@ -164,7 +192,7 @@ def test_the_newest_or_a_chosen_checkpoint_is_exported(run, tmp_path, capsys):
     assert f"--step must be one of 2, 4, the checkpoints in {run}, not 3" in capsys.readouterr().err
 
 
-def test_a_damaged_newest_checkpoint_is_skipped_with_a_sentence(run, tmp_path, capsys):
+def test_a_damaged_newest_checkpoint_is_skipped_with_a_warning(run, tmp_path, capsys):
     newest = save(run / "checkpoints", 4, job(3, steps=4))
     (newest / "about.json").write_text("{}")
     assert export.main([str(run), str(tmp_path / "out")]) == 0
@@ -175,7 +203,9 @@ def test_a_damaged_newest_checkpoint_is_skipped_with_a_sentence(run, tmp_path, c
     assert "is damaged: " in capsys.readouterr().err
 
 
-def test_if_the_job_deletes_the_checkpoint_meanwhile_the_next_one_is_exported(run, tmp_path, monkeypatch, capsys):
+def test_if_the_job_deletes_the_checkpoint_during_the_export_the_next_one_is_exported(
+    run, tmp_path, monkeypatch, capsys
+):
     real, later = hf_folder.damage, job(3, steps=4)
 
     def prune(path, step):
@@ -189,7 +219,7 @@ def test_if_the_job_deletes_the_checkpoint_meanwhile_the_next_one_is_exported(ru
     assert "step-000004" in capsys.readouterr().out
 
 
-def test_a_failed_export_gives_one_sentence_and_leaves_no_folder(run, tmp_path, capsys):
+def test_a_failed_export_is_reported_in_one_sentence_and_leaves_no_folder(run, tmp_path, capsys):
     (tmp_path / "there").mkdir()
     RunFolder.create(settings_of(tmp_path / "young"))
     damaged = Path(shutil.copytree(run, tmp_path / "damaged"))
@@ -213,12 +243,12 @@ def test_a_write_error_leaves_no_folder_and_a_killed_export_can_be_repeated(run,
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(hf_folder, "_write_weights", fail)
+        patch.setattr(hf_folder, "write_weights", fail)
         assert export.main([str(run), str(tmp_path / "out")]) == 130
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
     program = (
         "import os, sys; from recycle_pp import export; from recycle_pp.state import hf_folder as h; "
-        "h._write_weights = lambda *_: os.kill(os.getpid(), 9); export.main(sys.argv[1:])"
+        "h.write_weights = lambda *_: os.kill(os.getpid(), 9); export.main(sys.argv[1:])"
     )
     killed = subprocess.run([sys.executable, "-c", program, str(run), str(tmp_path / "out")], check=False)
     assert killed.returncode == -9
@@ -240,7 +270,7 @@ def test_the_folder_can_be_exported_at_the_end_of_a_run(run, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_documented_command_fine_tunes_a_folder_on_own_text(tmp_path):
+def test_the_documented_command_fine_tunes_a_folder_on_a_users_text(tmp_path):
     config = transformers.AutoConfig.for_model(
         "llama", vocab_size=320, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, max_position_embeddings=64,
@@ -282,7 +312,7 @@ def test_generation_is_greedy_or_random_with_a_seed(run, capsys):
 
 def test_generation_ends_at_the_trained_length_and_rejects_longer_prompts(run, capsys):
     assert generate.main([str(run), "--prompt", "def ", "--temperature", "0"]) == 0
-    assert "(at most 12 tokens: the model was trained on 16 at once)" in capsys.readouterr().err
+    assert "(at most 12 tokens, because the model was trained on samples of 16)" in capsys.readouterr().err
     for arguments, sentence in [
         (["--prompt", "x" * 16], "--prompt must have fewer than 16 tokens"),
         (["--prompt", ""], "--prompt must have at least one token"),

@@ -40,7 +40,7 @@ def loaded(at):
     return model.eval()
 
 
-@pytest.mark.slow  # test_export.py exports and loads a model
+@pytest.mark.slow  # quick counterpart: the exported models in test_export.py
 @pytest.mark.parametrize("kind", ["Qwen3", pytest.param("Llama 3.1", marks=pytest.mark.slow)])
 def test_a_folder_is_imported_trained_and_exported_on_both_paths(zygote, kind, tmp_path):
     before = folder(kind, tmp_path / "in")

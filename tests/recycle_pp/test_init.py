@@ -12,7 +12,7 @@ from recycle_pp.fitting.shapes import best, shapes
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Sets the machine's GPUs and cores."""
+    """A function that fakes the machine's GPUs (their bytes), cores and memory."""
 
     def of(gpus=(), cores=4, memory=16e9):
         monkeypatch.setattr(init, "gpus", lambda: list(gpus))
@@ -23,7 +23,7 @@ def machine(monkeypatch):
     return of
 
 
-def test_the_file_trains_as_it_is_and_holds_every_key_with_its_meaning(machine, tmp_path, capsys):
+def test_the_file_can_be_trained_unchanged_and_explains_every_key(machine, tmp_path, capsys):
     machine(cores=4)
     path = tmp_path / "run.yaml"
     assert init.main([str(path), "model=tiny", "optimizer.lr=1e-3"]) == 0
@@ -56,7 +56,7 @@ def test_without_gpus_there_is_a_worker_for_each_core_within_limits(machine, cor
     assert settings.parallel.pipelines * settings.parallel.stages == workers
 
 
-def test_the_chosen_shape_survives_a_death_if_one_that_fits_does():
+def test_the_chosen_shape_survives_a_death_if_such_a_shape_fits():
     settings = compose(["model=bench17m"])
     table = shapes(settings, 4, 16e9, "cuda", None)
     assert [shape.text for shape in table] == ["4x1", "2x2", "1x4"]
@@ -68,7 +68,7 @@ def test_the_chosen_shape_survives_a_death_if_one_that_fits_does():
     assert best(nothing).fullest == min(shape.fullest for shape in nothing)
 
 
-def test_a_shape_memory_and_microbatches_of_the_command_line_are_kept(machine):
+def test_shape_memory_and_microbatches_of_the_command_line_are_kept(machine):
     machine()
     settings, comment = init.fitted(["model=tiny", "parallel=1x3", "parallel.memory=2GB"])
     assert (settings.parallel.pipelines, settings.parallel.stages, settings.parallel.memory) == (1, 3, "2GB")
@@ -76,7 +76,7 @@ def test_a_shape_memory_and_microbatches_of_the_command_line_are_kept(machine):
     assert init.fitted(["model=tiny", "parallel.microbatches=7"], 2)[0].parallel.microbatches == 7
 
 
-def test_a_mistake_is_one_sentence_and_writes_nothing(tmp_path, capsys):
+def test_a_mistake_is_reported_in_one_sentence_and_writes_nothing(tmp_path, capsys):
     path = tmp_path / "run.yaml"
     for arguments, sentence in (
         ([str(tmp_path / "run")], "the file's name must end with .yaml"),

@@ -1,4 +1,4 @@
-"""`numerics.sums=int32` in real jobs: half of the bytes, the same bits after deaths, and repeated steps."""
+"""`numerics.sums=int32` in real jobs: half of the bytes, the same bits after deaths, and repeated attempts at steps."""
 
 import json
 
@@ -26,7 +26,7 @@ Gradients.follow = finer
 
 @pytest.fixture(scope="module")
 def careless(tmp_path_factory):
-    """Jobs that expect much too small gradients in every step after the first."""
+    """A zygote whose jobs expect much too small gradients in every step after the first."""
     preload = tmp_path_factory.mktemp("careless") / "too_fine.py"
     preload.write_text(TOO_FINE)
     with Zygote(preload=preload) as process:
@@ -49,7 +49,7 @@ def trained(zygote, *overrides, deaths=0):
     [("model=tiny", "numerics.precision=bf16"), pytest.param(DOCUMENTED, marks=pytest.mark.slow)],
     ids=["own, bf16", "custom"],
 )
-def test_with_deaths_the_bits_are_those_of_one_worker_and_the_first_step_is_repeated(zygote, model):
+def test_with_deaths_the_bits_equal_those_of_one_worker_and_the_first_step_is_repeated(zygote, model):
     alone, faulty = trained(zygote, *model, *ALONE), trained(zygote, *model, *TWO, *DEATHS, deaths=2)
     assert faulty == alone
     assert alone[2] == [(0, 1)]

@@ -1,4 +1,4 @@
-"""Adapters in real jobs: deaths change no bit, checkpoints hold adapters alone, and exports give the trained model."""
+"""Adapters in real jobs: deaths change no bit, checkpoints hold only adapters, and exports give the trained model."""
 
 import json
 import os
@@ -42,14 +42,14 @@ def command(folder, *more):
 
 
 @pytest.fixture(scope="module")
-def trained(zygote, folder, tmp_path_factory):
+def trained(zygote_of_transformers, folder, tmp_path_factory):
     """trained(overrides): (run folder, SHA-256 of the weights, losses) of a job; equal jobs run once."""
     known = {}
 
     def run(*overrides, deaths=0):
         if overrides not in known:
             place = tmp_path_factory.mktemp("run") / "run"
-            with zygote.run([*command(folder, *overrides), f"run.dir={place}"]) as job:
+            with zygote_of_transformers.run([*command(folder, *overrides), f"run.dir={place}"]) as job:
                 assert job.wait(250) == 0, job.output
                 summary = json.loads(job.run.summary.read_text())
                 assert summary["deaths"] == deaths, job.output
@@ -75,7 +75,7 @@ def test_a_death_changes_no_bit_of_the_adapters(state, trained):
     assert losses[-1] < losses[0]
 
 
-def test_a_checkpoint_holds_adapters_alone_and_names_the_weights_below_them(trained, folder):
+def test_a_checkpoint_holds_only_adapters_and_names_their_base_weights(trained, folder):
     run, *_ = trained(*ALONE)
     path = checkpoint.newest(run / "checkpoints")
     held = checkpoint.shapes(path)
@@ -84,16 +84,18 @@ def test_a_checkpoint_holds_adapters_alone_and_names_the_weights_below_them(trai
     assert (about["model.path"], about["model.path (its contents)"]) == (str(folder), folder_digest(folder))
 
 
-def test_a_resume_with_other_weights_in_the_folder_is_refused(zygote, folder, tmp_path):
+def test_a_resume_with_other_weights_in_the_folder_is_refused(zygote_of_transformers, folder, tmp_path):
     base = shutil.copytree(folder, tmp_path / "base")
-    with zygote.run([*command(base, *ALONE, "run.steps=1", "run.validate_every=0"), f"run.dir={tmp_path}/run"]) as job:
+    with zygote_of_transformers.run(
+        [*command(base, *ALONE, "run.steps=1", "run.validate_every=0"), f"run.dir={tmp_path}/run"]
+    ) as job:
         assert job.wait(100) == 0, job.output
     shutil.copyfile(
         models.with_weights("qwen2", tmp_path / "other", initializer_range=0.1) / "model.safetensors",
         base / "model.safetensors",
     )
     again = command(base, *ALONE, "run.validate_every=0", f"run.dir={tmp_path}/run", "run.resume=true")
-    with zygote.run(again) as job:
+    with zygote_of_transformers.run(again) as job:
         assert job.wait(100) == 2, job.output
         assert "model.path (its contents) is" in job.output.splitlines()[-1]
 
@@ -149,8 +151,8 @@ def saved(settings, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.torchrun
-def test_the_documented_command_trains_adapters_through_a_death(folder, tmp_path):
-    """As users launch it."""
+def test_the_documented_command_trains_adapters_through_a_death(trained, folder, tmp_path):
+    """The command runs as users launch it."""
     torchrun = str(Path(sys.executable).with_name("torchrun"))
     deaths = ["+fail_at=2:0.1", f"run.dir={tmp_path}/run", "checkpoint.hf_at_end=true"]
     done = subprocess.run(
@@ -159,3 +161,5 @@ def test_the_documented_command_trains_adapters_through_a_death(folder, tmp_path
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "run" / "hf" / f"step-{STEPS:06}" / "adapter_model.safetensors").exists()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["deaths"], summary["weights_sha256"]) == (1, trained(*ALONE)[1])

@@ -1,4 +1,4 @@
-"""Third-party models in real jobs: after any deaths the weights are those of a single worker, bit for bit."""
+"""Third-party models in real jobs: after any deaths the weights equal those of a single worker, bit for bit."""
 
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def trained(zygote):
 
 
 def same(trained, model, *overrides, deaths=1):
-    """Asserts that weights and losses of the job are those of a single worker."""
+    """Asserts that weights and losses of the job equal those of a single worker."""
     (weights, losses, _), alone = trained(*model, *overrides, deaths=deaths), trained(*model, *ALONE)
     assert (weights, losses) == alone[:2]
     assert losses[-1] < losses[0]
@@ -98,10 +98,10 @@ def test_in_bf16_an_architecture_continues_after_a_death(trained, kind, tmp_path
     same(trained, model, *THREE, "optimizer=staggered", "+fail_at=2:0.0@backward")
 
 
-def test_a_model_that_cannot_be_split_ends_the_job_with_a_sentence_and_code_2(trained):
+def test_a_model_that_cannot_be_split_ends_the_job_with_one_sentence_and_code_2(trained):
     skips = ("model=custom", f"model.build={HERE}:Skips", "model.layers=blocks")
     output = trained(*skips, *TWO, ends=2)
-    assert "no stage may start with blocks.2: the part after blocks.2 uses a tensor from before it" in output
+    assert "no stage may start with blocks.2: the part after blocks.2 uses an earlier tensor" in output
 
 
 @full
@@ -145,7 +145,7 @@ def test_tied_weights_survive_two_deaths_at_once_that_leave_unequal_stages(train
 @full
 @pytest.mark.parametrize("state", [(), ("parallel.sharded=true",)], ids=["whole", "sharded"])
 def test_tied_weights_work_over_ordered_streams_without_tags(trained, state):
-    """Like those of NCCL: see tests/failures/like_nccl.py."""
+    """The messages are like NCCL's (see tests/failures/like_nccl.py)."""
     with Zygote(preload=Path(__file__).parents[1] / "failures" / "like_nccl.py") as zygote:
         overrides = [*COMMON, *DOCUMENTED, *THREE, *state, "+fail_at=[2:0.0@allreduce,3:1.2@vote]"]
         overrides += ["+hang_at=4:1.0@allreduce", "control.heartbeat=0.1", "control.suspicion=1.5"]

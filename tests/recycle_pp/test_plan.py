@@ -34,7 +34,7 @@ def test_the_worked_example_can_be_given_by_flags(tmp_path, capsys):
     assert "30 slots (proven optimal)" in table and "+7.1% (28 slots)" in table
 
 
-def test_every_flag_becomes_its_key(tmp_path):
+def test_every_flag_sets_its_key(tmp_path):
     flags = shlex.split(
         "--durations F=1/1/2/1,O=3 --memory 4/3/6/none --backward mixed --optimizer staggered --reroute any --send 0.1 "
         "--send-rerouted 0.3 --allreduce 0.5 --speed 0.1=0.5 2.3=1.25 --unit ms --seconds 0"
@@ -120,6 +120,13 @@ def test_what_if_compares_re_routing_with_moved_layers(tmp_path, capsys):
     assert "layers moved" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("memory", "limits"), [("none", [None] * 4), ("1f1b+2", [4, 3, 4, 3])])
+def test_the_json_of_what_if_has_null_for_workers_without_a_limit(memory, limits, capsys):
+    flags = ["--pipelines", "2", "--stages", "2", "--microbatches", "2", "--memory", memory]
+    assert main([*flags, "--what-if", "--seconds", "0", "--json"]) == 0
+    assert [row["limit"] for row in json.loads(capsys.readouterr().out)["deaths"]] == limits
+
+
 TRAINER = ["parallel=3x4", "model.layers=32", "emulate=sleep", "--what-if", "--json"]
 
 
@@ -128,7 +135,7 @@ def what_if(capsys, *settings):
     return {row["worker"]: row for row in json.loads(capsys.readouterr().out)["deaths"]}
 
 
-def test_what_if_says_what_the_trainer_would_do_with_its_settings(capsys):
+def test_what_if_shows_whether_the_trainer_would_move_layers_with_its_settings(capsys):
     moves = what_if(capsys, "schedule.rebalance=auto")["1.2"]
     assert moves["trainer_moves"] and moves["gain_seconds"] > moves["cost_seconds"] > 0
     assert moves["moved_period"] < 0.9 * moves["period"] and sum(moves["layout"]) == 32
@@ -169,7 +176,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize(("flags", "sentence"), MISTAKES.items(), ids=MISTAKES)
-def test_a_mistake_gets_one_sentence_and_exit_code_2(flags, sentence, capsys, tmp_path, monkeypatch):
+def test_a_mistake_is_reported_in_one_sentence_with_exit_code_2(flags, sentence, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main([*WORKED, "--seconds", "0", *flags.split()]) == 2
     out, error = capsys.readouterr()
@@ -186,14 +193,14 @@ FILES = {
 
 
 @pytest.mark.parametrize(("text", "sentence"), FILES.items(), ids=FILES.values())
-def test_a_bad_file_gets_one_sentence_and_exit_code_2(text, sentence, capsys, tmp_path):
+def test_an_invalid_file_is_reported_in_one_sentence_with_exit_code_2(text, sentence, capsys, tmp_path):
     (tmp_path / "problem.json").write_text(text)
     assert main([str(tmp_path / "problem.json")]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and sentence in error
 
 
-def test_a_missing_file_gets_one_sentence(capsys):
+def test_a_missing_file_is_reported_in_one_sentence(capsys):
     assert main(["nowhere.json"]) == 2
     assert capsys.readouterr().err == "error: nowhere.json: No such file or directory\n"
 
@@ -260,7 +267,7 @@ def test_a_job_that_does_not_fit_is_rejected_with_settings_that_would(capsys):
     assert "and has 30 GB" in error and "it would fit with" in error
 
 
-def test_a_folder_with_a_config_json_is_accepted_as_a_model(tmp_path, capsys):
+def test_a_folder_with_a_config_json_may_be_the_model(tmp_path, capsys):
     sizes = {"num_hidden_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
     (tmp_path / "config.json").write_text(json.dumps(sizes | {"model_type": "llama", "vocab_size": 256}))
     assert main(["--memory", "1GB", "--model", str(tmp_path), "parallel=2x2"]) == 0
@@ -276,6 +283,6 @@ def test_a_folder_with_a_config_json_is_accepted_as_a_model(tmp_path, capsys):
         (["--memory", "80GX", *WORKED], "--memory: '80GX' is not none"),
     ],
 )
-def test_a_mistake_about_memory_gets_one_sentence(flags, sentence, capsys):
+def test_a_mistake_about_memory_is_reported_in_one_sentence(flags, sentence, capsys):
     assert main(flags) == 2
     assert sentence in capsys.readouterr().err

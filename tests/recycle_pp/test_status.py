@@ -106,7 +106,7 @@ def test_status_shows_how_a_run_has_ended(recorded, zygote, capsys):
 
 
 def test_status_is_recovering_from_the_first_effect_of_a_death_to_its_last(run):
-    """Also with deaths of joiners, drains, a second death, a restore and another coordinator in between."""
+    """This also holds with deaths of joiners, drains, a second death, a restore and a new coordinator in between."""
     reader, time_ = StatusReader(run), time.time()
 
     def recovering(name, step, worker=None, **fields):
@@ -164,7 +164,7 @@ MOVE = {
 }  # fmt: skip
 
 
-def test_status_shows_where_layers_move_and_where_they_have_moved(run, capsys):
+def test_status_shows_the_layout_that_layers_move_to_and_then_the_new_layout(run, capsys):
     def shown():
         main([str(run.path)])
         return [line for line in capsys.readouterr().out.splitlines()[1:] if "layers" in line]
@@ -194,7 +194,7 @@ def test_status_shows_where_layers_move_and_where_they_have_moved(run, capsys):
         ("checkpoint_skipped", {"by": "worker 0.1"}, "worker 0.1 still wrote the previous checkpoint, so there is no"),
     ],
 )
-def test_status_shows_since_when_no_checkpoint_was_saved(event, fields, sentence, run, capsys):
+def test_status_shows_how_long_no_checkpoint_was_saved(event, fields, sentence, run, capsys):
     def shown():
         main([str(run.path)])
         return capsys.readouterr().out
@@ -209,7 +209,7 @@ def test_status_shows_since_when_no_checkpoint_was_saved(event, fields, sentence
     assert "step-0000" not in shown()
 
 
-def test_status_shows_since_when_no_checkpoint_was_stored_until_one_is(run, capsys):
+def test_status_shows_how_long_no_checkpoint_was_stored(run, capsys):
     def shown():
         main([str(run.path)])
         return capsys.readouterr().out
@@ -302,14 +302,14 @@ def test_a_zombie_is_dead(run, capsys):
     child.wait()
 
 
-def test_of_many_pipelines_only_incomplete_ones_have_a_line():
+def test_if_there_are_many_pipelines_only_incomplete_ones_have_a_line():
     everybody = [f"{d}.{s}" for d in range(64) for s in range(8)]
     lines = worker_map([w for w in everybody if w not in ("5.3", "40.7")], 64, 8)
     assert [line.split()[1] for line in lines[1:3]] == ["5", "40"] and lines[3].strip() == "62 whole pipelines"
     assert lines[1].count("·") == 1 and lines[1].count("■") == 7
 
 
-def test_a_folder_without_a_run_gets_one_sentence_and_exit_code_2(tmp_path, capsys):
+def test_a_folder_without_a_run_is_reported_in_one_sentence_with_exit_code_2(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
     assert capsys.readouterr().err == f"recycle_pp: {tmp_path} holds no run: there is no config.yaml\n"
 

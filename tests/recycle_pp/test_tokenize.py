@@ -1,4 +1,4 @@
-"""The command: its output, and that a signal loses only seconds of work."""
+"""The command `tokenize`: its output, and a signal, which loses only seconds of work."""
 
 import json
 import os
@@ -49,7 +49,7 @@ def test_the_command_describes_and_verifies_its_file(place, tmp_path, capsys):
         ({"text": "nowhere"}, "nowhere does not exist"),
     ],
 )
-def test_a_mistake_gives_one_sentence_and_exit_code_2_and_leaves_no_file(
+def test_a_mistake_is_reported_in_one_sentence_with_exit_code_2_and_leaves_no_file(
     place, tmp_path, capsys, monkeypatch, change, sentence
 ):
     monkeypatch.chdir(tmp_path)
@@ -64,7 +64,7 @@ def test_a_mistake_gives_one_sentence_and_exit_code_2_and_leaves_no_file(
 @pytest.mark.parametrize(
     "number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
 )
-def test_a_signal_stops_it_and_the_same_command_continues(place, tmp_path, number, code):
+def test_after_a_signal_the_same_command_continues(place, tmp_path, number, code):
     out, record = tmp_path / "train.bin", tmp_path / "train.bin.partial.json"
     # Progress is recorded after every batch, so that the test need not wait for seconds. Batches outlast the signal.
     program = (

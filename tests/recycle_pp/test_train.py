@@ -1,4 +1,4 @@
-"""The entry point: every mistake gives one sentence and exit code 2 before any worker starts."""
+"""The entry point reports every mistake in one sentence, with exit code 2, before any worker starts."""
 
 import os
 import socket
@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from recycle_pp import train
+from recycle_pp.telemetry import startup
 from recycle_pp.wire.launch import Launch
 
 pytestmark = pytest.mark.timeout(120)
 
-# (overrides, what the sentence must say): the launch has 12 processes.
+# (overrides, a part of the sentence). The launch has 12 processes.
 MISTAKES = [
     # keys
     (["run.stepz=3"], "run.stepz is not a configuration key; did you mean run.steps?"),
@@ -48,6 +49,10 @@ MISTAKES = [
     (["model.dropout=1"], "model.dropout must be at least 0 and below 1, not 1.0"),
     (["numerics.precision=fp8"], "numerics.precision must be one of fp32, bf16, bf16-autocast, not fp8"),
     (["numerics.sums=int16"], "numerics.sums must be one of int64, int32, not int16"),
+    (
+        ["optimizer.moments=bf16", "optimizer.beta2=0.999"],
+        "optimizer.beta2 must be at most 0.996 with optimizer.moments=bf16, not 0.999: a slower decay is lost",
+    ),
     (["numerics.sums=int32"], "numerics.sums=int32 needs numerics.reproducible=true"),
     (
         ["numerics=reproducible", "numerics.sums=int32", "parallel.microbatches=22"],
@@ -127,7 +132,7 @@ MISTAKES = [
     (["data.path=[SHORT_FILE,MISSING]"], "data.path: MISSING does not exist"),
     (["data.path=SHORT_FILE", "data.tokenizer=MISSING"], "data.tokenizer must be bytes, a tokenizer.json or a folder"),
     (["data.separator=x"], "data.separator needs a data.tokenizer"),
-    (["data.document_mask=true"], "standard library does not say which token separates its documents"),
+    (["data.document_mask=true"], "the token that separates documents of Python's standard library is unknown"),
     (["data.dtype=float32"], "data.dtype must be one of auto, uint16, uint32, not float32"),
     (["data.path=BIG_FILE", "data.tokenizer=bytes"], "data.path holds 0.3 GB of text, too much to tokenise while 11"),
     # the optimizer
@@ -172,9 +177,10 @@ def places(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("overrides", "sentence"), MISTAKES, ids=[" ".join(mistake[0]) for mistake in MISTAKES])
-def test_a_mistake_is_named_in_one_sentence_with_exit_code_2(overrides, sentence, places, monkeypatch, capsys):
+def test_a_mistake_is_reported_in_one_sentence_with_exit_code_2(overrides, sentence, places, monkeypatch, capsys):
     monkeypatch.chdir(places)
     monkeypatch.setattr(train, "supervise", lambda *_: pytest.fail("a worker would have been started"))
+    monkeypatch.setattr(startup, "SECONDS", 600)  # no progress, however slow the machine is
     for name, value in {"RANK": 0, "WORLD_SIZE": 12, "LOCAL_WORLD_SIZE": 12, "MASTER_PORT": 0}.items():
         monkeypatch.setenv(name, str(value))
     before = sorted(places.rglob("*"))
@@ -200,7 +206,7 @@ def test_resume_auto_restarts_a_run_that_has_no_checkpoint(tmp_path):
     again.unlock()
 
 
-def test_settings_are_checked_again_after_they_are_measured(tmp_path, monkeypatch):
+def test_settings_are_checked_again_after_automatic_values_are_measured(tmp_path, monkeypatch):
     monkeypatch.setattr("recycle_pp.fitting.machine.memory_of_a_worker", lambda device: None)
     arguments = [f"run.dir={tmp_path / 'run'}", "parallel.memory=auto", "model.recompute=auto", "model.split=null"]
     with pytest.raises(ValueError, match=r"model\.recompute=auto needs parallel\.memory"):
@@ -226,7 +232,9 @@ def test_help_needs_no_torchrun(tmp_path):
 def test_without_a_launcher_a_job_of_many_workers_prints_how_to_launch_it(tmp_path):
     done = run_alone("parallel=2x2", cwd=tmp_path)
     assert done.returncode == 2
-    assert all("reads the configuration" in line for line in done.stdout.splitlines()), "a slow machine says so"
+    assert all("reads the configuration" in line for line in done.stdout.splitlines()), (
+        "only a slow machine prints this status line"
+    )
     assert done.stderr == (
         "recycle_pp: parallel.pipelines * parallel.stages = 2 * 2 = 4 workers, but 1 process was launched; "
         "use torchrun --nproc-per-node=4, or other numbers of pipelines and stages\n"
@@ -242,7 +250,7 @@ def test_several_nodes_need_a_token(tmp_path):
     )
 
 
-def test_an_address_in_use_is_named(tmp_path):
+def test_an_address_in_use_is_reported(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         done = run_alone("parallel=1x1", f"control.address={address}", cwd=tmp_path, RECYCLE_TOKEN="x" * 32)

@@ -1,4 +1,4 @@
-"""Messages to users avoid certain phrases. A message is a string literal of the product's sources."""
+"""Messages to users avoid certain phrases. A message is any string literal of the product's sources."""
 
 import ast
 import re
@@ -15,6 +15,8 @@ OLD = {
     r"\bsaid once\b": "nothing",
     r"\bgoes on without$|\bgoes on without\"": "without it",
     r"\bdone again\b": "redone",
+    r"\bsays why\b": "see X",
+    r"\bdoes not say\b": "has no",
 }
 FOLDERS = ("recycle_pp", "schedules/recycle_schedules", "kernels/recycle_kernels")
 SOURCES = sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if "testing" not in path.parts)

@@ -83,7 +83,7 @@ def test_a_whole_step_runs_to_its_end(data):
 
 @relaxed
 @given(st.data())
-def test_a_remainder_runs_to_its_end_from_what_the_live_workers_hold(data):
+def test_a_remainder_runs_to_its_end_from_the_tensors_of_live_workers(data):
     left, holders = data.draw(remainders(plan(data.draw(problems()))))
     schedule = plan(left)
     ran = run(actions(schedule, holders), holders, left.stages, begun(left))

@@ -56,7 +56,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("value", "sentence"), MISTAKES, ids=[sentence for _, sentence in MISTAKES])
-def test_a_mistake_gets_one_sentence_that_names_the_key(value, sentence):
+def test_a_mistake_is_reported_in_one_sentence_that_names_the_key(value, sentence):
     with pytest.raises(ValueError, match=sentence):
         Problem(pipelines=2, stages=2, microbatches=1, links=value)
 

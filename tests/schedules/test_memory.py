@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, replace
 
 import pytest
@@ -74,6 +75,16 @@ def test_a_death_leaves_less_room_on_its_peers():
     assert sharded.limit(Worker(0, 2)) == 3 and sharded.limit(Worker(0, 1)) > 3
 
 
+def test_room_is_the_memory_that_a_worker_never_uses():
+    always, worker = 40 + 120 + 80 + 5 + 6, Worker(0, 2)
+    assert job(always + 33).room(worker) == 3, "the limit uses the rest"
+    assert job(always + 33, failed=[(1, 2)]).room(worker) == 0, "three more boundary tensors"
+    assert job(always + 233).room(worker) == 233 - 60, "no worker runs more than six micro-batches"
+    assert job(always + 33).replace(memory_limit=1).room(worker) == 23
+    assert job(always, least=1).room(worker) == -10
+    assert job(None).room(worker) == math.inf
+
+
 def choosing(capacity: float, failed: object = (), **changes: object) -> Problem:
     """Like `job`, but stages may recompute. A micro-batch in flight then takes 2 bytes instead of 10 (20 while waiting
     for its W)."""
@@ -141,7 +152,7 @@ def test_a_problem_without_room_for_one_micro_batch_is_rejected_unless_least_is_
         ({"capacity": 1, "stages": [{"op": "x"}] * 3}, "memory.stages.op: 'x' is not a number of bytes"),
     ],
 )
-def test_a_mistake_gets_one_sentence(memory, sentence):
+def test_a_mistake_is_reported_in_one_sentence(memory, sentence):
     with pytest.raises(ValueError, match=f"^{sentence}"):
         Problem(pipelines=2, stages=3, microbatches=2, memory=memory)
 
@@ -168,7 +179,7 @@ def test_prepared_plans_keep_the_limits_after_their_death():
 @given(
     st.integers(1, 4), st.integers(1, 4), st.integers(1, 6), st.integers(262, 400), st.sampled_from([0, 2]), st.data()
 )
-def test_no_plan_holds_more_than_its_workers_have(pipelines, stages, microbatches, capacity, copies, data):
+def test_no_plan_exceeds_the_memory_of_its_workers(pipelines, stages, microbatches, capacity, copies, data):
     dead = data.draw(st.sets(st.tuples(st.integers(1, max(1, pipelines - 1)), st.integers(0, stages - 1)), max_size=2))
     dead = {w for w in dead if w[0] < pipelines}
     of = stage(received=0, payload=0, restored=0, gradient=0, update=0, copies=copies)

@@ -25,7 +25,7 @@ def test_codes_are_positions_in_the_table() -> None:
 
 
 def test_both_forms_of_a_backward_have_the_same_effect() -> None:
-    """A micro-batch frees what its F has taken, completes its gradient once, and passes each tensor on once."""
+    """Each form frees a micro-batch's memory once, completes its gradient once, and sends each boundary tensor once."""
     assert "".join(COMPUTE) == "FIWB"
     for ops in (SPLIT, WHOLE):
         assert sum(kind.frees(0.25) for kind in ops) == 1 and sum(kind.completes_gradient for kind in ops) == 1
@@ -34,7 +34,7 @@ def test_both_forms_of_a_backward_have_the_same_effect() -> None:
 
 
 @pytest.mark.parametrize("kind", COMPUTE)
-def test_an_op_takes_what_the_adjacent_stage_makes(kind: OpKind) -> None:
+def test_an_op_takes_the_tensor_that_the_adjacent_stage_makes(kind: OpKind) -> None:
     taken = [input_of(kind, (0, 1), stage, 3) for stage in range(3)]
     made = [output_of(kind, (0, 1), stage, 3) for stage in range(3)]
     assert sorted(filter(None, taken)) == sorted(filter(None, made))

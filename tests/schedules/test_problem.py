@@ -38,7 +38,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("keys", "sentence"), MISTAKES, ids=[sentence for _, sentence in MISTAKES])
-def test_a_mistake_gets_one_sentence_that_names_the_key(keys, sentence):
+def test_a_mistake_is_reported_in_one_sentence_that_names_the_key(keys, sentence):
     with pytest.raises(ValueError, match=sentence):
         Problem.from_json(SHAPE | keys)
 

@@ -3,7 +3,7 @@
 group = GlooGroup(store, "7/0.1-1.2", rank, size, device, timeout, "127.0.0.1")   # does not wait
 group.connect(generation)                                            # waits for every member's address
 job = group.backend.send([tensor], peer, tag)                        # also recv and collectives; the job may be dropped
-GlooGroup.wait(generation, job)                                      # LinkBroken as soon as the generation ends
+GlooGroup.wait(generation, job)                                      # raises LinkBroken when the generation ends
 GlooGroup.abort([group])                                             # from any thread
 group.gloo                                                           # torch's own back end
 """
@@ -29,7 +29,8 @@ from recycle_pp.comm.waiting import Generation, Job, Pool
 
 
 class GlooGroup:
-    """An abort shuts down the group's connections, so that blocked operations of `gloo` raise RuntimeError.
+    """A Gloo group that can be aborted. An abort shuts down the group's connections, so that blocked operations of
+    `gloo` raise RuntimeError.
 
     Gloo does not report a connection that breaks in the middle of a message. So separate threads wait for the
     operations of `backend`. At the end of the generation a caller of `wait` continues, even if a thread stays blocked.
@@ -73,7 +74,7 @@ class GlooGroup:
 
 
 class InThreads:
-    """Operations of a Gloo back end. Each operation has its own thread, which waits until it is done.
+    """Operations of a Gloo back end. Each operation has a thread that waits until the operation is done.
 
     The thread keeps torch's work object and the tensors alive, because dropping the work would cancel its message."""
 

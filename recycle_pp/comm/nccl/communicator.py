@@ -25,19 +25,21 @@ from torch import Tensor
 from .gpu_stream import GpuStream
 from .library import Library
 
-ENTER_SECONDS = 1.0  # a longer call counts as hanging in the driver, behind kernels that an abort ends
+ENTER_SECONDS = 1.0  # a longer call is assumed to hang in the driver until the abort ends the running kernels
 DONE_SECONDS = 0.001  # seconds between two polls of kernels that an abort ends
 
 _operations = threading.Lock()  # held by each operation of this process, which uses one GPU
 
 
 class Aborted(RuntimeError):
-    """A call on an aborted communicator."""
+    """The communicator was aborted before the call."""
 
 
 class Communicator:
-    """Operations take a list with one tensor, as in torch's back ends. The tensor is kept until the GPU has finished
-    the operation, even if the caller drops the `Work`."""
+    """One NCCL communicator on one stream.
+
+    Operations take a list with one tensor, as in torch's back ends. The tensor is kept until the GPU has finished the
+    operation, even if the caller drops the `Work`."""
 
     def __init__(self, nccl: Library, stream: GpuStream, rank: int, size: int):
         self._nccl, self._stream = nccl, stream
@@ -53,7 +55,7 @@ class Communicator:
             self._handle = self._nccl.open(self._size, identity, self._rank)
 
     def ready(self) -> bool:
-        """Whether an operation may be called. RuntimeError if the communicator has failed."""
+        """Whether an operation may be called. Raises RuntimeError if the communicator has failed."""
         with self._entered():
             return self._nccl.ready(self._handle)
 
@@ -122,8 +124,9 @@ class Work:
         self._communicator, self._tensor = communicator, tensor
 
     def is_completed(self) -> bool:
-        """Whether the GPU has finished the operation or an abort has ended it. RuntimeError if the communicator has
-        failed."""
+        """Whether the GPU has finished the operation or an abort has ended it.
+
+        Raises RuntimeError if the communicator has failed."""
         if self.event.query():
             return True
         self._communicator.ready()

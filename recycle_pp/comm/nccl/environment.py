@@ -1,7 +1,7 @@
 """The NCCL versions and environment variables that recovery requires. Imports no torch, to keep supervisors small.
 
 environment = {**ENVIRONMENT, **os.environ}      # for a worker with parallel.backend=nccl
-refuse(installed())                              # ValueError if recovery cannot work; one sentence for the user
+refuse(installed())                              # raises ValueError if recovery cannot work; one sentence for the user
 describe(os.environ, installed())                # "NCCL 2.30.7: NCCL_NVLS_ENABLE=0 ..."
 shares_gpus(os.environ, installed())             # whether two workers may use one GPU
 """

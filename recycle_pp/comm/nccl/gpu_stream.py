@@ -19,11 +19,11 @@ class GpuStream:
         return torch.cuda.device(self._device)
 
     def follow(self) -> None:
-        """Makes later work wait for all work that this thread has launched on its current stream."""
+        """Makes later work on this stream wait for all work that this thread has launched on its current stream."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def mark(self) -> torch.cuda.Event:
-        """An event that is reached when all work launched so far is done."""
+        """An event that is reached when all work launched so far on this stream is done."""
         event = torch.cuda.Event()
         event.record(self._stream)
         return event

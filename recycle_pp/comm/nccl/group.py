@@ -1,9 +1,9 @@
-"""An NCCL communicator whose operations end with their generation. Not yet tested on a GPU.
+"""An NCCL communicator whose operations end with their generation.
 
     group = NcclGroup(store, "7/0.1-1.2", rank, size, device, timeout)  # does not wait
     group.connect(generation, pair=True)                                # blocks until every member calls it
     work = group.backend.send([tensor], peer, 0)                        # no tags: messages match in the order of calls
-    NcclGroup.wait(generation, work)                                    # LinkBroken as soon as the generation ends
+    NcclGroup.wait(generation, work)                                    # raises LinkBroken when the generation ends
     NcclGroup.abort(groups)                                             # from any thread
 
 The host waits for each operation too, not only the stream. Otherwise an op would count as done after an abort, even if
@@ -31,11 +31,13 @@ from .library import library
 POLL_SECONDS = 2e-5
 READY_SECONDS = 1e-3  # seconds between two polls of a communicator that is being built
 ABORT_SECONDS = 10.0
-WARM = (1, 1 << 22)  # elements of the first sums: short and long ones use different algorithms
+WARM = (1, 1 << 22)  # number of elements of the sums in `connect`; NCCL uses different algorithms for the two lengths
+SUMMED = (torch.float32, torch.float64, torch.int32, torch.int64)  # dtypes of the trainer's sums
 
 
 class NcclGroup:
-    """
+    """Implements `comm.groups.Group` with one communicator.
+
     device     the GPU that holds all tensors of the operations
     timeout    unused, because the coordinator decides about deaths
     interface  unused, because NCCL reads NCCL_SOCKET_IFNAME
@@ -64,12 +66,17 @@ class NcclGroup:
         pair: whether the members are two workers of different stages, which send to each other. Otherwise the members
         are peers, which sum and broadcast.
 
-        No lock is held between two polls, so an abort can end the wait at any time."""
+        No lock is held between two polls, so an abort can end the wait at any time.
+
+        Raises ArithmeticError if a sum is wrong. An NCCL build without the kernel of a dtype returns success and adds
+        nothing."""
         generation.attempt(lambda: self.backend.open(self._store.get(self._key)))
         while not generation.attempt(self.backend.ready):
             time.sleep(READY_SECONDS)
         for work in self._exchange(generation) if pair else self._sums(generation):
             self.wait(generation, work)
+        if not pair:
+            self._check_sums(generation)
 
     def _exchange(self, generation: Generation) -> list[Any]:
         token, peer = torch.zeros(1, device=self._device), 1 - self._rank
@@ -85,6 +92,13 @@ class NcclGroup:
             works.append(generation.attempt(partial(self.backend.broadcast, [tensor], root)))
         return works
 
+    def _check_sums(self, generation: Generation) -> None:
+        ones = [torch.ones(1, dtype=dtype, device=self._device) for dtype in SUMMED]
+        for work in [generation.attempt(partial(self.backend.allreduce, [one])) for one in ones]:
+            self.wait(generation, work)
+        if wrong := [str(one.dtype).removeprefix("torch.") for one in ones if one.item() != self._size]:
+            raise ArithmeticError(f"NCCL sums {' and '.join(wrong)} wrongly; was this NCCL built without these types?")
+
     @staticmethod
     def wait(generation: Generation, work: Any) -> None:
         # `is_completed` may be true after an abort, but the generation ends before the abort, so `attempt` raises.
@@ -94,11 +108,11 @@ class NcclGroup:
 
     @staticmethod
     def abort(groups: Sequence[NcclGroup]) -> None:
-        """Aborts all groups in parallel, because an abort waits for running kernels, which may be hanging operations of
+        """Aborts all groups in parallel. An abort waits for running kernels, and these may be hanging operations of
         other groups (pytorch#119797).
 
-        Raises TimeoutError if an abort still hangs. Then this process can no longer use its GPU and must end. Any other
-        exception of an abort goes to threading.excepthook. In both cases the worker exits."""
+        Raises TimeoutError if an abort still hangs, because this process can then no longer use its GPU and must end.
+        Any other exception of an abort goes to threading.excepthook. In both cases the worker exits."""
         threads = [threading.Thread(target=group.backend.abort, name="nccl-abort", daemon=True) for group in groups]
         for thread in threads:
             thread.start()

@@ -1,6 +1,6 @@
 """Bindings for the NCCL functions in use. Communicators are non-blocking, so no call waits for another member.
 
-    nccl = library()                               # OSError without libnccl.so.2
+    nccl = library()                               # raises OSError if there is no libnccl.so.2
     communicator = nccl.open(size, nccl.identity(), rank)
     nccl.ready(communicator)                       # whether the last call on this communicator has taken effect
     nccl.all_reduce(communicator, tensor, stream)  # only if it is ready
@@ -83,12 +83,17 @@ ARGUMENTS: dict[str, list[Any]] = {
 
 @cache
 def library() -> Library:
-    """The NCCL library of this process, from LD_PRELOAD or else from torch. OSError if there is none."""
+    """The NCCL library of this process, from LD_PRELOAD or else from torch. Raises OSError if there is none."""
     return Library(ctypes.CDLL("libnccl.so.2"))
 
 
 class Library:
-    """Calls return at once. `stream` is a cudaStream_t. Tensors are contiguous."""
+    """The functions of the loaded NCCL library. Calls return at once.
+
+    communicator  handle from `open`
+    stream        a cudaStream_t
+    tensor        a contiguous tensor on the GPU
+    """
 
     def __init__(self, functions: Any):
         self._nccl = functions
@@ -111,7 +116,8 @@ class Library:
         return made.value
 
     def ready(self, communicator: int) -> bool:
-        """Whether the last call has taken effect. RuntimeError if the communicator has failed."""
+        """Whether the last call on this communicator has taken effect. Raises RuntimeError if the communicator has
+        failed."""
         state = _INT()
         self._check("ncclCommGetAsyncError", communicator, ctypes.byref(state))
         if state.value not in (SUCCESS, IN_PROGRESS):

@@ -1,11 +1,12 @@
 """Checks system limits that NCCL may exceed: /dev/shm, open files, locked memory. Does not import torch.
 
-raise_open_files()     # ValueError, with one sentence for the user, if NCCL cannot work with the hard limit
-warnings()             # a sentence for each limit that may be too small
-free_shared_memory(); open_files(); locked_memory()     # what this process may use
+raise_open_files()     # raises the soft limit. Raises ValueError if the hard limit is too small
+warnings()             # a warning for the user for each limit that may be too small
+free_shared_memory(); open_files(); locked_memory()     # free bytes; (soft, hard) limit; limit in bytes
 
-A limit is an error only if no communicator could be built. Most of NCCL's needs depend on the connections between GPUs,
-which only NCCL knows. The values are from NCCL's user guide, "Runtime and MPI issues".
+A small limit is an error only if no communicator could be built with it. Otherwise it causes a warning, because most of
+NCCL's needs depend on the connections between GPUs, which only NCCL knows. The values are from NCCL's user guide,
+"Runtime and MPI issues".
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ CAP_IPC_LOCK = 14  # capabilities(7): removes the limit on locked memory
 
 
 def raise_open_files() -> None:
-    """Raises the soft limit of open files to the hard limit. ValueError if the hard limit is certainly too small."""
+    """Sets the soft limit of open files to the hard limit. Raises ValueError if the hard limit is certainly too
+    small."""
     _, hard = open_files()
     used = len(os.listdir("/proc/self/fd"))
     if hard < (need := used + COMMUNICATORS * LEAST_FILES):
@@ -55,8 +57,8 @@ def open_files() -> tuple[int, int]:
 
 
 def locked_memory() -> float:
-    """Bytes that a process may lock. Infinite too if no card needs locked memory (InfiniBand, RoCE), or if NCCL must
-    not use it."""
+    """Bytes that a process may lock; infinite without a limit. Also infinite if NCCL needs no locked memory, because
+    the machine has no InfiniBand or RoCE card or because NCCL must not use the card."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return inf if soft == resource.RLIM_INFINITY or _may_lock() or not _cards() else soft
 

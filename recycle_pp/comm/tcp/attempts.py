@@ -56,7 +56,7 @@ class Attempts:
         self._selector.register(sock, selectors.EVENT_WRITE, partial(self._finish, sock))
 
     def _finish(self, sock: socket.socket) -> None:
-        if sock not in self._begun:  # ended by an earlier event of the same select
+        if sock not in self._begun:  # an earlier event of the same select has ended this attempt
             return
         self._end(sock)
         if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):

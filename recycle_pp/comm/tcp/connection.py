@@ -38,7 +38,7 @@ class ConnectionLost(RuntimeError):
 
 
 class Connection:
-    """Public methods may be called from any thread, and do not block."""
+    """One TCP connection to a peer. Public methods may be called from any thread, and do not block."""
 
     def __init__(self, sock: socket.socket, pool: Pool):
         sock.settimeout(None)
@@ -47,7 +47,7 @@ class Connection:
         self._arriving = threading.Lock()  # guards the next four attributes
         self._posted: dict[Key, deque[tuple[memoryview, Job]]] = defaultdict(deque)
         self._early: dict[Key, deque[bytearray]] = defaultdict(deque)
-        self._over = -1  # newest generation that has ended
+        self._over = -1  # highest generation that has ended
         self._error: ConnectionLost | None = None
         self._leaving = threading.Lock()  # guards the next attribute and the order of writes
         self._unsent: deque[tuple[list[memoryview], Job]] = deque()
@@ -56,7 +56,7 @@ class Connection:
     def send(self, tensor: Tensor, generation: int, tag: int) -> Job:
         """Sends a contiguous CPU tensor. The caller must not write to the tensor until the job is done.
 
-        The calling thread sends what the kernel accepts immediately. A thread of the pool sends the rest.
+        The calling thread sends the bytes that the kernel accepts immediately. A thread of the pool sends the rest.
         """
         data, job = tensor_bytes(tensor), Job()
         frame = memoryview(FRAME.pack(generation, tag, data.nbytes))
@@ -139,7 +139,7 @@ class Connection:
         return _after(parts, done)
 
     def _write(self) -> None:
-        """Runs in a thread of the pool while there are unsent parts."""
+        """Sends the queued messages. Runs in a thread of the pool until the queue is empty."""
         while True:
             with self._leaving:
                 parts, job = self._unsent[0]
@@ -252,7 +252,7 @@ class Connection:
 
 
 def _after(parts: list[memoryview], done: int) -> list[memoryview]:
-    """`parts` without their first `done` bytes."""
+    """The rest of `parts`, after the first `done` bytes of all parts together."""
     left = []
     for part in parts:
         if done < len(part):

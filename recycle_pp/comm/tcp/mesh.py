@@ -43,7 +43,7 @@ SECRET = 16  # bytes
 HELLO = struct.Struct(f"!I{SECRET}s")  # rank, secret
 CALM, BUSY = 0.3, 0.1  # seconds between two checks of the connections, normally and while attempts are pending
 LATE = 0.5  # seconds after `link` after which the member with the lower rank also attempts to connect
-SURE = 0.5  # seconds of failed attempts after which this process attempts to reach all members on the same machine
+SURE = 0.5  # seconds of failed attempts to reach a member, after which all members on its machine are tried
 
 
 class Address(NamedTuple):
@@ -53,7 +53,9 @@ class Address(NamedTuple):
 
 
 class Mesh:
-    """Up to `size` members, any of which may be missing. Methods may be called from any thread and do not block."""
+    """This member's connections to the other ranks below `size`. Any of these may be missing.
+
+    Methods may be called from any thread and do not block."""
 
     def __init__(
         self,
@@ -123,7 +125,7 @@ class Mesh:
         self._reachability.keep(self._members)
 
     def __getitem__(self, rank: int) -> Connection:
-        """The connection to a member. KeyError until it is established."""
+        """The connection to a member. Raises KeyError until it is established."""
         return self._connections[rank]
 
     def end(self, generation: int) -> None:
@@ -161,13 +163,13 @@ class Mesh:
         self._handshakes.close()
         self._selector.close()
         self._listener.close()
-        with self._lock:  # `close` may not have written to it yet
+        with self._lock:  # `close` may still be about to write to the bell
             os.close(self._bell)
 
     def _update(self, now: float) -> None:
         """Ends attempts that are late or no longer needed, and starts attempts to reach members without a working
         connection."""
-        # Counts at most 2 * CALM since the last update. A longer gap means that this process was suspended.
+        # Counts at most 2 * CALM seconds since the last update. If more have passed, this process was suspended.
         passed, self._ticked = min(now - self._ticked, 2 * CALM), now
         self._handshakes.expire(now)
         addresses = self._addresses or {}
@@ -217,7 +219,7 @@ class Mesh:
             self._add(rank, sock)
 
     def _greet(self, sock: socket.socket) -> Greeting:
-        """Returns the rank of a connecting member. Rejects lower ranks, which must not connect."""
+        """Authenticates a connecting member and returns its rank. Rejects lower ranks, which must not connect."""
         rank, secret = HELLO.unpack((yield HELLO.size))
         if hmac.compare_digest(secret, self._secret) and rank in self._others and rank > self.rank:
             return rank

@@ -1,6 +1,6 @@
 """Measures how long attempts to connect to each member have failed. A new mesh does not reset the times.
 
-    reachability = Reachability(patience=10.0, report)      # report(ranks): attempts have failed for `patience` seconds
+    reachability = Reachability(patience=10.0, report)      # report(ranks): all attempts failed for `patience` seconds
     reachability.fails(2, 0.1)       # adds 0.1 s in which all attempts to reach member 2 failed
     reachability.reached(2)          # an attempt succeeded, so the time is reset
     reachability.keep({1, 3})        # other ranks are no longer members
@@ -20,7 +20,7 @@ AGAIN = 1.0  # seconds between two reports of the same members
 
 
 class Reachability:
-    """Methods may be called from any thread.
+    """How long this process has failed to reach each member. Methods may be called from any thread.
 
     patience: seconds of failed attempts after which a member is reported; None: never
     """

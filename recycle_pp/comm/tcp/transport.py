@@ -4,7 +4,7 @@
 
 Times relative to Gloo over loopback (`bench/links.py`, torch 2.13, docs/process-group.md): A message of 4 to 64 KiB
 takes a third of the time and of the CPU time. A sum of 4 KiB takes between a tenth and a quarter of the time. A sum of
-16 MiB takes between the same time and a third more. A new generation takes a quarter of the time.
+16 MiB takes as long as with Gloo, or up to a third longer. A new generation takes a quarter of the time.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class TcpTransport:
             mesh.end(max(generation.number for generation in over))
 
     def close(self, timeout: float) -> None:
-        """Does not block."""
+        """Closes all connections. Does not block."""
         with self._lock:
             self._replace(None)
 
@@ -185,7 +185,7 @@ class Route(NamedTuple):
 
 
 class Awaited(NamedTuple):
-    """A route that notes in `awaited` what it receives from `member`."""
+    """A route to `member` that appends (member, pending) to `awaited` for each message that it receives."""
 
     route: Route
     member: Member

@@ -39,7 +39,8 @@ NAME = "recycle"
 
 
 class RecycleProcessGroup(dist.ProcessGroup):
-    """
+    """A process group of backend "recycle".
+
     store      any store of torch.distributed
     interface  listening address for Gloo; default: the interface in GLOO_SOCKET_IFNAME, else the host name
     """
@@ -59,8 +60,8 @@ class RecycleProcessGroup(dist.ProcessGroup):
     def rebuild(self, generation: int, rank: int, size: int) -> None:
         """Aborts this group and turns it into the group of `generation`. Each member calls `rebuild` with its own rank.
 
-        generation: larger than all earlier ones, else LinkBroken. Blocks until all members have called `rebuild`.
-        RuntimeError if the store times out, LinkBroken if `abort` is called meanwhile.
+        Blocks until all members have called `rebuild`. Raises LinkBroken if `generation` is not larger than all earlier
+        ones, or if `abort` is called meanwhile. Raises RuntimeError if the store times out.
         """
         self.abort()
         with self._lock:

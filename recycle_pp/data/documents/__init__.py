@@ -1,12 +1,14 @@
-"""The documents of text files, .jsonl and .parquet, in a fixed order, from any position.
+"""Reads the documents of text files, .jsonl, .parquet and saved datasets, in a fixed order and from any position.
 
     corpus = Corpus.of(["wiki.parquet", "notes"], column="text")
     for piece, behind in corpus.pieces(Position(0, 0)):      # behind: position after the piece
         ...                                                  # piece.text; piece.ends: a document ends here
 
-A format is a module with `pieces(file, column, offset)`. The meaning of `offset` depends on the format: a byte of a
-text file or .jsonl, a row of a .parquet. A text file is one document, split into pieces. The others hold one document
-per line or row.
+    for record, place, behind in corpus.records(["messages"], Position(0, 0)): ...      # JSON lines and rows of tables
+
+A format is a module with `pieces(file, column, offset)`, `extent(file)` and, if it has records, `records(file, columns,
+offset)`. The offset counts bytes in a text file or .jsonl, and rows in the other formats; `extent` is the offset of the
+end. A text file is one document, split into pieces. The other formats hold one document per line or row.
 """
 
 from __future__ import annotations
@@ -15,10 +17,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from recycle_pp.data.raw_text import files
 
-from . import jsonl, parquet, text
+from . import arrow, jsonl, parquet, text
 from .piece import Piece
 
 FORMATS = {".jsonl": jsonl, ".ndjson": jsonl, ".parquet": parquet}
@@ -35,7 +38,12 @@ class Position:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The text files, in order. sizes: bytes of each file. column: the column of .jsonl and .parquet with the text."""
+    """Files with text, in order.
+
+    files   paths of the files; a saved dataset is a folder
+    sizes   bytes of each file
+    column  the column with the text, in .jsonl, .parquet and saved datasets
+    """
 
     files: tuple[Path, ...]
     sizes: tuple[int, ...]
@@ -43,7 +51,9 @@ class Corpus:
 
     @classmethod
     def of(cls, paths: Sequence[str], column: str = "text") -> Corpus:
-        """The files at `paths`. For a folder: its .jsonl and .parquet files if it has any, else all files.
+        """The files at `paths`. A saved dataset counts as one file.
+
+        A folder stands for its .jsonl and .parquet files if it has any, else for all its files.
 
         Raises:
             ValueError: a path is missing, empty, or compressed; the message does not name the configuration key.
@@ -52,23 +62,45 @@ class Corpus:
         for path in map(Path, paths):
             if not path.exists():
                 raise ValueError(f"{path} does not exist")
+            if path.is_dir() and arrow.is_dataset(path):
+                found.append(path)
+                continue
             inside = list(files(path)) if path.is_dir() else [path]
             found += [file for file in inside if file.suffix in FORMATS] or inside
         for file in found:
             if file.suffix in PACKED:
                 raise ValueError(f"{file} is compressed; decompress it first")
-        sizes = tuple(file.stat().st_size for file in found)
+        sizes = tuple(arrow.size(file) if file.is_dir() else file.stat().st_size for file in found)
         if not sum(sizes):
             raise ValueError(f"{', '.join(map(str, paths))} holds no text")
         return cls(tuple(found), sizes, column)
 
+    @property
+    def identity(self) -> list[tuple[str, int, int]]:
+        """(name, size, time of the last change) of every file."""
+        stats = [(file / "state.json" if file.is_dir() else file).stat() for file in self.files]
+        return [(file.name, of.st_size, of.st_mtime_ns) for file, of in zip(self.files, stats, strict=True)]
+
     def pieces(self, start: Position) -> Iterator[tuple[Piece, Position]]:
-        """Yields (piece, position after the piece) for every piece from `start` on. ValueError if the text cannot be
-        read; the message names the file and the place."""
+        """Yields (piece, position after the piece) for every piece from `start` on.
+
+        Raises ValueError if the text cannot be read; the message names the file and the place in it.
+        """
         offset = start.offset
         for number in range(start.file, len(self.files)):
             for piece in self._format(number).pieces(self.files[number], self.column, offset):
                 yield piece, Position(number, piece.next)
+            offset = 0
+
+    def records(self, columns: Sequence[str], start: Position) -> Iterator[tuple[Any, str, Position]]:
+        """Yields (record, its place for messages, position after it) for every record from `start` on.
+
+        A record has at least those of `columns` that the file has. Raises ValueError like `pieces`.
+        """
+        offset = start.offset
+        for number in range(start.file, len(self.files)):
+            for record, place, after in self._format(number).records(self.files[number], columns, offset):
+                yield record, place, Position(number, after)
             offset = 0
 
     def done(self, position: Position) -> int:
@@ -79,4 +111,8 @@ class Corpus:
         return sum(self.sizes[: position.file]) + self.sizes[position.file] * position.offset // max(1, extent)
 
     def _format(self, number: int) -> ModuleType:
-        return FORMATS.get(self.files[number].suffix, text)
+        return format_of(self.files[number])
+
+
+def format_of(file: Path) -> ModuleType:
+    return arrow if file.is_dir() else FORMATS.get(file.suffix, text)

@@ -1,8 +1,8 @@
-"""A Parquet file: one document per row, in the column that holds the text. Needs pyarrow."""
+"""Reads a Parquet file. A row is a record; its text in a given column is a document. Needs pyarrow."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,23 @@ def pieces(file: Path, column: str, offset: int) -> Iterator[Piece]:
                 f"{file} has no text in {column!r}; its columns are "
                 f"{', '.join(f'{name} ({kind})' for name, kind in kinds.items())}. data.column names the column"
             )
+    for record, _, after in records(file, [column], offset):
+        if record[column] is not None:
+            yield Piece(record[column], True, after)
+
+
+def records(file: Path, columns: Sequence[str], offset: int) -> Iterator[tuple[dict[str, Any], str, int]]:
+    """Yields (row, its place for messages, the offset after it) from row `offset` on.
+
+    A row has those of `columns` that the file has.
+    """
+    with _open(file) as table:
+        held = [field.name for field in table.schema_arrow if field.name in columns]
         first = 0
         for group in range(table.num_row_groups):
             rows = table.metadata.row_group(group).num_rows
             if first + rows > offset:
-                yield from _rows(file, table, group, column, first, offset)
+                yield from _rows(file, table, group, held, first, offset)
             first += rows
 
 
@@ -33,8 +45,10 @@ def extent(file: Path) -> int:
         return table.metadata.num_rows
 
 
-def _rows(file: Path, table: Any, group: int, column: str, row: int, offset: int) -> Iterator[Piece]:
-    batches = table.iter_batches(ROWS, row_groups=[group], columns=[column])
+def _rows(
+    file: Path, table: Any, group: int, columns: list[str], row: int, offset: int
+) -> Iterator[tuple[dict[str, Any], str, int]]:
+    batches = table.iter_batches(ROWS, row_groups=[group], columns=columns)
     while True:
         try:
             batch = next(batches, None)
@@ -43,10 +57,10 @@ def _rows(file: Path, table: Any, group: int, column: str, row: int, offset: int
         if batch is None:
             return
         if row + len(batch) > offset:
-            for text in batch.column(0).to_pylist():
+            for record in batch.to_pylist():
                 row += 1
-                if text is not None and row > offset:
-                    yield Piece(text, True, row)
+                if row > offset:
+                    yield record, f"{file}, row {row - 1}", row
         else:
             row += len(batch)
 

@@ -1,4 +1,4 @@
-"""The unit that a format of documents yields."""
+"""The text that the formats of documents yield."""
 
 from __future__ import annotations
 
@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Piece:
-    """Text to tokenise separately. ends: whether a document ends after the text. next: the offset after the text."""
+    """Text to tokenise separately.
+
+    ends  whether a document ends after the text
+    next  the offset after the text, see `documents`
+    """
 
     text: str
     ends: bool

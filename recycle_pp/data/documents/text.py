@@ -1,8 +1,8 @@
-"""A text file: one document, in pieces that tokenise like the whole.
+"""Reads a text file as one document, in pieces that can be tokenised separately without changing the tokens.
 
 A piece ends after a line break that is not followed by white space. Tokenizers that first split at white space (all
-byte-level ones) never join text across such a break. Tokenizers that mark the beginning of a text (SentencePiece) add
-one more mark per mebibyte.
+byte-level ones) never join text across such a break. Tokenizers that mark the beginning of a text (SentencePiece) are
+an exception: they add a mark to each piece, about one per mebibyte.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from .piece import Piece
 
 SIZE = 1 << 20  # approximate bytes of a piece
-LONGEST = 1 << 22  # maximum bytes of a piece; a longer one is cut between any two characters
+LONGEST = 1 << 22  # bytes after which a piece without a suitable line break is cut between any two characters
 CUT = re.compile(rb"\n(?=[^\s])")
 
 
@@ -40,7 +40,8 @@ def extent(file: Path) -> int:
 
 
 def _end(block: bytes) -> int | None:
-    """Number of bytes up to the last suitable line break; None if more bytes must be read to find one."""
+    """Number of bytes in the piece: up to the last suitable line break or, in a block of LONGEST bytes without one, up
+    to the last whole character. None if more bytes must be read."""
     breaks = [found.end() for found in CUT.finditer(block, max(0, len(block) - SIZE))]
     if breaks:
         return breaks[-1]

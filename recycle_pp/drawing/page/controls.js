@@ -63,7 +63,7 @@ function compare() {
   draw();
 }
 
-// Switches between all workers and the parts that matter.
+// Switches between all rows and the rows in meta.groups.
 function fold() {
   folding = !folding;
   fit();

@@ -1,5 +1,6 @@
 // Draws one chart into one rectangle of the canvas. There are two levels of detail: boxes with numbers, and rows of
-// pixels. In a pixel every op counts by the share that it covers, so nothing flickers if ops are smaller than pixels.
+// pixels. The colour of a pixel is the mean of its ops, weighted by the share of the pixel that each covers. So nothing
+// flickers if ops are smaller than pixels.
 
 const LABELS = 64, AXIS = 24, PHASES = 18, MOST_BOXES = 12000;
 
@@ -8,7 +9,7 @@ function colours() {
   const of = (name) => css.getPropertyValue(`--${name}`).trim();
   const out = {};
   for (const n of ["paper", "ink", "soft", "line", "stripe", "idle", "alarm", "stall", "hatch"]) out[n] = of(n);
-  // pixel rows: the colour of kind + 5 * look, look = plain, re-routed, lost, redone, cut
+  // colours of rows of pixels, indexed by kind + 5 * look; look: 0 plain, 1 re-routed, 2 lost, 3 redone, 4 cut
   out.looks = KINDS.flatMap((k) => [rgb(job.fill[k])]);
   const ink = rgb(out.ink), alarm = rgb(out.alarm);
   out.looks.push(...KINDS.map((k) => mix(rgb(job.fill[k]), ink, 0.6)), ...KINDS.map((k) => mix(rgb(job.fill[k]), alarm, 0.5)));

@@ -47,7 +47,7 @@ function crowded(chart, pane, view, rows, Y) {
 }
 
 // Adds the colours of a row's ops, weighted by the share of each pixel that they cover. sums: r, g, b, share.
-// looks: 3 numbers for every kind and look; the second half is for ops beside the selected route.
+// looks: 3 numbers (r, g, b) for every kind and look. The second half is for ops that are not on the selected route.
 function cover(chart, row, view, kx, w, sums, looks, route) {
   const { start, end, kind, marks, microbatch, first } = chart, stop = first[row + 1], { t0, t1 } = view;
   const chosen = route ? route.microbatch : EMPTY, faint = looks.length / 2;

@@ -3,7 +3,7 @@
     deferred = defer(model, {"blocks.0.up.weight": 3, ...}, sink)   # the names whose gradients now wait for W
 
 Applies to exactly these two classes, with plain parameters. The class of such a module is replaced by one whose
-backward returns the input's gradient and passes (dy, x) to the sink. Results are bit-identical, also with autocast and
+backward returns the input's gradient and passes (dy, x) to the sink. Results are bit-identical, even with autocast and
 recomputation. The parameters of all other modules (norms, embeddings, convolutions, experts, subclasses of Linear) get
 their gradients from autograd, in I.
 """
@@ -22,16 +22,17 @@ from recycle_pp.numerics.weight_grad_store import WeightGradStore
 
 
 def defer(model: nn.Module, index: Mapping[str, int], sink: WeightGradStore) -> set[str]:
-    """Replaces the classes of the model's modules. Returns the local names whose gradients wait for W. May be called
-    again with other local parameters. Modules with a frozen parameter keep their class.
+    """Replaces the classes of modules whose parameters this stage trains. Returns the names of the parameters whose
+    gradients then wait for W. Modules with a frozen parameter keep their class. May be called again when the stage has
+    other layers.
 
-    index: full name of each local trainable parameter -> index of its tensor in the sink"""
+    index: full name of each parameter that this stage trains -> index of its tensor in the sink"""
     deferred = set()
     for name, module in model.named_modules():
         kind = _kind(module)
         of = {p: index[f"{name}.{p}"] for p in module._parameters if f"{name}.{p}" in index}
         if kind is None or len(of) < sum(p is not None for p in module._parameters.values()):
-            continue  # of another stage, or frozen: autograd computes the input's gradient alone
+            continue  # the class stays; autograd computes no gradient of parameters of other stages or frozen ones
         module.__class__ = kind
         module._sink, module._index = sink, of  # type: ignore[assignment]
         deferred |= {f"{name}.{p}" for p in of}
@@ -58,7 +59,7 @@ _conv1d: dict[type, type] = {}
 
 
 def _kind(module: nn.Module) -> type | None:
-    """The replacement class; None: the gradients stay with autograd."""
+    """The class that replaces the module's class; None if autograd must compute its weight gradients."""
     if isinstance(module, DeferredLinear) or type(module) in _conv1d.values():
         return type(module)
     if set(module._parameters) != {"weight", "bias"} or "forward" in module.__dict__:

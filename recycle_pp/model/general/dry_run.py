@@ -1,4 +1,4 @@
-"""The data flow between a model's layers, from one run on fake tensors. It computes nothing; 70B take a second.
+"""The data flow between a model's layers, from one run on fake tensors. The run computes no values: 70B take a second.
 
     outline = dry_run(source, batch, autocast=False)
     outline.boundary(4)           # tensors that cross the cut before layer 4: [(argument places, Boundary), ...]
@@ -6,7 +6,7 @@
     outline.refuse(range(4, 8))   # raises ValueError if a stage cannot start with layer 4
 
 The run is divided into regions. Region k lasts from the call of layer k to the call of layer k+1. Region 0 also
-includes everything before layer 0, and the last region everything after the last layer.
+includes everything before layer 0. The last region also includes everything after the last layer.
 
 A value is *made* if it depends on a parameter. All other values (masks, positions, rotary tables) are functions of the
 batch, which every stage computes with the model's own code. A stage that starts with layer k receives the made values
@@ -34,16 +34,19 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from recycle_pp.comm.device_errors import is_out_of_memory
 from recycle_pp.config.mistakes import UserMistake
+from recycle_pp.data.user_code import raised_here, shown
 from recycle_pp.model.stage_module import Batch, Boundary
 
 from .empty import empty, make_fake, unshare
 from .source import Source
-from .user_code import raised_here, shown
 
 
 @dataclass(frozen=True)
 class Argument:
-    """A result that is one of the call's own arguments, identified by its place."""
+    """A result of a call that is one of the call's own arguments.
+
+    place: index of the argument among the leaves of (args, kwargs)
+    """
 
     place: int
 
@@ -58,7 +61,7 @@ class Outline:
     layers      the full names of the layers, in the order of their calls
     shapes      canonical name -> shape of every trainable parameter, in the order of use
     frozen      canonical name -> shape of every other parameter
-    canonical   every name of a parameter or buffer -> the first name of its tensor; a tied or shared one has several
+    canonical   every name of a parameter or buffer -> its canonical name, the first of the names of a tied tensor
     regions     every name of a parameter -> the regions that use it by this name
     parts       canonical name -> number of addends of its gradient (one for every operation on it)
     returns     name of a layer, or of a module with parameters outside the layers -> results of its calls, in order
@@ -86,12 +89,12 @@ class Outline:
         return self.crossing[layer] if 0 < layer < len(self.layers) else []
 
     def names_of(self, layers: range) -> list[str]:
-        """The trainable parameters that a stage with these layers uses, by their first names."""
+        """Canonical names of the trainable parameters that a stage with these layers uses."""
         used = self._used(layers)
         return [name for name in self.shapes if name in used]
 
     def frozen_of(self, layers: range) -> list[str]:
-        """The frozen parameters that a stage with these layers uses, by their first names."""
+        """Canonical names of the frozen parameters that a stage with these layers uses."""
         used = self._used(layers)
         return [name for name in self.frozen if name in used]
 
@@ -100,7 +103,8 @@ class Outline:
 
     @cached_property
     def layer_of(self) -> dict[str, int]:
-        """First name of a parameter -> its layer, see `StageModule.layers`. Only after the run."""
+        """Canonical name of a parameter -> its layer, see `StageModule.layers`. Use it only after the dry run,
+        because the value is cached."""
         names: dict[str, list[str]] = defaultdict(list)
         for name, first in self.canonical.items():
             names[first].append(name)
@@ -119,7 +123,7 @@ class Outline:
 
     @cached_property
     def stays(self) -> str | None:
-        """See `StageModule.stays`. Only after the run."""
+        """The reason why layers cannot move, see `StageModule.stays`. Valid only after the run."""
         why, depth = None, len(self.layers)
         for k in range(2, depth):
             if [of for _, of in self.crossing[k]] != [of for _, of in self.crossing[1]]:
@@ -144,10 +148,9 @@ class Outline:
 
 
 def dry_run(source: Source, batch: Batch, autocast: bool = False) -> Outline:
-    """Runs forward and loss on fake tensors of the batch's shapes.
+    """Runs forward and loss on fake tensors of the batch's shapes. Returns the data flow.
 
-    Raises:
-        ValueError: the model cannot be trained in stages; one sentence for the user.
+    Raises ValueError, with one sentence for the user, if the model cannot be trained in stages.
     """
     from torch._subclasses import FakeTensorMode
 
@@ -177,7 +180,7 @@ def dry_run(source: Source, batch: Batch, autocast: bool = False) -> Outline:
     outline.weighs = watch.used(items)
     if watch.used(other):
         raise ValueError(f"{source.name} shifts its labels itself; its loss must take `shift_labels` as they are")
-    if not watch.used(labels):
+    if labels.numel() and not watch.used(labels):
         raise ValueError(f"{source.name}: its loss does not depend on the labels")
     ordered = sorted(watch.shapes, key=outline.layer_of.__getitem__)
     outline.frozen = {name: watch.shapes[name] for name in ordered if name in watch.frozen}
@@ -189,7 +192,7 @@ def dry_run(source: Source, batch: Batch, autocast: bool = False) -> Outline:
 
 
 def layers_of(model: nn.Module, name: str) -> nn.Module:
-    """The module list to cut. ValueError if `name` is not a non-empty list of modules."""
+    """The model's list of layers. Raises ValueError if `name` does not name a non-empty list of modules."""
     with suppress(AttributeError):
         container = model.get_submodule(name)
         if name and isinstance(container, nn.ModuleList | nn.ModuleDict | nn.Sequential) and len(container):
@@ -200,7 +203,7 @@ def layers_of(model: nn.Module, name: str) -> nn.Module:
 
 
 def outside(model: nn.Module, container: nn.Module) -> Iterable[tuple[str, nn.Module]]:
-    """The modules with parameters that neither contain the layers nor are part of a layer."""
+    """(name, module) for each module with parameters that neither contains the layers nor is part of a layer."""
     inner = {id(module) for module in container.modules()}
     at = next(name for name, module in model.named_modules() if module is container)
     for name, module in model.named_modules():
@@ -236,7 +239,7 @@ class _Watch(TorchDispatchMode):
         return _storage(tensor) in self._read
 
     def finish(self, loss: Any) -> None:
-        """Checks the run after the loss has been computed."""
+        """Checks the run after the loss has been computed. Raises ValueError if the model cannot be trained."""
         outline = self._outline
         if not isinstance(loss, Tensor) or loss.shape != () or not loss.is_floating_point():
             what = tuple(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
@@ -282,7 +285,10 @@ class _Watch(TorchDispatchMode):
                         raise ValueError(_changes(self._buffers[_storage(tensor)]))
 
     def _uses(self, tensor: Tensor, view: bool) -> bool:
-        """Records that an operation uses `tensor`. Returns whether this makes the operation's result a made value."""
+        """Records that an operation uses `tensor`. Returns whether the operation's result is therefore a made value.
+
+        view: whether a result shares memory with `tensor`
+        """
         key, outline = _storage(tensor), self._outline
         self._read.add(key)
         if (name := self._parameters.get(key)) is not None:
@@ -295,7 +301,7 @@ class _Watch(TorchDispatchMode):
             return False
         for k in range(since + 1, self._region + 1):
             where = f"{'' if self._inside else 'the part after '}{outline.layers[self._region]}"
-            outline.joined.setdefault(k, f"{where} uses a tensor from before it that is not among its arguments")
+            outline.joined.setdefault(k, f"{where} uses an earlier tensor that is not among its arguments")
         return True
 
     def _mark(self, tensor: Tensor) -> None:
@@ -340,7 +346,8 @@ class _Watch(TorchDispatchMode):
         return call
 
     def _cut(self, k: int, args: Any, kwargs: Any) -> Any:
-        """Marks the made arguments as made in this region, because a stage may start with this layer."""
+        """Replaces the made arguments of layer k by copies that count as made in this region, because a stage may start
+        with this layer. Returns the new (args, kwargs)."""
         leaves, spec = tree_flatten((args, kwargs))
         crossing: dict[int, Crossing] = {}
         for place, leaf in enumerate(leaves):
@@ -363,7 +370,8 @@ _SHAPE_ONLY |= {"new_zeros", "new_ones", "new_full", "new_empty", "new_empty_str
 
 
 def _tensors(values: Any) -> Iterable[Tensor]:
-    """The tensors in the arguments or results of an operation, nested in lists at most. Much faster than pytrees."""
+    """The tensors in the arguments or results of an operation. Searches only lists and tuples, so it is much faster
+    than pytrees."""
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, list | tuple):
@@ -409,7 +417,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _changes(name: str) -> str:
-    return f"forward changes the buffer {name}: workers that run other micro-batches would have another one"
+    return f"forward changes the buffer {name}: workers that run other micro-batches would have another value"
 
 
 def _mistake(source: Source, error: Exception) -> ValueError:
@@ -418,7 +426,7 @@ def _mistake(source: Source, error: Exception) -> ValueError:
         return UserMistake(str(error))
     if _needs_values(error):
         return UserMistake(
-            f"{source.name} cannot be tried on tensors without values, so its Python must depend on values: its "
+            f"{source.name} cannot run on tensors without values, so its Python code depends on values: its "
             f"forward or loss raised {shown(error)}"
         )
     return UserMistake(f"{source.name}: its forward or loss raised {shown(error)}")
@@ -434,7 +442,8 @@ def _needs_values(error: Exception) -> bool:
 
 
 def same_arguments(leaves: Sequence[Any], boundary: Sequence[Crossing]) -> list[Tensor]:
-    """The tensors in `leaves` that cross the boundary. RuntimeError if a shape or dtype differs from the dry run's."""
+    """The tensors in `leaves` that cross the boundary. Raises RuntimeError if a shape or dtype differs from that in the
+    dry run."""
     found = []
     for places, of in boundary:
         tensor = leaves[places[0]] if places[-1] < len(leaves) else None

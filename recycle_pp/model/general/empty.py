@@ -1,7 +1,7 @@
 """A model without memory: its structure, names, ties and buffers, and parameters that only have shapes.
 
 model = empty(source)                       # parameters on `meta`; a 70B model takes a second
-canonical = unshare(model)                  # a separate module for every use; name -> first name of its tensor
+canonical = unshare(model)                  # makes a separate module for every use; name -> canonical name
 make_fake(model, mode)                      # parameters that report the CPU as device, for a run without arithmetic
 """
 
@@ -27,9 +27,10 @@ def empty(source: Source, traced: bool = False) -> nn.Module:
 
 
 def unshare(model: nn.Module) -> dict[str, str]:
-    """Gives every place in `model` its own module, so that every use of a shared parameter can have its own leaf.
+    """Replaces every repeated occurrence of a module in `model` by a copy. So every use of a shared parameter can have
+    its own autograd leaf.
 
-    Returns name -> first name of the same tensor, for every name of a parameter or buffer."""
+    Returns every name of a parameter or buffer -> its canonical name, the first name of the same tensor."""
     first: dict[int, str] = {}
     named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     canonical = {name: first.setdefault(id(tensor), name) for name, tensor in named}
@@ -49,7 +50,8 @@ def unshare(model: nn.Module) -> dict[str, str]:
 
 
 def make_fake(model: nn.Module, mode: Any) -> None:
-    """Turns parameters and buffers into fake tensors of `mode`, one per name, so that the uses of a tied one differ."""
+    """Replaces parameters and buffers with fake tensors of `mode`. Each name of a tied parameter gets its own tensor,
+    so that the uses of the parameter can be distinguished."""
     for module in model.modules():
         for name, parameter in module._parameters.items():
             module._parameters[name] = None if parameter is None else _parameter(parameter)

@@ -30,14 +30,14 @@ from .source import Source, source_of
 
 class Values(Protocol):
     def read(self, name: str) -> Tensor:
-        """The tensor `name`. ValueError if it is missing; one sentence for the user."""
+        """The tensor `name`. Raises ValueError, with one sentence for the user, if a folder lacks it."""
         ...
 
     def find(self, name: str) -> Tensor | None: ...
 
 
 def initial_values(source: Source, settings: Settings, run_dir: str | Path | None) -> Values:
-    """The initial values. run_dir: folder for the seed checkpoint; None: it stays in memory."""
+    """The initial values of the model. run_dir: folder for the seed checkpoint; None: the values stay in memory."""
     if source.folder is not None:
         folder = Folder(source.folder, source.prefix)
         if not settings.model.lora.rank:

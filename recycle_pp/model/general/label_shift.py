@@ -6,7 +6,7 @@
 `batch.labels` are already shifted. A loss that shifts them again ignores the output at the last position, so the
 gradient of the last layer's input is exactly zero at this position. The first backward checks this gradient. If it is
 zero, the loss is computed twice, with different labels at the first position. A loss that shifts the labels again also
-ignores this difference. A loss that only omits the last position shows it.
+ignores this difference. A loss that only omits the last position changes.
 """
 
 from __future__ import annotations
@@ -26,15 +26,20 @@ LossOf = Callable[[Batch, Sequence[Tensor]], Tensor]
 
 
 class LabelShift:
-    """The check of one model. name: name of the model, for the message. vocabulary: number of token ids."""
+    """The check of one model.
+
+    name        name of the model, for the message
+    vocabulary  number of token ids
+    """
 
     def __init__(self, name: str, vocabulary: int, loss_of: LossOf) -> None:
         self._name, self._vocabulary, self._loss_of = name, vocabulary, loss_of
         self._decided = False
 
     def watch(self, leaves: Sequence[Any], batch: Batch, boundary: Sequence[Tensor]) -> None:
-        """Makes the backward check the gradient of the first tensor in `leaves` that has a row per token. Does nothing
-        once a check has had a result."""
+        """Makes the backward check the gradient of the first tensor in `leaves` that has a row per token.
+
+        Does nothing if an earlier check has decided, or if this batch cannot decide."""
         b, T = batch.labels.shape
         if self._decided or T < 3 or bool((batch.labels[:, [0, -1]] == IGNORED).any()):
             return
@@ -45,7 +50,10 @@ class LabelShift:
         self._decided = True  # no tensor has a row per token
 
     def _check(self, grad: Tensor, batch: Batch, boundary: Sequence[Tensor]) -> None:
-        """grad: (b, T, ...). Raises UserMistake."""
+        """Decides whether the loss shifts the labels again. Raises UserMistake if it does.
+
+        grad: gradient of the watched tensor, (b, T, ...)
+        """
         if self._decided or not bool(grad[:, :-1].any()):
             return
         self._decided = True
@@ -58,7 +66,7 @@ class LabelShift:
         if torch.equal(*losses):
             raise UserMistake(
                 f"{self._name}: its forward or loss shifts the labels once more, so it would learn the token after the "
-                "next; labels[:, t] follows input_ids[:, t] already: compare logits[:, t] with labels[:, t]"
+                "next; labels are already shifted, so compare logits[:, t] with labels[:, t]"
             )
 
 

@@ -20,7 +20,8 @@ from recycle_pp.model.safetensors_folder import Folder
 
 
 def inject(model: nn.Module, of: Model) -> None:
-    """Adds adapters to the model, with the dtype of the adapted weights. ValueError: one sentence for the user."""
+    """Adds adapters to the model, with the dtype of the adapted weights. Raises ValueError, with one sentence for the
+    user, if peft is not installed or a module in `model.lora.targets` cannot be adapted."""
     config, targets = peft_config(of), of.lora.targets
     for target in targets if isinstance(targets, list) else ():
         if not any(f".{name}".endswith(f".{target}") for name, _ in model.named_modules()):
@@ -42,9 +43,9 @@ def inject(model: nn.Module, of: Model) -> None:
 
 
 def drawn(model: nn.Module, of: Model, seed: int) -> dict[str, Tensor]:
-    """The initial values of all adapters, float32 by name: those that peft draws after `torch.manual_seed(seed)`.
+    """Name -> initial value of each adapter's matrix, float32, as peft draws them after `torch.manual_seed(seed)`.
 
-    model: without adapters and without memory; not usable afterwards"""
+    model: the model without adapters and without memory; cannot be used afterwards"""
     for module in model.modules():
         for name, parameter in module._parameters.items():
             if parameter is not None:  # peft moves adapters to the device of the adapted weights
@@ -73,7 +74,7 @@ def _in_folder(name: str) -> str:
 
 
 def peft_config(of: Model) -> Any:
-    """The LoraConfig. ValueError: peft is not installed."""
+    """peft's LoraConfig for this model. Raises ValueError if peft is not installed."""
     try:
         from peft import LoraConfig
     except ImportError as error:

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from recycle_pp.comm.tensor_bytes import aligned_bytes
 from recycle_pp.config.settings import Settings
+from recycle_pp.data.batches import blank
 from recycle_pp.model.safetensors_folder import folder_digest
 from recycle_pp.model.split import layers_of as split_layers
 from recycle_pp.model.stage_module import IGNORED, Batch, Boundary, Key
@@ -42,9 +43,10 @@ Place = tuple[nn.Module, str, nn.Parameter | None]
 
 
 def part(settings: Settings, stage: int, device: torch.device, run_dir: str | Path | None) -> Part:
-    """Stage `stage` of the model in `settings`. ValueError if it cannot be trained; one sentence for users."""
+    """Stage `stage` of the model in `settings`. Raises ValueError, with one sentence for users, if the model cannot be
+    trained in stages."""
     source, parallel = source_of(settings), settings.parallel
-    outline = dry_run(source, Batch.blank(settings), settings.numerics.precision == "bf16-autocast")
+    outline = dry_run(source, blank(settings), settings.numerics.precision == "bf16-autocast")
     layout = split_layers(len(outline.layers), parallel.stages, settings.model.layout)
     for k, layers in enumerate(layout):
         outline.refuse(layers)
@@ -74,12 +76,9 @@ class Part:
         self._source, self._outline, self._values, self._device = source, outline, values, device
         self.recompute, self.ops = settings.model.recompute is True, operations(settings.model.kernels, device)
         self.depth, self.stays = len(outline.layers), outline.stays
+        self._layout, held = layout, [{*outline.names_of(layers)} for layers in layout]
+        self._holders = {name: [k for k, names in enumerate(held) if name in names] for name in outline.shapes}
         self._describe(layout[stage])
-        holders: dict[str, list[int]] = {name: [] for name in self.shapes}
-        for k, layers in enumerate(layout):
-            for name in set(outline.names_of(layers)) & set(self.shapes):
-                holders[name].append(k)
-        self.shared: Mapping[str, Sequence[int]] = {name: of for name, of in holders.items() if len(of) > 1}
         self.deferred: frozenset[str] = frozenset()
         self._zeros: dict[Boundary, Tensor] = {}
         self._leaves: dict[int, list[Place]] = defaultdict(list)  # by region (`dry_run`)
@@ -88,7 +87,7 @@ class Part:
         self.origin = folder_digest(source.folder) if outline.frozen and source.folder else ""
         self.model = self._empty_model()
         self._autocast = settings.numerics.precision == "bf16-autocast"
-        custom = settings.model.kind == "custom" and not self._exit
+        custom = settings.model.kind == "custom" and settings.data.build is None and not self._exit
         self._shift = LabelShift(source.name, settings.model.vocabulary, self._loss_of) if custom else None
 
     @property
@@ -100,6 +99,7 @@ class Part:
         self._layers, held = layers, outline.names_of(layers)
         self.shapes: Mapping[str, Sequence[int]] = {name: outline.shapes[name] for name in held}
         self.frozen: Mapping[str, Sequence[int]] = {name: outline.frozen[name] for name in outline.frozen_of(layers)}
+        self.shared: Mapping[str, Sequence[int]] = {name: of for name in held if len(of := self._holders[name]) > 1}
         self.layers: Mapping[str, int] = {name: outline.layer_of[name] for name in held}
         self.parts: Mapping[str, int] = {name: outline.parts[name] for name in held}
         self._entry, self._exit = outline.boundary(layers.start), outline.boundary(layers.stop)
@@ -110,13 +110,17 @@ class Part:
         of = self._outline.layer_of
         return {name: shape for name, shape in self._outline.shapes.items() if of[name] == layer}
 
-    def relayout(self, layers: Sequence[int]) -> None:
-        if self.stays is not None:
+    def relayout(self, layers: Sequence[int], stage: int | None = None) -> None:
+        if self.stays is None:
+            inside = [layer for layer in layers if 0 <= layer < self.depth]
+            mine = range(inside[0], inside[-1] + 1)
+        elif stage is None:
             raise ValueError(self.stays)
+        else:
+            mine = self._layout[stage]
         for module, attribute, parameter in self._absent:
             module._parameters[attribute] = parameter
-        mine = [layer for layer in layers if 0 <= layer < self.depth]
-        self._describe(range(mine[0], mine[-1] + 1))
+        self._describe(mine)
 
     def bind(
         self, masters: Mapping[str, Tensor] | None, views: Mapping[str, Tensor], sink: WeightGradStore
@@ -124,7 +128,8 @@ class Part:
         index = {name: k for k, name in enumerate(self.shapes)}
         for name, master in masters.items() if masters is not None else ():
             views[name].copy_(master.copy_(self._initial(name, master.shape)))
-        self._read = {name: self._read[name] if name in self._read else self._fixed(name) for name in self.frozen}
+        self._read = {name: of for name, of in self._read.items() if name in self.frozen}  # frees the others
+        self._read |= {name: self._fixed(name) for name in self.frozen if name not in self._read}
         uses = {name: sorted(self._outline.regions[name] & set(self._layers)) for name in list(self._outline.regions)}
         places = {name: self._outline.canonical[name] for name, regions in uses.items() if regions}
         leaves = {of: nn.Parameter(views[of]) for of in views}
@@ -189,7 +194,7 @@ class Part:
         return model
 
     def _fixed(self, name: str) -> Tensor:
-        """A frozen parameter on the device, in the dtype of the computation, aligned like those that are trained."""
+        """A frozen parameter on the device, in the dtype of the computation, aligned like trained parameters."""
         shape, dtype = self.frozen[name], self._source.dtype
         memory = aligned_bytes(prod(shape) * dtype.itemsize, self._device).view(dtype).view(*shape)
         return memory.copy_(self._initial(name, shape))

@@ -12,11 +12,9 @@ tensors of the data. If the first argument has another name, it gets the inputs.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import os
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,11 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from recycle_pp.config.settings import Settings
+from recycle_pp.data.user_code import called, first_line, function
 from recycle_pp.model.stage_module import Batch
 from recycle_pp.model.transformer import stream_dtype
 
 from .lora import inject
-from .user_code import called, shown
 
 
 class Source(Protocol):
@@ -51,7 +49,7 @@ class Source(Protocol):
         """The whole model.
 
         dtype: dtype of the parameters; None: `self.dtype`
-        traced: whether the model is for a run on fake tensors. Then every operation of the forward has a shape
+        traced: whether the model is for a run on fake tensors. If so, every operation of the forward has a shape
             function. Names and shapes of the parameters stay the same."""
         ...
 
@@ -59,19 +57,20 @@ class Source(Protocol):
 
 
 def source_of(settings: Settings) -> Source:
-    """The source of the configured model. ValueError: one sentence for the user."""
+    """The source of the configured model. Raises ValueError, with one sentence for the user, if it cannot be used."""
     return Custom(settings) if settings.model.kind == "custom" else HuggingFace(settings)
 
 
 class Custom:
-    """`model.build` of the user's own package. Modules are also searched in the working directory."""
+    """A model that `model.build`, a function of the user's own package, builds. Python modules are also searched in the
+    working directory."""
 
     def __init__(self, settings: Settings) -> None:
         model = settings.model
         assert model.build is not None
         self.name = f"model.build={model.build}"
         self.layers = str(model.layers)
-        self.folder = Path(model.path) if model.path else None
+        self.folder = model.folder
         self.prefix, self.dtype = "", stream_dtype(settings)
         self._build = function("model.build", model.build)
         self._loss = function("model.loss", model.loss) if model.loss else None
@@ -85,7 +84,8 @@ class Custom:
         return built if dtype == torch.float32 else built.to(dtype)  # buffers too, as torch does
 
     def loss(self, model: nn.Module, batch: Batch, items: Tensor | None, labels: Tensor) -> Any:
-        given = {"input_ids": batch.inputs, "labels": batch.labels, "num_items_in_batch": items, **batch.more}
+        given = {"num_items_in_batch": items, **batch.more}
+        given |= {name: of for name, of in (("input_ids", batch.inputs), ("labels", batch.labels)) if of.numel()}
         output = model(**arguments(model, given))
         if self._loss is not None:
             return self._loss(output, batch)
@@ -93,7 +93,8 @@ class Custom:
 
 
 class HuggingFace:
-    """A folder with the config.json of a decoder for transformers, with or without weights. Downloads nothing."""
+    """A decoder that transformers builds from a folder with a config.json, with or without weights. Downloads
+    nothing."""
 
     def __init__(self, settings: Settings) -> None:
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -105,12 +106,12 @@ class HuggingFace:
                 "model=hf needs transformers: pip install -e '.[hf]' in the clone of recycle_pp"
             ) from error
         model = settings.model
-        assert model.path is not None
+        assert model.folder is not None
         self.name = f"model.path={model.path}"
         try:
-            self.config = transformers.AutoConfig.from_pretrained(model.path, local_files_only=True)
+            self.config = transformers.AutoConfig.from_pretrained(model.folder, local_files_only=True)
         except (OSError, ValueError, KeyError) as error:
-            raise ValueError(f"{self.name}: no configuration that transformers knows ({_line(error)})") from error
+            raise ValueError(f"{self.name}: no configuration that transformers knows ({first_line(error)})") from error
         if getattr(self.config, "is_encoder_decoder", False):
             raise ValueError(f"{self.name} is an encoder-decoder; only decoders can be trained")
         if type(self.config) not in transformers.MODEL_FOR_CAUSAL_LM_MAPPING:
@@ -118,18 +119,18 @@ class HuggingFace:
         self.config.use_cache = False
         self.dtype = stream_dtype(settings)
         self._class, self._model = transformers.AutoModelForCausalLM, model
-        self.folder = None if model.init == "random" else Path(model.path)
+        self.folder = None if model.init == "random" else model.folder
         with torch.device("meta"):
             whole = self.build()
-        if settings.data.document_mask and "position_ids" not in inspect.signature(type(whole).forward).parameters:
-            raise ValueError(f"data.document_mask must be false: {type(whole).__name__} takes no position_ids")
+        if settings.data.masked and "position_ids" not in inspect.signature(type(whole).forward).parameters:
+            raise ValueError(f"{settings.data.unmasked}: {type(whole).__name__} takes no position_ids")
         self.prefix = getattr(whole, "base_model_prefix", "")
         self.layers = model.layers if isinstance(model.layers, str) else self._find_layers(whole)
 
     def build(self, dtype: torch.dtype | None = None, traced: bool = False) -> nn.Module:
         # Both implementations give every expert a gradient, whatever the router chooses. `grouped_mm` computes one
         # product per expert, over the tokens that chose it. `batched_mm` copies the matrices of an expert for every
-        # token. Its shapes are known without values, also in fp32; for `grouped_mm` torch knows them only in bf16.
+        # token. Without values, torch knows its shapes in every dtype, but those of `grouped_mm` only in bf16.
         experts = {"experts_implementation": "batched_mm" if traced else "grouped_mm"}
         given = experts if _has_experts(self.config) else {}
         model = self._class.from_config(self.config, dtype=dtype or self.dtype, **given)
@@ -138,8 +139,9 @@ class HuggingFace:
         return model
 
     def loss(self, model: nn.Module, batch: Batch, items: Tensor | None, labels: Tensor) -> Any:
-        """The loss. `labels` only request a loss; the shifted labels are passed as `shift_labels`."""
-        # position_ids already tell documents apart
+        """The model's own loss. The argument `labels` only makes the model compute a loss; the shifted labels are
+        passed as `shift_labels`."""
+        # position_ids already distinguish documents
         more = {name: tensor for name, tensor in batch.more.items() if name != "document_ids"}
         given = {"shift_labels": batch.labels, "num_items_in_batch": items, "use_cache": False, **more}
         return model(input_ids=batch.inputs, labels=labels, **given).loss
@@ -153,39 +155,18 @@ class HuggingFace:
         raise ValueError(f"{self.name}: model.layers must name the list of its layers: no list has {count} modules")
 
 
-def function(key: str, value: str) -> Callable[..., Any]:
-    """The function named by MODULE:NAME."""
-    module, colon, name = value.partition(":")
-    if not (module and colon and name):
-        raise ValueError(f"{key} must be MODULE:FUNCTION, for instance my_package:build, not {value!r}")
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        found = getattr(importlib.import_module(module), name, None)
-    except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and error.name == module:
-            raise ValueError(f"{key}={value}: {_line(error)}") from error
-        raise ValueError(f"{key}={value}: the import of {module} raised {shown(error)}") from error
-    if found is None:
-        raise ValueError(f"{key}={value}: {module} has no {name}")
-    if not callable(found):
-        raise ValueError(f"{key}={value} is not a function")
-    return found
-
-
 def arguments(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of `given` that the model's forward takes by name. Its first argument always gets the inputs."""
+    """The entries of `given` that the model's forward takes by name. If the forward's first argument has no entry, it
+    gets `input_ids`. Raises ValueError if another argument has neither an entry nor a default."""
     parameters = inspect.signature(type(model).forward).parameters
     names = [name for name, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)][1:]
     taken = {name: value for name, value in given.items() if name in names}
-    if names and names[0] not in taken:
+    if names and names[0] not in taken and "input_ids" in given:
         taken[names[0]] = given["input_ids"]
+    if missing := [name for name in names if name not in taken and parameters[name].default is inspect.Parameter.empty]:
+        raise ValueError(f"its forward takes {missing[0]}, and the data have {', '.join(given)}")
     return taken
 
 
 def _has_experts(config: Any) -> bool:
     return any("expert" in key for key in config.get_text_config().to_dict())
-
-
-def _line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,13 +1,13 @@
 """The reactions of training systems to lost machines: one class for each system.
 
-for policy in policies("rebalanced", world): ...     # several variants: the best outcome counts
+for policy in policies("rebalanced", world, there, broken): ...     # of several variants, the best outcome counts
 """
 
 from __future__ import annotations
 
 from ..availability import Availability
 from ..broken_step import BrokenSteps
-from .adaptive import Rebalanced, Rerouted, Respawned
+from .adaptive import Rebalanced, Rerouted, Respawned, RespawnedRebalanced
 from .bamboo import Bamboo
 from .base import Base, World
 from .bound import Bound
@@ -18,7 +18,7 @@ from .spares import Spares, worth_trying
 from .torchft import Torchft
 
 NAMES = ("restart", "spares", "torchft", "oobleck", "bamboo", "recycle", "rerouted", "rebalanced", "bound")
-"""The policies of a comparison. `respawned` is only for replays."""
+"""The policies of a comparison. `respawned` and `respawned-rebalanced` are only for replays."""
 
 DEFAULT = "rerouted"
 """The policy of recycle_pp's trainer."""
@@ -28,13 +28,16 @@ MOVING = "rebalanced"
 
 
 def policies(name: str, world: World, there: Availability, broken: BrokenSteps) -> list[Base]:
-    """The variants of the policy of that name. The best outcome is reported."""
+    """The variants of the policy with this name. The outcome of the policy is that of its best variant."""
     job = world.times.job
     match name:
         case "spares":
             return [Spares(world, name, d) for d in worth_trying(job.pipelines, job.stages, list(there.counts()))]
-        case "rerouted" | "rebalanced" | "respawned":
-            ours = {"rerouted": Rerouted, "rebalanced": Rebalanced, "respawned": Respawned}
+        case "rerouted" | "rebalanced" | "respawned" | "respawned-rebalanced":
+            ours = {
+                "rerouted": Rerouted, "rebalanced": Rebalanced, "respawned": Respawned,
+                "respawned-rebalanced": RespawnedRebalanced,
+            }  # fmt: skip
             return [ours[name](world, name, broken)]
         case _:
             others = {

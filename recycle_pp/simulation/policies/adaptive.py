@@ -184,14 +184,18 @@ class Respawned(Rerouted):
 class Rebalanced(Rerouted):
     """`Rerouted` that also moves the boundaries between stages (`schedule.rebalance=auto`).
 
-    - The layout is the best one for the membership (`plan_layout`). A move begins if it pays by the rule of the trainer
-      (`fitting/move_policy.py`), with the outages of the simulation so far. The rule is applied at every change, and
-      every `AGAIN` seconds.
-    - While training continues with the old layout, workers receive the layers that they lack, and steps are slower. The
-      new layout is used from the first commit after that. The switch stalls all workers.
+    - The target is the best layout for the membership (`plan_layout`). A move begins if it pays according to the
+      trainer's rule (`fitting/move_policy.py`). The rule predicts outages from those of the simulation so far. It is
+      applied at every change, and every `AGAIN` seconds.
+    - While training continues with the old layout, workers receive the layers that they lack. This takes the time of
+      the transfer and as many steps as measured moves took (`moves.py`). Steps are slower meanwhile. The switch stalls
+      all workers.
     - If the membership changes before the switch, the move is cancelled."""
 
     AGAIN = 60.0
+    RESPAWNS = False
+    """Whether the rule expects every dead worker to return soon, because its new process starts at once. If not, it
+    expects only the joining workers soon."""
 
     def begin(self, run: Run) -> None:
         self.outages = Outages(self.costs.outage)
@@ -202,29 +206,32 @@ class Rebalanced(Rerouted):
         self._compare(self.version)
 
     def _compare(self, version: int) -> None:
-        """Begins a move if it pays. version: of the membership for which this was scheduled."""
+        """Begins a move if it pays. Does nothing if the membership has changed.
+
+        version: version of the membership for which this call was scheduled"""
         if self.version != version or self.stopped:
             return
         joining = {self.roles[self.ranks[machine]] for machine in self.joining}
         away = {self.roles[rank] for rank in self.free} | joining
+        soon = away if self.RESPAWNS else joining
         self.outages.observe(away, self.run.now)
         shape = tuple(self.live)
         target = self.world.times.layout(shape)
         if target == self.layout:
             return
-        now = self._step()
+        now, costs = self._step(), self.costs.moves
+        transfer = self.costs.transfer(self.job.moved_bytes(self.layout, target))
         move = Move(
             now=now,
             then=self.world.times.seconds(shape, target),
-            outage=min(self.run.there.seconds - self.run.now, self.outages.expected(self.run.now, joining)),
-            seconds=self.costs.transfer(self.job.moved_bytes(self.layout, target)) + now / 2,
+            outage=min(self.run.there.seconds - self.run.now, self.outages.expected(self.run.now, soon)),
+            seconds=transfer + now,
             back=bool(away),
-            switch=self.costs.switch,
-            slowed=self.costs.slowed,
+            switch=costs.switch,
         )
         if move.pays("auto"):
-            self.run.advance(now * (1 + self.costs.slowed), sum(shape), (shape, self.layout))
-            self.run.later(move.seconds, lambda: self._moved(version, target))
+            self.run.advance(now * (1 + costs.slowed), sum(shape), (shape, self.layout))
+            self.run.later(transfer + costs.steps * now, lambda: self._moved(version, target))
         else:
             self.run.later(self.AGAIN, lambda: self._compare(version))
 
@@ -236,8 +243,15 @@ class Rebalanced(Rerouted):
     def _moved(self, version: int, target: tuple[int, ...]) -> None:
         if self.version == version:
             self.layout = target
-            self.run.stall(self.costs.switch)
+            self.run.stall(self.costs.moves.stall(self.rng))
             super()._adopt()
 
     def _layout_of(self, shape: Shape) -> tuple[int, ...]:
         return self.world.times.layout(shape)
+
+
+class RespawnedRebalanced(Respawned, Rebalanced):
+    """`Rebalanced` for a replay. The trainer expects every dead worker to return soon, because its new process starts
+    at once. `recycle_pp.chaos` then holds that process back until the trace has the worker up again."""
+
+    RESPAWNS = True

@@ -8,7 +8,7 @@ from .base import Base
 
 class Bound(Base):
     """Every machine that is up works all the time, up to D x P machines: no bubbles, no recovery, arbitrary division of
-    layers. Under any schedule a step takes `Job.work` seconds of workers' time."""
+    layers. A step then takes `Job.work` seconds divided by the number of machines. No schedule is faster."""
 
     def begin(self, run: Run) -> None:
         super().begin(run)

@@ -11,9 +11,9 @@ from .base import Base
 
 class Oobleck(Base):
     """All machines train, in pipelines whose lengths differ by at most one, each from a template planned in advance
-    (Jang et al., SOSP'23, doi 10.1145/3600006.3613152). No pipeline has fewer than P stages, the least that hold the
-    model. Micro-batches are divided so that all pipelines end together. The number of pipelines is the best one for the
-    machines.
+    (Jang et al., SOSP'23, doi 10.1145/3600006.3613152). Every pipeline has at least P stages, because fewer would not
+    hold the model. Micro-batches are divided so that all pipelines end together. The number of pipelines is the one
+    with the shortest step on the machines that are up.
 
     Every change of membership costs the step and `reconfigure` seconds. ReCycle's authors measured 79.4 % and 88.1 %
     of the fault-free throughput on their trace (two models)."""
@@ -53,7 +53,7 @@ class Oobleck(Base):
         even = total / pipelines
         if not longer:
             return self._pipeline(short, math.ceil(even))
-        # m: micro-batches of a short pipeline. It gets an even share at most, because longer ones are at least as fast.
+        # m: micro-batches of a short pipeline, at most an even share, because longer pipelines are at least as fast
         for m in range(math.floor(even * 0.7), math.ceil(even) + 1):
             rest = math.ceil((total - m * (pipelines - longer)) / longer)
             if m >= 1 and rest >= 1:
@@ -61,7 +61,8 @@ class Oobleck(Base):
         return best
 
     def _pipeline(self, stages: int, microbatches: int) -> float:
-        """Seconds of a 1F1B step: (M + P - 1) times the slowest stage. It is linear in M, so two plans determine it."""
+        """Seconds of a 1F1B step of one pipeline. They grow linearly with the number of micro-batches, so the plans of
+        two numbers determine them."""
         one = self.world.times.one_f_one_b
         stages = min(stages, self.job.problem.model.count)
         first, second = one(stages, 2 * stages), one(stages, 2 * stages + 1)

@@ -9,14 +9,14 @@ from .base import Base
 
 
 class Recycle(Base):
-    """Peers take over the micro-batches of dead workers, with decoupled backward and staggered optimizer (Gandhi et
-    al., SOSP'24, doi 10.1145/3694715.3695960). Failures are normalised: only their number matters, because workers move
-    so that the dead are spread evenly over the stages. A step takes as long as our planner's plan, and at least as long
-    as a fault-free step of 1F1B, the schedule until the first death.
+    """Peers take over the micro-batches of dead workers. Backwards are decoupled and the optimizer is staggered (Gandhi
+    et al., SOSP'24, doi 10.1145/3694715.3695960). Failures are normalised: workers move so that the dead workers stay
+    spread evenly over the stages. So only the number of dead workers matters. A step takes as long as our planner's
+    plan, but at least as long as a fault-free step of 1F1B, which is the schedule until the first death.
 
-    A death costs our measured stall and the step in progress. A worker that moves to another stage receives its
-    state while all others wait. The paper reports 95.2 % of the fault-free throughput for its own job and trace,
-    recovery included."""
+    After a death, training stalls for the time that we measured, and the step in progress is lost. A worker that moves
+    to another stage receives its state while all others wait. The paper reports 95.2 % of the fault-free throughput for
+    its own job and trace, recovery included."""
 
     def begin(self, run: Run) -> None:
         super().begin(run)

@@ -42,7 +42,7 @@ class Restart(Base):
         self.run.later(self.interval - min(age, self.interval), self._grow)
 
     def _grow(self) -> None:
-        """At a checkpoint: restarts with more pipelines if that pays."""
+        """Restarts with more pipelines if that pays. Called at a checkpoint."""
         more = self._pipelines() - len(self.used) // self.job.stages
         if self.awaited and more > 0 and more / self._pipelines() * self.world.between_losses > self.costs.restart:
             self._restart()

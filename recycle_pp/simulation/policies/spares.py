@@ -13,8 +13,8 @@ class Spares(Base):
     lost machine within about 20 s (TrainMover, arXiv 2412.12636), and the step is redone. If no spare is left, the job
     restarts with fewer pipelines, and grows again when there are enough machines.
 
-    The best number of pipelines depends on the trace. The caller tries several and reports the best, which could not
-    have been known in advance."""
+    The best number of pipelines depends on the trace. The caller simulates several and reports the one that completes
+    most steps. A real job could not know this number in advance."""
 
     def __init__(self, world: World, name: str, pipelines: int) -> None:
         super().__init__(world, name)
@@ -52,7 +52,8 @@ class Spares(Base):
 
 
 def worth_trying(pipelines: int, stages: int, counts: list[tuple[float, float, int]]) -> list[int]:
-    """The candidate numbers of pipelines. Each is what the machines can fill at one quantile of their number over time.
+    """The numbers of pipelines to simulate, sorted. For several quantiles of the number of machines that are up over
+    time, this is the number of whole pipelines that can be formed from that many machines.
 
     counts: (start, end, machines that are up) of each interval
     """

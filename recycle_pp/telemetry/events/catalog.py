@@ -13,16 +13,28 @@ import msgspec
 
 from recycle_pp.wire.records import Count
 
-from . import checkpoints, coordinators, deaths, health, job, layers, recovery, understudies, workers
+from . import checkpoints, control, coordinators, deaths, health, islands, job, layers, recovery, understudies, workers
 from .event import Event
 
 EVENTS: dict[str, type[Event]] = {
     cls.name(): cls
-    for module in (job, workers, deaths, health, recovery, understudies, layers, checkpoints, coordinators)
+    for module in (
+        job,
+        workers,
+        deaths,
+        health,
+        recovery,
+        understudies,
+        layers,
+        checkpoints,
+        islands,
+        coordinators,
+        control,
+    )
     for cls in vars(module).values()
     if isinstance(cls, type) and issubclass(cls, Event) and cls.__module__ == module.__name__
 }
-"""By name, in the order of docs/run-folder.md."""
+"""The classes of events by name, in the order of docs/run-folder.md."""
 
 
 class _Line(msgspec.Struct):

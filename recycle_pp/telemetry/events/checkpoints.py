@@ -32,8 +32,8 @@ class CheckpointDamaged(Event):
 
 class CheckpointFailed(Event):
     """A checkpoint was not written. `checkpoint`: number of steps that it would contain. `detail`: why. `newest`:
-    number of steps in the newest whole checkpoint, 0 without one. `unsaved_seconds` since it was saved, or since the
-    job or its coordinator began."""
+    number of steps in the newest whole checkpoint, 0 without one. `unsaved_seconds`: time since it was saved or,
+    without one, since the job or its coordinator began."""
 
     checkpoint: Count
     detail: str
@@ -46,7 +46,7 @@ class CheckpointFailed(Event):
 
 class CheckpointSkipped(Event):
     """A checkpoint was due while the previous one was still being written. `checkpoint`: number of steps that it would
-    contain. `by`: the workers that still wrote. `newest` and `unsaved_seconds` as above."""
+    contain. `by`: the workers that were still writing. `newest`, `unsaved_seconds`: as for `checkpoint_failed`."""
 
     checkpoint: Count
     by: str
@@ -72,8 +72,8 @@ class CheckpointStored(Event):
 
 class CheckpointNotStored(Event):
     """A checkpoint did not get into the store. `checkpoint`: number of steps in it. `detail`: why. `newest`: number of
-    steps in the newest checkpoint that is whole there, 0 without one. `unsaved_seconds` since it was stored, or since
-    the job or its coordinator began."""
+    steps in the newest checkpoint that is whole there, 0 without one. `unsaved_seconds`: time since it was stored or,
+    without one, since the job or its coordinator began."""
 
     checkpoint: Count
     detail: str
@@ -94,7 +94,7 @@ def folder(checkpoint: int) -> str:
 
 
 def _unsaved(newest: int | UnsetType, seconds: float) -> str:
-    """Which checkpoint a resume would use, and its age. newest: absent in runs of earlier versions."""
+    """The checkpoint that a resume would use and its age, in words. newest: absent in runs of earlier versions."""
     if newest is UNSET:
         return ""
     age = f"{seconds:.0f} s"

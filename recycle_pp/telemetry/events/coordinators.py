@@ -17,19 +17,19 @@ class CoordinatorLost(Event):
 
 
 class CoordinatorElected(Event):
-    """Another supervisor coordinates: `rank`. `seconds`: from the loss to the election. (`term` of this line is the new
-    coordinator's.)"""
+    """Another supervisor was elected as coordinator. `rank`: its rank. `seconds`: from the loss to the election. (The
+    `term` of this line is the new coordinator's.)"""
 
     exported = True
     rank: Count
     seconds: Seconds
 
     def text(self) -> str:
-        return f"rank {self.rank} coordinates now, elected in {1000 * self.seconds:.0f} ms"
+        return f"rank {self.rank} is the new coordinator, elected in {1000 * self.seconds:.0f} ms"
 
 
 class NodeJoined(WorkerEvent):
-    """A new node replaces a lost one: `rank`, `host`."""
+    """A new node replaces a lost one. `rank`: rank of its supervisor. `host`: its name."""
 
     exported = True
     rank: Count
@@ -40,8 +40,8 @@ class NodeJoined(WorkerEvent):
 
 
 class LinkRestored(WorkerEvent):
-    """A worker had left because a link was cut. Its node reaches all others again, so it is restarted: `rank`,
-    `host`."""
+    """A worker that had left because a link was cut is restarted, because its node reaches all others again. `rank`:
+    rank of its supervisor. `host`: its node."""
 
     rank: Count
     host: str | None
@@ -51,7 +51,7 @@ class LinkRestored(WorkerEvent):
 
 
 class SupervisorBack(WorkerEvent):
-    """A supervisor that had lost its connection is connected again: `rank`."""
+    """A supervisor that had lost its connection is connected again. `rank`: its rank."""
 
     rank: Count
 

@@ -39,7 +39,7 @@ class DeathExplained(WorkerEvent):
 
 
 class HangSuspected(WorkerEvent):
-    """A worker makes no progress. `where` it is stuck, `seconds` since its last progress
+    """A worker makes no progress. `where`: the place at which it is stuck. `seconds`: time since its last progress
     ([hangs](recovery.md#hangs))."""
 
     where: str
@@ -51,7 +51,7 @@ class HangSuspected(WorkerEvent):
 
 
 def cause_in_words(death: DeathDetected | DeathExplained | Death) -> str:
-    """ "killed by SIGKILL, an injected failure", "ValueError: no such token", ..."""
+    """The cause of a death in words: "killed by SIGKILL, an injected failure", "ValueError: no such token", ..."""
     detail = death.detail.strip()
     last = detail.splitlines()[-1] if detail else ""
     words = {

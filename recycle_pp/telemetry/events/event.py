@@ -39,7 +39,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
         return self.name().replace("_", " ")
 
     def sentence(self, steps: int) -> str:
-        """ "step 20: worker 1.2 is back". steps: length of the whole run."""
+        """What happened, with the step: "step 20: worker 1.2 is back". steps: length of the whole run."""
         return f"{when(self.step, steps)}: {self.text()}"
 
     def line(self) -> dict[str, Any]:

@@ -10,14 +10,14 @@ _CONSEQUENCES = {
     "note": "nothing is done",
     "slow": "its peers take over a part of its work",
     "drain": "it leaves after this step",
-    "kill": "it is killed, and none starts on this GPU any more (quarantine.json)",
+    "kill": "it is killed, and no worker may start on this GPU (quarantine.json)",
 }
 
 
 class HealthFound(WorkerEvent):
-    """Something is wrong with the hardware of the worker ([health](health.md)). `device`: the GPU's UUID, or "host";
-    `host`: its node; `signal`: what was seen; `action`: note, slow, drain or kill; `detail`: the evidence; `factor`:
-    for slow, the estimated duration of its ops as a multiple of the usual one."""
+    """The hardware of the worker has a fault ([health](health.md)). `device`: the GPU's UUID, or "host". `host`: its
+    node. `signal`: what was seen. `action`: note, slow, drain or kill. `detail`: the evidence. `factor`: for slow, the
+    estimated duration of the worker's ops as a multiple of the usual duration."""
 
     exported = True
     host: str | None
@@ -40,5 +40,5 @@ class HealthOver(WorkerEvent):
     signal: str
 
     def text(self) -> str:
-        where = f"{self.device} " if self.device != "host" else ""
-        return f"worker {self.worker}: {where}{self.signal} is over"
+        where = f" of {self.device}" if self.device != "host" else ""
+        return f"worker {self.worker}: the finding {self.signal}{where} is over"

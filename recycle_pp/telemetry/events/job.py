@@ -9,11 +9,11 @@ from recycle_pp.wire.records import Count, Seconds
 
 from .event import Event
 
-DATA_SECONDS = 10.0  # between two events WaitsForData
+DATA_SECONDS = 10.0  # between two WaitsForData events
 
 
 class Started(Event):
-    """All workers are ready and training begins. `workers`: how many."""
+    """All workers are ready and training begins. `workers`: their number."""
 
     workers: Count = 0
 
@@ -41,8 +41,8 @@ class UpdateSkipped(Event):
 
 
 class Repeated(Event):
-    """Finite gradients did not fit into the sums of `stages`. The step is repeated with other exponents. `attempt`: how
-    often it was repeated until now."""
+    """Finite gradients did not fit into the sums of `stages`. The step is repeated with other exponents. `attempt`:
+    number of repetitions until now."""
 
     stages: list[int]
     attempt: Count
@@ -53,8 +53,8 @@ class Repeated(Event):
 
 
 class WaitsForData(Event):
-    """Written every 10 s while the disks of all readers of training data are silent and a worker needs a read. `path`
-    of the file, `waiting`: the workers that need it, `seconds` since the oldest read began
+    """Written every 10 s while a worker waits for training data and no disk with training data answers. `path`: the
+    file of the oldest unfinished read. `waiting`: the workers that wait for data. `seconds`: age of that read
     ([data.md](data.md#data-files-while-the-job-runs))."""
 
     path: str
@@ -69,7 +69,7 @@ class WaitsForData(Event):
 
 
 class Ending(Event):
-    """The job got `signal`: it finishes its step, saves and ends."""
+    """The job finishes its step, saves and ends. `signal`: the signal that it received."""
 
     signal: str
 
@@ -97,6 +97,6 @@ class Finished(Event):
 
 
 def _names(workers: list[str], most: int = 8) -> str:
-    """ "worker 0.0", or "workers 0.0, 1.0 and 14 more"."""
+    """The workers in words: "worker 0.0", or "workers 0.0, 1.0 and 14 more"."""
     more = f" and {len(workers) - most} more" if len(workers) > most else ""
     return f"worker{'s' * (len(workers) != 1)} {', '.join(workers[:most])}{more}"

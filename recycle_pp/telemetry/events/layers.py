@@ -12,10 +12,11 @@ from .event import Event
 
 
 class Rebalancing(Event):
-    """Layers begin to move to other stages, while the job trains. `before` and `layout`: decoder layers of each stage,
-    now and after the move. `step_seconds` and `new_step_seconds`: planned, in the two layouts. `gain_seconds` of the
-    new steps during the next `outage_seconds`, the expected time until the membership changes, against `cost_seconds`.
-    `bytes` of state that `receivers`, workers, get."""
+    """Layers begin to move to other stages, while the job trains. `before` and `layout`: numbers of decoder layers of
+    the stages, now and after the move. `step_seconds` and `new_step_seconds`: planned duration of a step in each
+    layout. `outage_seconds`: expected time until the membership changes. `gain_seconds`: time that the new layout saves
+    until then. `cost_seconds`: time that the move costs. `bytes`: size of the state that is sent. `receivers`: the
+    workers that receive it."""
 
     before: list[int]
     layout: list[int]
@@ -29,17 +30,18 @@ class Rebalancing(Event):
 
     def text(self) -> str:
         return (
-            f"layers move, {in_words(self.before)} -> {in_words(self.layout)} by stage: planned steps of "
-            f"{self.step_seconds:.3g} s become {self.new_step_seconds:.3g} s, which gains {self.gain_seconds:.3g} s in "
-            f"{self.outage_seconds:.0f} s and costs {self.cost_seconds:.2g} s; {format_size(self.bytes)} for "
-            f"{plural(len(self.receivers), 'worker')}"
+            f"layers move, {in_words(self.before)} -> {in_words(self.layout)} by stage: planned steps take "
+            f"{self.new_step_seconds:.3g} s instead of {self.step_seconds:.3g} s, which saves "
+            f"{self.gain_seconds:.3g} s in {self.outage_seconds:.0f} s and costs {self.cost_seconds:.2g} s; "
+            f"{format_size(self.bytes)} for {plural(len(self.receivers), 'worker')}"
         )
 
 
 class Rebalanced(Event):
     """Layers have moved, and steps from `first_step` on use the new layout. `before`, `layout`, `step_seconds`,
-    `new_step_seconds`, `gain_seconds`, `cost_seconds`, `bytes`: as for `rebalancing`. `seconds` since then.
-    `stall_seconds`: from the commit before the switch to the last worker's next op, without its optimizer step."""
+    `new_step_seconds`, `gain_seconds`, `cost_seconds`, `bytes`: as for `rebalancing`. `seconds`: from the beginning of
+    the move to the switch. `stall_seconds`: from the commit before the switch until the last worker is ready for its
+    next op, without the optimizer steps for which it waits in any step."""
 
     exported = True
     before: list[int]

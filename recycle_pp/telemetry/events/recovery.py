@@ -14,8 +14,8 @@ from .event import Event
 class Resumed(Event):
     """All workers compute again after a death or the loss of the coordinator. `dead`: the workers that died.
     `stall_seconds`: from the first death to now. `died_at`: time of that death on the coordinator's monotonic clock.
-    `lost_ops`, `redone_ops` ([figures.md](figures.md)). `left_seconds` and `left_bound_seconds`: the rest of the step
-    as planned, and the least possible. `phases`: seconds after the death ([recovery.md](recovery.md))."""
+    `lost_ops`, `redone_ops` ([figures.md](figures.md)). `left_seconds` and `left_bound_seconds`: planned and least
+    possible duration of the rest of the step. `phases`: seconds after the death ([recovery.md](recovery.md))."""
 
     exported = True
     stall_seconds: Seconds = 0.0
@@ -46,7 +46,7 @@ class Renewed(Event):
 
 class LinksCut(Event):
     """Workers that both reach the coordinator cannot connect to each other. `cut`: these pairs, as "1.0 2.0".
-    `leaving`: the workers that leave for that reason; none if a stage would be lost, and the job then waits."""
+    `leaving`: the workers that leave for that reason; empty if a stage would be lost. The job then waits."""
 
     cut: list[str]
     leaving: list[str]

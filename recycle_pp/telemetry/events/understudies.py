@@ -10,8 +10,9 @@ from .event import WorkerEvent
 
 
 class UnderstudyBegins(WorkerEvent):
-    """`understudy`, a worker of another stage, begins to follow the state of the worker, the last one of its stage.
-    `bytes` of state, then `step_bytes` in each step; `step_seconds`: by the measured link between the two, or null."""
+    """A worker of another stage begins to follow the state of the worker, which is the last one of its stage.
+    `understudy`: the follower. `bytes`: size of the state. `step_bytes`: bytes sent in each later step. `step_seconds`:
+    time that these take by the measured link between the two, or null."""
 
     understudy: str
     bytes: Count
@@ -27,8 +28,8 @@ class UnderstudyBegins(WorkerEvent):
 
 
 class UnderstudyInStep(WorkerEvent):
-    """The understudy could take over the worker's stage now. `understudy`: as for `understudy_begins`. `seconds` since
-    then."""
+    """The understudy could take over the worker's stage now. `understudy`: as for `understudy_begins`. `seconds`: time
+    since that event."""
 
     exported = True
     understudy: str
@@ -36,14 +37,14 @@ class UnderstudyInStep(WorkerEvent):
 
     def text(self) -> str:
         return (
-            f"worker {self.understudy} is in step with worker {self.worker} after {self.seconds:.2g} s: if that one "
+            f"worker {self.understudy} is ready as understudy after {self.seconds:.2g} s: if worker {self.worker} "
             "dies, it takes over without a checkpoint"
         )
 
 
 class UnderstudyDismissed(WorkerEvent):
-    """The worker has a peer again, or its `understudy` is needed elsewhere. `steps` that were committed with it, and
-    `step_seconds`, the mean time that these commits waited for it."""
+    """The worker has a peer again, or its `understudy` is needed elsewhere or has no room any more. `steps`: number of
+    steps that were committed with it. `step_seconds`: mean time that these commits waited for it."""
 
     understudy: str
     steps: Count
@@ -72,8 +73,8 @@ class UnderstudyRefused(WorkerEvent):
 
 
 class TookOver(WorkerEvent):
-    """The worker, the last one of its stage, has died. Its `understudy` plays it from now on, and the dead process will
-    play the understudy's old role. `steps`, `step_seconds`: as for `understudy_dismissed`."""
+    """The worker, the last one of its stage, has died. Its `understudy` takes over its role, and the process that died
+    gets the understudy's old role. `steps`, `step_seconds`: as for `understudy_dismissed`."""
 
     exported = True
     understudy: str
@@ -82,6 +83,6 @@ class TookOver(WorkerEvent):
 
     def text(self) -> str:
         return (
-            f"the understudy {self.understudy} plays worker {self.worker} from now on; no checkpoint is read. "
+            f"worker {self.understudy}, the understudy, takes over as worker {self.worker}; no checkpoint is read. "
             f"{plural(self.steps, 'step')} before that waited {1000 * self.step_seconds:.2g} ms for it on average"
         )

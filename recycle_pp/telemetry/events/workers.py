@@ -29,14 +29,14 @@ class Respawned(WorkerEvent):
 
 
 class GivenUp(WorkerEvent):
-    """A dead worker is not restarted any more. `respawns`: number of its restarts."""
+    """A dead worker is no longer restarted. `respawns`: number of its restarts."""
 
     respawns: Count
 
     def text(self) -> str:
         if self.respawns == 0:
             return f"worker {self.worker} is not restarted: run.respawns allows no restart"
-        return f"worker {self.worker} died again after {plural(self.respawns, 'restart')} and is not restarted any more"
+        return f"worker {self.worker} died again after {plural(self.respawns, 'restart')} and is no longer restarted"
 
 
 class Joining(WorkerEvent):
@@ -72,27 +72,31 @@ class Left(WorkerEvent):
 
 
 class Slow(WorkerEvent):
-    """The worker became slow, so its peers take over a part of its work. `factor`: duration of its ops relative to its
-    peers."""
+    """The worker became slow, so faster peers take over a part of its work. `factor`: duration of its ops as a multiple
+    of the usual one; `against`: the usual one, that of its "peers" or of "itself", in its first 100 steps."""
 
     exported = True
     factor: Number
+    against: str = "peers"
 
     def text(self) -> str:
-        return (
-            f"worker {self.worker} is slow: its ops take {self.factor} times as long as its peers'; "
-            "they take over a part of its work"
-        )
+        if self.against == "itself":
+            usual, consequence = "in its own first steps", "faster peers take over a part of its work"
+        else:
+            usual, consequence = "its peers'", "they take over a part of its work"
+        return f"worker {self.worker} is slow: its ops take {self.factor} times as long as {usual}; {consequence}"
 
 
 class SlowNoMore(WorkerEvent):
-    """The worker is as fast as its peers again. `factor`: as for `slow`."""
+    """The worker is as fast as before again. `factor` and `against`: as for `slow`."""
 
     exported = True
     factor: Number
+    against: str = "peers"
 
     def text(self) -> str:
-        return f"worker {self.worker} is as fast as its peers again"
+        usual = "in its own first steps" if self.against == "itself" else "its peers"
+        return f"worker {self.worker} is as fast as {usual} again"
 
 
 class Refused(WorkerEvent):

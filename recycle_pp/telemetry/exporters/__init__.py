@@ -1,5 +1,5 @@
 """Sends a run's metrics and events to other tools. Each exporter is a separate process that reads the run folder, so
-its errors and delays do not affect the job.
+errors and delays of exporters do not affect the job.
 
     python -m recycle_pp.telemetry.exporters RUN_DIR tensorboard        # also for a run that has ended
     python -m recycle_pp.telemetry.exporters RUN_DIR prometheus 9464

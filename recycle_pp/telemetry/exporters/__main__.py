@@ -2,9 +2,9 @@
 
     python -m recycle_pp.telemetry.exporters [--skip=METRICS,EVENTS] RUN_DIR NAME [ARGUMENT]
 
---skip: bytes of the two files that were exported before. The process ends when its standard input is closed. The
-coordinator holds the other end, so the process ends with the job or the coordinator. On a terminal, the process ends
-with the run or on Ctrl-C.
+--skip: bytes at the beginning of metrics.jsonl and events.jsonl that were exported earlier. The process ends when its
+standard input is closed. The coordinator holds the other end, so the process ends with the job or the coordinator. On a
+terminal, the process ends with the run or on Ctrl-C.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from recycle_pp.telemetry.run_folder import RunFolder
 from .exporter import Exporter, make
 
 POLL_SECONDS = 0.2
-LAST_SECONDS = 8  # for the remaining records once the job is over
-MOST_BEHIND = 1000  # records exported in one poll; older ones are skipped
+LAST_SECONDS = 8  # time limit for the remaining records once the job is over
+MOST_BEHIND = 1000  # maximum number of records exported in one poll; older ones are skipped
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -47,7 +47,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def follow(run: RunFolder, exporter: Exporter, metrics: int = 0, events: int = 0) -> None:
-    """Blocks until the job is over and all records are exported."""
+    """Exports all records of a run. Blocks until the job is over.
+
+    metrics, events: bytes at the beginning of these files to skip
+    """
     files = (Follower(run.metrics, metrics), exporter.step), (Follower(run.events, events), exporter.event)
     over = False
     while True:

@@ -1,6 +1,6 @@
 """The interface of an exporter, and the choice of exporters.
 
-exporter = make("tensorboard", run)         # ImportError if its package is missing
+exporter = make("tensorboard", run)         # raises ImportError if its package is missing
 exporter.step(record); exporter.event(record); exporter.close()
 """
 
@@ -39,20 +39,32 @@ MEASURES = (
 """Keys of metrics.jsonl that exporters send."""
 
 PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "prometheus": "prometheus_client"}
-"""Exporter in the settings' group `log` -> package that it needs. The extra of the same name installs the package."""
+"""Exporter in the settings' group `log` -> package that it needs. The pip extra with this package has the
+exporter's name."""
+
+
+SETTINGS = {name: f"log.{name}" for name in PACKAGES} | {
+    "command": "run.on_event",
+    "evaluations": "run.evaluate",
+    "store": "checkpoint.store",
+}
+"""Exporter -> setting that starts it."""
 
 
 class Exporter(Protocol):
-    """Called by one thread, in the order of the files. May block, and may raise."""
+    """The interface of an exporter. One thread calls its methods, in the order of each file's lines.
+
+    The methods may block and may raise exceptions.
+    """
 
     def step(self, record: Record) -> None:
-        """A line of metrics.jsonl."""
+        """Exports a line of metrics.jsonl."""
 
     def event(self, record: Record) -> None:
-        """A line of events.jsonl."""
+        """Exports a line of events.jsonl."""
 
     def close(self) -> None:
-        """Blocks until all records have arrived."""
+        """Ends the export. Blocks until all records have arrived."""
 
 
 def wanted(settings: Settings) -> dict[str, list[str]]:
@@ -67,15 +79,19 @@ def wanted(settings: Settings) -> dict[str, list[str]]:
         out["prometheus"] = [str(log.prometheus)]
     if settings.run.on_event:
         out["command"] = [settings.run.on_event]
+    if settings.checkpoint.store:
+        out["store"] = [settings.checkpoint.store]
+    if settings.run.evaluate:
+        out["evaluations"] = []
     return out
 
 
 def refuse_missing(settings: Settings) -> None:
-    """ValueError if the package of an exporter is not installed, or if the command of run.on_event is not found."""
-    if settings.run.on_event and (missing := _missing_command(settings.run.on_event)):
-        raise ValueError(
-            f"run.on_event must be a shell command; /bin/sh finds no {missing} on this machine: {settings.run.on_event}"
-        )
+    """Raises ValueError if an exporter's package is not installed, or if /bin/sh does not find the command in
+    run.on_event or run.evaluate."""
+    for key, command in (("run.on_event", settings.run.on_event), ("run.evaluate", settings.run.evaluate)):
+        if command and (missing := _missing_command(command)):
+            raise ValueError(f"{key} must be a shell command; /bin/sh finds no {missing} on this machine: {command}")
     for name in wanted(settings):
         if name in PACKAGES and find_spec(PACKAGES[name]) is None:
             raise ValueError(
@@ -88,15 +104,15 @@ def _missing_command(command: str) -> str:
     """The command's first word if it is a plain name or path that the shell cannot find, else ""."""
     first = command.split(maxsplit=1)[0] if command.strip() else ""
     if not re.fullmatch(r"[\w./+-]+", first):
-        return ""  # an assignment, a quote or a subshell, which only the shell can check
+        return ""  # starts with an assignment, a quote or a subshell, which only the shell can check
     found = subprocess.run(["/bin/sh", "-c", 'command -v -- "$1"', "sh", first], capture_output=True, check=False)
     return first if found.returncode else ""
 
 
 def make(name: str, run: RunFolder, *arguments: str) -> Exporter:
-    """The exporter of that name; ValueError if the name is unknown, ImportError if its package is missing."""
-    if name not in (*PACKAGES, "command"):
-        raise ValueError(f"{name!r} is not an exporter; choose from {', '.join((*PACKAGES, 'command'))}")
+    """The exporter of that name. Raises ValueError if the name is unknown, ImportError if its package is missing."""
+    if name not in SETTINGS:
+        raise ValueError(f"{name!r} is not an exporter; choose from {', '.join(SETTINGS)}")
     module = import_module(f"{__package__}.{name}")
     exporter: Exporter = module.make(run, *arguments)
     return exporter

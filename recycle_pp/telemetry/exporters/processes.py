@@ -19,13 +19,13 @@ from recycle_pp.telemetry.guard import guarded
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.warn import warn_once
 
-from .exporter import wanted
+from .exporter import SETTINGS, wanted
 
 CLOSE_SECONDS = 10.0  # time limit for the last records
 
 
 class Exporters:
-    """The methods do not block, because a thread does their work, in order."""
+    """Starts, watches and ends the exporters of a job. The methods do not block: a thread does their work in order."""
 
     def __init__(self, settings: Settings, run: RunFolder) -> None:
         self._run = run
@@ -40,8 +40,10 @@ class Exporters:
             self._later(self._look)
 
     async def close(self) -> None:
-        """Waits for CLOSE_SECONDS at most. Records that have not arrived by then stay in the run folder, but the tool
-        lacks them."""
+        """Ends the exporters. Waits a little more than CLOSE_SECONDS at most.
+
+        Records that have not arrived by then stay in the run folder, but are missing in the exporter's tool.
+        """
         self._later(self._close)
         await self._later.flushed(CLOSE_SECONDS + 1.0)
 
@@ -56,7 +58,7 @@ class Exporters:
     @guarded
     def _start(self, settings: Settings) -> None:
         run = self._run
-        # Existing lines were exported before a resume, or under an earlier coordinator.
+        # Skip the existing lines, which were exported before a resume or under an earlier coordinator.
         known = ",".join(str(_size(path)) for path in (run.metrics, run.events))
         for name, arguments in wanted(settings).items():
             command = [sys.executable, "-m", __package__ or "", f"--skip={known}", str(run.path), name, *arguments]
@@ -90,8 +92,7 @@ class Exporters:
     def _report(self, name: str) -> None:
         process = self._processes.pop(name)
         if process.returncode:
-            what = "run.on_event" if name == "command" else f"log.{name}"
-            warn_once(f"{what} has ended with code {process.returncode}: {self._last_words(name)}")
+            warn_once(f"{SETTINGS[name]} has ended with code {process.returncode}: {self._last_words(name)}")
 
     def _last_words(self, name: str) -> str:
         with suppress(OSError):

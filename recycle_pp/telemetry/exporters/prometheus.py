@@ -1,9 +1,9 @@
-"""The current state of a run for Prometheus: http://HOST:PORT/metrics on the coordinator's node.
+"""Serves the current state of a run to Prometheus, at http://HOST:PORT/metrics on the coordinator's node.
 
-Gauges have the measures of the newest step (`recycle_loss`, `recycle_tokens_per_second`, ...). Counters have the
-deaths, stalls, plans, returns and checkpoints. Grafana can annotate changes: `changes(recycle_deaths_total[1m]) > 0`.
-`recycle_device_...` are the figures of health.json, by worker, node and device. `recycle_health` is 1 for each finding
-that lasts.
+Gauges show the measures of the newest step (`recycle_loss`, `recycle_tokens_per_second`, ...). Counters count deaths,
+seconds of stalls, lost ops, and events of each kind. Grafana can annotate changes:
+`changes(recycle_deaths_total[1m]) > 0`. `recycle_device_...` are the figures of health.json, by worker, host and
+device. `recycle_health` is 1 for each finding that lasts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FIGURES = {
     "uncorrected": "memory errors that were not corrected",
     "corrected": "memory errors that were corrected",
 }
-"""Of `records.Device`, with units"""
+"""Field of `records.Device` -> its unit."""
 
 
 def make(run: RunFolder, port: str) -> Prometheus:

@@ -1,4 +1,4 @@
-"""Curves and events for TensorBoard, under RUN_DIR/tensorboard: `tensorboard --logdir runs`.
+"""Writes curves and events for TensorBoard to RUN_DIR/tensorboard. To see them: `tensorboard --logdir runs`.
 
 The Text tab has the events under the tag `events`. It shows only the last text of a step, so each text repeats the
 earlier events of its step. The curve `events/deaths` counts deaths. `events/stall_ms` and `events/lost_ops` have a

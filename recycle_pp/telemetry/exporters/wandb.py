@@ -1,8 +1,8 @@
-"""Curves and events for Weights & Biases, under RUN_DIR/wandb.
+"""Sends curves and events to Weights & Biases, and writes them to RUN_DIR/wandb.
 
-Online with an API key (`wandb login`, WANDB_API_KEY), else offline: `wandb sync RUN_DIR/wandb/offline-run-*` uploads
-the run later. WANDB_PROJECT, WANDB_MODE and other variables of wandb apply. Events are texts in the history
-(`events/NAME`), next to counters and stalls.
+The run is online with an API key (`wandb login`, WANDB_API_KEY), else offline. `wandb sync RUN_DIR/wandb/offline-run-*`
+uploads an offline run later. WANDB_PROJECT, WANDB_MODE and other variables of wandb apply. Events are texts in the
+history (`events/NAME`), next to counters and stalls.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a worker's main thread is doing, as data and in words: Activity("works", "F", 20, (1, 3)).
+"""The activity of a worker's main thread, as data and in words.
 
-    str(activity)        # "F of micro-batch 1.3 in step 20"
+    str(Activity("works", "F", 20, (1, 3)))        # "F of micro-batch 1.3 in step 20"
 
-Has no imports, so that supervisors stay light.
+This module imports only `typing`, because supervisors import it and must start quickly and need little memory.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ REDUCTION, VALIDATION = "R", "V"
 
 
 class Activity(NamedTuple):
-    """What a worker's main thread is doing.
+    """The activity of a worker's main thread.
 
     kind    starts | works | device (an op waits for the device) | waits
     what    with works: F, I, W, B, O (optimizer), R (its own part of the stage's sum), V (validation), data,
             checkpoint, send, turn (from one op to the next);
-            with starts: model, data, state (of a checkpoint), kernels, ready; "" before these;
+            with starts: inputs (copies of data and models from a store), model, data, state (of a checkpoint), kernels,
+            ready; "" before these;
             with waits: tensor, sum (all-reduce), copy (broadcast), links, commit, orders, plan
     peer    the worker that the thread waits for, if there is only one
     first   whether this is the first op of its kind, which may have to be compiled
@@ -39,10 +40,10 @@ class Activity(NamedTuple):
 
     def at_start(self) -> str:
         """The activity in words, for users while the job starts. For instance "build the model", or "F of micro-batch
-        0.1 in step 0, compiling what it needs"."""
+        0.1 in step 0, compiling its kernels"."""
         if self.kind == "starts":
             return _STARTS.get(self.what, self.what)
-        return f"{self}, compiling what it needs" if self.first else str(self)
+        return f"{self}, compiling its kernels" if self.first else str(self)
 
     def __str__(self) -> str:
         if self.kind == "starts":
@@ -56,6 +57,7 @@ class Activity(NamedTuple):
 
 _STARTS = {
     "": "import torch",
+    "inputs": "copy data and model from their store",
     "model": "build the model",
     "data": "read the data",
     "state": "load the checkpoint",

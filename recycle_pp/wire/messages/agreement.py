@@ -1,4 +1,4 @@
-"""Messages with which supervisors agree on a leader and a membership (`consensus.election`): questions and answers."""
+"""Questions and answers by which supervisors agree on a leader and a membership (`consensus.election`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .table import CANDIDATE, VOTER, Message, Vocabulary, sent
 class Place(NamedTuple):
     """The address of a supervisor.
 
-    process: identity of its process (`consensus.process_identity`); "": peers cannot detect the death of the process
+    process: identity of the supervisor's process (`consensus.process_identity`); if "", peers cannot detect its death
     """
 
     host: str
@@ -54,7 +54,7 @@ class Membership(NamedTuple):
 
 @sent(CANDIDATE, VOTER)
 class Who(Message, frozen=True):
-    """Requests the current leader."""
+    """Asks which leader the voter follows."""
 
 
 @sent(CANDIDATE, VOTER)
@@ -89,13 +89,16 @@ class Propose(Message, frozen=True):
 
 @sent(CANDIDATE, VOTER)
 class Leads(Message, frozen=True):
+    """The sender is the leader. Asks whether the voter follows it."""
+
     leader: Leader
 
 
 @sent(VOTER, CANDIDATE)
 class Answer(Message, frozen=True):
-    """The voter's answer to any of these questions.
+    """The voter's answer to `Who`, `Poll`, `Campaign`, `Propose` or `Leads`.
 
+    yes       whether the voter agrees; always true for `Who`
     position  position of the voter's newest membership
     term      newest term that the voter knows
     leader    leader that the voter follows, if any

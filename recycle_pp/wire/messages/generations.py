@@ -8,13 +8,14 @@ from typing import NamedTuple
 
 import msgspec
 
+from .islands import OuterState
 from .members import Assignment, Member
 from .table import COORDINATOR, WORKER, Message, sent
 from .units import Layout, UnitId, UnitRuns, packed, unpacked
 
 
 class Attempt(NamedTuple):
-    """How often a step has been repeated. A higher attempt makes all earlier work on the step void.
+    """The number of repetitions of a step, by cause. A higher attempt makes all earlier work on the step void.
 
     coarser   number of repetitions after an overflow of the sums; the next attempt uses other exponents
     repaired  number of repetitions because a worker's state was wrong and its peers had received wrong weights
@@ -31,9 +32,9 @@ FIRST = Attempt()
 class Announce(Message, frozen=True):
     """Starts a generation. Messages of older generations are void.
 
-    members    the members and the worker that each of them plays
+    members    member -> the worker that it plays
     committed  newest committed step
-    base       newest generation that connected all its members; its connections between survivors are kept
+    base       newest generation that made all connections anew; later generations keep connections between survivors
     attempt    current attempt at the next step; work of earlier attempts is void
     layout     the layers of every stage
     """
@@ -89,9 +90,11 @@ class Adopt(Message, frozen=True):
     evaluate   step of a validation that must run first; None: no validation
     stagger    whether the worker may apply the next step before its commit
     shares     the holders of the units of the worker's stage
-    probes     host -> a member on that host; measure the links to these members before anything else
-    recompute  whether the backward recomputes the worker's layers, for micro-batches whose forward is in these steps
+    probes     host -> a member on that host; the worker measures the links to these members before anything else
+    recompute  whether the backward pass runs the worker's layers again, for micro-batches whose forward pass is in
+               `steps`
     term       term of the agreement that allowed this generation
+    outer      of an island: its position in the rounds; else None
     """
 
     generation: int
@@ -104,6 +107,7 @@ class Adopt(Message, frozen=True):
     probes: dict[str, Member] = msgspec.field(default_factory=dict)
     recompute: bool = False
     term: int = 0
+    outer: OuterState | None = None
 
 
 Copy = tuple[UnitId, Member, Member]
@@ -114,7 +118,8 @@ class Shares(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The holders of each unit of a stage's state (`protocol.holders`).
 
     units      the stage's units, in order
-    table      (how many of these units, their holders, first holder first), in the same order
+    table      runs of neighbouring units with the same holders, in the same order: (number of units, their holders,
+               first holder first)
     together   whether all members of the stage hold all units, and sum their gradients by one all-reduce
     copies     (unit, from, to): copies of units to make first, in this order
     knows      a member with the newest exponents, if all weights are sent again because some are out of date; else
@@ -134,7 +139,10 @@ class Shares(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def of(
         cls, holders: Mapping[UnitId, list[Member]], together: bool, copies: list[Copy], knows: Member | None
     ) -> Shares:
-        """holders: unit -> its holders, first holder first; the units in the stage's order"""
+        """The shares with these holders.
+
+        holders: unit -> its holders, first holder first; the units in the stage's order
+        """
         table = [(len(list(run)), of) for of, run in groupby(holders.values())]
         return cls(packed(holders), table, together, copies, knows)
 
@@ -151,7 +159,7 @@ class SteadyPlan(Message, frozen=True):
 
     steady     actions in a step
     forward    actions in a validation
-    recompute  see `Adopt`; applies to these steps
+    recompute  see `Adopt`; applies to micro-batches whose forward pass is in a step of this plan
     """
 
     generation: int

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from .table import CANDIDATE, CLIENT, LISTENER, SERVER, SUPERVISOR, WORKER, Message, Vocabulary, sent
+from .table import CANDIDATE, CLIENT, LISTENER, OPERATOR, SERVER, SUPERVISOR, WORKER, Message, Vocabulary, sent
 
 Nonce = Annotated[bytes, Meta(min_length=32, max_length=32)]
 
@@ -48,8 +48,10 @@ class SupervisorHello(Message, frozen=True):
 
 @sent(WORKER, LISTENER)
 class WorkerHello(Message, frozen=True):
-    """The first message of a worker. moved: whether another coordinator has welcomed the worker before. Then the next
-    message is the worker's `State`."""
+    """The first message of a worker.
+
+    moved: whether this or another coordinator has already welcomed the worker. If so, the next message is its `State`
+    """
 
     rank: int
     incarnation: int
@@ -58,7 +60,13 @@ class WorkerHello(Message, frozen=True):
 
 @sent(CANDIDATE, LISTENER)
 class CandidateHello(Message, frozen=True):
-    """A candidate or leader of the supervisors' agreement, with questions for this supervisor's voter."""
+    """The first message of a candidate or leader of the supervisors' agreement to another supervisor. Questions to the
+    voter of that supervisor follow."""
+
+
+@sent(OPERATOR, LISTENER)
+class OperatorHello(Message, frozen=True):
+    """The first message of an operator's command (`ctl`). A request for the coordinator follows."""
 
 
 TO_SERVER, TO_CLIENT = Vocabulary(CLIENT, SERVER), Vocabulary(SERVER, CLIENT)

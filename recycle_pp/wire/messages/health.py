@@ -1,4 +1,4 @@
-"""What a supervisor reports about the hardware of its worker."""
+"""A supervisor's report about the hardware of its worker."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ Action = Literal["note", "slow", "drain", "kill"]
 
 
 class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Something wrong with a device, and what is done about it.
+    """A problem of a device, and the action against it.
 
     device  the GPU's UUID, or "host"
-    signal  recovery | xid | ecc | remap | throttle | lost | nvlink | nic | temperature | disk | quarantine | nvml
-    action  note: nothing. slow: the planner gives the worker less work. drain: the worker leaves after its commit.
+    signal  recovery | xid | ecc | remap | throttle | lost | nvlink | nic | temperature | disk | quarantine | nvml;
+            outside of jobs also "exercise", "dcgmi", or the name of an exercise
+    action  note: none. slow: the planner gives the worker less work. drain: the worker leaves at the next commit.
             kill: the worker is killed, and none starts on this GPU before a person lifts its quarantine
     detail  the evidence, in words
-    factor  for slow: estimated duration of the worker's ops, as a multiple of the usual one
+    factor  for slow: estimated duration of the worker's ops, as a multiple of their usual duration
     """
 
     device: str
@@ -30,7 +31,7 @@ class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Reading(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Figures of a device in the newest look. None: unknown."""
+    """Values read from a device in the newest check. A value is None if it is unknown."""
 
     device: str
     temperature: float | None = None  # degrees Celsius
@@ -42,10 +43,10 @@ class Reading(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @sent(SUPERVISOR, COORDINATOR)
 class Health(Message, frozen=True):
-    """The result of a look at the hardware. Sent after every look, so that a new coordinator learns it too.
+    """The result of a check of the hardware. Sent after every check, so that a new coordinator receives it too.
 
     readings  one for each device
-    findings  everything that is wrong now
+    findings  all present problems
     """
 
     readings: list[Reading]

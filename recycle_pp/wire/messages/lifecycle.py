@@ -8,6 +8,7 @@ from recycle_schedules import Worker
 from recycle_pp.config.faults import Fault
 from recycle_pp.config.settings import Settings
 
+from .islands import OuterState
 from .members import Member
 from .table import COORDINATOR, WORKER, Message, sent
 from .units import UnitRuns
@@ -20,8 +21,9 @@ Address = tuple[str, int]
 class WorkerWelcome(Message, frozen=True):
     """The coordinator accepts the worker.
 
-    resume  number of completed steps in the checkpoint to load; 0: none, as for joiners
+    resume  number of completed steps in the checkpoint to load; 0: no checkpoint, as for joiners
     faults  injected faults that have not fired yet
+    joins   whether peers send all state, so the worker needs no initial values
     """
 
     settings: Settings
@@ -29,6 +31,7 @@ class WorkerWelcome(Message, frozen=True):
     run_dir: str
     resume: int
     faults: list[Fault]
+    joins: bool = False
 
 
 @sent(WORKER, COORDINATOR, lasting=True)
@@ -37,17 +40,18 @@ class Ready(Message, frozen=True):
 
     address         address at which the worker receives a donor's state
     platform        see `execution.device`
-    boundary_bytes  size of its stage's output for a micro-batch
-    deferred_share  share of its parameters whose gradients op `W` computes
-    machine         name of its machine, the same for all workers that use the same cores
+    boundary_bytes  size of the stage's output for a micro-batch
+    deferred_share  share of the stage's parameters whose gradients op `W` computes
+    machine         name of the worker's machine, the same for all workers that use the same cores
     cores           number of cores of the machine
-    units           the units of its stage's layers: layer -> (name, number of elements) of each of its units. A member
-                    that gets layers which are missing here sends the message again, with all that it has or had
+    units           the units of the stage's layers: layer -> (name, number of elements) of each of its units. A member
+                    that later gets other layers sends the message again, with all layers that it has or had
     memory          the fields of a `StageMemory` for each way in which the stage may run, if they were measured
-    notes           sentences about its device for the user; the coordinator prints each sentence once
-    data            fingerprint of its training data; "" if it is irrelevant
+    notes           sentences about the worker's device for the user; the coordinator prints each sentence once
+    data            fingerprint of the worker's training data; "" if it is irrelevant
     depth, stays    the layers of the model that can move to other stages, see `StageModule`
-    origin          digest of model.path, from which its frozen parameters were read; "" if it has none
+    origin          digest of model.path, from which the stage's frozen parameters were read; "" if the stage has none
+    outer           of an island: its position in the rounds, from the checkpoint and the store; else None
     """
 
     address: Address
@@ -63,11 +67,12 @@ class Ready(Message, frozen=True):
     depth: int = 0
     stays: str | None = None
     origin: str = ""
+    outer: OuterState | None = None
 
 
 @sent(WORKER, COORDINATOR, lasting=True)
 class CannotRun(Message, frozen=True):
-    """The settings cannot be fulfilled. reason: a sentence for the user."""
+    """The worker cannot run with these settings. reason: a sentence for the user."""
 
     reason: str
 
@@ -78,10 +83,10 @@ class WorkerHeartbeat(Message, frozen=True):
 
     now        time of sending, in seconds of the worker's monotonic clock
     boot       boot id of the worker's machine; machines with the same id share a clock (`timing.clocks`)
-    delivered  serial number of the main thread's activity (`supervisors.Signs`) if it is a wait that could end now,
-               else None
+    delivered  serial number of the main thread's activity (`supervisors.Signs`) if this activity is a wait and the
+               message that it waits for has arrived; else None
     reading    the pending read of training data that started first; None if this worker reads no file
-    lacks      members whose messages the sum that it waits for lacks, if that is known
+    lacks      members whose messages are missing in the sum that the worker waits for, if that is known
     """
 
     now: float
@@ -99,7 +104,7 @@ class Reading(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Cache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A folder of compiled kernels: its number of files, and their bytes."""
+    """A folder of compiled kernels, the number of its files, and their total size in bytes."""
 
     folder: str
     files: int
@@ -108,15 +113,15 @@ class Cache(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @sent(WORKER, COORDINATOR)
 class FirstOps(Message, frozen=True):
-    """What the first ops of this worker process took, for records only. Sent when the worker is ready, and again with
+    """Durations at the start of a worker process, for records only. Sent when the worker is ready, and again with
     `seconds` after its first step.
 
-    backend  of its links: tcp, gloo, nccl
+    backend  back end of the worker's links: tcp, gloo, nccl
     device   the worker's device
     gpus     number of GPUs of its machine
-    caches   the caches of compiled kernels at its start, by name
-    kernels  seconds of compilation at its start, by kernel
-    seconds  of its first ops: forward, backward, reduction
+    caches   name -> cache of compiled kernels, as found at the worker's start
+    kernels  kernel -> seconds of its compilation at the worker's start
+    seconds  durations of the worker's first ops: forward, backward, reduction
     """
 
     backend: str
@@ -125,6 +130,23 @@ class FirstOps(Message, frozen=True):
     caches: dict[str, Cache]
     kernels: dict[str, float]
     seconds: dict[str, float] = msgspec.field(default_factory=dict)
+
+
+@sent(COORDINATOR, WORKER)
+class Profile(Message, frozen=True):
+    """Write a trace of torch's profiler over the next `steps` steps into the run folder, then send `Profiled`."""
+
+    steps: int
+
+
+@sent(WORKER, COORDINATOR)
+class Profiled(Message, frozen=True):
+    """The answer to `Profile`. path: file of the trace. steps: number of steps in it. failed: if no trace was written,
+    the reason, else ""."""
+
+    path: str
+    steps: int
+    failed: str = ""
 
 
 @sent(WORKER, COORDINATOR)
@@ -144,11 +166,11 @@ class StoreValues(Message, frozen=True):
 
 @sent(COORDINATOR, WORKER)
 class Expect(Message, frozen=True):
-    """A session begins in which this worker follows units of these layers. All that has arrived in an older session is
-    dropped. The donors may connect before this message arrives.
+    """Starts a session in which this worker follows units of these layers. The worker drops all state that arrived in
+    an older session. The donors may connect before this message arrives.
 
-    layers   for a joiner: all layers of its stage. For a member: the layers that its stage will gain; none if the move
-             has been given up. For an understudy: all layers of the stage of `worker`
+    layers   for a joiner: all layers of its stage. For a member: the layers that its stage will gain. For an
+             understudy: all layers of the stage of `worker`. [] for a member that must no longer follow any units
     worker   the worker whose understudy this member becomes; else None
     elements number of elements of an understudy's units
     """
@@ -161,14 +183,14 @@ class Expect(Message, frozen=True):
 
 @sent(COORDINATOR, WORKER)
 class Donate(Message, frozen=True):
-    """Send the state of these units, and later updates, to a member that receives it at `address`.
+    """Send the state of these units, and then their updates, to the member that listens at `address`.
 
     to       the member that receives the state
-    worker   the worker that it will play
+    worker   the worker for which `to` receives the state: it plays this worker, or may have to
     session  serial number of this attempt to catch up; messages of older sessions are void
     units    the units to send
     of       number of units that `to` receives in this session, from all donors together
-    early    whether to send each step's gradient before the vote, once all units are sent: `to` is an understudy
+    early    whether `to` is an understudy. If so, once all units are sent, send each step's gradient before the vote
     """
 
     to: Member
@@ -182,8 +204,10 @@ class Donate(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR)
 class Synced(Message, frozen=True):
-    """A joiner, or a member whose stage will gain layers, has received its units, in their state after `step`. session:
-    the session in which its donors sent them."""
+    """A joiner, or a member whose stage will gain layers, has received its units, in their state after `step`.
+
+    session: the session in which the donors sent the units
+    """
 
     step: int
     session: int
@@ -191,8 +215,8 @@ class Synced(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR, of_generation=True)
 class Prepared(Message, frozen=True):
-    """An understudy can complete the commit of `step`: it has the state after the previous step, and the gradient with
-    which its donor votes in this generation. session: see `Synced`"""
+    """An understudy can complete the commit of `step`: it has the state after the previous step, and the gradient of
+    its donor's vote in this generation. session: see `Synced`"""
 
     generation: int
     step: int
@@ -201,7 +225,10 @@ class Prepared(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR)
 class NoRoom(Message, frozen=True):
-    """The member cannot be an understudy: it needs and has these bytes of memory. session: see `Synced`"""
+    """The member cannot be an understudy: it needs `needed` bytes of memory, and `free` bytes are free.
+
+    session: see `Synced`
+    """
 
     session: int
     needed: int

@@ -1,5 +1,5 @@
-"""Headers in the stream (`comm.transfer`) from a donor, which sends its state, to a follower: a worker that rejoins,
-one whose stage will gain layers, or an understudy."""
+"""Headers in the stream (`comm.transfer`) from a donor, which sends state, to a follower, which copies it. A follower
+is a rejoining worker, a worker whose stage will gain layers, or an understudy."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class DonorHello(Message, frozen=True):
 class StatePart(msgspec.Struct, frozen=True, tag="part", forbid_unknown_fields=True):
     """The state of some units (blocks of a layer's state) after a step.
 
-    The tensors are the masters, both moments, the seals (checksums of the state) if units have them, and if sums are
-    fixed-point, the exponents of each of the donor's layers (`numerics.gradients`).
+    The tensors are the masters and the optimizer's vectors. If units have seals (checksums of the state), these follow.
+    If sums are fixed-point, the exponents of each of the donor's layers follow (`numerics.gradients`).
 
     session  see `Donate`
-    units    each tensor contains the units one after another
+    units    the sent units. The tensor of a vector contains, one after another, those of the units that have it
     of       see `Donate`
     """
 
@@ -49,8 +49,8 @@ class StepGradient(msgspec.Struct, frozen=True, tag="step", forbid_unknown_field
 
 
 class EarlyGradient(msgspec.Struct, frozen=True, tag="early", forbid_unknown_fields=True):
-    """A step's reduced gradient for all units of the donor's stage, before the donor votes with it in this generation.
-    The follower is an understudy, and applies it when the step is committed.
+    """A step's reduced gradient for all units of the donor's stage, sent before the donor votes with it in this
+    generation. The follower is an understudy, and applies the gradient when the step is committed.
 
     session   see `StatePart`
     attempt   number of the attempt at the step (`Attempt.coarser`)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from .ctl import Value
+from .islands import OuterOrder
 from .members import Member
 from .table import COORDINATOR, WORKER, Message, sent
 from .units import UnitId
@@ -56,7 +58,7 @@ class Vote(Message, frozen=True):
     wrong      (micro-batch, multiplicity in the sum) for each micro-batch that is not in the sum exactly once
     digest     digest of all values that must be equal on all peers
     squares    squared norm of each unit's gradient, in the stage's order (float64); from one worker per stage
-    losses     loss of each micro-batch (pipeline-major); from the same worker
+    losses     loss of each micro-batch, pipeline by pipeline; from the same worker, only in the last stage
     checksums  with parallel.sharded: checksum of each unit that the worker holds, in the state after the previous step,
                in the stage's order (int64)
     changed    with control.mismatch=third: units whose state has changed without an update
@@ -82,12 +84,15 @@ class Commit(Message, frozen=True):
     norm, loss  norm of the step's gradient before clipping, and mean loss
     hold        whether to wait for the next generation
     replan      whether a better plan follows, to be used from the next step on
-    void        whether the update differs from the one that workers made before the commit, which they must undo
+    void        whether workers that have updated their parameters before this commit must undo that update, because
+                this one differs
     evaluate    whether a validation follows
     savers      members that save a checkpoint; a unit is saved by the first of its holders among them
     last        whether this is the last step of the job
     skipped     number of consecutive skipped updates, including this one
     stagger     whether the next step may be applied before its commit
+    changes     settings that have changed since the start of the job: key -> value
+    outer       of an island: whether to cut a delta or to apply a round; else None
     """
 
     generation: int
@@ -103,6 +108,8 @@ class Commit(Message, frozen=True):
     last: bool = False
     skipped: int = 0
     stagger: bool = False
+    changes: dict[str, Value] = msgspec.field(default_factory=dict)
+    outer: OuterOrder | None = None
 
 
 @sent(WORKER, COORDINATOR, lasting=True)

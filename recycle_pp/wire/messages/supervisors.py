@@ -10,8 +10,10 @@ import msgspec
 
 from recycle_pp.config.settings import Settings
 
+from . import health  # noqa: F401  # adds its messages to the table
 from .activity import Activity
 from .agreement import Leader, Place
+from .machines import Judgement
 from .table import COORDINATOR, SUPERVISOR, WORKER, Message, Vocabulary, sent
 
 
@@ -51,7 +53,8 @@ class SupervisorWelcome(Message, frozen=True):
 
 @sent(COORDINATOR, SUPERVISOR)
 class Redirect(Message, frozen=True):
-    """This supervisor is not the coordinator: connect to `leader`. None: the leader is not known yet, retry later."""
+    """This supervisor does not coordinate. Connect to `leader`, or retry later if it is None, because the leader is not
+    known yet."""
 
     leader: Leader | None
 
@@ -65,7 +68,7 @@ class NoPlace(Message, frozen=True):
 
 @sent(COORDINATOR, SUPERVISOR)
 class Spawn(Message, frozen=True):
-    """Start a worker. If an earlier one is still alive, kill it first. respawns: number of starts after a death."""
+    """Start a worker. If an earlier one is still alive, kill it first. respawns: number of restarts after deaths."""
 
     incarnation: int
     worker: tuple[int, int]
@@ -78,6 +81,13 @@ class Kill(Message, frozen=True):
 
     incarnation: int
     stacks: bool = False
+
+
+@sent(COORDINATOR, SUPERVISOR)
+class ShowStacks(Message, frozen=True):
+    """Send the `Stacks` of this incarnation of the worker, which continues."""
+
+    incarnation: int
 
 
 @sent(COORDINATOR, SUPERVISOR)
@@ -114,7 +124,7 @@ class Probe(Message, frozen=True):
 
 
 class Line(msgspec.Struct, frozen=True, array_like=True, order=True, forbid_unknown_fields=True):
-    """A line of a .jsonl file of the run folder that is not on the disk.
+    """A line that belongs to a .jsonl file of the run folder, but has not been written to the disk.
 
     number  serial number among the lines of its coordinator
     file    name of the file
@@ -130,10 +140,10 @@ class Line(msgspec.Struct, frozen=True, array_like=True, order=True, forbid_unkn
 
 @sent(COORDINATOR, SUPERVISOR)
 class KeepLines(Message, frozen=True):
-    """Keep these lines in memory for the next coordinator, because the disk does not take them.
+    """Keep these lines in memory for the next coordinator, because they could not be written to the disk.
 
-    whole    forget all earlier lines
-    first    forget earlier lines with lower numbers
+    whole    whether to drop all lines of earlier messages
+    first    lowest number to keep: lines of earlier messages with lower numbers are dropped
     dropped  number of older lines, by file, that are neither on the disk nor kept
     """
 
@@ -181,9 +191,10 @@ class Registration(Message, frozen=True):
     place     address of the supervisor
     spawn     newest order to start a worker that the supervisor has received
     alive     whether the worker of that order is alive
-    deaths    newest deaths of its workers
-    settings  shared settings with which the supervisor's node was started (`config.node_settings`); only at the start
-              of the job, else None
+    deaths    newest deaths of the supervisor's workers
+    settings  shared settings that the supervisor's node was started with (`config.node_settings`); only at the start of
+              the job, else None
+    clock     time.time() when this message was sent; None if `settings` is None
     """
 
     place: Place
@@ -191,6 +202,19 @@ class Registration(Message, frozen=True):
     alive: bool
     deaths: list[Died]
     settings: dict[str, str] | None = None
+    clock: float | None = None
+
+
+@sent(SUPERVISOR, COORDINATOR)
+class MachineChecked(Message, frozen=True):
+    """The result of the quick check of a machine (`machine_checks.quick`), sent by the machine's first supervisor.
+
+    versions  installed versions of Python and of packages, by name
+    wrong     the checks that found a problem
+    """
+
+    versions: dict[str, str]
+    wrong: list[Judgement]
 
 
 @sent(SUPERVISOR, COORDINATOR)
@@ -202,8 +226,10 @@ class Probed(Message, frozen=True):
 
 @sent(SUPERVISOR, COORDINATOR)
 class Stopping(Message, frozen=True):
+    """The supervisor has received a signal to end."""
+
     signal: str  # SIGINT | SIGTERM
-    again: bool = False  # whether this is a second signal: stop without waiting
+    again: bool = False  # whether this is the second signal; if so, the job ends without waiting for a checkpoint
 
 
 class Signs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -233,10 +259,14 @@ class SupervisorHeartbeat(Message, frozen=True):
 
 @sent(SUPERVISOR, COORDINATOR)
 class Stacks(Message, frozen=True):
-    """Stack traces of all threads of a hung worker (faulthandler's text); "" if they could not be obtained."""
+    """Stack traces of all threads of a worker (faulthandler's text); "" if they could not be obtained.
+
+    shown  whether this answers `ShowStacks`; else the worker hung and was killed
+    """
 
     incarnation: int
     text: str
+    shown: bool = False
 
 
 # ---------------------------------------------------------------------------------------- supervisor -> worker

@@ -1,4 +1,4 @@
-"""Every message of a job is an instance of a frozen, typed class that has one entry in the table `MESSAGES`.
+"""The table `MESSAGES` of all classes of messages in a job. Each class is frozen and typed, and has one entry.
 
     @sent(WORKER, COORDINATOR, of_generation=True)
     class Vote(Message, frozen=True):                      # travels with "type": "vote"
@@ -7,12 +7,12 @@
 
     MESSAGES[Vote]                              # Rule(sender="worker", receiver="coordinator", ...)
     from_worker = Vocabulary(WORKER, COORDINATOR)
-    message = from_worker.decode(body)          # Malformed: no message of this pair has that kind, field or type
+    message = from_worker.decode(body)          # raises Malformed if no message of this pair has such a kind or fields
     if is_void(message, generation): ...
 
 A receiver dispatches through its own dict from class to function (`_handlers`). The classes are in the other files of
-this folder: `handshake`, `supervisors`, `agreement`, `states`, and `workers` with `lifecycle`, `generations`, `steps`,
-`saving`.
+this folder: `handshake`, `supervisors`, `agreement`, `states`, `ctl`, and `workers` with `lifecycle`, `generations`,
+`steps`, `saving`.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from recycle_pp.wire.frames import Malformed
 SUPERVISOR = "supervisor"
 WORKER = "worker"
 COORDINATOR = "coordinator"
+OPERATOR = "operator"  # a user's command, recycle_pp.ctl
 LISTENER = "listener"  # any supervisor on its port; the first message of a connection to it is a hello
 CLIENT, SERVER = "client", "server"  # the two ends in the handshake
 # The roles in the supervisors' agreement. A leader sends the same messages as a candidate does.
@@ -50,11 +51,11 @@ class Message(msgspec.Struct, frozen=True, tag=_kind, forbid_unknown_fields=True
 
 
 class Rule(NamedTuple):
-    """The entry of a class of messages.
+    """The entry of a message class in `MESSAGES`.
 
     sender         role of the sender
     receiver       role of the receiver
-    of_generation  whether a message belongs to its `generation`, and is void once a newer generation is announced
+    of_generation  whether a message is valid only in the generation that its field `generation` names
     lasting        whether a message survives the loss of the coordinator: the sender repeats its last message of each
                    lasting kind to the next coordinator
     """
@@ -82,7 +83,7 @@ def sent(sender: str, receiver: str, *, of_generation: bool = False, lasting: bo
 
 
 def is_void(message: Message, generation: int) -> bool:
-    """Whether the message belongs to another generation than `generation`, the current one."""
+    """Whether the message belongs to another generation than the current one. generation: the current one."""
     return MESSAGES[type(message)].of_generation and message.generation != generation  # type: ignore[attr-defined]
 
 
@@ -91,7 +92,7 @@ def is_lasting(message: Message) -> bool:
 
 
 class Vocabulary:
-    """The classes of messages from one role to another. sender: None stands for any role."""
+    """The classes of messages from one role to another. If `sender` is None, any role may be the sender."""
 
     def __init__(self, sender: str | None, receiver: str) -> None:
         self._sender, self._receiver = sender, receiver
@@ -105,8 +106,8 @@ class Vocabulary:
         )
 
     def decode(self, body: bytes) -> Message:
-        """The message in the body of a frame. Malformed if it is not a complete and correctly typed message of this
-        vocabulary. May be called from any thread."""
+        """The message in the body of a frame. Raises Malformed if it is not a complete and correctly typed message of
+        this vocabulary. May be called from any thread."""
         try:
             return self._decoder.decode(body)
         except (msgspec.MsgspecError, ValueError, RecursionError, MemoryError) as error:

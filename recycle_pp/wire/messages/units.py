@@ -4,9 +4,9 @@
     packed([UnitId(3, 0), UnitId(3, 1), UnitId(5, 0)])              # [(3, 0, 2), (5, 0, 1)]
     unpacked([(3, 0, 2), (5, 0, 1)])                                # the same units again
 
-The identity of a unit is the same in all pipelines and stages, and it does not depend on the layers of a stage. Layer
--1 is what a model computes before its first layer, layer L what it computes after the last of L layers. A tensor that
-several layers share is a layer of its own, with a number above L, and may be in several stages.
+The identity of a unit is the same in all pipelines and stages, and it does not depend on the layers of a stage. In a
+model with L layers, layer -1 is the part before the first layer, and layer L is the part after the last one. A tensor
+that several layers share is a layer of its own, with a number above L, and may be in several stages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Layout = dict[int, list[int]]
 """stage -> its layers, in order; the same in all pipelines. This is also the order of a stage's units."""
 
 UnitRuns = list[tuple[int, int, int]]
-"""Neighbouring units of a layer, as (layer, first number, how many)."""
+"""Runs of neighbouring units, as (layer, number of the first unit, number of units)."""
 
 
 def packed(units: Iterable[UnitId]) -> UnitRuns:

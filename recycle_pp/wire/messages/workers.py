@@ -29,11 +29,11 @@ else:
 
 
 class Followed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The state of another stage that an understudy has.
+    """An understudy's copy of the state of another stage.
 
     session  see `Expect`
-    step     newest committed step in it
-    early    later step -> generation of its newest gradient
+    step     newest committed step in the copy
+    early    later step whose gradient has arrived -> generation of its newest gradient
     """
 
     stage: int
@@ -44,17 +44,18 @@ class Followed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @sent(WORKER, COORDINATOR)
 class State(Message, frozen=True):
-    """The first message to a new coordinator: the input of `protocol.takeover.find`.
+    """A worker's first message to a new coordinator, or to the same one after a reconnection. A new coordinator
+    restores the job from these messages (`protocol.takeover.find`).
 
     generation  newest announced generation; -1 before the first
     agreed      (term, number) of the newest agreed generation, whose `Adopt` has arrived; (-1, -1) before the first
-    members     members of the agreed generation, and the worker that each of them plays
+    members     member of the agreed generation -> the worker that it plays
     base        `Announce.base` of the announced generation if its links are up, else None
     committed   newest committed step; -1 before the first
     commit      newest commit message; None before the first
     attempt     current attempt at the next step
     layout      the layers of every stage in the agreed generation; empty before the first
-    understudy  what the worker follows as an understudy, if its state is complete; else None
+    understudy  the worker's copy of another stage, if it is an understudy and all units have arrived; else None
     said        the worker's last message of each lasting kind (`table.Rule`)
     """
 

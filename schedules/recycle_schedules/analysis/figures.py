@@ -16,8 +16,8 @@ from ..trace import Trace
 
 PARTS: dict[str, tuple[OpKind, ...]] = {kind: (kind,) for kind in COMPUTE}
 PARTS[OpKind.BACKWARD] = (OpKind.BACKWARD_INPUT, OpKind.BACKWARD_WEIGHT)
-"""How a lost or redone op is counted, by its kind: a `B` as an `I` and a `W`, because peers may split it, and any other
-op as itself."""
+"""Kind of a lost or redone op -> kinds of the ops that `lost` and `redone` count for it. A `B` counts as an `I` and a
+`W`, because peers may split it. Any other op counts as itself."""
 
 
 @dataclass(frozen=True)

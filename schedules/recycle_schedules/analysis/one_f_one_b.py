@@ -19,7 +19,7 @@ from ..problem import Problem
 def one_f_one_b(problem: Problem) -> Plan:
     """The plan with 1F1B in every pipeline. Stage s holds at most P - s micro-batches. `memory_limit` is ignored.
 
-    ValueError if a worker is dead, the problem is a remainder, or backward is decoupled."""
+    Raises ValueError if a worker is dead, the problem is a remainder, or backward is decoupled."""
     if problem.dead or problem.remainder or problem.backward == "decoupled":
         raise ValueError("1F1B needs a fault-free whole step with coupled backward")
     x = Instance.of(problem)

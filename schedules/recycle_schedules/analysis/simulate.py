@@ -22,8 +22,8 @@ from ..trace import Trace
 def simulate(plan: Plan, **changes: Any) -> Trace:
     """The plan's ops in the same order, with the times that result from changed keys of its problem.
 
-    changes: `durations`, `send`, `send_rerouted`, `links`, `allreduce`, `speed` or `busy_until`. ValueError for other
-    keys."""
+    changes: `durations`, `send`, `send_rerouted`, `links`, `allreduce`, `speed` or `busy_until`. Raises ValueError for
+    other keys."""
     allowed = {"durations", "send", "send_rerouted", "links", "allreduce", "speed", "busy_until"}
     if set(changes) - allowed:
         raise ValueError(f"{sorted(set(changes) - allowed)[0]}: only {', '.join(sorted(allowed))} can be simulated")

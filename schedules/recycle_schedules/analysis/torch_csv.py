@@ -13,7 +13,8 @@ from ..plans import Plan
 
 
 def torch_csv(plan: Plan, pipeline: int = 0) -> str:
-    """The CSV of one pipeline. ValueError if the pipeline is re-routed, which torch's notation cannot express."""
+    """The CSV of one pipeline. Raises ValueError if the pipeline is re-routed, which torch's notation cannot
+    express."""
     rows = []
     for stage in range(plan.problem.stages):
         ops = [op for op in plan.of(Worker(pipeline, stage)) if op.microbatch is not None]

@@ -22,8 +22,10 @@ from ..problem import Problem
 class Row:
     """The step after the death of `worker`.
 
-    period, slowdown   None if no schedule exists; the slowdown is a share of the current period
-    peer, peak, limit  the fullest worker of the stage, its peak of micro-batches in flight, and its limit (inf: none)
+    period             duration of a step. None if no schedule exists
+    slowdown           increase of the period, as a share of the current period. None if no schedule exists
+    peer               the live worker of the same stage with the highest peak of micro-batches in flight
+    peak, limit        the peak of `peer`, and its limit (inf: none)
     bytes              the peak in bytes, None if the size of a micro-batch is unknown
     fits               whether a plan within the limits exists
     moved, moved_slowdown, layout   period, slowdown, and number of layers of each stage, if the stage boundaries move.
@@ -69,7 +71,7 @@ def what_if(
                        flight
     progress           called with (rows done, number of rows)
 
-    ValueError if one micro-batch does not fit into `capacity`."""
+    Raises ValueError if one micro-batch does not fit into `capacity`."""
     if microbatch_bytes and capacity is not None:
         problem = _within(problem, int(capacity / microbatch_bytes))
     now = plan(problem, seconds=seconds) if problem.layers is None else plan_layout(problem, seconds=seconds)
@@ -77,6 +79,7 @@ def what_if(
     rows: list[Row] = []
     known: dict[object, tuple[Plan, Plan | None]] = {}
     for k, worker in enumerate(live):
+        progress(k, len(live))
         peers = [d for d in problem.live[worker.stage] if d != worker.pipeline]
         if not peers:
             rows.append(Row(worker, None, None, None, None, problem.limit(worker), None, False))
@@ -85,13 +88,14 @@ def what_if(
         if key not in known:
             known[key] = _after(problem.replace(failed=[*problem.dead, worker]), now, seconds)
         rows.append(_row(*known[key], now, worker, microbatch_bytes))
-        progress(k + 1, len(live))
+    progress(len(live), len(live))
     thinnest = min(range(problem.stages), key=lambda s: len(problem.live[s]))
     return Table(now, rows, thinnest, len(problem.live[thinnest]))
 
 
 def _after(problem: Problem, now: Plan, seconds: float) -> tuple[Plan, Plan | None]:
-    """The plan with the stage boundaries of `now`. If the problem has layers, also the plan with boundaries moved."""
+    """Returns (plan with the stage boundaries of `now`, plan with moved boundaries). The second is None if the problem
+    has no layers."""
     if now.layout is None:
         return plan(problem, seconds=seconds), None
     return plan(problem.with_layout(now.layout), seconds=seconds), plan_layout(problem, seconds=seconds)
@@ -114,7 +118,7 @@ def _slowdown(after: Plan, now: Plan) -> float:
 
 
 def _within(p: Problem, most: int) -> Problem:
-    """The problem with every limit capped at `most`. ValueError if `most` is below 1."""
+    """A copy of the problem with every limit capped at `most`. Raises ValueError if `most` is below 1."""
     if most < 1:
         raise ValueError("capacity: one micro-batch does not fit")
     limits = {f"{w.pipeline},{w.stage}": min(p.limit(w), most) for w in p.workers()}
@@ -127,7 +131,8 @@ def _within(p: Problem, most: int) -> Problem:
 
 
 def _alike(p: Problem, worker: Worker) -> object:
-    """A cache key. If two deaths have equal keys, their plans differ only in the names of the pipelines."""
+    """A cache key for the death of `worker`. If two deaths have equal keys, their plans differ only in the names of the
+    pipelines."""
     special = {w.pipeline for w in (*p.dead, *p.speeds)}
     if worker.pipeline in special or not p.limits_alike or p.remainder or not p.graph.uniform:
         return worker

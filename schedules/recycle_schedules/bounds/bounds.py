@@ -18,7 +18,8 @@ def lower_bound(problem: Problem, limits: Sequence[float] | None = None) -> floa
     """A lower bound of the `value` of every valid plan, in the problem's unit. If the problem gives layers, the bound
     covers all layouts.
 
-    limits (P,): only for a whole step; most micro-batches in flight at each stage, instead of the problem's limits."""
+    limits (P,): maximum number of micro-batches in flight at each stage, instead of the problem's limits. Only for a
+    whole step."""
     if problem.layers is not None:
         return LayoutBounds(problem).best
     return remainder_bound(problem) if problem.remainder else stage_bound(problem, limits)

@@ -11,9 +11,9 @@ passed on. Every I that the worker has run has delayed its last F. Two things re
   the I and W of this micro-batch.
 - All x gradients return to v, one after the other, and v runs I and W of each.
 
-A small x makes the last F late. A large x keeps stage v busy for long after the last F. For each x, the later of the
-two things sets the end. The bound is the earliest end over all x. Bounds of a single stage cannot show this, because
-each of the two stages alone could be faster.
+A small x makes the last F late. A large x keeps stage v busy for long after the last F. For each x, the end is the end
+of the thing that takes longer. The bound is the earliest end over all x. Bounds of a single stage cannot show this,
+because each of the two stages alone could be faster.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ def from_first_to_last(
     """The least time from a pipeline's first F at stage u to the end of its last W or B at an earlier stage v. The
     pipeline's own workers run all of its micro-batches at both stages.
 
-    n       micro-batches of the pipeline, at least 1
-    F       duration of F at u
-    early   time that the backward at u takes until it passes on the gradient
-    whole   duration of the whole backward at u
-    L       most micro-batches in flight at u, at least 1
-    beyond  round trip of a micro-batch through the stages behind u
-    up      time from the end of I at u to its start at v
-    own     duration of the whole backward at v"""
+    n          micro-batches of the pipeline, at least 1
+    F          duration of F at u
+    early      time that the backward at u takes until it passes on the gradient
+    whole      duration of the whole backward at u
+    L          maximum number of micro-batches in flight at u, at least 1
+    i_release  share of a micro-batch's memory that the end of its I frees
+    beyond     round trip of a micro-batch through the stages behind u
+    up         time from the end of I at u to its start at v
+    own        duration of the whole backward at v"""
     most = np.floor(np.minimum(L, n))
     held = np.minimum(L / (1 - i_release) if i_release < 1 else n, n)
     front = np.where(np.greater(n, L), np.maximum(0.0, beyond + (1 - most) * F), 0.0)  # idle before the first gradient
@@ -57,11 +58,12 @@ def from_first_to_last(
 
 
 def pipelines(p: Problem) -> list[tuple[int, np.ndarray, np.ndarray]]:
-    """The kinds of pipelines, if every live worker runs all micro-batches of its own pipeline. [] if micro-batches may
-    go anywhere.
+    """The kinds of pipelines as [(n, speeds, together), ...]. [] if a live worker need not run all micro-batches of its
+    own pipeline.
 
-    Each entry has the number of micro-batches, the speeds (P,), and a (P, P) table. Entry [u, v] of the table is true
-    if some pipeline of this kind has live workers at both stages u and v."""
+    n         number of micro-batches
+    speeds    (P,): speed of the worker at each stage
+    together  (P, P): entry [u, v] is true if some pipeline of this kind has live workers at both stages u and v"""
     if p.reroute != "failed_only" and p.pipelines > 1:
         return []
     alive = np.zeros((p.pipelines, p.stages), dtype=bool)

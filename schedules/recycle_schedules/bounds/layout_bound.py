@@ -10,14 +10,15 @@ stage. The term of a stage depends on the other stages only through two times: t
 all earlier stages, and the time of a round trip through all later stages. Both are sums over layers. In every layout,
 the earlier stages have the layers below the stage's first layer a, and the later stages have the layers from its end b
 on. So the term of stage s is a function t(s, a, b) of the stage's own two boundaries. Dynamic programming finds the
-exact least maximum of t over all paths 0 = b(0) < b(1) < ... < b(P) = L. If a term depends on the rest of the layout, a
-smaller term replaces it:
+exact least maximum of t over all boundaries 0 = b(0) < b(1) < ... < b(P) = L, with L layers and P stages. If a term
+depends on the rest of the layout, a smaller term replaces it:
 
 - All earlier stages run at the speed of the fastest live worker among them, and so do all later stages.
 - Among the stages to which gradients return, only stage 0 counts. Its remaining backward and O follow, so the dynamic
   program runs once for each length of stage 0.
-- If workers differ in speed, numbers r(d) replace the exact split of the micro-batches: if the sum of r(d) - 1 over the
-  stage's workers is less than N, then in every split some worker d gets at least r(d).
+- If workers differ in speed, the best split of the N micro-batches is not computed. Instead each worker d gets a number
+  r(d), such that the sum of all r(d) - 1 is less than N. So in every split at least one worker d runs r(d)
+  micro-batches or more.
 
 Terms above the bound of one known layout are not needed, so stages whose work alone exceeds this bound are skipped.
 """
@@ -43,9 +44,10 @@ higher bound."""
 
 
 class LayoutBounds:
-    """The terms t(s, a, b) of a problem with layers, and the bounds and layouts that follow from them.
+    """The terms t(s, a, b) of the bound (module docstring) for a problem with layers, and the bounds and layouts that
+    follow from them.
 
-    ValueError if in no layout all stages have room for their layers and one micro-batch."""
+    Raises ValueError if no layout leaves every stage room for its layers and one micro-batch."""
 
     def __init__(self, problem: Problem) -> None:
         p, model = problem, problem.model
@@ -58,7 +60,7 @@ class LayoutBounds:
 
     @cached_property
     def best(self) -> float:
-        """The least maximum of the terms over all layouts."""
+        """The least bound of any layout: the minimum, over all layouts, of the layout's largest term."""
         found = math.inf
         for n, first in self._first_stages():
             if first < found:
@@ -144,8 +146,10 @@ class LayoutBounds:
         return found
 
     def _path(self, a: int, terms: list[Array], table: list[Array]) -> Layout:
-        """The numbers of layers with the least sum of terms, for the stages of `terms`, if the first of them starts at
-        layer a. table: result of `_least`."""
+        """The numbers of layers of the stages in `terms` that minimize the sum of the terms, if the first of these
+        stages starts at layer a.
+
+        table: result of `_least`."""
         layout = []
         for term, after in zip(terms, table[1:], strict=True):
             lengths = np.arange(1, min(term.shape[1], self.count - a) + 1)

@@ -1,13 +1,13 @@
 """The terms of the lower bound over layouts: one for each stage and each choice of its layers.
 
     terms = LayoutTerms(problem, most)
-    alone, way = terms.of(s)      # two terms that depend on the boundaries of stage s only
+    alone, way = terms.of(s)      # lower bounds that depend on the boundaries of stage s only
     terms.returned(s, n)          # a term for the case that stage 0 has n layers
 
-Arrays are (L + 1, longest). Entry [b, n - 1] belongs to the stage with the n layers before boundary b. The entry is inf
-if such a stage cannot exist or its term is above `most`. The formulas are those of `stage_bounds.py` and
-`last_forward.py`, for all choices at once. If a formula depends on the rest of the layout, a smaller value replaces it
-(`layout_bound.py`).
+Arrays are (L + 1, longest), for L layers and at most `longest` layers per stage. Entry [b, n - 1] belongs to the stage
+with the n layers before boundary b. The entry is inf if such a stage cannot exist or its term is above `most`. The
+formulas are those of `stage_bounds.py` and `last_forward.py`, for all choices at once. If a formula depends on the rest
+of the layout, a smaller value replaces it (`layout_bound.py`).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class _Choices:
     early: Array  # time that the backward takes until it passes on the gradient
     whole: Array  # the whole backward
     step: Array  # the optimizer step
-    limit: Array  # most micro-batches in flight
-    fill: Array  # time until the first micro-batch arrives
-    back: Array  # time from the end of I to the end of I at stage 0
+    limit: Array  # maximum number of micro-batches in flight
+    fill: Array  # time until the first micro-batch arrives at the stage
+    back: Array  # time from the end of a micro-batch's I at the stage to the end of its I at stage 0
     beyond: Array  # round trip through the later stages
 
 
@@ -62,8 +62,11 @@ class LayoutTerms:
         self._choices = [self._of_stage(s) for s in range(p.stages)]
 
     def of(self, s: int) -> tuple[Array, Array]:
-        """Two terms t(s, a, b): one of the stage alone, and one of the trip from the stage back to stage 0. The trip
-        is followed by the W, all-reduce and O of stage 0, which the second term does not include."""
+        """The terms (alone, way) of stage s, for each choice of its layers.
+
+        alone  lower bound on `Plan.value` that follows from stage s alone
+        way    lower bound on the time from the start of the step until the last gradient has returned from stage s to
+               stage 0. Does not include the W, all-reduce and O of stage 0 that follow"""
         p, x, slow = self.problem, self._choices[s], min(self.speeds[s])
         reduce = _per_stage(p.allreduce, p.stages)[s] if p.optimizer != "none" else 0.0
         if p.total == 0:
@@ -92,8 +95,8 @@ class LayoutTerms:
         return float(step) + _per_stage(p.allreduce, p.stages)[0]
 
     def returned(self, s: int, n: int) -> Array:
-        """Bound from `last_forward.py` for stages 0 and s: time from the start of the step to the end of the last W at
-        stage 0, if stage 0 has n layers. -inf if the bound does not apply."""
+        """The bound of `last_forward.py` for stages 0 and s, if stage 0 has n layers: the time from the start of the
+        step to the end of the last W at stage 0. -inf if the bound does not apply."""
         p, x = self.problem, self._choices[s]
         found = np.full(x.F.shape, -np.inf)
         up = np.maximum(x.back - self.early[n] / self.fast[:s].max(), 0.0)
@@ -135,8 +138,8 @@ class LayoutTerms:
         )  # fmt: skip
 
     def _limits(self, s: int, of: Callable[[Array], Array]) -> Array:
-        """Most micro-batches in flight, for each choice of layers. May be one too high, because it tolerates rounding
-        errors."""
+        """Maximum number of micro-batches in flight, for each choice of layers. May be one too high, because it
+        tolerates rounding errors."""
         p, given = self.problem, stage_bounds._most_in_flight(self.problem, s)
         held, each = of(self.sums["bytes"]), of(self.sums["activation_bytes"])
         if p.capacity_bytes is None:
@@ -154,7 +157,8 @@ class LayoutTerms:
 
 
 def rates(p: Problem) -> list[float]:
-    """(P,): least time that each stage's busiest worker needs, as a multiple of the work of one micro-batch."""
+    """(P,): least time that each stage's busiest worker needs for a step. The unit is the time of one micro-batch on a
+    worker of speed 1."""
     return [_least_work(*_shares(p, s, v)) for s, v in enumerate(_speeds(p))]
 
 
@@ -167,15 +171,16 @@ def _shares(p: Problem, s: int, speeds: list[float]) -> tuple[list[Share], list[
 
 
 def _own(p: Problem, s: int, speeds: list[float]) -> list[Share]:
-    """The shares that live workers have in every split: the micro-batches of their own pipelines."""
+    """The shares that live workers have in every split: the micro-batches of their own pipelines. [] if a live worker
+    may pass them to peers."""
     if p.reroute != "failed_only":
         return []
     return sorted({(v, p.counts[d]) for d, v in zip(p.live[s], speeds, strict=True) if p.counts[d]})
 
 
 def _some(total: int, speeds: list[float]) -> list[Share]:
-    """One share for each speed: the micro-batches that keep a worker of this speed busy until the best split ends. In
-    every split, at least one worker has this share or more."""
+    """One share for each speed: the number of micro-batches that keep a worker of this speed busy until the best split
+    ends. In every split, at least one worker has its speed's share or more."""
     if len(set(speeds)) == 1:
         return [(speeds[0], -(-total // len(speeds)))]
     heap = [(1 / v, v, 1) for v in speeds]
@@ -188,7 +193,7 @@ def _some(total: int, speeds: list[float]) -> list[Share]:
 
 
 def _least_work(own: list[Share], some: list[Share]) -> float:
-    """Least time that the busiest worker needs, as a multiple of the work of one micro-batch."""
+    """Least time that the busiest worker needs for a step. The unit is the time of one micro-batch at speed 1."""
     return max([min(n / v for v, n in some), *(n / v for v, n in own)])
 
 

@@ -4,9 +4,9 @@
 
 The bound is the maximum of three bounds:
 - the longest chain of missing ops;
-- the missing ops of each worker as a one-machine problem (`compiled/one_machine.py`). The head of an op is the time
-  before which it cannot start, its tail the time that must follow it;
-- at each stage, the best split of the micro-batches that are not yet bound to a worker.
+- for each worker, the one-machine problem of its missing ops (`compiled/one_machine.py`). The head of an op is the
+  earliest time at which it can start, its tail is the time that must follow its end;
+- for each stage, the best split of the micro-batches that are not yet bound to a worker.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ class _Missing:
         self._heads_and_tails(there, lag)
 
     def _heads_and_tails(self, there: Array, lag: Array) -> None:
-        """Set `jobs`: one (head, length, tail) for F, one for I or B, and one for W.
+        """Set `jobs` to three tuples (head, length, tail): for F, for I or B, and for W.
 
-        there (P, N): SENT_F and SENT_B bits of the outputs that are delivered.
+        there (P, N): SENT_F and SENT_B bits of the outputs that have been delivered.
         lag (P - 1, N): shortest possible time of each micro-batch's message between stages s and s + 1."""
         P = self.p.stages
         hF, hG = self.ready.copy(), self.ready.copy()
@@ -116,8 +116,9 @@ class _Missing:
         return float(max(sums))
 
     def stage_shares(self) -> float:
-        """The largest bound of any stage. The stage splits its unbound micro-batches over its workers in the best way.
-        This work starts at the stage's earliest head and is followed by the stage's least tail."""
+        """The largest of one bound per stage. In the bound, the stage's unbound micro-batches are split over its
+        workers in the best way. The work starts at the earliest head of the stage's ops, and their least tail follows
+        it."""
         best = 0.0
         F, g, rest = self.work
         for s in self.open:
@@ -144,8 +145,8 @@ class _Missing:
         return best
 
     def one_machine(self) -> float:
-        """The largest bound of any worker. The worker runs the ops that no other worker may run, in the best order
-        (`compiled.one_machine`)."""
+        """The largest of one bound per worker: the earliest end of the step if the worker runs the ops that no other
+        worker may run, in the best order (`compiled.one_machine`)."""
         bound = self.host >= 0
         missing = [bound & ~np.isnan(x) for _, x, _ in self.jobs]
         head, length, tail = (

@@ -158,7 +158,7 @@ def _with_memory(t: _Times, s: int, L: float, i_release: float, beyond: float) -
     def span(v: float, n: int) -> float:
         work, trip = n * (F + whole) / v, beyond + (F + early) / v
         stay = trip + late / v
-        before, after = (min(L, n) * F + early) / v, (F + min(behind, n) * longest) / v  # most work in trip, in stay
+        before, after = (min(L, n) * F + early) / v, (F + min(behind, n) * longest) / v  # most work in trip and stay
         front, back = max(0.0, trip - before), max(0.0, stay - after)
         apart = work >= trip + stay or work > (before + after) * (1 + 1e-9)  # the two idle times cannot overlap
         idle = front + back if apart else max(front, back)
@@ -183,7 +183,7 @@ def _until_last_gradient(t: _Times, s: int, L: float, i_release: float, beyond: 
 
 
 def _behind(L: float, i_release: float) -> float:
-    """Most micro-batches that a worker can hold between I and W."""
+    """Maximum number of micro-batches that a worker can hold between I and W."""
     return L / (1 - i_release) if i_release < 1 else math.inf
 
 

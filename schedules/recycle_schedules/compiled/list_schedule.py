@@ -94,16 +94,19 @@ def simulate(
 ):  # fmt: skip
     """Simulate a step with one policy.
 
-    Returns the ops in the order of their starts: codes (n_ops,) int64, node * 4 + kind; starts (n_ops,) int64, ticks.
-    Also the most micro-batches in flight on each worker, (w,).
+    Returns (codes, starts, peaks), with the ops in order of their starts:
+    codes (n_ops,)     int64: node * 4 + kind
+    starts (n_ops,)    int64: ticks
+    peaks (w,)         peak number of micro-batches in flight on each worker
 
-    host (n,)          worker of each node; cap, held, release, duration: as in Instance
+    host (n,)          worker of each node
+    todo ... travel    as in Instance
     key_f, key_g (n,)  priority among the ready F, and among the ready I; least key first
     g_first            whether a ready I runs before a ready F
-    window (w,)        most micro-batches between F and I (or B); others in flight wait for their W
+    window (w,)        maximum number of micro-batches between F and I (or B). Those that wait for their W do not count
     patience           an F waits while this many W or more are pending; a W always runs if no other op can
-    rush               if at most this many F are left, an F runs before an I; if the F lacks memory, a W runs before
-                       the I to make room
+    rush               if the worker has at most this many F left to start, a ready F runs before an I. If the F does
+                       not fit into memory, a W runs before the I to make room
     fuse (w,)          whether to run B instead of I and W
     """
     n, workers = len(host), len(cap)

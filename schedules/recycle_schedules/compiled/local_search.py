@@ -34,7 +34,7 @@ def draw(state, n):
 
 @register_jitable
 def fits(codes, begin, end, flying, cap, i_release):
-    """Whether the sequence codes[begin:end] keeps its worker's memory limit.
+    """Whether the sequence codes[begin:end] stays within its worker's memory limit.
 
     flying: micro-batches in flight before the sequence."""
     for k in range(begin, end):
@@ -143,10 +143,10 @@ def refit(codes, first, length, w, i):
 
 @register_jitable
 def energy(stages, host, duration, first, length, codes, starts, lag, target, ends):
-    """(value, total lateness of the workers against the target). Fills `ends` (P,) with the end of each stage's last
-    gradient.
+    """Returns (value, late). Fills `ends` (P,) with the end of each stage's last gradient.
 
-    value: the maximum over all workers w of the end of w's stage + lag[w]."""
+    value: the maximum, over all workers w, of ends[stage of w] + lag[w].
+    late: the sum, over all workers w, of the time by which (end of w's last op) + lag[w] exceeds `target`."""
     workers = len(first)
     ends[:] = 0
     for w in range(workers):
@@ -166,15 +166,16 @@ def improve(
     stages, host, free, todo, sent, duration, cap, held, release, travel, i_release, mixed,
     lag, target, first, length, codes, starts, order, iterations, heat, weight, state,
 ):  # fmt: skip
-    """Continue the search from the given sequences. Replaces codes, length and host by those of the best plan found.
+    """Search for better sequences, starting from the given ones. Replaces codes, length and host by those of the best
+    plan found.
 
     free (n,)      whether the node may change its worker
     mixed (w,)     whether the worker may split B and join I and W
     lag (w,)       added to the end of the worker's stage to give the worker's value (`energy`)
-    target         value that ends the search
+    target         the search ends once the value is at most this
     starts, order  work space
     iterations     maximum number of steps
-    heat           initial temperature in ticks; it falls to a fiftieth
+    heat           initial temperature in ticks. It falls to a fiftieth of this by the last iteration
     weight         weight of the total lateness in the energy
     state (1,)     state of the random number generator
 

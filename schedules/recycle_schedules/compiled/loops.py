@@ -67,7 +67,7 @@ def load(timeout: float | None = None) -> bool:
 def _load() -> None:
     made: dict[str, Function] = {}
     for function in SIGNATURES:
-        if not threading.main_thread().is_alive():  # exiting; the next process compiles the rest
+        if not threading.main_thread().is_alive():  # the process is exiting, so the next one compiles the rest
             return
         made[function.__name__] = _compile(function)
     LOOPS.__dict__.update(made, compiled=True)

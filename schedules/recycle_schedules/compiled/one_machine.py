@@ -2,9 +2,9 @@
 
 bound = LOOPS.one_machine(begin, head, length, tail, order, rank)
 
-A job cannot start before its head, and its tail is the time that must follow its end. Jackson's preemptive schedule,
-which runs the job with the longest tail first, is a lower bound of every schedule without preemption. Source: J.
-Carlier, The one-machine sequencing problem (1982). Written for numba, also runs as plain Python.
+A job cannot start before its head, and its tail is the time that must follow its end. Jackson's preemptive schedule
+always runs the job with the longest tail among those that can start. No schedule without preemption ends earlier, tails
+included. Source: J. Carlier, The one-machine sequencing problem (1982). Written for numba, also runs as plain Python.
 """
 
 from __future__ import annotations

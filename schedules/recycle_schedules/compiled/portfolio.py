@@ -22,10 +22,10 @@ FAR = 1 << 60
 
 @register_jitable
 def stage_value(stages, host, duration, codes, starts, lag, from_first):
-    """(value, ends (P,) of the stages' last gradients).
+    """Returns (value, ends). ends (P,): end of each stage's last gradient.
 
-    value: the maximum over all workers w of the end of the gradients of w's stage + lag[w]. If `from_first`, w's first
-    start is subtracted."""
+    value: the maximum over all workers w of ends[w's stage] + lag[w]. If `from_first`, w's first start is
+    subtracted."""
     ends, first = stage_times(stages, host, duration, codes, starts)
     value = 0
     for w in range(len(lag)):
@@ -36,7 +36,8 @@ def stage_value(stages, host, duration, codes, starts, lag, from_first):
 
 @register_jitable
 def shift_late(stages, host, todo, sent, duration, travel, codes, starts, ends, workers):
-    """Delay every op as much as the ends of the stages allow, which shortens the period of a repeated step."""
+    """Delay every op as far as possible without changing the ends of the stages. This shortens the period of a repeated
+    step."""
     deadline = np.empty(workers, dtype=np.int64)
     for w in range(workers):
         deadline[w] = ends[w % stages]
@@ -50,13 +51,16 @@ def try_policies(
 ):  # fmt: skip
     """Simulate the rows of a policy table until one reaches the target.
 
-    hosts (h, n), keys (k, n), windows (x, w), fuses (f, w)   the tables that the columns index
+    hosts (h, n), keys (k, n), windows (x, w), fuses (f, w)   the tables whose rows the columns of `table` select
     lag (w,)   added to the end of a stage's gradients to give the worker's value (`stage_value`)
     steady     whether a worker's value counts from the worker's first start
     target     value in ticks that ends the loop
 
-    Returns values (rows,), FAR if not tried; most micro-batches in flight (rows, w); the best row; its codes and
-    starts."""
+    Returns (values, peaks, best, codes, starts):
+    values (rows,)    value of each row, FAR if not tried
+    peaks (rows, w)   peak number of micro-batches in flight on each worker
+    best              index of the best row
+    codes, starts     schedule of the best row"""
     rows, workers = len(table), len(cap)
     values = np.full(rows, FAR, dtype=np.int64)
     peaks = np.zeros((rows, workers))

@@ -1,7 +1,7 @@
 """Start times of ops with a fixed order on every worker.
 
     placed = earliest(..., starts, order)      # each op as early as its worker and its inputs allow
-    latest(..., starts)                        # each op as late as possible without a later end of any stage
+    latest(..., starts)                        # each op as late as the workers' deadlines allow
 
 Written for numba, also runs as plain Python. Times are whole ticks. An op's code is node * 4 + kind.
 """
@@ -19,8 +19,10 @@ NEVER = 1 << 62
 
 @register_jitable
 def stage_times(stages, host, duration, codes, starts):
-    """(P,) end of each stage's last gradient, 0 if there is none; and (w,) first start on each worker, NEVER if the
-    worker is idle."""
+    """Returns (ends, first).
+
+    ends (P,): end of each stage's last gradient, 0 if there is none.
+    first (w,): start of each worker's first op, NEVER if the worker is idle."""
     ends = np.zeros(stages, dtype=np.int64)
     first = np.full(duration.shape[1], NEVER, dtype=np.int64)
     for i in range(len(codes)):
@@ -36,8 +38,8 @@ def stage_times(stages, host, duration, codes, starts):
 def travel_time(travel, stages, u, w):
     """Message time between workers u and w of adjacent stages, in either direction. w is at the later stage.
 
-    travel: (w, D), indexed by worker u and the pipeline of w; or (1, 2) if the times are the same for all workers: the
-    time within a pipeline, and the time between two pipelines."""
+    travel: (D * P, D), indexed by worker u and the pipeline of w. It is (1, 2) if the times are the same for all
+    workers: the time within a pipeline, and the time between two pipelines."""
     if len(travel) == 1:
         return travel[0, 0] if w - u == 1 else travel[0, 1]
     return travel[u, w // stages]

@@ -1,6 +1,6 @@
 """Assigns each micro-batch at each stage to a live worker.
 
-    host = assign(instance)          # (n,) int64, complete
+    host = assign(instance)          # (n,) int64: the worker of every node
 
 Shares are as even as speeds and existing work allow. The micro-batches that a worker takes over are spread evenly
 between its own. If links differ, near peers take more of a dead worker's micro-batches (rerouting.py).
@@ -17,8 +17,8 @@ from .rerouting import cheapest_flow, even_shares
 
 
 def assign(x: Instance, turn: int = 0, *, by_links: bool = True) -> np.ndarray:
-    """The worker of every node, (n,) int64. A node that must run on one worker keeps it. The others are shared out such
-    that the stage ends as early as possible.
+    """The worker of every node, (n,) int64. A node that must run on a given worker keeps it. The other nodes of a stage
+    are distributed over its workers such that the stage ends as early as possible.
 
     turn: rotates the order of equal peers. by_links: whether message times count, if links differ."""
     P = x.stages
@@ -32,8 +32,13 @@ def assign(x: Instance, turn: int = 0, *, by_links: bool = True) -> np.ndarray:
 
 
 def _fill(x: Instance, s: int, hosts: np.ndarray, free: np.ndarray, turn: int, by_links: bool) -> np.ndarray:
-    """The hosts of one stage, (N,). Each pipeline keeps its own micro-batches up to its share. The others go to peers
-    with room, round-robin or according to link times. hosts: (N, P), complete for the stages before s."""
+    """The worker of each micro-batch at stage s, (N,). Each pipeline keeps its own micro-batches up to its share. The
+    others go to peers with room, round-robin or according to link times.
+
+    hosts           (N, P): worker of each micro-batch at each stage, -1 if not assigned yet. Complete for the stages
+                    before s
+    free            the micro-batches to assign
+    turn, by_links  as for `assign`"""
     P, D = x.stages, x.problem.pipelines
     workers = np.arange(D) * P + s
     cost = x.duration[: len(SPLIT), workers].sum(axis=0)
@@ -74,7 +79,9 @@ def _fill(x: Instance, s: int, hosts: np.ndarray, free: np.ndarray, turn: int, b
 def _along_links(
     x: Instance, s: int, hosts: np.ndarray, leaving: np.ndarray, load: np.ndarray, cost: np.ndarray, able: np.ndarray
 ) -> np.ndarray:
-    """The pipelines that take the micro-batches `leaving` (n,) at stage s: an array (n,) with elements of `able`."""
+    """The pipeline that takes each of the micro-batches `leaving` (n,) at stage s, (n,). Chosen from `able`.
+
+    load, cost: time of each pipeline's existing work and of one more micro-batch, (D,) ticks."""
     P = x.stages
     todo = x.todo.reshape(-1, P)[:, s]
     before = hosts[leaving, s - 1] // P if s > 0 else np.zeros(len(leaving), dtype=np.int64)
@@ -83,7 +90,8 @@ def _along_links(
         after = np.where(hosts[leaving, s + 1] >= 0, hosts[leaving, s + 1] // P, -1)
         own = x.pipeline[leaving]
         after = np.where((after < 0) & x.alive[own * P + s + 1], own, after)
-    ways = np.minimum(todo[leaving] & NEED_F, 1) + ((todo[leaving] & NEED_G) != 0)  # messages: forward and backward
+    # number of directions, forward and backward, in which the micro-batch still has to travel
+    ways = np.minimum(todo[leaving] & NEED_F, 1) + ((todo[leaving] & NEED_G) != 0)
     kinds, group, count = np.unique(
         np.stack([before, after, ways.astype(np.int64)], axis=1), axis=0, return_inverse=True, return_counts=True
     )

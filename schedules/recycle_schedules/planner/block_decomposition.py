@@ -30,9 +30,10 @@ from .partial_schedule import PartialSchedule, times
 from .policies import Choices
 
 BLOCK = 20
-"""Pipelines per block. A death costs each peer 1/19 more work within a block, and 1/(D - 1) in the whole job."""
+"""Pipelines per block. After a death, each peer in the block does 1/19 more work. It would be 1/(D - 1) if all D
+pipelines shared the work."""
 LARGE = 500_000
-"""Least number of ops for planning in blocks."""
+"""Minimum number of ops for planning in blocks."""
 SLOWER = 1.06
 """Largest allowed ratio of a block's lower bound to the job's lower bound."""
 
@@ -51,8 +52,10 @@ def plan_in_blocks(problem: Problem) -> Plan | None:
 
 
 def divide(p: Problem, bound: float) -> list[Block]:
-    """The blocks: first those with deaths, then groups of equal pipelines without deaths (equal number of micro-batches
-    and equal links). bound: lower bound of the job."""
+    """The blocks of pipelines: first those with deaths, then groups of equal pipelines without deaths (equal number of
+    micro-batches and equal links).
+
+    bound: lower bound of the job."""
     hit = {w.pipeline for w in p.dead}
     blocks: list[Block] = []
     for zone in _by_zone(p):
@@ -161,8 +164,8 @@ class _BlockPlan(Plan):
 
     @cached_property
     def _starts(self) -> list[np.ndarray]:
-        """Start times of the ops of each part. In a repeated step, ops start as late as possible without a later end of
-        any stage of the job."""
+        """Start times of the ops of each part. In a repeated step, ops start as late as they can without delaying the
+        end of any stage of the job."""
         return [_late(x, schedule, self._ends) if steady(x) else schedule.starts for _, x, schedule, _ in self._parts]
 
     @cached_property
@@ -188,7 +191,7 @@ class _BlockPlan(Plan):
 
     @cached_property
     def arrays(self) -> OpArrays:  # type: ignore[override]
-        """All ops: each part repeated for every copy in its block."""
+        """The ops of all pipelines. The ops of a planned part are repeated for every copy of the part in its block."""
         p, P = self.problem, self.problem.stages
         copies = [len(block) // x.problem.pipelines for block, x, *_ in self._parts]
         size = sum(len(part[2].codes) * copy for part, copy in zip(self._parts, copies, strict=True))
@@ -225,7 +228,7 @@ class _BlockPlan(Plan):
 
 
 def _late(x: Instance, schedule: PartialSchedule, ends: np.ndarray) -> np.ndarray:
-    """Latest start times with which the stages still end by `ends`, aligned with the schedule's codes. ends: (P,),
+    """Latest start times that still let the stages end by `ends`, aligned with the schedule's codes. ends: (P,),
     ticks."""
     starts = np.empty_like(schedule.starts)
     LOOPS.latest(

@@ -32,8 +32,8 @@ def portfolio(x: Instance, choices: Choices, table: np.ndarray, target: int, kee
 def simulated(x: Instance, c: Choices, table: np.ndarray, target: int, late: bool = True):
     """(values, peaks, best, codes, starts) of a policy table, from `compiled.portfolio.try_policies`.
 
-    late: whether ops of a repeated step start as late as possible without a later end of any stage, which shortens the
-        period."""
+    late: whether ops of a repeated step start as late as they can without delaying the end of any stage, which shortens
+        the period."""
     return LOOPS.try_policies(
         x.stages, c.hosts, c.keys, c.windows, c.fuses, table, x.todo, x.sent, x.duration, x.cap, x.held, x.release,
         x.travel, float(x.problem.i_release), lags(x, None), steady(x) and late, target,
@@ -56,7 +56,8 @@ def improved(
     iterations   maximum number of steps of the run
     seed         seed of the random numbers
     heat         initial temperature, in mean op durations
-    lean         for a repeated step: the place of each worker's first start in its slack, from 0 (earliest) to 1
+    lean         for a repeated step: how each worker's first start is moved within its slack, from 0 (as early as
+                 possible) to 1 (not moved)
     weight       weight of the mean lateness in the energy"""
     P, W = x.stages, len(x.cap)
     free = (x.host < 0) & (x.todo > 0)
@@ -82,8 +83,8 @@ def retimed(x: Instance, schedule: PartialSchedule) -> PartialSchedule:
 
 
 def _timed(x: Instance, q: Sequences, release: np.ndarray) -> PartialSchedule:
-    """The schedule with every op as early as possible. In a repeated step, every op is instead as late as possible
-    without a later end of any stage, which shortens the period."""
+    """The schedule with every op as early as possible. In a repeated step, every op is then moved as late as it can be
+    without delaying the end of any stage, which shortens the period."""
     early = q.earliest(x, release)
     return q.latest(x, times(x, early)[0][np.arange(len(x.cap)) % x.stages]) if steady(x) else early
 
@@ -94,11 +95,12 @@ def steady(x: Instance) -> bool:
 
 
 def lags(x: Instance, release: np.ndarray | None) -> np.ndarray:
-    """(w,): the lag of each worker. It is added to the end of the stage's gradients to get the worker's contribution to
-    the objective.
+    """(w,): the lag of each worker in ticks. The lag is the time from the end of its stage's last gradient to the end
+    of the worker's optimizer step. A worker's value is the end of its stage's last gradient plus its lag, and the
+    objective is the largest value of any worker.
 
-    The lag is the time until the worker's optimizer step ends. For a repeated step, `release` is subtracted if it is
-    given. Dead workers and workers of finished stages have a very large negative lag."""
+    If the step is repeated and `release` is given, `release` is subtracted from the lag. Dead workers and workers of
+    finished stages have a very large negative lag."""
     lag = x.tail - release if steady(x) and release is not None else x.tail
     out = np.full_like(lag, -(1 << 61))
     out[x.stepping] = lag[x.stepping]
@@ -106,7 +108,9 @@ def lags(x: Instance, release: np.ndarray | None) -> np.ndarray:
 
 
 def windows(x: Instance, schedule: PartialSchedule, lean: float) -> np.ndarray:
-    """(w,): first starts that do not lengthen the period of a repeated step. lean: as in `improved`."""
+    """(w,): for each worker, a time at which its first op may start without lengthening the period of a repeated step.
+
+    lean: as in `improved`."""
     last, first = times(x, schedule)
     ends = last[np.arange(len(x.cap)) % x.stages] + x.tail
     period = int((ends - first)[x.alive & (first < NEVER)].max(initial=0))

@@ -1,16 +1,16 @@
-"""The initial schedule of a whole step, in milliseconds. More memory never makes it worse.
+"""The initial schedule of a whole step, in milliseconds. More memory hardly ever makes it worse.
 
     schedule = initial(instance, target)
 
 List scheduling and short local search are not monotone: with more memory, or one more worker, they may find a worse
 plan. So the search repeats the same cheap attempt with the problem's limits and with canonical lower limits. There are
 two kinds of canonical limits: the same number k at every stage, and the 1F1B limits P - s + k. The search tries every k
-with which they exceed the problem's limits at no stage (every k up to 16; above that, round numbers). The attempts for
-a canonical limit are a subset of those for every higher limit, so the plan for the higher limit is no worse. A chain of
-decreasing limits ends when the bound rules out any improvement.
+(above 16 only round numbers) that keeps each stage's limit within the problem's limit. The attempts for canonical
+limits are a subset of those for any higher limits. So if the limits of a problem are canonical, higher limits never
+give a worse plan. A chain of decreasing limits ends when the bound rules out any improvement.
 
 If the problem's limits are not canonical, the search also tries limits that are one lower everywhere, or one lower at
-one stage. If micro-batches may go anywhere, it also tries one worker less at each stage. With these attempts,
+one stage. If micro-batches may go anywhere, it also tries one worker fewer at each stage. With these attempts,
 monotonicity holds mostly, but not always (docs/planner.md).
 """
 
@@ -31,18 +31,19 @@ from .partial_schedule import PartialSchedule, value
 from .policies import Choices
 
 FEWER = 6
-"""Maximum number of problems with one live worker less that the search tries."""
+"""Maximum number of problems with one live worker fewer that the search tries."""
 RUNS = ((0.5, 0.5, 1.0), (0.5, 0.0, 8.0), (0.2, 1.0, 1.0), (0.2, 0.5, 8.0)) * 6
 """heat, lean and weight of the runs of local search in an attempt."""
 PATIENCE = 2
 """An attempt ends after this number of runs without improvement."""
 
 Rows = tuple[np.ndarray, np.ndarray]
-"""The results of a policy table: values (rows,), most micro-batches in flight (rows, w)."""
+"""The results of a policy table: values (rows,), peak numbers of micro-batches in flight (rows, w)."""
 
 
 def initial(x: Instance, target: int) -> PartialSchedule:
-    """The best schedule of all attempts. target: value in ticks that ends the search early."""
+    """The best schedule of all attempts. target: a value in ticks; the search ends early once it finds a schedule with
+    at most this value."""
     best = _Best(x, target)
     all_live = _LiveSet(x, best)
     all_live.attempts()
@@ -59,7 +60,7 @@ def policies(x: Instance) -> int:
 
 
 class _Best:
-    """The best schedule so far and its value in ticks. target: the value at which the search may end."""
+    """The best schedule so far and its value in ticks. target: the search may end once `value` is at most this."""
 
     schedule: PartialSchedule
 
@@ -76,7 +77,7 @@ class _LiveSet:
     """The attempts with one set of live workers.
 
     If every message takes the same time and micro-batches may go anywhere, the workers of a stage are interchangeable.
-    Then they are renumbered, live ones first, so that the result does not depend on which workers are dead."""
+    In that case they are renumbered, live ones first, so that the result does not depend on which workers are dead."""
 
     def __init__(self, x: Instance, best: _Best) -> None:
         self.problem, self.best = x.problem, best
@@ -106,10 +107,10 @@ class _LiveSet:
                     above = above and self.attempt(cap, above)
 
     def attempt(self, cap: np.ndarray, above: Rows | None = None) -> Rows | None:
-        """Try the policies with the limits `cap`, then local search from the best one. None if the bound rules out any
-        improvement.
+        """Try the policies with the limits `cap`, then local search from the best one. Returns the results of all
+        policies, None if the bound rules out any improvement.
 
-        above: the results with higher limits. Policies that stayed within `cap` there are not simulated again."""
+        above: the results with higher limits. A policy whose peaks were within `cap` is not simulated again."""
         again = np.ones(len(self.table), dtype=bool) if above is None else (above[1] > cap + 1e-6).any(axis=1)
         if above is not None and not again.any():
             return above
@@ -157,7 +158,7 @@ class _LiveSet:
         return self._bounds[most]
 
     def one_fewer(self) -> list[Problem]:
-        """The problems with one live worker less, sorted by lower bound. One problem for each kind of worker."""
+        """The problems with one live worker fewer, sorted by lower bound. One problem for each kind of worker."""
         x = self.x
         kinds: set[tuple[float, ...]] = set()
         found: list[tuple[float, int, Problem]] = []

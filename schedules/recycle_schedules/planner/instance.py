@@ -3,7 +3,7 @@
     x = Instance.of(problem)
     x.ticks                       # ticks per time unit; all times in the loops are whole ticks, so ties are exact
 
-Node n = g * P + s is micro-batch g at stage s; worker w = d * P + s.
+Node g * P + s is micro-batch g at stage s. Worker d * P + s is W(d, s).
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from ..progress import NEED_ALL, NEEDS, SENT_B, SENT_F
 
 @dataclass(frozen=True, eq=False)
 class Instance:
-    """The arrays of a problem: n = N * P nodes, w = D * P workers. Entries of dead workers are unused."""
+    """The arrays of a problem. Shapes: N micro-batches, n = N * P nodes, w = D * P workers. Entries of dead workers are
+    unused."""
 
     problem: Problem
     ticks: int
@@ -32,7 +33,7 @@ class Instance:
     index: np.ndarray  # (N,) int32: index within its pipeline
     alive: np.ndarray  # (w,) bool
     duration: np.ndarray  # (5, w) int64, by code of the kind
-    cap: np.ndarray  # (w,) float64: most micro-batches in flight
+    cap: np.ndarray  # (w,) float64: maximum number of micro-batches in flight
     held: np.ndarray  # (w,) float64: micro-batches in flight at time 0
     release: np.ndarray  # (w,) int64: earliest start of any op
     allreduce: np.ndarray  # (P,) int64

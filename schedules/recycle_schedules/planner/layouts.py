@@ -9,7 +9,7 @@ re-routing weigh differently at every stage. So the search has three parts:
 
 1. The bounds (`bounds/layout_bound.py`) propose the most even layouts, for several measures of evenness.
 2. *Climbing* plans the neighbours of the best layout, those with the least bound first. A neighbour moves one layer
-   from one stage to another. A layout with a bound not below the best plan is never planned.
+   from one stage to another. A layout whose bound is not below the best plan's value is never planned.
 3. *Refining* continues local search on the plans of the best layouts in turn. A neighbouring layout can keep a plan's
    order of ops. So each improved plan is retimed with all neighbouring layouts, which is a thousand times cheaper than
    planning them.
@@ -42,12 +42,12 @@ from .planner import plan, plans
 from .search import MOVED
 
 EVEN = ((1.0, 2.0, 0.1), (1.0, 2.0, 0.5), (1.03, 8.0, 0.3), (1.03, 1.0, 0.1))
-"""Measures of evenness: slack, power and tilt of `LayoutBounds.layout`."""
+"""Measures of evenness: arguments (slack, power, tilt) of `LayoutBounds.layout`."""
 ARMS = 6
-"""Number of layouts refined in turn."""
+"""Number of best layouts that are refined in turn."""
 RUNS = ((0.2, 1.0), (0.5, 8.0), (0.2, 1.0), (0.1, 8.0))
 LEAN = (0.5, 0.0, 1.0)
-"""Arguments of the runs of local search (`candidates.improved`). RUNS: heat and weight. LEAN: lean."""
+"""Arguments of `candidates.improved` for successive runs of local search. RUNS: (heat, weight). LEAN: lean."""
 
 
 def plan_layout(problem: Problem, *, seconds: float = 0.0) -> Plan:
@@ -59,8 +59,8 @@ def plan_layout(problem: Problem, *, seconds: float = 0.0) -> Plan:
     problem: must have `layers`.
     seconds: time to search after the first result. The search ends early at a provable optimum.
 
-    ValueError if the problem has no layers, or if they do not fit into `capacity_bytes`. A pure function if `seconds`
-    is 0. Safe to call from any thread. The compiled loops release the GIL."""
+    Raises ValueError if the problem has no layers, or if they do not fit into `capacity_bytes`. A pure function if
+    `seconds` is 0. Safe to call from any thread. The compiled loops release the GIL."""
     until = time.perf_counter() + seconds
     for best in layout_plans(problem):  # noqa: B007  (only the last one is used)
         if time.perf_counter() >= until:
@@ -93,7 +93,7 @@ def layout_plans(problem: Problem) -> Iterator[Callable[[], Plan]]:
 
 @dataclass
 class _Arm:
-    """A layout and its best plan so far. value: the value of this plan, in the problem's unit."""
+    """A layout and its best plan so far. value: `Plan.value` of this plan, in the problem's unit of time."""
 
     layout: Layout
     problem: Problem
@@ -124,7 +124,7 @@ class _Search:
         return max(1, min(40, int(800 / math.sqrt(self.size))))
 
     def step(self) -> bool:
-        """Plan or refine one layout. False if the search is complete."""
+        """Plan or refine one layout. Return False if the search is complete."""
         if self.best.value <= self.target:
             return False
         even = next((layout for layout in self.first if layout not in self.planned), None)
@@ -169,8 +169,8 @@ class _Search:
         return arm
 
     def climb(self) -> bool:
-        """Among the best layout and its neighbours, plan the one with the least bound that is not planned yet. False if
-        none of them can be better."""
+        """Plan one of the best layout and its neighbours: the one with the least bound that is not planned yet. Return
+        False if no unplanned one can be better than the best plan."""
         found = [
             (bound, sum(s * n for s, n in enumerate(layout)), layout)
             for layout in (self.best.layout, *_neighbours(self.best.layout))
@@ -182,7 +182,8 @@ class _Search:
         return True
 
     def refine(self) -> bool:
-        """Run local search on the plan of one of the best layouts. False if the job is too large."""
+        """Run local search on the plan of one of the best layouts. Return False if the job is too large, or the loops
+        are not compiled."""
         if self.size >= MOVED or not LOOPS.compiled:
             return False
         arms = sorted(self.arms.values(), key=lambda arm: arm.value)[:ARMS]
@@ -239,8 +240,8 @@ def _neighbours(layout: Layout) -> Iterator[Layout]:
 
 
 def _fits(x: Instance, schedule: PartialSchedule) -> bool:
-    """Whether the schedule's order of ops keeps this instance's memory limits. These limits may be lower than those of
-    the layout for which the schedule was made."""
+    """Whether the schedule's order of ops stays within this instance's memory limits. These limits may be lower than
+    those of the layout for which the schedule was made."""
     if np.isinf(x.cap).all():
         return True
     share = x.problem.i_release

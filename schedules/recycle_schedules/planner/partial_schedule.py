@@ -44,8 +44,10 @@ def value(x: Instance, schedule: PartialSchedule) -> int:
 
 
 def times(x: Instance, schedule: PartialSchedule) -> tuple[np.ndarray, np.ndarray]:
-    """(P,) end of each stage's last gradient, 0 if there is none; and (w,) first start on each worker, NEVER if the
-    worker is idle."""
+    """Returns (last, first).
+
+    last (P,): end of each stage's last gradient in ticks, 0 if there is none.
+    first (w,): start of each worker's first op in ticks, NEVER if the worker is idle."""
     return LOOPS.stage_times(x.stages, schedule.host, x.duration, schedule.codes, schedule.starts)
 
 

@@ -75,5 +75,5 @@ def _ignoring_links(x: Instance) -> PartialSchedule | None:
     return retimed(x, next(search(plain, round(lower_bound(problem) * plain.ticks) + 1)))
 
 
-if load(timeout=1.0):  # from the disk cache; a first compilation continues in the background
+if load(timeout=1.0):  # true if loaded from the disk cache; a first compilation continues in the background
     plan(Problem(pipelines=2, stages=2, microbatches=2, optimizer="none"))  # warm up: the first call is the slowest

@@ -3,7 +3,7 @@
     choice = Choices.of(instance)
     table = choice.table(40)         # 40 policies: first those that are best most often, then a fixed random sample
 
-A policy decides:
+A policy sets:
 - which workers host re-routed micro-batches;
 - which of several ready ops runs next: by index, with re-routed ones before, after or between the worker's own;
 - whether I runs before F;
@@ -27,23 +27,23 @@ from .instance import Instance
 
 NO_LIMIT = 1 << 30
 OWN, FOREIGN, HALF, LATE, EARLY, NEWEST = range(6)
-"""Rows of `Choices.keys`: how ready micro-batches are ordered.
+"""Rows of `Choices.keys`: the order of the ready micro-batches of a worker.
 
 OWN, FOREIGN: by index. Among equal indices, OWN puts the worker's own micro-batches first, FOREIGN the re-routed ones.
-HALF, LATE, EARLY: by index, with re-routed ones half an index earlier, one and a half later, or one and a half earlier.
+HALF, LATE, EARLY: by index, with the indices of re-routed micro-batches shifted by -0.5, +1.5 and -1.5.
 NEWEST: the highest index first."""
 TURNS = 3
 OPEN, DOUBLE, TIGHT = 0, 1, 2
-"""Rows of `Choices.windows`: no limit, 2 (P - s) - 1, P - s. The rows after TIGHT are P - s + 1, + 2, + 3."""
+"""Rows of `Choices.windows`: no limit, 2 (P - s) - 1, P - s. The rows after TIGHT are P - s + 1 to P - s + 3."""
 
 
 @dataclass(frozen=True, eq=False)
 class Choices:
-    """The tables that the columns of a policy table index. n: nodes; w: workers."""
+    """The tables whose rows the columns of a policy table select. n: nodes; w: workers."""
 
     hosts: np.ndarray  # (1 to 7, n) int64: worker of each node; rows differ in the workers of re-routed micro-batches
     keys: np.ndarray  # (6, n) int64: priority of each node, smallest first
-    windows: np.ndarray  # (6, w) int64: most micro-batches between F and I
+    windows: np.ndarray  # (6, w) int64: maximum number of micro-batches between F and I
     fuses: np.ndarray  # (1 or 3, w) bool: whether the worker runs B whole
 
     @classmethod
@@ -68,7 +68,7 @@ class Choices:
         return cls(np.array(hosts), np.array(keys), np.array(windows), np.array(fuses))
 
     def table(self, rows: int) -> np.ndarray:
-        """The first `rows` policies without duplicates: (at most rows, 8) int64, columns as in
+        """The first `rows` policies, with duplicates removed: (at most rows, 8) int64, columns as in
         `compiled.portfolio.COLUMNS`."""
         return _table(rows, len(self.hosts), len(self.fuses))
 

@@ -1,4 +1,4 @@
-"""Assigns micro-batches whose own worker does not run them to peers at different distances.
+"""Distributes micro-batches that leave their own worker over its peers, in consideration of message times.
 
     taken = cheapest_flow(count, message, load, cost)     # how many of each group each peer takes
 
@@ -23,7 +23,7 @@ def cheapest_flow(count: np.ndarray, message: np.ndarray, load: np.ndarray, cost
     load (peers,)              end of the peer's existing work, ticks
     cost (peers,)              work of one micro-batch on the peer, ticks
 
-    Identical peers share evenly. The first ones take the rest of a division."""
+    Identical peers share evenly; the first ones take the remainder."""
     groups, peers = message.shape
     alike: dict[tuple[int, ...], list[int]] = {}
     for p in range(peers):

@@ -23,7 +23,7 @@ MOVED = 60_000
 def search(x: Instance, target: int, known: PartialSchedule | None = None) -> Iterator[PartialSchedule]:
     """Yield the best schedule so far, after each slice of work. A slice takes about 0.2 s at most.
 
-    target: value in ticks that ends the search, such as a lower bound.
+    target: a value in ticks, such as a lower bound; the search ends once a schedule reaches it.
     known: a schedule; the results are never worse than it.
 
     The search for a large job tries list schedules only, and ends with the last policy. Any other search ends when it

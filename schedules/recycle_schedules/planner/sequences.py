@@ -18,7 +18,8 @@ from .partial_schedule import PartialSchedule
 
 @dataclass(eq=False)
 class Sequences:
-    """Worker w runs codes[first[w] : first[w] + length[w]] in this order. Entries between sequences are unused."""
+    """A sequence of ops for each worker. Worker w runs codes[first[w] : first[w] + length[w]] in this order. Entries
+    between sequences are unused."""
 
     host: np.ndarray  # (n,): worker of each node
     first: np.ndarray  # (w,) int64

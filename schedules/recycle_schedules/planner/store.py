@@ -47,7 +47,7 @@ class PlanStore:
     """An LRU cache: problem -> plan and action lists. Holds at most MOST_PLANS plans.
 
     forwards: micro-batches of each pipeline in a validation pass.
-    most_bytes: byte limit of the cache. The newest plan stays even if it alone exceeds the limit.
+    most_bytes: byte limit of the cache. The plan stored last stays even if it alone exceeds the limit.
     planner: the function that plans a problem."""
 
     def __init__(
@@ -64,7 +64,7 @@ class PlanStore:
         """The plan and action lists of a problem.
 
         Reuses a stored plan if its problem differs only in the order of the pipelines. Otherwise plans the problem and
-        stores the plan. The plan of the remainder of a broken step is never stored."""
+        stores the plan. Plans of remainders are never stored."""
         if problem.remainder:
             return self._make(problem)
         known, names = canonical(problem)
@@ -103,8 +103,8 @@ class PlanStore:
 
 
 def canonical(problem: Problem) -> tuple[Problem, list[int]]:
-    """The problem with its pipelines sorted by their dead stages, and `names`. Pipeline k of the result is pipeline
-    names[k] of the argument. Returns the problem unchanged if pipelines differ in more than deaths."""
+    """Returns (canonical problem, names): the problem with its pipelines sorted by their dead stages. Pipeline k of it
+    is pipeline names[k] of the argument. The problem is unchanged if pipelines differ in more than deaths."""
     stages = _dead_stages(problem)
     names = list(range(problem.pipelines))
     if _alike(problem):

@@ -1,4 +1,4 @@
-"""A soak: jobs of three nodes under random faults, each compared bit for bit with an undisturbed run.
+"""A soak test: jobs of three nodes under random faults, each compared bit for bit with an undisturbed run.
 
     python -m tests.failures.soak --minutes 60 --seed 7 --out soak      # root, in a clone of the repository
     python -m tests.failures.soak --seed 7 --job 3                      # repeats the faults of job 7.3
@@ -116,7 +116,7 @@ class Soak:
             self._finish(name, job, outcome, folder)
 
     def _failed(self, number: int, why: str) -> None:
-        """Records that the soak itself failed in a job."""
+        """Records that the soak, not the job, has failed."""
         print(why, flush=True)
         line = dict.fromkeys(COUNTS, 0) | {"job": f"{self._options.seed}.{number}", "differences": [why[-1500:]]}
         self.jobs.append(line)
@@ -194,7 +194,7 @@ class Soak:
 
 
 def _longest_gap(metrics: list[dict[str, Any]], begin: float, end: float) -> float:
-    """Longest time between two commits, seconds, of the gaps that overlap with `begin` to `end`."""
+    """Longest time between two commits, seconds, among the gaps that overlap with the time from `begin` to `end`."""
     times = [line["time"] for line in metrics]
     return round(max((b - a for a, b in pairwise(times) if b > begin and a < end), default=0.0), 2)
 

@@ -21,8 +21,8 @@ class Kind:
     """A kind of fault.
 
     share    relative frequency
-    needs    what has to be intact before it: "nodes" (all three, as it may cost one), "peer" (a worker of the same
-             stage at another place, at all places if state is sharded: two workers hold each unit), or "nothing"
+    needs    what must be intact before the fault: "nodes" (all three, as it may cost one), "peer" (a worker of the same
+             stage at another place; at all places if state is sharded, as two workers hold each unit), or "nothing"
     seconds  shortest and longest duration; (0, 0): instantaneous
     """
 

@@ -7,7 +7,7 @@
         job.differences                  # sentences; [] if the job has kept all promises
         job.outcome()
 
-Keeps track of what is intact, so that a majority of the nodes and a worker of each stage always survive.
+Tracks which nodes and workers are intact, so that a majority of the nodes and a worker of each stage always survive.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Place:
 
 @dataclass
 class Injected:
-    """A fault of the past. left_out: not injected, because its requirements were not met in time."""
+    """A past fault. left_out: it was not injected, because its requirements were not met in time."""
 
     fault: Fault
     at: float  # time.time()
@@ -201,7 +201,7 @@ class SoakedJob(contextlib.AbstractContextManager):
         self._settle()
 
     def _settle(self) -> None:
-        """Updates which places and workers are intact again."""
+        """Marks places and workers that have recovered as intact."""
         try:
             sign = Sign.read(self.job.run)
         except ValueError:
@@ -239,7 +239,7 @@ class SoakedJob(contextlib.AbstractContextManager):
     # ------------------------------------------------------------------------------------------------ returning nodes
 
     def _replace(self) -> None:
-        """Joins a new machine for each lost one: its agent has ended, or its workers are missing long after a fault."""
+        """Replaces each machine whose agent has ended, or whose workers are missing long after a fault."""
         for place in self.places:
             ended, waited = place.agent.code is not None, time.time() - place.since
             if place.state == "whole" and ended and not self._finishes():
@@ -257,7 +257,7 @@ class SoakedJob(contextlib.AbstractContextManager):
                     self._join(place)
 
     def _finishes(self) -> bool:
-        """Whether the job is at its end: agents may end just before the event is in the file."""
+        """Whether the job is at its end. Agents may end just before the final event is in the file."""
         return self._committed == self.case.steps - 1
 
     def _join(self, place: Place) -> None:
@@ -342,7 +342,7 @@ class SoakedJob(contextlib.AbstractContextManager):
         self._hold([], fault, [(process, number)])
 
     def _hold(self, places: list[Place], fault: Fault, signals: list[tuple[Any, int]]) -> None:
-        """Sends the signals, and SIGCONT to all of these processes after the duration of the fault."""
+        """Sends the signals. After the duration of the fault, sends SIGCONT to all of these processes."""
         for place in places:
             place.becomes("faulty" if fault.seconds else "returning")
         for process, number in signals:

@@ -24,13 +24,14 @@ def chunks(request):
     return make_chunks(sizes, [True, False, True], DEVICE)
 
 
-def problem(scale=1.0):
+def problem(scale=1.0, moments=torch.float32):
     """(state, gradient)"""
-    return (randn(N), randn(N, scale=0.1 * scale), randn(N, scale=scale).square()), randn(N, scale=scale)
+    mean, square = randn(N, scale=0.1 * scale), randn(N, scale=scale).square()
+    return (randn(N), mean.to(moments), square.to(moments)), randn(N, scale=scale)
 
 
-def empty():
-    return tuple(torch.empty(N, device=DEVICE) for _ in range(3))
+def empty(moments=torch.float32):
+    return tuple(torch.empty(N, device=DEVICE, dtype=dtype) for dtype in (torch.float32, moments, moments))
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e12])
@@ -43,9 +44,24 @@ def test_a_step_agrees_with_float64(scale, step, chunks):
     assert close(state, exact)
 
 
-def test_roll_back_restores_every_bit(chunks):
-    state, grad = problem()
-    before, undo = [t.clone() for t in state], empty()
+@pytest.mark.parametrize("step", [1, 1000])
+def test_moments_in_bfloat16_are_rounded_after_a_step_in_float32(step, chunks):
+    (param, *moments), grad = problem(moments=torch.bfloat16)
+    wide = (param.clone(), *(of.float() for of in moments))
+    adamw((param, *moments), grad, chunks, HYPER, step)
+    adamw(wide, grad, chunks, HYPER, step)
+    assert torch.equal(param, wide[0])
+    for mine, of in zip(moments, wide[1:], strict=True):
+        if DEVICE == "cuda":
+            assert torch.equal(mine, of.bfloat16())
+        else:  # Triton's interpreter truncates
+            assert torch.equal(mine, (of.view(torch.int32) & -(1 << 16)).view(torch.float32))
+
+
+@pytest.mark.parametrize("moments", [torch.float32, torch.bfloat16])
+def test_roll_back_restores_every_bit(moments, chunks):
+    state, grad = problem(moments=moments)
+    before, undo = [t.clone() for t in state], empty(moments)
     adamw(state, grad, chunks, HYPER, 3, undo=undo)
     assert not torch.equal(state[0], before[0])
     roll_back(state, undo)

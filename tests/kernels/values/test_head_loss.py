@@ -33,6 +33,26 @@ def test_loss_and_gradients_agree_with_float64(tokens, vocabulary, scale, dtype,
         assert error(value, reference) < (1e-5 if dtype == torch.float32 else 2e-2)  # logits are rounded to the dtype
 
 
+@pytest.mark.parametrize("counted", [150, 1, 0])
+def test_ignored_targets_have_no_loss_and_no_gradient(counted, small_chunks):
+    """The loss is the mean over the rows with a target. If there is none, it is NaN and the gradients are 0."""
+    x, weight, targets = problem(200, 130, 48)
+    targets[torch.randperm(200, device=DEVICE)[counted:]] = -100
+    one, logits = [torch.tensor(1.0, device=DEVICE)], (x @ weight.T).detach().requires_grad_()
+    loss, exact = head_loss(x, weight, targets), head_loss_reference(*(inputs := double(x, weight)), targets)
+    assert close(loss, exact) if counted else loss.isnan()
+    buffer, queue = torch.zeros_like(weight), []
+    grads(head_loss(x, weight, targets, defer=queue.append), [x], one)
+    with torch.no_grad():
+        queue.pop()(lambda dl, rows, parts: weight_grad(buffer, dl, rows))
+    found = grads(loss, [x, weight], one)
+    found, expected = [*found, buffer], grads(exact, inputs, one)
+    for value, reference in zip(found, [*expected, expected[1]], strict=True):
+        assert error(value, reference) < 1e-5 if counted else not value.any()
+    (of_logits,) = grads(cross_entropy(logits, targets), [logits], one)
+    assert not of_logits[targets < 0].any() and bool(of_logits[targets >= 0].any()) == bool(counted)
+
+
 def test_a_deferred_weight_gradient_has_the_same_bits(dtype, small_chunks):
     x, weight, targets = problem(200, 130, 48, dtype)
     quarter = [torch.tensor(0.25, device=DEVICE)]  # power of two: scaling commutes with rounding

@@ -34,3 +34,12 @@ def test_large_gates_saturate_without_nan():
     dgate, dup = grads(y, [gate, up], [torch.ones_like(y)])
     assert close(dgate, (gate > 0).float())
     assert close(dup, gate.clamp(min=0))
+
+
+def test_transposed_inputs_get_gradients_too():
+    gate, up = (randn(5, 3, 40, grad=True) for _ in range(2))
+    inputs = double(gate, up)
+    y, exact = swiglu(gate.transpose(0, 1), up.transpose(0, 1)), swiglu_reference(*(x.transpose(0, 1) for x in inputs))
+    dy = randn(3, 5, 40)
+    assert close(y, exact)
+    assert close(grads(y, [gate, up], [dy]), grads(exact, inputs, [dy]))

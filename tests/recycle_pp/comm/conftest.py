@@ -9,7 +9,7 @@ from .fake_nccl import fake_links
 
 @pytest.fixture
 def fake(monkeypatch):
-    """See fake_links."""
+    """Links over fake NCCL groups (see `fake_links`)."""
     return fake_links(monkeypatch)
 
 

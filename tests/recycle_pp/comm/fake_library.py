@@ -1,9 +1,9 @@
-"""NCCL's functions and a GPU's stream without a GPU, with NCCL's rules: they fail if one is broken.
+"""A fake of NCCL's library and of a GPU's stream, which detects calls that break NCCL's rules.
 
 nccl = fake_library(monkeypatch)  # NcclGroup uses it
-nccl.mistakes                     # rules that were broken
+nccl.mistakes                     # broken rules so far; a test asserts that there are none
 
-- an operation before the communicator is ready fails, "operation in progress"
+- an operation before the communicator is ready fails with "operation in progress"
 - operations from two threads at the same time are a mistake, and so is a call after an abort has freed the communicator
 - `open`, an operation or an abort from a thread that has not made the GPU current is a mistake
 """
@@ -17,15 +17,16 @@ from recycle_pp.comm.nccl import group
 
 class FakeLibrary:
     """
-    hanging     communicators whose operations hang in the driver until an abort; `hangs` is set once one does
+    hanging     communicators whose operations hang in the driver until an abort; the first such operation sets `hangs`
     unfinished  whether the GPU still runs the operations
     failure     the error that all communicators report
-    operations  (name, elements) of all
+    operations  (name, number of elements) of every finished operation
+    missing     dtypes that this build of the library cannot sum
     """
 
     def __init__(self):
         self.operations, self.mistakes, self.aborted = [], [], []
-        self.hanging, self.unfinished, self.failure = set(), False, None
+        self.hanging, self.unfinished, self.failure, self.missing = set(), False, None, set()
         self.hangs = threading.Event()
         self._lock, self._members, self._of = threading.Lock(), {}, {}
         self._operating, self._identities = None, 0
@@ -59,6 +60,8 @@ class FakeLibrary:
 
     def all_reduce(self, handle, tensor, stream):
         self._operate(handle, "all_reduce", tensor)
+        if tensor.dtype not in self.missing:
+            tensor.mul_(self._of[handle][1])  # as if all members had sent this tensor
 
     def reduce(self, handle, tensor, root, stream):
         self._operate(handle, "reduce", tensor)

@@ -1,4 +1,4 @@
-"""A communicator that behaves like NCCL's without a GPU: an abort completes pending work, `wait` does not block.
+"""A fake NCCL communicator, without a GPU. As in NCCL, an abort completes pending work, and `wait` does not block.
 
 fake = fake_links(monkeypatch)  # links of two members over fake groups
 fake.links.rebuild(0, among(ME, PEER), ME)
@@ -33,7 +33,7 @@ class Work:
 
 
 class Backend:
-    """Completes work only if a test does. works: all work started, in order."""
+    """Never completes work by itself; tests do. works: all work started, in order."""
 
     def __init__(self):
         self.works = []

@@ -71,9 +71,10 @@ def everywhere(count: int, function) -> list:
     sizes=st.lists(st.integers(0, 40), min_size=1, max_size=3),
     dtype=st.sampled_from([torch.float32, torch.float64, torch.int64]),
     small=st.sampled_from([0, 100, 1000]),
+    piece=st.sampled_from([8, 64, 1 << 22]),
     seed=st.integers(0, 2**31),
 )
-def test_an_all_reduce_gives_every_worker_the_sum_in_the_order_of_the_workers(count, sizes, dtype, small, seed):
+def test_an_all_reduce_gives_every_worker_the_sum_in_the_order_of_the_workers(count, sizes, dtype, small, piece, seed):
     generator = torch.Generator().manual_seed(seed)
     given_ = [[(torch.randn(n, generator=generator) * 1e6).to(dtype) for n in sizes] for _ in range(count)]
     expected = []
@@ -88,7 +89,7 @@ def test_an_all_reduce_gives_every_worker_the_sum_in_the_order_of_the_workers(co
         collectives.all_reduce(tensors, routes, slot=9)
         return tensors
 
-    with mock.patch.object(collectives, "SMALL", small):  # bytes up to which a tensor is sent as a whole
+    with mock.patch.multiple(collectives, SMALL=small, PIECE=piece):
         results = everywhere(count, reduce)
     for tensors in results:
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(tensors, expected, strict=True))

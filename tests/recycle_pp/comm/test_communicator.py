@@ -1,4 +1,4 @@
-"""NCCL's rules and ours, over a library that behaves like NCCL: no lock delays an abort, no rule of NCCL is broken."""
+"""Communicators over a fake NCCL library break none of NCCL's rules, and no lock delays an abort."""
 
 import ctypes
 import gc
@@ -51,7 +51,7 @@ def store():
     return ControlStore(lambda key, value: None)
 
 
-def test_no_operation_starts_before_all_members_have_come(nccl, store):
+def test_no_operation_starts_before_all_members_have_connected(nccl, store):
     first, second = (group_of(store, rank) for rank in (0, 1))
     run = in_thread(lambda: first.connect(Generation(0), pair=True))
     run.thread.join(0.1)
@@ -61,8 +61,8 @@ def test_no_operation_starts_before_all_members_have_come(nccl, store):
     assert run.outcome is None and len(nccl.operations) == 4
 
 
-def test_a_second_death_while_communicators_are_built_costs_no_more_than_one(nccl):
-    """torch would hold a lock for 30 s that the abort needs."""
+def test_a_second_death_while_communicators_are_built_causes_no_long_wait(nccl):
+    """With torch's own process group, the abort would wait 30 s for a lock."""
     stores = [ControlStore(lambda key, value: [each.deliver(key, value) for each in stores]) for _ in range(2)]
     links, peers = (Links(GroupTransport(store, CPU, 60.0, NcclGroup)) for store in stores)
     build = in_thread(lambda: links.rebuild(1, among(ME, PEER), ME))  # the peer dies before it builds its own end
@@ -85,8 +85,8 @@ def test_operations_of_several_threads_are_never_in_parallel(nccl, store):
         assert len(run.outcome) == 20
 
 
-def test_an_abort_waits_for_no_operation_that_hangs_in_the_driver(nccl, store, monkeypatch):
-    """The driver's queue is full, behind a kernel that only the abort ends."""
+def test_an_abort_does_not_wait_for_an_operation_that_hangs_in_the_driver(nccl, store, monkeypatch):
+    """The driver's queue is full, behind a kernel that only the abort can end."""
     monkeypatch.setattr(module, "ENTER_SECONDS", 0.05)
     (hangs, _), (other, _) = connected(store, "0/a"), connected(store, "0/b")
     nccl.hanging.add(hangs.backend._handle)
@@ -115,7 +115,7 @@ def test_no_call_enters_a_communicator_that_is_aborted(nccl, store):
             assert isinstance(run.outcome, module.Aborted)
 
 
-def test_an_abort_ends_when_the_gpu_has_left_the_operations(nccl, store):
+def test_an_abort_returns_only_after_the_gpu_has_finished_the_operations(nccl, store):
     group, _ = connected(store)
     nccl.unfinished = True
     nccl.abort = lambda handle: None
@@ -130,14 +130,21 @@ def test_an_abort_ends_when_the_gpu_has_left_the_operations(nccl, store):
 @pytest.mark.parametrize(
     ("pair", "ways"), [(True, {"send", "receive"}), (False, {"all_reduce", "reduce", "broadcast"})]
 )
-def test_a_new_group_is_used_in_every_way_and_with_short_and_long_sums(pair, ways, nccl, store):
-    """NCCL connects each algorithm at its first use, and chooses it by the size."""
+def test_a_new_group_runs_every_operation_once_with_short_and_long_tensors(pair, ways, nccl, store):
+    """NCCL chooses an algorithm by the size of a sum, and makes its connections at the algorithm's first use."""
     connected(store, pair=pair)
     assert {name for name, _ in nccl.operations} == ways
     if not pair:
         for way in ways:
             sizes = {elements for name, elements in nccl.operations if name == way}
             assert min(sizes) == 1 and max(sizes) >= 1 << 20
+
+
+def test_a_library_that_cannot_sum_a_dtype_is_refused_when_a_group_connects(nccl, store):
+    """Seen on an H200: NCCL built with ONLY_FUNCS returned success for a float64 sum and added nothing."""
+    nccl.missing = {torch.float64}
+    with pytest.raises(ArithmeticError, match="NCCL sums float64 wrongly"):
+        connected(store, pair=False)
 
 
 def test_a_tensor_is_kept_until_the_gpu_has_sent_it(nccl, store):
@@ -174,7 +181,7 @@ def test_an_error_of_nccl_is_a_broken_link_and_one_of_cuda_is_not(nccl, store):
 
 
 def functions(**behaviours):
-    """A C library whose functions succeed, unless `behaviours` has another one."""
+    """A fake C library. Its functions succeed, unless `behaviours` has a replacement."""
 
     class Function:
         def __init__(self, name):
@@ -195,7 +202,7 @@ def test_a_failed_call_raises_with_ncclss_text():
 
 
 @pytest.mark.parametrize(("state", "ready"), [(0, True), (7, False)])
-def test_a_communicator_is_ready_when_its_last_call_has_taken_effect(state, ready):
+def test_a_communicator_is_ready_once_its_last_call_has_taken_effect(state, ready):
     def report(communicator, result):
         result._obj.value = state
         return 0
@@ -244,7 +251,7 @@ def test_the_installed_nccl_has_the_functions():
     assert len(nccl.identity()) == 128
 
 
-def test_threads_are_not_left_behind(nccl, store):
+def test_no_threads_are_left_behind(nccl, store):
     before = threading.active_count()
     groups = connected(store)
     NcclGroup.abort(groups)

@@ -94,7 +94,7 @@ def test_members_that_die_while_connecting_do_not_delay_survivors():
 
 
 def abort_while_building(node: Node) -> None:
-    """The first worker builds with a peer that never comes. Its control thread aborts."""
+    """The first worker builds links with a peer that never connects. Its control thread aborts."""
     if node.me == 0:
         start = time.monotonic()
         threading.Timer(0.2, node.links.abort).start()
@@ -144,7 +144,7 @@ def test_an_abort_ends_the_wait_for_the_rest_of_a_large_message_from_a_dead_work
 
 
 def hundred_generations(node: Node) -> None:
-    """In each generation a thread is abandoned in a wait, a receive and a send are dropped, and a sum works."""
+    """In each generation, abandons a thread in a wait, drops a receive and a send, and checks a sum."""
     process = psutil.Process()
     other = next(member for member in node.members if member != node.me)
 
@@ -199,7 +199,7 @@ def test_a_hundred_generations_leak_no_threads_files_or_memory(kept):
 
 
 def test_after_random_deaths_and_returns_the_last_generation_is_built():
-    """Each announcement supersedes the one before, built or not."""
+    """Each announcement supersedes the one before, even if its links are not built yet."""
     chance = random.Random(5)
     members = grid(3, 2)
     with Rehearsal(members, obey_in_threads) as play:

@@ -1,4 +1,4 @@
-"""Aborts of NCCL groups: none waits for another, no group outlives its generation, a hanging abort ends the worker."""
+"""Aborts of NCCL groups run concurrently, no group outlives its generation, and a hanging abort ends the worker."""
 
 import threading
 import time
@@ -50,7 +50,7 @@ def announcement(generation):
 
 @pytest.mark.parametrize("place", ["make", "connect"])
 def test_the_failure_of_an_abandoned_build_is_ignored(place, fake, monkeypatch):
-    """In a C++ thread the end of its wait for a key is a RuntimeError of torch."""
+    """If torch's C++ code waits for a key of the store, the end of the wait is a RuntimeError of torch."""
     dead, building, given_up, said = [], threading.Event(), threading.Event(), []
     monkeypatch.setattr(threading, "excepthook", lambda failed: dead.append(failed.exc_value))
 

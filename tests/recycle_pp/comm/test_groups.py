@@ -29,9 +29,9 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def play(links):
-    """Each worker builds the groups of its links in order; a group needs both ends at once.
+    """Simulates workers that build the groups of their links in order. Building a group needs both ends at once.
 
-    Returns the number of rounds, and the groups for which a worker would wait for ever.
+    Returns the number of rounds, and the groups for which a worker would wait forever.
     """
     members = {worker for link in links for worker in link}
     beside = {worker: [other for link in links if worker in link for other in link - {worker}] for worker in members}
@@ -98,7 +98,7 @@ def test_the_host_waits_for_a_message_of_nccl(fake):
 
 
 def test_an_op_without_its_input_is_not_reported_as_done(fake):
-    """Its receive completes with the abort, as on a GPU, and its buffer holds garbage."""
+    """The receive of the input completes with the abort, as on a GPU, and its buffer holds garbage."""
     settings = small(parallel__pipelines=1, parallel__stages=2)
     participant = Participant(ME, WORKERS[ME])
     client = SimpleNamespace(state=None, send=lambda *_: None)

@@ -1,4 +1,7 @@
-"""Groups that outlive a death: idle at all members, with the same counts. Fake groups of workers in one process."""
+"""A group outlives the death of other workers if it is idle at all its members and their operation counts are equal.
+
+The workers are in one process, and their groups are fakes.
+"""
 
 import threading
 import time
@@ -26,7 +29,7 @@ PAIR = {LEFT: ALL[LEFT], RIGHT: ALL[RIGHT]}
 
 
 class Meeting(NcclGroup):
-    """A group whose `connect` waits for all members. Its operations end if a test ends them."""
+    """A fake group whose `connect` waits for all members. Only tests complete its operations."""
 
     aborted: "list[tuple[str, int]]"
 
@@ -71,7 +74,7 @@ def each(job, workers, act):
 
 
 def begin(job, generation, members=ALL, base=0, pairs=((LEFT, RIGHT), (DEAD, PEER), (LEFT, PEER))):
-    """A generation in which the members of these pairs are connected."""
+    """Starts a generation and connects these pairs of members, if both are live."""
 
     def build(links, me):
         links.rebuild(generation, members, me, base)
@@ -81,7 +84,7 @@ def begin(job, generation, members=ALL, base=0, pairs=((LEFT, RIGHT), (DEAD, PEE
 
 
 def exchange(job, of, to):
-    """A message that arrives."""
+    """Sends a message that arrives."""
     for work in send(job, of, to), receive(job, to, of):
         work.completed.set()
 
@@ -105,7 +108,7 @@ def group(job, me, other):
 
 
 def die(job):
-    """The announcement of DEAD's death reaches the others."""
+    """Delivers the announcement of DEAD's death to the others."""
     for worker in LIVE:
         job.links[worker].abort()
 
@@ -138,7 +141,7 @@ def test_a_pair_with_a_pending_receive_is_built_again(job):
     assert group(job, LEFT, PEER).prefix == "0/0.0-1.1"
 
 
-def test_a_pair_is_built_again_if_a_message_is_complete_at_its_sender_alone(job):
+def test_a_pair_is_built_again_if_a_message_is_complete_only_at_its_sender(job):
     begin(job, 0)
     send(job, LEFT, RIGHT).completed.set()
     die(job)
@@ -174,11 +177,11 @@ def test_a_pair_that_the_last_plan_did_not_need_is_not_kept(job):
     assert group(job, LEFT, PEER).prefix == "2/0.0-1.1" and group(job, LEFT, RIGHT).prefix == "0/0.0-0.1"
 
 
-def test_a_second_death_while_the_counts_are_exchanged_costs_no_more_than_one(job):
+def test_a_second_death_while_the_counts_are_exchanged_causes_no_long_wait(job):
     begin(job, 0)
     before = group(job, LEFT, RIGHT)
     die(job)
-    job.deaf.add(PEER)  # it has died: the others wait for its counts in vain
+    job.deaf.add(PEER)  # it has died, so its counts never arrive
     runs = [in_thread(lambda w=worker: job.links[w].rebuild(1, LIVE, w, 0)) for worker in (LEFT, RIGHT)]
     time.sleep(0.1)
     assert all(run.thread.is_alive() for run in runs)
@@ -192,8 +195,8 @@ def test_a_second_death_while_the_counts_are_exchanged_costs_no_more_than_one(jo
     assert ("0/0.1-1.1", 0) in Meeting.aborted and ("0/0.0-1.1", 0) in Meeting.aborted
 
 
-def test_a_worker_that_has_followed_a_generation_longer_than_its_peer_agrees_with_it(job):
-    """RIGHT keeps the pair in generation 1 and sends; LEFT hears of generation 2 before it has kept anything."""
+def test_two_workers_agree_on_kept_groups_if_one_has_entered_an_extra_generation(job):
+    """RIGHT enters generation 1, keeps the pair and sends. LEFT gets generation 2 before it has kept anything."""
     begin(job, 0)
     die(job)
     job.deaf.add(PEER)
@@ -205,7 +208,7 @@ def test_a_worker_that_has_followed_a_generation_longer_than_its_peer_agrees_wit
     assert group(job, LEFT, RIGHT).prefix == group(job, RIGHT, LEFT).prefix == "2/0.0-0.1"
 
 
-def test_an_operation_that_is_being_started_counts_as_under_way(job, monkeypatch):
+def test_an_operation_that_is_being_launched_counts_as_in_flight(job, monkeypatch):
     """Otherwise a message could enter a group after its counts were published. The launch hangs, as in the driver."""
     begin(job, 0)
     inside, released = threading.Event(), threading.Event()
@@ -225,8 +228,8 @@ def test_an_operation_that_is_being_started_counts_as_under_way(job, monkeypatch
     run.thread.join(10)
 
 
-def test_a_wait_that_was_abandoned_is_no_end_of_its_operation():
-    """The end of a generation releases the job of a receive of Gloo, which stays posted."""
+def test_an_abandoned_wait_does_not_end_its_operation():
+    """At the end of a generation, the wait for a Gloo receive is released, but the receive stays posted."""
     end = Endpoint("0/pair", (LEFT, RIGHT), LEFT, SimpleNamespace(backend=None), 0, pair=True)
     generation, job = Generation(0), Job()
     end.open(generation)
@@ -240,7 +243,7 @@ def test_a_wait_that_was_abandoned_is_no_end_of_its_operation():
     assert not end.is_idle(ask=True)
 
 
-def test_groups_that_no_generation_takes_over_are_aborted_at_the_end(job):
+def test_groups_are_aborted_when_their_links_are_closed(job):
     begin(job, 0)
     for worker in ALL:
         job.links[worker].close()

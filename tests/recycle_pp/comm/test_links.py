@@ -180,8 +180,9 @@ def test_an_abort_ends_operations_that_wait_for_live_workers(where):
         assert all(report[1:] == (True, 0) for _, report in reports if report != "later operations raise")
 
 
-def test_a_follower_of_an_ended_generation_gets_no_error_of_its_own_for_a_worker_that_has_died():
-    """The next generation may be ready before the executor has read its new orders."""
+def test_a_lookup_of_a_dead_worker_in_an_ended_generation_raises_link_broken():
+    """The next generation may be ready before the executor has read its new orders. So the executor may still ask for a
+    worker that the links no longer have."""
     transport = SimpleNamespace(join=lambda *_: None, end=lambda over: None)
     links, members = Links(transport), grid(2, 1)
     links.rebuild(0, members, 0)

@@ -1,4 +1,4 @@
-"""Rejected versions of NCCL, and its environment variables in a worker."""
+"""Which versions of NCCL are rejected, and its environment variables in a worker."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ from recycle_pp.comm.nccl.environment import ENVIRONMENT, describe, refuse
 
 
 @pytest.mark.parametrize("version", [(2, 17, 1), (2, 18, 6), (2, 25, 1), (2, 28, 3), (2, 28, 8), (1, 0, 0)])
-def test_versions_whose_aborts_hang_or_crash_are_rejected_by_name(version):
+def test_versions_of_nccl_whose_aborts_hang_or_crash_are_rejected_and_named(version):
     with pytest.raises(
         ValueError, match=r"cannot use NCCL \d+\.\d+\.\d+: .* \(.*(#|NVIDIA).*\); .*parallel\.backend=tcp"
     ):
@@ -26,6 +26,6 @@ def test_the_description_shows_only_variables_that_the_user_changed():
     assert "NCCL_NVLS_ENABLE=1" in text and "NCCL_DEBUG=INFO" in text and "HOME" not in text
 
 
-def test_a_supervisor_imports_it_without_torch():
+def test_the_module_is_imported_without_torch():
     script = "import sys; import recycle_pp.comm.nccl.environment; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=50)

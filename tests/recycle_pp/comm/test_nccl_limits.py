@@ -1,4 +1,4 @@
-"""Warnings and refusals of the system's limits that NCCL may exceed."""
+"""Warnings about system limits that NCCL may exceed, and the refusal of limits that it needs."""
 
 import os
 import resource
@@ -14,7 +14,7 @@ UNLIMITED = resource.RLIM_INFINITY
 
 @pytest.fixture
 def system(monkeypatch):
-    """A function that pretends these limits. Returns the limits that the code has set."""
+    """A function that fakes the system's limits. It returns a list of the limits that the code sets later."""
 
     def pretend(free=1 << 30, files=(1024, 65536), locked=UNLIMITED, cards=(), root=False):
         made = []
@@ -47,13 +47,13 @@ def test_a_roomy_system_needs_no_warning(system):
     ],
     ids=["shm", "files", "locked"],
 )
-def test_a_limit_that_may_be_too_small_is_a_sentence_with_the_remedy(system, about, beginning, remedy):
+def test_a_warning_about_a_small_limit_names_the_remedy(system, about, beginning, remedy):
     system(**about)
     (sentence,) = limits.warnings()
     assert sentence.startswith(beginning) and remedy in sentence
 
 
-def test_a_missing_dev_shm_is_an_empty_one(system, monkeypatch):
+def test_a_missing_dev_shm_counts_as_full(system, monkeypatch):
     system()
 
     def missing(path):
@@ -65,12 +65,12 @@ def test_a_missing_dev_shm_is_an_empty_one(system, monkeypatch):
 
 
 @pytest.mark.parametrize("about", [{"cards": []}, {"cards": ["mlx5_0"], "root": True}], ids=["no card", "may lock"])
-def test_locked_memory_matters_only_to_a_card_and_without_the_capability(system, about):
+def test_a_limit_of_locked_memory_is_ignored_without_an_infiniband_card_or_with_the_capability(system, about):
     system(locked=65536, **about)
     assert limits.warnings() == []
 
 
-def test_nccl_may_be_told_not_to_use_the_card(system, monkeypatch):
+def test_a_limit_of_locked_memory_is_ignored_if_nccl_may_not_use_the_card(system, monkeypatch):
     system(locked=65536, cards=["mlx5_0"])
     monkeypatch.setenv("NCCL_IB_DISABLE", "1")
     assert limits.warnings() == []
@@ -89,7 +89,7 @@ def test_a_hard_limit_below_the_sockets_of_the_communicators_is_refused(system):
     assert made == []
 
 
-def test_it_reads_this_system_without_torch():
+def test_limits_of_this_system_are_read_without_torch():
     script = "from recycle_pp.comm.nccl import limits; limits.raise_open_files(); print(limits.warnings())"
     script += "; limits._may_lock(); import sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", script], check=True, timeout=50)

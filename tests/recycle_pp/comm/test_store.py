@@ -1,4 +1,4 @@
-"""The control store: torch's C++ code uses it for rendezvous, and waits end with the generation."""
+"""The control store works as the rendezvous store of torch's C++ code, and its waits end with their generation."""
 
 import threading
 import time
@@ -60,7 +60,7 @@ def test_a_batch_is_one_message():
     assert other.multi_get(["1/a", "1/b"]) == [b"x", b"y"]
 
 
-def test_abandoning_a_generation_ends_the_waits_of_it_and_of_older_ones():
+def test_abandoning_a_generation_ends_its_waits_and_those_of_older_generations():
     (store,) = connected(1)
     waits = [in_thread(store.wait, [f"{generation}/address"]) for generation in (3, 4, 5)]
     time.sleep(0.05)

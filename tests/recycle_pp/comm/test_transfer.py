@@ -1,4 +1,4 @@
-"""State streams: the joiner receives exactly what the donor sends, and each notices the end of the other."""
+"""In state streams, the joiner receives the donor's exact bits, and each end notices the death of the other."""
 
 import socket
 import struct
@@ -141,7 +141,7 @@ def test_a_client_without_the_token_is_rejected_and_does_not_disturb_others():
 
 
 def test_a_thousand_idle_connections_do_not_keep_a_donor_out(descriptors):
-    """Strangers connect before it or with it, or stop in the middle of their handshake."""
+    """Strangers connect before the donor or with it, or stop in the middle of their handshake."""
     receiver = Receiver("127.0.0.1", TOKEN)
     idle = [socket.create_connection(receiver.address, 10) for _ in range(100)]
     idle[0].sendall(struct.pack(">I", 60_000) + b"half")

@@ -56,7 +56,7 @@ def test_a_broken_connection_is_distinguished_from_an_abort():
     ],
     ids=lambda error: str(error)[:30],
 )
-def test_a_failure_of_the_own_gpu_is_never_a_broken_link(error):
+def test_a_failure_of_the_workers_gpu_is_never_a_broken_link(error):
     """A sticky error would return in each generation, and healthy peers would look unreachable."""
 
     def fails():

@@ -1,4 +1,4 @@
-"""The configuration as typed data and as composed from a command line."""
+"""A command line composes to typed settings."""
 
 import dataclasses
 import json
@@ -68,7 +68,7 @@ def test_any_shape_works_without_a_file(D, P):
 
 @pytest.mark.parametrize("first", ["1x1", "2x4", "5x3"])
 @pytest.mark.parametrize("last", ["1x1", "2x4", "5x3", "2x1"])
-def test_the_last_of_several_layouts_counts(first, last):
+def test_the_last_of_several_shapes_counts(first, last):
     assert compose([f"parallel={first}", f"parallel={last}"]).parallel == compose([f"parallel={last}"]).parallel
 
 

@@ -19,7 +19,7 @@ def test_the_help_describes_every_key():
     assert "torchrun --nproc-per-node=12" in text
 
 
-def test_the_help_shows_the_whole_sentence_of_every_setting():
+def test_the_help_shows_the_whole_description_of_every_setting():
     text = help_text()
     assert "a list stays while no worker is dead (schedule.rebalance)" in text
     assert "so only schedule.memory_extra limits the micro-batches in flight" in text

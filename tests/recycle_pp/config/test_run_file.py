@@ -60,7 +60,7 @@ def test_a_split_for_another_number_of_stages_is_measured_again(tmp_path):
     assert compose([path, "parallel=2x4"]).model.split == "auto"
 
 
-def test_texts_and_numbers_are_those_of_yaml_1_2(tmp_path):
+def test_texts_and_numbers_are_parsed_as_in_yaml_1_2(tmp_path):
     text = "fail_at: 20:1.2\nrun: {standby: on, seed: 12}\ncheckpoint: {minutes: .5}\nmodel: {norm_eps: 1e-6}\n"
     settings = compose([written(tmp_path, text)])
     assert (settings.fail_at, settings.run.standby, settings.run.seed) == (["20:1.2"], "on", 12)
@@ -92,7 +92,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_in_the_file_is_one_sentence_with_the_line(name, tmp_path):
+def test_a_mistake_in_the_file_is_reported_in_one_sentence_with_the_line(name, tmp_path):
     text, sentence = MISTAKES[name]
     path = written(tmp_path, text)
     with pytest.raises(ValueError) as error:
@@ -114,14 +114,14 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
         compose(["a.yaml", "b.yml"])
 
 
-def test_a_path_with_an_equals_sign_is_a_file_and_a_setting_that_ends_like_one_is_not(tmp_path):
+def test_a_path_may_contain_an_equals_sign_and_the_value_of_a_setting_may_end_in_yaml(tmp_path):
     folder = tmp_path / "lr=3"
     folder.mkdir()
     assert compose([written(folder, "run: {steps: 7}\n")]).run.steps == 7
     assert compose(["data.path=corpus.yaml"]).data.path == "corpus.yaml"
 
 
-def test_a_resume_takes_the_keys_of_the_file_as_keys_of_the_command_line(tmp_path):
+def test_a_resume_treats_the_keys_of_a_file_like_those_of_the_command_line(tmp_path):
     path, settings = config_of(tmp_path, "model=tiny", "parallel=2x2", "parallel.microbatches=6")
     before = dataclasses.asdict(settings)
     again, said = take_up([path, "run.resume=true"], before)

@@ -12,7 +12,7 @@ from recycle_pp.config.settings import FAULTS, Settings
 RULES = {key: rule for key, rule in rules(Settings).items() if key not in FAULTS}
 
 
-def test_every_setting_has_a_rule_with_a_sentence():
+def test_every_setting_has_a_rule_with_a_description():
     assert rules(Settings).keys() == flat(asdict(Settings())).keys()
     assert all(rule.text and not rule.text.endswith(".") for rule in rules(Settings).values())
 
@@ -23,7 +23,7 @@ def test_the_default_is_allowed(key):
 
 
 def _refused(rule: Rule):
-    """Values just outside the allowed ones."""
+    """Values just outside the allowed range, or not among the choices."""
     if rule.at_least is not None:
         yield rule.at_least - 1
     if rule.above is not None:
@@ -41,7 +41,7 @@ def _refused(rule: Rule):
 @pytest.mark.parametrize(
     "key, value", [(key, value) for key, rule in RULES.items() for value in _refused(rule)], ids=str
 )
-def test_the_error_for_another_value_names_the_allowed_ones(key, value):
+def test_the_error_for_an_invalid_value_names_the_allowed_ones(key, value):
     with pytest.raises(ValueError) as error:
         RULES[key].check(key, value)
     assert str(error.value).startswith(f"{key} must be ")
@@ -59,7 +59,7 @@ def test_the_error_for_another_value_names_the_allowed_ones(key, value):
         ("run.dir", "", "run.dir must be the path of a folder, not ''"),
     ],
 )
-def test_the_error_names_the_wrong_element_of_a_list_or_the_format_of_a_text(key, value, sentence):
+def test_the_error_names_the_wrong_element_of_a_list_or_the_expected_format(key, value, sentence):
     with pytest.raises(ValueError) as error:
         RULES[key].check(key, value)
     assert str(error.value) == sentence
@@ -77,10 +77,10 @@ def test_settings_are_immutable_and_with_values_returns_a_changed_copy():
 
 
 def test_settings_that_define_the_computation_never_change():
-    """A resumed run with other values would have other bits."""
+    """A resumed run with other values would have different bits."""
     never = {key for key, rule in RULES.items() if rule.change is Change.NEVER}
     assert {"model.width", "data.path", "numerics.precision", "run.seed", "parallel.microbatch_size"} <= never
     assert not {"optimizer.lr", "run.steps", "model.split", "model.recompute", "parallel.stages"} & never
     per_start = {key for key, rule in rules(Settings).items() if rule.change is Change.START}
-    assert per_start == {"run.resume", "run.dir", "control.address", "model.auto_split", *FAULTS}
+    assert per_start == {"run.resume", "run.dir", "control.address", "model.auto_split", "islands.part", *FAULTS}
     assert {key for key, rule in RULES.items() if rule.per_node} == {"control.address", "control.interface"}

@@ -1,4 +1,4 @@
-"""Sizes as users write them."""
+"""Sizes in bytes, as users write them: parsed and printed."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""A generation starts only after it is agreed."""
+"""A generation starts only after the supervisors have agreed on it."""
 
 import asyncio
 from types import SimpleNamespace
@@ -46,7 +46,7 @@ def test_a_generation_that_follows_a_commit_is_held_back_too():
         agreement.agreed.set()
         await asyncio.sleep(0.01)
         assert delivered[-1].message == msgspec.structs.replace(adoption, term=7), (
-            "it carries the term of the agreement"
+            "the message carries the term of the agreement"
         )
 
     asyncio.run(run())

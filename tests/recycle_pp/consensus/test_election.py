@@ -55,20 +55,20 @@ class Supervisors:
             await asyncio.sleep(0.01)  # until all know that it is agreed
 
     async def propose(self, leader, memberships, rank):
-        """The leader's proposal reaches this supervisor, and perhaps no other."""
+        """Delivers the leader's proposal only to the supervisor of this rank."""
         client = VoterClient(self.places[rank], TOKEN)
         await client.ask(encode(Propose(leader, memberships)))
         client.close()
 
     async def all_notice(self, term, *ranks):
-        """The result of `leader(after=term)` on each of them."""
+        """The result of `leader(after=term)`, a leader or an exception, on each of these supervisors."""
         waiting = [self.elections[rank].leader(after=term) for rank in ranks or self.elections]
         return await asyncio.gather(*waiting, return_exceptions=True)
 
 
 @asynccontextmanager
 async def agreed(size, patience=2.0):
-    """`size` supervisors that follow rank 0 and have acknowledged the first membership."""
+    """Yields `size` supervisors that follow rank 0 and have acknowledged the first membership."""
     supervisors = Supervisors()
     try:
         await supervisors.add(0, patience=patience)
@@ -192,7 +192,7 @@ def test_without_a_majority_the_election_fails_at_once(size, dead):
     asyncio.run(main())
 
 
-def test_the_half_with_the_lowest_rank_continues_and_is_the_next_membership():
+def test_the_half_with_the_lowest_rank_continues_and_becomes_the_next_membership():
     async def main():
         async with agreed(4) as supervisors:
             supervisors.die(2, 3)
@@ -224,7 +224,7 @@ def test_a_leader_that_reaches_a_majority_is_not_deposed():
     asyncio.run(main())
 
 
-def test_a_deposed_leader_gets_nothing_agreed():
+def test_no_membership_of_a_deposed_leader_is_agreed():
     async def main():
         async with agreed(4) as supervisors:
             supervisors.stop_answering(0)
@@ -237,7 +237,7 @@ def test_a_deposed_leader_gets_nothing_agreed():
 
 
 def test_a_supervisor_with_an_older_membership_cannot_win():
-    """Rank 1 missed the membership that excludes it. It could still get a majority of the first one."""
+    """Rank 1 missed the membership that excludes it. It could still get the votes of a majority of the first one."""
 
     async def main():
         async with agreed(4, patience=1.0) as supervisors:
@@ -246,12 +246,12 @@ def test_a_supervisor_with_an_older_membership_cannot_win():
             supervisors.die(0)
             stale, *leaders = await supervisors.all_notice(0, 1, 2, 3)
             assert {leader.rank for leader in leaders} < {2, 3}
-            assert stale == leaders[0], "it learns of the leader when it asks for votes"
+            assert stale == leaders[0], "rank 1 receives the name of the leader when it requests votes"
 
     asyncio.run(main())
 
 
-def test_before_any_membership_is_agreed_the_first_leader_alone_is_the_job():
+def test_before_any_membership_is_agreed_the_job_ends_with_its_first_leader():
     async def main():
         supervisors = Supervisors()
         await supervisors.add(0)
@@ -286,7 +286,7 @@ def test_a_resumed_job_starts_with_a_newer_term():
 
 
 def test_a_leader_whose_lease_expired_while_all_others_ended_is_not_confirmed(monkeypatch):
-    """It was suspended. The others may have elected another leader, and finished the job."""
+    """The leader was suspended. Meanwhile the others may have elected another leader and finished the job."""
 
     async def main():
         supervisors = Supervisors()

@@ -46,7 +46,7 @@ class Supervisors:
 
 @asynccontextmanager
 async def agreed(server, token, size):
-    """Supervisors that follow rank 0 and have agreed on the first membership."""
+    """Yields supervisors that follow rank 0 and have agreed on the first membership."""
     supervisors = Supervisors(server, token)
     try:
         leader = await supervisors.add(0).leader(after=-1)
@@ -59,7 +59,7 @@ async def agreed(server, token, size):
         supervisors.die(*supervisors.those)
 
 
-def test_a_leader_that_most_have_lost_is_replaced_at_once(server):
+def test_a_leader_that_a_majority_has_lost_is_replaced_at_once(server):
     async def main():
         async with agreed(server, "lost by most", 4) as supervisors:
             supervisors.die(0)
@@ -77,8 +77,8 @@ def test_a_leader_that_most_have_lost_is_replaced_at_once(server):
     asyncio.run(main())
 
 
-def test_either_half_continues_when_the_lease_has_expired(server):
-    """Unlike with the embedded election, either of two nodes may be lost."""
+def test_either_half_continues_once_the_lease_of_a_lost_leader_has_expired(server):
+    """So with etcd, unlike with the embedded election, a job on two nodes survives the loss of either."""
 
     async def main():
         async with agreed(server, "half", 4) as supervisors:
@@ -99,7 +99,7 @@ def test_a_leader_that_reaches_a_majority_is_not_deposed(server):
     asyncio.run(main())
 
 
-def test_a_deposed_leader_gets_nothing_agreed(server):
+def test_no_membership_of_a_deposed_leader_is_agreed(server):
     async def main():
         async with agreed(server, "deposed", 4) as supervisors:
             leaders = await supervisors.all_notice(0, 1, 2, 3)
@@ -111,7 +111,7 @@ def test_a_deposed_leader_gets_nothing_agreed(server):
 
 
 def test_only_one_side_of_a_partition_gets_the_next_membership(server):
-    """The leader is cut off from the others, and all reach etcd. The first write wins."""
+    """The leader is cut off from the others, but all reach etcd. The first write wins."""
 
     async def main():
         async with agreed(server, "two sides", 3) as supervisors:
@@ -132,7 +132,7 @@ def test_only_one_side_of_a_partition_gets_the_next_membership(server):
 
 
 def test_a_side_that_does_not_know_the_newest_generation_cannot_reuse_its_number(server):
-    """The leader is cut off from the others, but not from etcd. It may finish the job alone in generation 1."""
+    """The leader is cut off from the others, but not from etcd. It may still finish the job alone in generation 1."""
 
     async def main():
         async with agreed(server, "unheard of", 3) as supervisors:

@@ -1,4 +1,4 @@
-"""A leader knows when it was cut off."""
+"""A leader notices that it was cut off, because its lease has lapsed."""
 
 import asyncio
 

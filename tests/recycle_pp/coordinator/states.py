@@ -12,7 +12,7 @@ from .held_lease import HeldLease
 
 
 class Recorder:
-    """Keeps the names of the events, the causes of deaths, and the sentences in memory."""
+    """A recorder in memory: names of events, causes of deaths, printed sentences."""
 
     def __init__(self):
         self.events, self.causes, self.said = [], [], []
@@ -45,7 +45,7 @@ class Recorder:
     def explain_death(self, process, death):
         self.causes.append(death.cause)
 
-    def given_up(self, worker, process, respawns):
+    def given_up(self, process, respawns):
         self.events.append("given_up")
 
     def release(self):
@@ -62,14 +62,14 @@ class Recorder:
 
 
 def job_state(settings=None, job=None, folder="nowhere"):
-    """A state whose recorder is a `Recorder`, and whose lease is held. job: None: before the first generation."""
+    """A coordinator's state with a `Recorder` and a held lease. job: default: a job before its first generation."""
     settings = settings or Settings()
     job = job or new_job(settings, 0)
     return JobState(settings, RunFolder(folder), Recorder(), HeldLease(), SpanTables(), job)
 
 
 class Driver:
-    """Keeps the job's events in memory, and does not handle them."""
+    """A driver that records the job's events and does not handle them."""
 
     agreement_gate = SimpleNamespace(busy=False)
 

@@ -16,7 +16,7 @@ from .states import Driver, job_state
 
 @pytest.fixture
 def of(monkeypatch):
-    """Three nodes with one worker each, which all run."""
+    """Three nodes with one running worker each."""
     monkeypatch.setattr(module, "_OTHER_END_SECONDS", 0.01)
     state = job_state(Settings(parallel=Parallel(pipelines=3, stages=1), control=Control(heartbeat=1.0, suspicion=5.0)))
     state.job.live = {0, 1, 2}
@@ -47,8 +47,8 @@ def test_of_two_workers_that_reach_the_coordinator_one_leaves(of):
 
 
 def test_no_worker_leaves_for_a_link_to_a_node_that_is_silent_itself(of):
-    """The coordinator's node may be at one end of the cut, so it hears nothing from the other one. That node is lost
-    in a moment; a second worker must not leave with it."""
+    """If the coordinator's node is at one end of the cut, it receives no heartbeats from the other end. That node will
+    soon count as lost, so no second worker must leave."""
     of.roster[1].missed_heartbeats = 3
     cut(of, 1, 2)
     assert of.ended == []

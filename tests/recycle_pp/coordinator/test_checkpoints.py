@@ -1,4 +1,4 @@
-"""Which workers save a checkpoint, and which are not waited for."""
+"""Which workers save a checkpoint, and which ones it does not wait for."""
 
 from recycle_pp.coordinator.checkpoints import Saving
 from recycle_pp.protocol.assignment import initial

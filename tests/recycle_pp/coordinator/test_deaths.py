@@ -1,4 +1,4 @@
-"""The consequences of a death; each death is recorded once."""
+"""A death is recorded once, and its worker is restarted, replaced or given up."""
 
 import asyncio
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from recycle_pp.coordinator.after_commit import AfterCommit
 from recycle_pp.coordinator.deaths import Deaths
 from recycle_pp.coordinator.driver import Driver as RealDriver
 from recycle_pp.fitting.problem import initial_problem
-from recycle_pp.protocol.assignment import initial
+from recycle_pp.protocol.assignment import exchanged, initial
 from recycle_pp.protocol.events import ProblemChanged, WorkerDied, WorkerReady
 from recycle_pp.wire.messages.supervisors import Death, Died, Dying, Spawn
 
@@ -29,7 +29,7 @@ class Supervisor:
 
 @pytest.fixture
 def of():
-    """One running worker and the `Deaths` under test."""
+    """A job with one running worker, and the `Deaths` under test."""
 
     class Of:
         job = SimpleNamespace(committed=3, live=set(), first_step=0, assignment=initial(1, 1))
@@ -50,7 +50,7 @@ async def _dies(of, cause):
     of.deaths.reported(of.rank, Died(0, cause, asked=False))
 
 
-def test_a_worker_that_dies_by_itself_is_restarted(of):
+def test_a_worker_that_crashes_is_restarted(of):
     asyncio.run(_dies(of, SEGFAULT))
     assert of.recorder.causes == ["signal"]
     assert of.recorder.events == ["respawned"] and of.supervisor.received == [Spawn]
@@ -62,7 +62,7 @@ def test_a_worker_that_dies_too_often_is_given_up(of):
     assert of.recorder.events == ["given_up"] and of.supervisor.received == []
 
 
-def test_a_worker_killed_on_request_is_not_restarted(of):
+def test_a_worker_killed_by_an_injected_fault_is_not_restarted(of):
     asyncio.run(_dies(of, Death("signal", "SIGSEGV", injected=True)))
     assert of.recorder.causes == ["signal"] and of.recorder.events == of.supervisor.received == []
 
@@ -79,7 +79,7 @@ def test_a_death_reported_twice_is_recorded_once(of):
     assert of.recorder.causes == ["signal"] and of.supervisor.received == [Spawn]
 
 
-def test_a_worker_that_a_successor_finds_dead_is_restarted(of):
+def test_a_worker_that_a_new_coordinator_finds_dead_is_restarted(of):
     async def finds():
         of.rank.alive, of.rank.causes[0] = False, SEGFAULT
         of.deaths.found(of.rank, begun=True)
@@ -164,3 +164,30 @@ def test_an_op_that_runs_out_of_memory_on_two_workers_is_retried_with_fewer_micr
     assert asyncio.run(die()) == deaths
     if cause == "out_of_memory":
         assert [job.problem.limit(rank.role) for rank in ranks] == [1, 1]
+
+
+def test_the_cause_of_a_death_counts_for_the_role_that_an_understudy_has_taken_over():
+    settings = Settings(parallel=Parallel(pipelines=2, stages=2))
+    job = SimpleNamespace(committed=3, live=set(), first_step=0, problem=initial_problem(settings))
+    job.assignment = initial(2, 2)
+    state = job_state(settings, job)
+    rank = state.roster.enter(1)
+    rank.supervisor, rank.incarnation, rank.alive = Supervisor(), 0, True
+
+    class TakesOver(Replans):
+        def drive(self, event):
+            super().drive(event)
+            if isinstance(event, WorkerDied):
+                job.assignment = exchanged(job.assignment, 2, rank.role)
+
+    was, now = job.assignment[1], job.assignment[2]
+    limits = {role: job.problem.limit(role) for role in (was, now)}
+    death = Death("out_of_memory", "no more", where="F of micro-batch 0.1 in step 4")
+    deaths = deaths_of(state, TakesOver(job))
+
+    async def dies():
+        deaths.reported(rank, Died(0, death, asked=False))
+
+    asyncio.run(dies())
+    assert rank.role == now
+    assert {role: limits[role] - job.problem.limit(role) for role in limits} == {was: 1, now: 0}

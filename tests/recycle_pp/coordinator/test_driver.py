@@ -1,4 +1,4 @@
-"""Addresses of the workers that receive state."""
+"""The driver adds the receiver's address to each donation, and records joiners."""
 
 from types import SimpleNamespace
 

@@ -26,6 +26,16 @@ def test_a_checkpoint_is_due_some_minutes_after_the_last_one(clock):
     assert not run.save_due
 
 
+def test_a_requested_checkpoint_is_due_until_it_begins(clock):
+    run = Ending(Settings(), recorder=None)
+    run.save_asked = True
+    assert run.save_due
+    run.committed(saves=False, skipped=False)
+    assert run.save_due
+    run.committed(saves=True, skipped=False)
+    assert not run.save_due
+
+
 def test_a_skipped_checkpoint_is_not_due_again_at_every_step(clock):
     run = Ending(Settings(), recorder=None)
     clock[0] += 601.0

@@ -16,7 +16,7 @@ TAKES_PART = State(generation=3, members=MEMBERS, committed=7, agreed=(0, 3))
 
 
 async def found(reports, seconds):
-    """The states that are found. reports: rank -> (seconds of its arrival, state), for ranks 0 to 2."""
+    """The states that a discovery has at its end. reports: rank, 0 to 2 -> (seconds until it arrives, state)."""
     discovery = FailoverDiscovery("")
     loop = asyncio.get_running_loop()
     for rank in range(3):
@@ -30,11 +30,11 @@ async def found(reports, seconds):
 
 
 @pytest.mark.parametrize("joiner", [0.0, 0.1, 0.3])
-def test_members_are_awaited_even_if_a_worker_that_joins_reports_first(joiner):
+def test_the_discovery_waits_for_all_members_even_if_a_joiner_reports_first(joiner):
     states = asyncio.run(found({0: (0.1, TAKES_PART), 1: (0.2, TAKES_PART), 2: (joiner, JOINS)}, 20.0))
     assert states.keys() >= set(MEMBERS)
 
 
-def test_a_worker_that_joins_is_not_awaited():
+def test_the_discovery_does_not_wait_for_a_joiner():
     states = asyncio.run(asyncio.wait_for(found({0: (0.0, TAKES_PART), 1: (0.0, TAKES_PART)}, 60.0), 20.0))
     assert states.keys() == set(MEMBERS)

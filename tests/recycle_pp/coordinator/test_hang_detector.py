@@ -1,4 +1,4 @@
-"""The hang detector finds hangs from the reports of supervisors and workers, and writes a file about each."""
+"""The hang detector finds hangs in the reports of supervisors and workers, and writes a file about each hang."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ F = Activity("works", "F", 7, (1, 3))
 
 
 class Supervisor:
-    """A connection that keeps the messages sent."""
+    """A connection that records the types of the messages sent."""
 
     hello = None
 
@@ -44,12 +44,12 @@ class Supervisor:
 
 
 class Job:
-    """Twelve workers in step 7. say: their activities by number; all others compute.
+    """Twelve workers in step 7. say: activities by number of the worker; all other workers compute.
 
-    It is the detector's driver and handler of deaths, and the protocol of its state."""
+    The same object stands for the detector's driver, its handler of deaths, and the protocol's job."""
 
     agreement_gate = SimpleNamespace(busy=False)
-    committed, phase, unanswered = 6, "running", frozenset()
+    committed, phase, unanswered, waits_for_round = 6, "running", frozenset(), False
     first_step, assignment = 0, initial(3, 4)
 
     def __init__(self, folder, alive=12, suspicion=SUSPICION):
@@ -62,6 +62,7 @@ class Job:
         )  # fmt: skip
         self.others_do = F
         self.reading = {}  # start of the current read, by worker; None: no read
+        self.quiet = {}  # seconds since the last sign of progress, by worker; default: since the activity began
         self.last = {}  # age of the last activity, for workers without new vital signs whose supervisors are alive
         for number in range(12):
             rank = self.roster.enter(number)
@@ -85,7 +86,7 @@ class Job:
         self.renewed()
 
     def renewed(self):
-        """All waits start again."""
+        """Restarts all waits, as in a new generation."""
         self.since = time.monotonic()
 
     def recorded(self, kind):
@@ -116,7 +117,8 @@ class Job:
                 if now > self.since + BEAT / 2:
                     continue
                 age = self.last[rank.number]
-            self.hangs.supervisor_beats(rank, SupervisorHeartbeat(Signs(0, 1, activity or self.others_do, age, age)))
+            signs = Signs(0, 1, activity or self.others_do, age, self.quiet.get(rank.number, age))
+            self.hangs.supervisor_beats(rank, SupervisorHeartbeat(signs))
             if rank.number in self.reading:
                 began = self.reading[rank.number]
                 reading = Reading("train.bin", now - began if began else 0.0)
@@ -147,9 +149,10 @@ def test_a_worker_that_hangs_in_an_op_is_found_once_and_the_file_lists_all_activ
     assert (job.folder / report["stuck"]["1.2"]["stacks"]).read_text() == "Thread 0x1"
 
 
-def test_a_late_step_leaves_a_report_of_the_present_moment_before_any_worker_is_stuck(tmp_path):
+def test_a_late_step_leaves_a_report_of_all_activities_before_any_worker_is_stuck(tmp_path):
     job = Job(tmp_path)
-    job.say[2] = Activity("waits", "sum", 7)
+    job.say |= {2: Activity("waits", "sum", 7), 6: F}
+    job.quiet[6] = 0.0  # its op takes long, but makes progress
     job.beat()
     job.hangs.worker_beats(job.roster[2], WorkerHeartbeat(time.monotonic(), "boot", lacks=[6]))
     asyncio.run(job.watched(SUSPICION * 0.7))
@@ -157,6 +160,7 @@ def test_a_late_step_leaves_a_report_of_the_present_moment_before_any_worker_is_
     assert not job.found and report.step == 7 and not report.stuck and not report.missing
     assert report.workers["0.2"].lacks == ["1.2"] and report.workers["1.2"].does == str(F)
     assert ("0.2", "1.2") in report.waits
+    assert report.workers["1.2"].quiet == 0.0 < report.workers["1.2"].seconds
 
 
 def test_a_silent_worker_is_found_once_and_one_with_heartbeats_is_not(tmp_path):
@@ -168,7 +172,7 @@ def test_a_silent_worker_is_found_once_and_one_with_heartbeats_is_not(tmp_path):
     assert list(job.found) == [1] and "without a heartbeat" in job.found[1].where
 
 
-def test_a_worker_that_does_not_take_a_delivered_message_is_found(tmp_path):
+def test_a_worker_that_ignores_a_delivered_message_is_found(tmp_path):
     job = Job(tmp_path)
     job.say[6] = Activity("waits", "tensor", 7, (1, 3), Worker(1, 1))
     job.beat()
@@ -196,7 +200,7 @@ def test_if_all_workers_wait_the_generation_is_renewed_and_finally_the_job_stops
 
 @pytest.mark.parametrize("stale", [True, False])
 def test_signs_of_different_moments_are_not_taken_for_a_deadlock(stale, tmp_path):
-    """One worker's last sign shows a long wait for the commit; the others are in the next step already."""
+    """One worker's last vital sign shows a long wait for the commit, but the others are already in the next step."""
     job = Job(tmp_path, suspicion=0.05)
     job.say[0], job.others_do = Activity("waits", "commit", 7), Activity("works", "F", 8, (1, 3))
     if stale:
@@ -207,7 +211,7 @@ def test_signs_of_different_moments_are_not_taken_for_a_deadlock(stale, tmp_path
 
 
 def test_a_worker_stopped_during_a_wait_is_found_without_renewing_the_generation(tmp_path):
-    """All others wait a little longer than it is silent. Its supervisor only sees that it waits."""
+    """All other workers wait a little longer than this one is silent. Its supervisor only sees that it waits."""
     job = Job(tmp_path)
     job.say = dict.fromkeys(range(12), Activity("waits", "commit", 7))
 
@@ -222,7 +226,7 @@ def test_a_worker_stopped_during_a_wait_is_found_without_renewing_the_generation
 
 
 def test_a_worker_that_still_waits_in_a_void_generation_is_found_after_the_next_announcement(tmp_path):
-    """No other report shows that its message has arrived."""
+    """No other report shows that the message it waits for has arrived."""
     job = Job(tmp_path)
     job.say = dict.fromkeys(range(12), Activity("waits", "sum", 7))
     job.renewed = lambda: [job.say.pop(number) for number in range(12) if number != 6]
@@ -239,7 +243,7 @@ def test_a_silent_supervisor_is_disconnected(tmp_path):
 
 
 @pytest.mark.parametrize("number", [0, 5])
-def test_a_coordinator_that_was_suspended_calls_no_worker_silent(number, tmp_path):
+def test_a_coordinator_that_was_suspended_reports_no_worker_as_silent(number, tmp_path):
     job = Job(tmp_path, suspicion=0.2)
     job.silent.add(number)
 

@@ -1,4 +1,4 @@
-"""What a coordinator does with the findings of supervisors."""
+"""How a coordinator acts on hardware findings of supervisors."""
 
 import json
 from types import SimpleNamespace
@@ -58,7 +58,7 @@ def test_a_throttled_worker_gets_less_work_until_it_recovers(of):
     assert of.state.profile.slow == {}
 
 
-def test_a_broken_gpu_is_a_death_and_goes_into_quarantine(of):
+def test_the_worker_of_a_broken_gpu_is_killed_and_the_gpu_goes_into_quarantine(of):
     report(of, 1, BROKEN)
     assert of.ended == [(1, "quarantine", "GPU-1: XID 79")]
     entry = json.loads(of.run.quarantine.read_text())["GPU-1"]

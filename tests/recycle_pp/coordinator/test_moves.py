@@ -1,4 +1,4 @@
-"""A death, a move of layers and a return, with the handler of a coordinator and the protocol's job."""
+"""Layers move after a death and back after a return: the coordinator's handler with a real job of the protocol."""
 
 import asyncio
 
@@ -25,7 +25,12 @@ DEAD = 5  # the member that plays W(2,1)
 
 
 class Trainer:
-    """Its own driver and planner. Workers answer at once. received: what each member got in its session."""
+    """A job with its handler, driver and planner. Workers answer at once.
+
+    expected  member -> (session, layers) that it must follow
+    donated   messages to donors
+    layouts   layouts of the announced generations
+    """
 
     def __init__(self):
         self.job = new_job(SETTINGS, 0)

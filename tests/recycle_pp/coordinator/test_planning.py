@@ -20,7 +20,7 @@ from .states import job_state
 
 
 def job(planner):
-    """A job with all its workers, whose first generation waits for a plan."""
+    """A job with all its workers. Its first generation waits for a plan."""
     made = Job(Problem(pipelines=2, stages=2, microbatches=2), steps=9, planner=planner, derive=actions)
     for member in made.assignment:
         made.handle(WorkerReady(member))
@@ -35,7 +35,7 @@ def everybody_reports(made):
 
 
 class Coordinator:
-    """The part of a coordinator that planning uses. It is its own driver."""
+    """The part of a coordinator that planning uses, including the driver."""
 
     def __init__(self, made):
         self.state, self.job, self.sent = job_state(job=made), made, []
@@ -63,7 +63,7 @@ class Held:
         return plan(problem)
 
     async def begun(self):
-        """A coordinator that waits for this planner."""
+        """Returns a coordinator once this planner has started to plan for it."""
         coordinator = Coordinator(job(self))
         coordinator.look()
         await asyncio.to_thread(self._begun.wait, 5)

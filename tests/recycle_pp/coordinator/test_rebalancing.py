@@ -1,4 +1,4 @@
-"""Moves of layers are begun, replaced and recorded. The job is a fake one."""
+"""The coordinator's handler begins, replaces and records moves of layers. The job is a fake."""
 
 import asyncio
 from types import SimpleNamespace
@@ -6,13 +6,14 @@ from types import SimpleNamespace
 import pytest
 from recycle_schedules import Worker
 
-from recycle_pp.coordinator import rebalancing
+from recycle_pp.coordinator import planning, rebalancing
 from recycle_pp.coordinator.rebalancing import Rebalancing
 from recycle_pp.fitting import layout_search
 from recycle_pp.fitting.layout_search import Found
 from recycle_pp.fitting.problem import initial_problem, relaid_problem
 from recycle_pp.protocol.events import MoveWanted, Outcome, Send
 from recycle_pp.protocol.live_problem import LiveProblem, all_workers
+from recycle_pp.telemetry.background import now
 from recycle_pp.wire.messages.generations import Resumed
 from recycle_pp.wire.messages.lifecycle import Donate
 from recycle_pp.wire.messages.steps import Commit
@@ -25,11 +26,15 @@ JOB = {
     "parallel__microbatches": 6, "run__steps": 10_000, "schedule__profile_steps": 0,
 }  # fmt: skip
 EVEN = {0: [-1, *range(8)], 1: [*range(8, 16)], 2: [*range(16, 24)], 3: [*range(24, 33)]}
+MEASURED = {
+    "durations_seconds": {kind: [0.06] * 4 for kind in "FIWBO"}, "steps": 3, "turn_seconds": 0.0,
+    "message_seconds": 0.0, "sum_seconds": [0.0] * 4, "boundary_bytes": [8] * 3, "layout": [8] * 4,
+}  # fmt: skip
 DEAD = 6  # the member that plays W(1,2)
 
 
 BEST = {(): (8, 8, 8, 8), (2,): (9, 9, 5, 9), (2, 3): (10, 10, 6, 6)}
-"""By the stages with a death. (2, 3): two deaths"""
+"""The best layout, by the stages that have lost a worker."""
 
 
 def search(problem, live, layers, current, keep=None):
@@ -59,7 +64,7 @@ def _quick(monkeypatch):
 
 
 class Job:
-    """Has the attributes of a job that the handler reads."""
+    """A fake job with the attributes that the handler reads."""
 
     def __init__(self, settings):
         self.problem, self.units = initial_problem(settings), SimpleNamespace(layout=EVEN)
@@ -73,11 +78,12 @@ class Job:
 
 
 class Trainer:
-    """A coordinator's handler with its job. It is its own driver and planner."""
+    """A coordinator's handler with a fake job, driver and planner."""
 
-    def __init__(self, mode="auto", **changes):
+    def __init__(self, mode="auto", folder="nowhere", **changes):
         self.job = Job(settings := small(**JOB | {"schedule__rebalance": mode} | changes))
-        self.state = job_state(settings, self.job)
+        self.state = job_state(settings, self.job, folder)
+        self.state.run.later = now
         for member in self.job.assignment:
             rank = self.state.roster.enter(member)
             rank.incarnation, rank.alive = 0, True
@@ -110,7 +116,7 @@ class Trainer:
         rank.alive, rank.died, rank.explained = False, 0, 0 if explained else -1
 
     def switch(self):
-        """What follows the last commit in the old layout."""
+        """Switches to the new layout, as after the last commit in the old one."""
         self.job.units.layout, self.job.problem, self.open = self.wanted.layout, self.wanted.problem, False
         self.job.generation += 1
         self.note("plan_adopted")
@@ -171,16 +177,16 @@ async def much_later(trainer):
     await trainer.commit(5)
 
 
-def test_the_job_is_asked_once_while_nothing_changes():
+def test_a_move_is_requested_once_while_nothing_changes():
     assert len(played(much_later).asked) == 1
 
 
-def test_never_moves_nothing():
+def test_with_rebalance_never_no_layer_moves():
     assert played(much_later, mode="never").asked == []
 
 
 @pytest.mark.parametrize(("stays", "moves"), [(None, True), ("blocks.1 has no parameters of its own", False)])
-def test_layers_of_another_model_move_if_its_workers_say_that_they_can(stays, moves):
+def test_layers_of_another_model_move_if_its_workers_report_them_as_movable(stays, moves):
     async def scenario(trainer):
         await trainer.commit()
         trainer.die()
@@ -232,7 +238,7 @@ def test_no_move_begins_while_a_joiner_receives_state():
 
 
 async def death_with_slow_links(trainer):
-    """A move takes more than the 20 s in which a starting worker is expected, but less than 900 s."""
+    """A death. A move then takes longer than the 20 s in which a starting worker is expected, but less than 900 s."""
     trainer.state.profile.links.measured("a", {"b": (0.0, 5e4)})
     await death(trainer)
 
@@ -240,7 +246,7 @@ async def death_with_slow_links(trainer):
 @pytest.mark.parametrize(
     ("mode", "starts", "moves"), [("auto", False, True), ("auto", True, False), ("always", True, True)]
 )
-def test_auto_waits_for_a_worker_that_starts_again_and_always_does_not(mode, starts, moves):
+def test_auto_waits_for_a_restarting_worker_and_always_does_not(mode, starts, moves):
     async def scenario(trainer):
         await trainer.commit()
         trainer.die(explained=not starts)  # until the cause is known, the worker may be restarted
@@ -311,13 +317,13 @@ def test_an_explicit_split_is_restored():
         trainer.job.units.layout = start
         trainer.note("plan_adopted")
         await trainer.commit(2)
-        assert trainer.asked == [], "it stays while no worker is dead"
+        assert trainer.asked == [], "the split stays while no worker is dead"
         await death_and_return(trainer)
 
     assert played(scenario, mode="always", model__split=[9, 7, 8, 8]).asked[-1] == (9, 7, 8, 8)
 
 
-def test_what_auto_has_chosen_moves_while_all_workers_live():
+def test_a_split_chosen_by_auto_may_change_while_all_workers_live():
     async def scenario(trainer):
         trainer.job.units.layout = {0: [-1, *range(9)], 1: [*range(9, 16)], 2: [*range(16, 24)], 3: [*range(24, 33)]}
         trainer.note("plan_adopted")
@@ -385,3 +391,33 @@ def test_after_a_restart_of_all_workers_the_job_has_the_first_layout_and_no_move
     trainer = played(scenario)
     assert trainer.job.problem.per_stage("F") == pytest.approx((0.02,) * 4)
     assert len(trainer.asked) == 1 and trainer.state.profile.layout == (8, 8, 8, 8)
+
+
+def test_the_stall_of_a_switch_leaves_out_the_optimizer_steps_in_the_old_layout():
+    async def scenario(trainer):
+        trainer.state.profile.load(MEASURED)
+        await death(trainer)
+        trainer.switch()
+        held = trainer.handler._held
+        for member in trainer.job.live:
+            times = {"followed": held, "relaid": held + (0.10 if member % 4 == 2 else 0.06), "resumed": held + 0.06}
+            trainer.handler.resumed(trainer.state.roster[member], Resumed(1, times))
+        await trainer.commit()
+
+    trainer = played(scenario)
+    assert trainer.state.profile.seconds(Worker(0, 2), "O") < 0.04, "stage 2 has fewer layers than before"
+    assert trainer.events[-1].stall_seconds == pytest.approx(0.04)
+
+
+def test_a_new_coordinator_expects_outages_as_long_as_those_before_it(tmp_path):
+    async def first(trainer):
+        trainer.state.profile.load(MEASURED)
+        await death_and_return(trainer)
+
+    async def second(trainer):
+        await planning.load(trainer.state.profile, trainer.state.run.profile)
+        trainer.note("plan_adopted")
+        await death(trainer)
+
+    played(first, folder=tmp_path)
+    assert played(second, folder=tmp_path).events[0].outage_seconds == pytest.approx(50, abs=2)

@@ -1,4 +1,4 @@
-"""A worker whose state differs from that of its peers is named."""
+"""A worker whose state differs from that of its peers is found and named."""
 
 import pytest
 from hypothesis import given
@@ -29,7 +29,7 @@ def test_a_difference_names_the_workers_and_the_tensors(digests, sentence):
 
 
 @given(st.permutations([A, B, C]), st.sampled_from([A, B, C]))
-def test_in_any_order_of_reports_the_one_of_three_that_differs_is_named(order, wrong):
+def test_the_one_of_three_workers_that_differs_is_named_whatever_the_order_of_reports(order, wrong):
     replicas = Replicas(8, dict(enumerate([A, B, C, OTHER])))
     for number, worker in enumerate(order):
         replicas.add([A, B, C].index(worker), Digests(8, {"w": "wrong" if worker == wrong else "right"}))

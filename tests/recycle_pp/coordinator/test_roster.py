@@ -1,4 +1,4 @@
-"""The roster of ranks: connections, roles, messages to many."""
+"""The roster of ranks: connections, roles, messages to many workers."""
 
 import asyncio
 from types import SimpleNamespace
@@ -73,7 +73,7 @@ def with_workers(numbers):
     return made
 
 
-def test_a_message_to_many_is_encoded_once():
+def test_a_message_to_many_workers_is_encoded_once():
     made, same = with_workers(range(11)), Commit(0, 7, scale=1.0, norm=1.0, loss=1.0)
     made.deliver([*(Send(rank.number, same) for rank in made), Send(0, Exit())])
     assert made[0].worker.messages == [same, Exit()]

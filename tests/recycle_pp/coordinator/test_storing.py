@@ -31,16 +31,33 @@ def test_the_writers_upload_and_the_last_one_seals(storing):
     files = {"stage-0-0-aa/x": [1, 2], "stage-1-1-bb/x": [1, 2]}
     ((member, seal),) = storing.uploaded(0, uploaded(PARTS[0]))
     assert (member, seal.step, seal.parts, seal.files) == (0, 8, PARTS, files)
-    assert storing.busy and storing.sealed(Sealed(8)) is not None
-    assert not storing.busy and storing.unsaved()[0] == 8
+    assert storing.uploading == 8 and storing.sealed(Sealed(8)) is not None
+    assert storing.uploading == 0 and storing.unsaved()[0] == 8
 
 
-def test_another_worker_of_its_node_uploads_for_a_dead_one(storing):
+def test_a_seal_brings_the_losses_of_all_validations_that_no_seal_has_brought(storing):
+    def losses(step):
+        storing.begin(step, PARTS[:1], False, False, LIVE)
+        files = {"stage-0-0-aa/x": [1, 2]}
+        ((_, seal),) = storing.uploaded(0, Uploaded(step, PARTS[:1], files))
+        return seal.losses
+
+    storing.validated(4, 3.0)
+    assert losses(8) == {4: 3.0}
+    storing.failed(UploadFailed(8, "refused"))
+    storing.validated(8, 2.0)
+    assert losses(16) == {4: 3.0, 8: 2.0}
+    storing.sealed(Sealed(16))
+    storing.validated(16, 4.0)
+    assert losses(24) == {16: 4.0}
+
+
+def test_a_worker_of_the_same_node_uploads_for_a_dead_writer(storing):
     storing.begin(8, PARTS, False, False, LIVE)
     assert storing.died(0, LIVE - {0}) == [(1, Upload(8, PARTS[:1]))]
 
 
-def test_with_a_lost_node_its_parts_are_lost_unless_all_share_the_folder(storing, nodes):
+def test_the_parts_of_a_lost_node_are_lost_unless_all_nodes_share_the_folder(storing, nodes):
     storing.begin(8, PARTS, False, False, LIVE)
     del nodes[0], nodes[1]
     assert storing.died(0, {2, 3}) is None and storing.busy
@@ -54,7 +71,7 @@ def test_a_writer_that_is_dead_at_the_beginning_is_replaced(storing):
     assert storing.begin(8, PARTS, False, False, {0, 1}) is None
 
 
-def test_a_dead_worker_that_has_uploaded_costs_nothing(storing):
+def test_the_death_of_a_worker_that_has_uploaded_causes_no_request(storing):
     storing.begin(8, PARTS, False, False, LIVE)
     storing.uploaded(0, uploaded(PARTS[0]))
     assert storing.died(0, LIVE - {0}) == []

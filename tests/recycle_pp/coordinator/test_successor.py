@@ -1,4 +1,4 @@
-"""A new coordinator that finds no worker: whether the job is lost or can start."""
+"""A new coordinator that finds no worker decides whether the job is lost or has not started yet."""
 
 import asyncio
 import io
@@ -36,7 +36,7 @@ class Agreed:
 
 
 def take_over(folder, generation, code=1):
-    """The reason why the job stops, and the names of its events."""
+    """Runs a new coordinator. Returns the reason why the job stops, and the names of its events."""
     settings = Settings(
         run=Run(steps=9, dir=str(folder)), parallel=Parallel(1, 1, microbatches=1), control=Control(suspicion=0.1)
     )
@@ -88,7 +88,7 @@ def test_a_folder_that_cannot_be_written_does_not_change_the_decision(tmp_path):
         assert ("were lost at once" in reason) == (generation == 0)
 
 
-def test_neither_records_nor_a_profile_that_cannot_be_read_change_the_decision(tmp_path, monkeypatch):
+def test_unreadable_records_and_profiles_do_not_change_the_decision(tmp_path, monkeypatch):
     """The disk does not answer, or the records are those of another job."""
     RunFolder(tmp_path).metrics.write_text('{"step": 7, "loss": 1.0}\n')
     answers = threading.Event()

@@ -47,8 +47,8 @@ def of():
         rank.supervisor, rank.incarnation, rank.alive = Peer(number, f"node{number}"), 0, True
     lost = []
     deaths = SimpleNamespace(dying=None, reported=None, node_lost=lambda rank: lost.append(rank.number))
-    hangs = SimpleNamespace(supervisor_beats=None, stacks=None)
-    supervisors = Supervisors(state, Leader(0, 0, "10.0.0.1", 4000), Driver(), deaths, hangs, returns)
+    hangs = operators = SimpleNamespace(supervisor_beats=None, stacks=None)
+    supervisors = Supervisors(state, Leader(0, 0, "10.0.0.1", 4000), Driver(), deaths, hangs, returns, operators)
     return SimpleNamespace(
         supervisors=supervisors,
         roster=state.roster,
@@ -63,21 +63,21 @@ COPIES = KeepLines([Line(1, "metrics.jsonl", 20, b"{}")], whole=True, first=1, d
 
 
 def welcome(of, peer):
-    """The rank it gets, and the answer."""
+    """Welcomes a supervisor. Returns its rank, or None, and the answer to it."""
     number = of.supervisors.welcome(peer, peer.hello)
     (message,) = peer.received
     return number, message
 
 
 def test_the_silence_of_a_lost_node_does_not_count_against_its_replacement(of):
-    """Otherwise the coordinator would close the connection before the first message."""
+    """Otherwise the coordinator would close the replacement's connection before its first message."""
     of.roster[1].supervisor, of.roster[1].missed_heartbeats = None, 1000
     number, message = welcome(of, newcomer := Peer(-1, "node2"))
     assert number == message.rank == 1 and of.roster[1].supervisor is newcomer
     assert of.roster[1].missed_heartbeats == 0
 
 
-def test_a_replaced_supervisor_ends_and_does_not_take_its_rank_back(of):
+def test_a_replaced_supervisor_is_rejected_and_does_not_get_its_rank_back(of):
     of.roster[1].supervisor = Peer(-1, "node2")
     number, message = welcome(of, Peer(1, "node1"))
     assert number is None and message == NoPlace("a new node has taken over rank 1; this node ends")
@@ -88,7 +88,7 @@ def test_a_supervisor_that_reconnects_keeps_its_rank(of):
     assert number == 1 and isinstance(message, SupervisorWelcome)
 
 
-def test_a_rejected_node_learns_which_link_is_cut(of):
+def test_the_rejection_of_a_node_names_the_cut_link(of):
     assert welcome(of, Peer(-1, "node2"))[1].reason.startswith("no node of the job is lost, so")
     of.returns.cut[1] = "node1 cannot reach node0 (10.0.0.1:4000)"
     reason = welcome(of, Peer(-1, "node2"))[1].reason
@@ -101,13 +101,13 @@ def test_a_node_whose_connection_ends_is_lost_at_once(of):
 
 
 def test_a_suspended_coordinator_waits_for_the_supervisors_that_gave_it_up(of):
-    """They closed their connections because it was silent, and reconnect soon."""
+    """They closed their connections because the coordinator was silent, and will reconnect soon."""
     of.lease.lapsed = lambda seconds: True
     of.supervisors.lost(1, of.roster[1].supervisor)
     assert of.lost == []
 
 
-def test_all_connected_supervisors_keep_lines_that_the_disk_does_not_take(of):
+def test_all_connected_supervisors_get_copies_of_lines_that_are_not_on_disk_yet(of):
     of.roster[1].supervisor, lost = None, of.roster[1].supervisor
     of.recorder.send(COPIES)
     assert of.roster[0].supervisor.received == [COPIES] and not lost.received

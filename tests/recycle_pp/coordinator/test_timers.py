@@ -10,7 +10,7 @@ from .held_lease import HeldLease
 
 
 def run(use):
-    """The reason why the job stops, if it does."""
+    """Runs `use` with timers. Returns the reason why the job stops, if it stops."""
     lifecycle = Lifecycle([], SimpleNamespace(stopped=lambda reason: None, release=lambda: None))
 
     async def main():

@@ -1,4 +1,4 @@
-"""Handling workers' connections and messages."""
+"""How a coordinator handles workers' connections and messages."""
 
 from types import SimpleNamespace
 
@@ -7,6 +7,7 @@ import pytest
 from recycle_pp.config.settings import Checkpoint, Model, Parallel, Run, Settings
 from recycle_pp.coordinator.after_commit import AfterCommit
 from recycle_pp.coordinator.job import new_job
+from recycle_pp.coordinator.rounds import Rounds
 from recycle_pp.coordinator.workers import Workers
 from recycle_pp.protocol.events import WorkerReady
 from recycle_pp.wire.messages.handshake import WorkerHello
@@ -31,12 +32,13 @@ def workers_of(state, driver, deaths=None):
     class Links:
         broken = unreachable = None
 
-    return Workers(state, driver, AfterCommit(state, driver), deaths=deaths, hangs=None, links=Links, rebalancing=None)
+    operators = SimpleNamespace(profiled=None)
+    return Workers(state, driver, AfterCommit(state, driver), deaths, None, Links, None, operators, Rounds(state))
 
 
 @pytest.mark.parametrize(("phase", "loads"), [("starting", 80), ("running", 0), ("reporting", 0), ("holding", 0)])
 def test_only_the_workers_of_the_first_generation_load_the_checkpoint(phase, loads):
-    """A later worker gets the state of a peer. The checkpoint may have been deleted meanwhile."""
+    """A later worker gets the state of a peer, because the checkpoint may have been deleted meanwhile."""
     sent = []
     state = job_state(job=new_job(Settings(), 80))
     state.job.phase = phase
@@ -47,7 +49,22 @@ def test_only_the_workers_of_the_first_generation_load_the_checkpoint(phase, loa
     assert [message.resume for message in sent] == [loads]
 
 
-def test_a_new_process_builds_its_stage_with_the_layers_that_it_has_now():
+@pytest.mark.parametrize(
+    ("phase", "committed", "joins"), [("starting", 79, False), ("running", 79, False), ("running", 80, True)]
+)
+def test_only_a_worker_that_joins_after_a_commit_needs_no_initial_values(phase, committed, joins):
+    """Before the first commit it may have to give its initial values to others."""
+    sent = []
+    state = job_state(job=new_job(Settings(), 80))
+    state.job.phase, state.job.committed = phase, committed
+    rank = state.roster.enter(3)
+    rank.spawn()
+    peer = SimpleNamespace(send=sent.append)
+    workers_of(state, Driver()).welcome(peer, WorkerHello(3, rank.incarnation, moved=False))
+    assert [message.joins for message in sent] == [joins]
+
+
+def test_a_new_process_builds_its_stage_with_its_current_layers():
     sent = []
     state = job_state(Settings(model=Model(layers=8), parallel=Parallel(3, 4)))
     state.job.phase = "running"
@@ -178,7 +195,7 @@ def connect(of):
     return peer
 
 
-def test_a_worker_that_gives_up_a_slow_admission_and_connects_again_is_not_dead(of):
+def test_a_worker_that_reconnects_after_a_slow_admission_is_not_lost(of):
     """On a busy machine the answer can come after the worker's time limit of a second."""
     of.workers.lost(of.rank, 0, connect(of))
     connect(of)
@@ -187,7 +204,7 @@ def test_a_worker_that_gives_up_a_slow_admission_and_connects_again_is_not_dead(
     assert of.lost == []
 
 
-def test_a_worker_that_does_not_connect_again_is_lost(of):
+def test_a_worker_that_does_not_reconnect_is_lost(of):
     of.workers.lost(of.rank, 0, connect(of))
     assert of.lost == []
     of.later[0]()

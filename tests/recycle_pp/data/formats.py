@@ -22,7 +22,7 @@ def text(length: int, seed: int = 0) -> str:
 
 
 def tokenizer(folder: Path, vocabulary: int = 320) -> Path:
-    """Writes a byte-level BPE like GPT-2's to folder/tokenizer.json; the folder."""
+    """Writes a byte-level BPE like GPT-2's to folder/tokenizer.json. Returns the folder."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -53,7 +53,9 @@ def parquet(path: Path, texts: Sequence[str | None], column: str = "text", rows:
 
 
 def megatron(prefix: Path, documents: Sequence[Sequence[int]], code: int = 8, dtype: str = "<u2") -> str:
-    """Writes PREFIX.bin and PREFIX.idx as Megatron-LM's IndexedDatasetBuilder does (compared with its output)."""
+    """Writes PREFIX.bin and PREFIX.idx in the format of Megatron-LM's IndexedDatasetBuilder.
+
+    Its output was once compared with that of the builder."""
     arrays = [np.asarray(document, dtype) for document in documents]
     lengths = np.array([len(array) for array in arrays], "<i4")
     pointers = np.concatenate([[0], np.cumsum(lengths.astype("<i8"))[:-1]]) * np.dtype(dtype).itemsize

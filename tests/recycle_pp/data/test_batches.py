@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from recycle_pp.data import raw_text, token_file
+from recycle_pp.data.batch import Batch
 from recycle_pp.data.batches import Batches
 from recycle_pp.data.file_tokens import FileTokens
 from tests.recycle_pp.in_process import small
@@ -19,6 +20,10 @@ def text(tmp_path):
     path = tmp_path / "text"
     path.write_bytes(bytes(i % 251 for i in range(2000)))
     return str(path)
+
+
+def tensors(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+    return batch.inputs, batch.labels
 
 
 def batches(path: str | None, **changes: object) -> Batches:
@@ -36,10 +41,10 @@ def test_the_order_of_the_samples_never_changes_between_versions(text):
     ]
     digest = hashlib.sha256()
     for step, g in itertools.product(range(5), range(4)):
-        for tensor in data.batch(step, g):
+        for tensor in tensors(data.batch(step, g)):
             digest.update(tensor.numpy().tobytes())
     assert digest.hexdigest()[:16] == "6521076ed4b54862"
-    assert data.validation(1)[0][0].tolist() == list(range(175, 191))
+    assert data.validation(1).inputs[0].tolist() == list(range(175, 191))
 
 
 def test_an_epoch_has_every_sample_once(text):
@@ -58,12 +63,12 @@ def test_the_samples_do_not_depend_on_the_number_of_pipelines(text, pipelines, m
     data = batches(text, parallel__pipelines=pipelines, parallel__microbatches=microbatches)
     for step, g in [(0, 0), (3, 11), (50, 7)]:
         assert data.sample_ids(step, g) == expected.sample_ids(step, g)
-        assert all(map(torch.equal, data.batch(step, g), expected.batch(step, g)))
+        assert all(map(torch.equal, tensors(data.batch(step, g)), tensors(expected.batch(step, g))))
 
 
 def test_targets_are_the_inputs_shifted_by_one_token_and_ids_are_window_numbers(text):
     data = batches(text)
-    inputs, targets = data.batch(5, 1)
+    inputs, targets = tensors(data.batch(5, 1))
     assert inputs.shape == targets.shape == (2, 16) and inputs.dtype == targets.dtype == torch.int64
     assert torch.equal(inputs[:, 1:], targets[:, :-1])
     starts = torch.tensor(data.sample_ids(5, 1)) * 16 % 251
@@ -75,18 +80,18 @@ def test_the_held_out_part_is_never_trained_on(tmp_path):
     path = tmp_path / "text"
     path.write_bytes(b"a" * 1800 + b"b" * 200)
     data = batches(str(path), data__validation_share=0.1)
-    inputs, targets = data.validation(0)
+    inputs, targets = tensors(data.validation(0))
     assert bool((inputs == ord("b")).all() and (targets == ord("b")).all())
-    trained = torch.cat([data.batch(0, g)[1] for g in range(2 * data.windows)])
+    trained = torch.cat([data.batch(0, g).labels for g in range(2 * data.windows)])
     assert bool((trained == ord("a")).all())
-    assert all(map(torch.equal, data.validation(0), data.validation(data.validations)))
+    assert all(map(torch.equal, tensors(data.validation(0)), tensors(data.validation(data.validations))))
 
 
-def test_the_default_data_is_the_source_of_pythons_library():
+def test_the_default_data_is_the_source_code_of_pythons_library():
     data, again = batches(None), batches(None)
     assert data.name == "Python's standard library" and data.fingerprint == again.fingerprint
     assert data.windows * 16 > 5_000_000
-    inputs, _ = data.batch(0, 0)
+    inputs = data.batch(0, 0).inputs
     assert bool((inputs < 256).all())
 
 
@@ -102,7 +107,7 @@ def test_nanogpts_bin_is_uint16_and_is_not_read_into_memory(tmp_path):
     (np.arange(4000) % 300).astype(np.uint16).tofile(path)
     data = batches(str(path), model__vocabulary=300)
     assert isinstance(token_file.read(str(path), "auto", 300).tokens, FileTokens)
-    (window, _), (inputs, _) = data.sample_ids(2, 1), data.batch(2, 1)
+    (window, _), inputs = data.sample_ids(2, 1), data.batch(2, 1).inputs
     assert inputs[0].tolist() == [(window * 16 + i) % 300 for i in range(16)]
 
 
@@ -143,7 +148,7 @@ def test_a_token_outside_the_vocabulary_is_rejected(text, tmp_path):
         batches(str(path)).batch(0, 0)
 
 
-def test_validation_without_held_out_samples_says_what_to_change(text):
+def test_the_error_about_validation_without_held_out_samples_names_the_settings(text):
     data = batches(text, data__validation_share=0.0)
     assert data.validations == 0
     with pytest.raises(ValueError, match=r"raise it or set run\.validate_every=0"):

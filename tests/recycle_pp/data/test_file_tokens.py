@@ -27,7 +27,7 @@ def test_slices_equal_those_of_an_array(path):
     assert len(part) == 100 and part[90:150].tolist() == [*range(190, 200)] and part.fingerprint == tokens.fingerprint
 
 
-def test_a_truncated_file_is_named_in_one_sentence(path):
+def test_a_truncated_file_is_reported_in_one_sentence(path):
     tokens = FileTokens.open(path, U2, 5000)
     os.truncate(path, 5000)
     with pytest.raises(UserMistake, match=rf"^{path} was truncated from 10000 to 5000 bytes while the job read it"):

@@ -63,3 +63,29 @@ def test_the_billionth_sample_is_found_without_its_predecessors():
 def test_a_weight_too_small_to_be_drawn_is_rejected():
     with pytest.raises(ValueError, match=r"^data\.weights: 0\.0001 is less than 1/4096 of the sum"):
         Order([10, 10], [1.0, 0.0001], 0)
+
+
+@given(COUNTS, st.booleans(), st.integers(1, 5), st.integers(0, 9))
+@settings(max_examples=30)
+def test_parts_share_no_window_in_any_epoch_and_cover_all(counts, weighted, parts, seed):
+    counts = [count + parts for count in counts]
+    weights = [1.0] * len(counts) if weighted and len(counts) > 1 else None
+    drawn = 3 * PATTERN if weights else 3 * sum(counts)
+    found = []
+    for part in range(parts):
+        order = Order(counts, weights, seed, (part, parts))
+        found.append({order.window(n) for n in range(drawn)})
+    assert sum(map(len, found)) == len(set().union(*found)) == sum(counts)
+
+
+@given(st.integers(10, 100), st.integers(2, 5), st.integers(0, 9))
+@settings(max_examples=30)
+def test_a_part_has_each_of_its_windows_once_per_epoch_in_other_orders(count, parts, seed):
+    order, mine = Order([count], None, seed, (1, parts)), len(range(1, count, parts))
+    epochs = [[order.window(epoch * mine + n) for n in range(mine)] for epoch in range(3)]
+    assert all(len({*epoch}) == mine and {*epoch} == {*epochs[0]} for epoch in epochs)
+
+
+def test_more_parts_than_windows_are_refused():
+    with pytest.raises(ValueError, match=r"islands\.parts=8 parts need as many training samples"):
+        Order([7], None, 0, (0, 8))

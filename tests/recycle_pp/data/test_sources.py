@@ -51,7 +51,7 @@ def test_megatrons_documents_are_concatenated(tmp_path, code, dtype):
         (34, struct.pack("<i", -3), "are not contiguous"),
         (34, struct.pack("<i", 4), "are not contiguous"),
         (34 + 16 + 8, struct.pack("<q", -8), "are not contiguous"),
-        (34 + 12, struct.pack("<i", 10**9), "holds 804 tokens and not the 1000000804 that"),
+        (34 + 12, struct.pack("<i", 10**9), "holds 804 tokens, but .* requires 1000000804"),
     ],
 )
 def test_an_inconsistent_index_is_rejected_in_one_sentence(tmp_path, offset, content, sentence):
@@ -65,7 +65,7 @@ def test_an_inconsistent_index_is_rejected_in_one_sentence(tmp_path, offset, con
 
 
 @given(st.binary(max_size=120), st.booleans())
-def test_a_random_index_is_rejected_or_harmless(tmp_path_factory, content, magic):
+def test_a_random_index_is_rejected_or_read_without_a_crash(tmp_path_factory, content, magic):
     prefix = str(tmp_path_factory.mktemp("hostile") / "x")
     Path(prefix + ".idx").write_bytes(megatron.MAGIC * magic + content)
     Path(prefix + ".bin").write_bytes(b"\x01\x00" * 20)
@@ -86,10 +86,10 @@ def test_the_type_of_a_bin_comes_from_its_description_the_vocabulary_or_the_user
         ValueError, match=r"made by a tokenizer of 80000 tokens; model\.vocabulary must be at least 80000"
     ):
         opened(path, 79_999)
-    with pytest.raises(ValueError, match=r"holds uint32, as x\.bin\.json says, and not uint16"):
+    with pytest.raises(ValueError, match=r"holds uint32 according to x\.bin\.json, not uint16"):
         opened(path, 80_000, dtype="uint16")
     Path(path).write_bytes(b"\0" * 12)
-    with pytest.raises(ValueError, match=r"has 12 bytes and not the 16 that x\.bin\.json says"):
+    with pytest.raises(ValueError, match=r"has 12 bytes, but x\.bin\.json requires 16"):
         opened(path, 80_000)
 
 
@@ -144,7 +144,7 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_rejected_before_tokenisa
     path = formats.jsonl(tmp_path / "a.jsonl", ["x"])
     with pytest.raises(ValueError, match=r"has 320 tokens; model\.vocabulary must be at least 320, it is 256"):
         opened(path, 256, tokenizer=str(folder))
-    assert not sources.cache_folder().exists()
+    assert not sources.cache_folder("tokens").exists()
 
 
 def samples(**data: object) -> Samples:
@@ -199,7 +199,9 @@ def test_the_end_of_documents_comes_from_the_token_file_or_the_tokenizer(tmp_pat
 def test_documents_without_a_separator_are_rejected(tmp_path):
     prefix = formats.megatron(tmp_path / "corpus", [[5] * 40])
     for path in (prefix, None):
-        with pytest.raises(ValueError, match=r"^data.document_mask must be false: .* does not say which token"):
+        with pytest.raises(
+            ValueError, match=r"^data.document_mask must be false: the token that separates documents of"
+        ):
             samples_of(path)
     text = formats.jsonl(tmp_path / "a.jsonl", [formats.text(20)])
     samples_of(text, tokenizer="bytes")

@@ -94,7 +94,7 @@ def test_a_resume_keeps_the_progress(tmp_path, recipe):
 
 
 @pytest.mark.parametrize("damage", ["a byte", "missing bytes", "no JSON", "another text"])
-def test_a_damaged_partial_file_is_made_again(tmp_path, recipe, damage):
+def test_a_damaged_partial_file_is_started_again(tmp_path, recipe, damage):
     out, partial = tmp_path / "out.bin", tmp_path / "out.bin.partial"
     with pytest.raises(Interruption):
         tokenise(recipe, out, interrupted_after(8))

@@ -1,4 +1,4 @@
-"""The verdict of each class, from small evidence of three workers in one stage."""
+"""The diagnosis of each kind of problem, from small evidence of three workers in one stage."""
 
 import json
 from dataclasses import replace
@@ -12,6 +12,7 @@ from recycle_pp.diagnosis.incidents import newest, since_launch
 from recycle_pp.telemetry.events.checkpoints import CheckpointFailed, CheckpointSaved
 from recycle_pp.telemetry.events.coordinators import CoordinatorElected, CoordinatorLost, SupervisorBack
 from recycle_pp.telemetry.events.deaths import DeathDetected, HangSuspected
+from recycle_pp.telemetry.events.health import HealthFound, HealthOver
 from recycle_pp.telemetry.events.job import Started, Stopped, WaitsForData
 from recycle_pp.telemetry.events.recovery import LinksCut, Renewed, Resumed
 from recycle_pp.telemetry.events.workers import Spawned
@@ -37,7 +38,7 @@ READY = Sign(does="the wait for orders", kind="waits", what="orders", seconds=9.
 
 
 def report(own, others=SUM, step=21, **more):
-    """Worker 1.0 does `own`, the others `others`, and wait for it if it does not wait itself."""
+    """A hang report: worker 1.0 does `own`, the others do `others`. If only they wait, they wait for worker 1.0."""
     waits = [(worker, "1.0") for worker in ("0.0", "2.0") if own.kind != "waits" and others.kind == "waits"]
     workers = {"0.0": others, "1.0": own, "2.0": others}
     return HangReport(time=NOW - 1, generation=0, step=step, workers=workers, waits=waits, **more)
@@ -164,7 +165,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_verdict_of(case):
+def test_the_verdict_is_right(case):
     evidence, verdict, worker, code = CASES[case]
     found = diagnose(evidence)
     assert (found.verdict, found.worker, found.code) == (verdict, worker, code), found
@@ -172,7 +173,7 @@ def test_the_verdict_of(case):
     json.dumps(found._asdict())
 
 
-def test_every_class_has_a_case():
+def test_every_kind_of_verdict_has_a_case():
     assert {verdict for _, verdict, _, _ in CASES.values()} == set(CLASSES)
 
 
@@ -182,7 +183,7 @@ def test_a_long_first_forward_names_the_empty_cache():
 
 
 def test_only_the_newest_start_of_a_run_is_judged():
-    """The run died, and was resumed: all workers are spawned again."""
+    """The run died and was resumed, so all workers were spawned again."""
     again = [msgspec.structs.replace(event, time=990.0) for event in BEGUN]
     old = [*BEGUN, DIED, Stopped(step=21, reason="a stage is lost")]
     assert since_launch([*old, *again])[-1] is again[-1] and DIED not in since_launch([*old, *again])[1:]
@@ -194,3 +195,34 @@ def test_an_incident_ends_with_the_recovery():
     assert newest([*BEGUN, first, RESUMED, DIED]) == [DIED]
     assert newest([*BEGUN, first, CheckpointSaved(step=20, checkpoint=20), DIED, RESUMED]) == [DIED, RESUMED]
     assert newest(BEGUN) == []
+
+
+def fault(worker, action, signal="ecc", device="GPU-1", host="host1"):
+    return HealthFound(
+        time=970.0, worker=worker, host=host, device=device, signal=signal, action=action, detail=signal, factor=1.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("events", "shown"),
+    [
+        ([fault("2.0", "slow", "throttle")], ["throttle"]),  # its work goes to others
+        ([fault("2.0", "note")], []),
+        ([fault("1.0", "note")], ["ecc"]),  # it may explain the death
+        ([fault("1.0", "note"), HealthOver(worker="1.0", device="GPU-1", signal="ecc")], []),
+        ([fault("2.0", "note", "disk", "host", "host1")], ["disk"]),  # of the host of the dead worker
+        ([fault("2.0", "note", "disk", "host", "host2")], []),
+    ],
+)
+def test_faults_of_the_hardware_that_last_are_evidence(events, shown):
+    found = diagnose(after(*events, DIED, RESUMED))
+    assert (found.verdict, found.worker) == ("rank_death", "1.0")
+    said = [line for line in found.evidence if line.startswith("hardware: ")]
+    assert len(said) == len(shown) and all(word in line for word, line in zip(shown, said, strict=True))
+
+
+def test_a_healthy_run_with_a_throttled_gpu_is_well_and_names_it():
+    found = diagnose(after(fault("2.0", "slow", "throttle")))
+    assert (found.verdict, found.code) == ("well", WELL) and "worker 2.0, GPU-1 on host1: throttle" in found.evidence[
+        -1
+    ]

@@ -16,7 +16,7 @@ FLAGS = [
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
-    """One browser for all tests. If it is missing, skips and names the command that installs it."""
+    """One browser for all tests. If it is missing, skips the test and names the command that installs it."""
     missing = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
     if missing:
         pytest.skip(f"{' and '.join(missing)} missing: apt-get install chromium chromium-driver")

@@ -1,4 +1,4 @@
-"""Schedules to draw: the worked example, a recovered step, and a large plan in closed form."""
+"""Schedules to draw: the worked example, a recovered step, and a large plan computed by a formula."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DEAD = Worker(1, 2)
 
 
 def one_f_one_b(problem: Problem) -> Plan:
-    """1F1B in every pipeline with F = I = W = 1 and B split into I and W. In closed form, so it takes milliseconds.
+    """1F1B in every pipeline with F = I = W = 1 and B split into I and W. Computed by a formula, in milliseconds.
 
     The ops of a dead worker run last, on the next pipeline's worker.
     """

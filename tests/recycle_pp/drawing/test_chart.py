@@ -72,7 +72,7 @@ def test_a_death_of_unknown_time_is_drawn_at_the_end_of_the_dead_workers_last_op
 
 
 def test_only_deaths_in_this_step_are_marked() -> None:
-    """Also if the worker had not run any op, while workers that were dead before had."""
+    """This also holds if the worker had run no op yet in this step, but workers that had died before had run some."""
     trace = recovered(death=213.0)
     both = trace.problem.replace(failed=[Worker(1, 2), Worker(0, 1)])
     died = Trace(

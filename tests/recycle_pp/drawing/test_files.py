@@ -76,7 +76,7 @@ def test_a_figure_of_a_large_job_shows_the_effects_of_a_death_and_notes_folded_r
     ]
 
 
-def test_from_8x8x64_on_re_routed_ops_have_a_dark_foot(tmp_path: Path) -> None:
+def test_in_jobs_of_8x8x64_or_more_re_routed_ops_have_a_dark_foot(tmp_path: Path) -> None:
     figure.save([Chart.of(one_f_one_b(shape((Worker(1, 2),), (8, 8, 64))))], tmp_path / "x.svg")
     drawn = (tmp_path / "x.svg").read_text()
     assert 'id="0-F-rerouted-foot"' in drawn and 'id="0-W-rerouted-foot"' in drawn

@@ -57,7 +57,7 @@ class Page:
         ActionChains(self.driver).send_keys(*keys).perform()
 
     def place(self, row: int, t: float) -> tuple[int, int]:
-        """Screen coordinates of a time in a row, if one chart with 4 stages is shown."""
+        """Screen coordinates of time `t` in row `row`, if the page shows one chart with 4 stages."""
         v = self.view
         width = self.driver.execute_script("return document.getElementById('stage').clientWidth") - LABELS - 10
         left, top = self.driver.execute_script(

@@ -70,7 +70,7 @@ def test_a_plan_wider_than_the_terminal_is_folded_with_a_note() -> None:
 
 def test_a_plan_that_is_much_wider_shows_the_load_of_each_worker() -> None:
     text = drawn(Chart.of(one_f_one_b(shape((Worker(0, 1),), (3, 4, 128)))), width=60)
-    assert "a column is" in text and "█" in row(text, "2.0")
+    assert "one column is" in text and "█" in row(text, "2.0")
     assert row(text, "1.1").endswith("r") and row(text, "1.2").endswith("···")
 
 

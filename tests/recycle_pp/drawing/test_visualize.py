@@ -129,7 +129,7 @@ def test_a_plan_is_drawn_below_its_fault_free_counterpart(name: str, capsys: pyt
         (["--stages", "four"], "argument --stages: invalid int value: 'four'"),
     ],
 )
-def test_a_mistake_gets_one_sentence(
+def test_a_mistake_is_reported_in_one_sentence(
     arguments: list[str], sentence: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([a.format(run=run) for a in arguments]) == 2

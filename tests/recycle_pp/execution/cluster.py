@@ -1,4 +1,4 @@
-"""A whole job in this process: the real `Job`, and workers that are threads with everything that a worker process has.
+"""A whole job in this process: the real `Job`, and its workers as threads with all parts of a worker process.
 
 with Cluster(config) as cluster:
     cluster.at(3, lambda job: [MoveWanted(layout, job.problem)])     # events after the commit of step 3
@@ -46,7 +46,7 @@ PATIENCE = 60.0  # seconds without a message
 class Cluster:
     """
     weights   member -> name of each parameter of its stage -> SHA-256, at the end
-    notes     of the job
+    notes     the job's notes so far
     """
 
     def __init__(self, config):
@@ -70,7 +70,7 @@ class Cluster:
             node.end()
 
     def at(self, step, events):
-        """events(job): further events, handled after the commit of this step."""
+        """After the commit of this step, the job handles the events that `events(job)` returns."""
         self._events[step].append(events)
 
     def returns(self, member, at, earliest):
@@ -130,7 +130,7 @@ class Cluster:
 
 
 class Node(threading.Thread):
-    """A worker. Its parts are put together as in `execution.worker`."""
+    """A worker in a thread, with the same parts as in `execution.worker`."""
 
     def __init__(self, cluster, member, worker):
         super().__init__(daemon=True)
@@ -165,7 +165,7 @@ class Node(threading.Thread):
         executor = Executor(session, stage, commits, mailbox, batches, faults, spans, config)
         executor.on_finish = lambda orders: self.send(Finished(commits.digests(orders)))
         donations = Donations(optimizer, stage.gradients, "token", faults.inject)
-        executor.on_commit.append(donations.committed)
+        executor.on_decision.append(donations.committed)
         session.donate = donations.asked
         self.following = following = Following(
             stage, optimizer, participant, session.lock, "token", "127.0.0.1", faults.inject

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 
 class FakeDevice:
-    """Marks for `Spans`. A launched piece of work takes one second of the device's clock.
+    """A fake device, and its marks for `Spans`. Each launched piece of work takes one second of the device's clock.
 
-    waits: names of the waits, as `on_wait` gets them
+    waits: names of the ops that a thread has waited for, as passed to `on_wait`
     """
 
     on_host = False
@@ -29,7 +29,7 @@ class FakeDevice:
         self.waits.append(f"{kind}{microbatch[1]}")
 
     def run(self, ops=1):
-        """Finishes the next `ops` pieces of work. After a failure every use raises its error, as with CUDA."""
+        """Finishes the next `ops` pieces of work. After a failure, as in CUDA, every use raises its error."""
         while ops and self._queue and self._failed is None:
             work = self._queue.pop(0)
             if isinstance(work, FakeMark):

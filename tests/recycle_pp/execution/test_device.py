@@ -1,4 +1,4 @@
-"""The choice of device and backend, also on simulated machines with GPUs."""
+"""How a worker chooses its device and backend, partly on simulated machines with GPUs."""
 
 import subprocess
 import sys
@@ -47,7 +47,7 @@ def test_auto_selects_a_gpu_if_there_is_one(gpus):
 
 
 def test_every_thread_of_a_worker_uses_its_gpu(gpus, monkeypatch):
-    """CUDA starts a thread on GPU 0."""
+    """By default, CUDA uses GPU 0 in a new thread."""
     gpus(2)
     used = {}
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: used.update({threading.get_ident(): device}))
@@ -163,7 +163,7 @@ def test_the_device_selects_the_kernels_unless_they_are_set():
     assert operations("triton", CPU) is fused and operations("reference", GPU) is reference is operations("auto", CPU)
 
 
-def test_a_platform_names_everything_that_the_bits_depend_on(monkeypatch, nccl_is):
+def test_the_name_of_a_platform_has_everything_that_the_bits_depend_on(monkeypatch, nccl_is):
     chip = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, multi_processor_count=132)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: chip)
     monkeypatch.setattr(device, "_driver", lambda: "580.95.05")
@@ -195,7 +195,7 @@ def test_a_worker_compiles_everything_before_it_is_ready(chosen, warmed, monkeyp
 
     monkeypatch.setattr(worker, "Stage", fake("stage"))
     monkeypatch.setattr(worker, "StageOptimizer", fake("optimizer"))
-    worker._stage(Settings(), 0, chosen, "", Doing(), {})
+    worker._stage(Settings(), 0, chosen, "", Doing(), {}, filled=True)
     assert done == warmed
 
 

@@ -1,4 +1,4 @@
-"""Emulated ops take the time that their stage's share of the layers would take."""
+"""The time of an emulated op is proportional to its stage's share of the layers."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.recycle_pp.in_process import CPU, gradient, small
 
 @pytest.fixture
 def first():
-    """The first of two stages, with three of four layers, and the times that it takes."""
+    """The first of two stages, which has three of four layers; its optimizer; and a list of the times of its ops."""
     config = small(
         model__layers=4, model__split=[3, 1], emulate__mode="sleep",
         emulate__F=1.0, emulate__I=2.0, emulate__W=4.0, emulate__O=8.0,
@@ -18,7 +18,7 @@ def first():
     return stage, EmulatedOptimizer(config, stage), times
 
 
-def test_an_op_takes_its_stages_share_of_the_time_of_an_even_stage(first):
+def test_the_time_of_an_op_is_scaled_by_the_stages_share_of_layers(first):
     stage, optimizer, times = first
     stage.forward(0, 0)
     stage.backward_input(0)

@@ -1,4 +1,4 @@
-"""The executor launches ops ahead of a device that finishes them later, in order."""
+"""The executor launches ops ahead of the device, which finishes them later and in order."""
 
 from types import SimpleNamespace
 
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 
 class Compute:
-    """A stage whose results are on the device only when it has run the op. `fails`: ops that fail there."""
+    """A fake stage. The output of an op is valid only after the device has run it. fails: op -> error on the device."""
 
     stage, last, device, module = ME.stage, False, CPU, SimpleNamespace(reads=False)
 
@@ -54,9 +54,9 @@ class Compute:
 
 
 class Wires:
-    """Links to both neighbors. Received tensors hold the number of the message.
+    """Fake links to both neighbours. Received tensors hold the number of the message.
 
-    late: number of questions after which a message has arrived
+    late: number of polls for which the next message counts as not arrived
     """
 
     def __init__(self, device, in_stream):
@@ -87,7 +87,7 @@ class Wires:
 
 
 class Commits:
-    """Notes how many ops were unobserved at the reduction and at the vote, then ends the step."""
+    """Records how many launched ops were not observed as done at the reduction and at the vote, then ends the step."""
 
     def __init__(self, spans):
         self._spans, self.seen = spans, []
@@ -156,7 +156,7 @@ def test_a_span_is_the_time_of_the_device(build):
     assert executor.spans.take(0) == [(F, 0, i, i, i + 1, 1) for i in range(2)], "back to back"
 
 
-def test_a_report_counts_launched_ops_once_and_says_how_long_they_take(build, monkeypatch):
+def test_a_report_counts_launched_ops_once_and_has_their_remaining_time(build, monkeypatch):
     executor = build()
     forward(executor, 0)
     executor.device.run()
@@ -173,7 +173,7 @@ def test_a_report_counts_launched_ops_once_and_says_how_long_they_take(build, mo
 
 
 def step(executor):
-    """A step of four micro-batches, with all its messages."""
+    """Runs a step of four micro-batches with all its messages."""
     actions = []
     for i in range(4):
         actions += [Action(OpKind.RECV_ACTIVATION, 1, (0, i), BEFORE), Action(F, 1, (0, i))]
@@ -201,8 +201,8 @@ def test_all_ops_are_done_before_the_reduction_and_the_vote(build):
     assert len(executor.spans.take(0)) == 12
 
 
-def test_while_an_input_has_not_arrived_the_wait_is_for_the_launched_ops(build):
-    """So an op that hangs on the device is found, and not its neighbor."""
+def test_the_executor_waits_for_launched_ops_before_it_waits_for_an_input(build):
+    """So if an op hangs on the device, the hang detector finds that op, and not the neighbour that sends the input."""
     executor = build()
     forward(executor, 0)
     executor.wires.late = 3
@@ -222,7 +222,7 @@ def test_an_op_that_fails_on_the_device_is_named_and_does_not_count(build):
     assert done(executor) == {F: [0, 0]} and len(executor.spans.take(0)) == 1
 
 
-def test_a_late_error_of_the_gpu_names_the_oldest_unfinished_op_and_an_error_of_the_host_its_own(build):
+def test_a_late_error_of_the_gpu_names_the_oldest_unfinished_op_and_an_error_of_the_host_the_current_op(build):
     executor = build()
     forward(executor, 0)
 

@@ -16,7 +16,7 @@ MEMBERS = grid(3, 2)
 
 
 def everybody_with_everybody(node):
-    """Each worker with all workers of the other stage, each on its own host."""
+    """Measures the links between each worker and all workers of the other stage, as if each had its own host."""
     if node.receive() == ("gloo",):
         node.links._transport = GroupTransport(node.store, CPU, 1800.0, GlooGroup)
     node.links.rebuild(0, node.members, node.me)
@@ -27,7 +27,7 @@ def everybody_with_everybody(node):
 
 
 @pytest.mark.parametrize("backend", ["tcp", "gloo"])
-def test_the_first_of_two_stages_measures_in_any_order_of_partners(backend):
+def test_all_links_are_measured_in_any_order_of_partners(backend):
     with Rehearsal(MEMBERS, everybody_with_everybody) as play:
         play.send(backend)
         reports = dict(play.reports(len(MEMBERS)))

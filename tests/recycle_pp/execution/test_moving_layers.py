@@ -1,4 +1,4 @@
-"""Layers move between stages while a job trains. Everything is real but the processes (see `cluster`)."""
+"""Layers move between stages while a job trains. All parts are real, except that workers are threads (`cluster`)."""
 
 import pytest
 
@@ -11,8 +11,11 @@ BACK = {0: [-1, 0, 1, 2], 1: [3, 4]}  # layers 1 and 2 move from stage 1 to stag
 
 
 def trained(moves, back=None, **changes):
-    """A job of 2 x 2 workers and ten steps. moves: step -> layout that is wanted after its commit. back: the step in
-    which member 3 takes part for the first time"""
+    """Runs a job of 2 x 2 workers and ten steps.
+
+    moves  step -> layout that is requested after its commit
+    back   first step in which member 3 takes part; None: it takes part from the start
+    """
     config = small(
         model__layers=4, parallel__pipelines=2, parallel__microbatches=2, run__steps=10, numerics__reproducible=True,
         **changes,
@@ -35,10 +38,15 @@ def same(moving, still):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"parallel__sharded": True, "numerics__precision": "bf16"}, {"optimizer__stagger": True, "model__tied": True}],
+    [
+        {},
+        {"parallel__sharded": True, "numerics__precision": "bf16"},
+        {"optimizer__stagger": True, "model__tied": True},
+        {"optimizer__name": "muon", "parallel__sharded": True},
+    ],
     ids=str,
 )
-def test_a_job_whose_layers_move_there_and_back_has_the_weights_of_one_without_a_move(changes):
+def test_a_job_whose_layers_move_there_and_back_has_the_weights_of_a_job_without_moves(changes):
     tied = "model__tied" in changes
     there, back = ({s: [k for k in layers if k >= 0] + [5] if tied else layers for s, layers in of.items()}
                    for of in (THERE, BACK))  # fmt: skip
@@ -48,7 +56,7 @@ def test_a_job_whose_layers_move_there_and_back_has_the_weights_of_one_without_a
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_a_worker_that_has_built_its_stage_before_layers_move_returns_with_the_new_ones(sharded):
+def test_a_worker_that_returns_after_layers_have_moved_adopts_the_new_layout(sharded):
     moving = trained({0: BACK}, back=8, parallel__sharded=sharded)
     assert [*moving.nodes[3].stage.layout.layers] == BACK[1]
     assert same(moving, trained({}, parallel__sharded=sharded))

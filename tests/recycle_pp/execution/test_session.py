@@ -1,4 +1,4 @@
-"""The messages of the coordinator, as the executor sees them."""
+"""The session passes the coordinator's messages to the executor."""
 
 import queue
 import threading
@@ -13,7 +13,7 @@ from recycle_pp.wire.messages.steps import Commit
 
 
 def test_a_step_that_counts_as_committed_has_a_pending_commit():
-    """Otherwise the executor could skip the commit of the last step, and wait for ever for another one."""
+    """Otherwise the executor could skip the commit of the last step, and wait forever for another one."""
     half_stored, proceed = threading.Event(), threading.Event()
 
     class Records(dict):

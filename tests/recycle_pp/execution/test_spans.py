@@ -1,4 +1,4 @@
-"""The duration of an op, and its own time."""
+"""The duration of an op, and its own time (without waits for a core)."""
 
 import os
 import subprocess
@@ -55,14 +55,14 @@ def test_a_busy_core_lengthens_a_span_but_not_its_own_time():
     assert own == pytest.approx(0.3, rel=0.2) and end - start > 1.5 * own
 
 
-def test_a_sleep_is_own_time():
+def test_a_sleep_counts_as_own_time():
     spans = Spans()
     with spans.span(0, "F"):
         time.sleep(0.05)
     assert spans.take(0)[0][5] >= 0.05
 
 
-def test_a_slow_worker_stretches_the_work_of_the_device():
+def test_the_time_that_a_slow_worker_stretches_includes_the_work_of_the_device():
     device = FakeDevice()
     spans = Spans(marks=device)
     with spans.span(0, "F"):
@@ -70,7 +70,7 @@ def test_a_slow_worker_stretches_the_work_of_the_device():
         assert spans.spent() == 1
 
 
-def test_a_gpu_has_finished_when_this_threads_stream_has(monkeypatch):
+def test_a_gpu_counts_as_finished_when_the_stream_of_this_thread_has_finished(monkeypatch):
     asked = []
 
     class Stream:
@@ -86,7 +86,7 @@ def test_a_gpu_has_finished_when_this_threads_stream_has(monkeypatch):
     assert asked == [torch.device("cuda", 1)]
 
 
-def test_the_marks_of_a_gpu_are_events_of_this_threads_stream_in_seconds_of_the_host(monkeypatch):
+def test_marks_of_a_gpu_are_events_in_this_threads_stream_converted_to_seconds_of_the_host(monkeypatch):
     clock = iter([0.0, 4500.0, 4502.5])  # milliseconds of the GPU: the anchor and two marks
 
     class Event:

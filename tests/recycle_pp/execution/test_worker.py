@@ -1,4 +1,4 @@
-"""The causes of a worker's end."""
+"""A worker recognises the cause of its own failure."""
 
 import os
 import threading
@@ -27,7 +27,7 @@ from recycle_pp.execution import worker
         (ValueError("no"), "exception"),
     ],
 )
-def test_a_full_memory_and_a_failed_gpu_are_recognised_in_any_thread(error, cause, monkeypatch):
+def test_exhausted_memory_and_a_failed_gpu_are_recognised_in_any_thread(error, cause, monkeypatch):
     words = {}
     monkeypatch.setattr(worker, "last_words", lambda spec, **said: words.update(said))
     monkeypatch.setattr(os, "_exit", lambda code: None)

@@ -1,4 +1,4 @@
-"""Disables what does not run in virtual time: the watchdog, which would end the test process, and files on the disk."""
+"""Disables parts that do not run in virtual time: the watchdog, which would end the test process, and disk files."""
 
 import pytest
 

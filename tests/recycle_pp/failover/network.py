@@ -66,7 +66,7 @@ class Network:
             return mine
 
     def _accept(self, accepted: Any, handler: Any, here: str, there: str, hello: Message) -> None:
-        """Accepts the connection, in the listening process."""
+        """Accepts the connection. Runs in the listening process."""
         if accepted.done():  # the connecting side has given up
             return
         mine, theirs = Peer(self, here), Peer(self, there)
@@ -90,7 +90,7 @@ class Network:
         return self.is_cut(a, b) or self.is_cut(b, a)
 
     def cut(self, *links: tuple[str, str]) -> None:
-        """links: (from, to)."""
+        """Cuts directed links, pairs of names (from, to). Messages wait until the link heals."""
         self._cut |= set(links)
         for end in self._ends:
             if self.is_broken(end.process, end.other.process) and end.keepalive is not None:
@@ -185,7 +185,7 @@ class Peer:
             self.breaks()
 
     def close(self) -> None:
-        """Closes the connection after the messages sent; the other end sees it closed."""
+        """Closes the connection after all sent messages. The other end then sees it closed."""
         if not self._closed:
             self._held.append(None)
             self.flush()
@@ -194,7 +194,7 @@ class Peer:
     abort = close
 
     def breaks(self) -> None:
-        """Breaks this end and drops unread messages."""
+        """Breaks this end of the connection and drops unread messages."""
         self._closed = True
         self._network.forget(self)
         self._came.clear()

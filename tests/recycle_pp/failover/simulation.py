@@ -1,4 +1,4 @@
-"""Simulates supervisors that elect, host and follow coordinators, in one thread and in virtual time.
+"""A simulation of supervisors that elect, host and follow coordinators, in one thread and in virtual time.
 
     with Simulation(Order(seed=7, ...)) as simulation:
         simulation.run()               # AssertionError with a history, if the contract is broken
@@ -86,7 +86,7 @@ def connected_majorities(supervisors: int, cut: Collection[tuple[str, str]]) -> 
 
 @dataclass
 class Node:
-    """The state of a supervisor's worker."""
+    """A supervisor and the state of its worker."""
 
     name: str
     rank: int
@@ -203,7 +203,7 @@ class Simulation(ExitStack):
     # -- checks ------------------------------------------------------------------------------------------------
 
     def _all_know_each_other(self) -> bool:
-        """Whether all know the full membership, so that the job survives the loss of its first coordinator."""
+        """Whether every supervisor knows the full membership, so that the job survives its first coordinator."""
         return all(
             len(of._leadership.agreement.voter.memberships[-1].roster) == len(self.nodes) for of in self.supervisors
         )
@@ -242,7 +242,7 @@ class Simulation(ExitStack):
         return "\n".join([what, f"replay: {self.order!r}", *self.history[-60:]])
 
     def _check_continues(self) -> None:
-        """Every live supervisor becomes a member again and commits steps."""
+        """Checks that every live supervisor becomes a member again and commits steps."""
         if self.lost:
             self.loop.run(self.loop.time() + LIVES)
             assert not self.loop.errors + self.errors, self.explain(str(self.loop.errors + self.errors))
@@ -262,7 +262,7 @@ class Simulation(ExitStack):
         assert not self.loop.errors + self.errors, self.explain(str(self.loop.errors + self.errors))
 
     def _check_one_way(self) -> None:
-        """After one-way cuts, every supervisor takes part or has ended, and a connected majority continues."""
+        """Checks after one-way cuts that each supervisor continues or has ended, and a connected majority continues."""
         self.loop.run(self.loop.time() + LIVES)
         before = {node.rank: node.committed for node in self.nodes}
         self.loop.run(self.loop.time() + 20 * STEP)

@@ -1,7 +1,9 @@
-"""The simulation's coordinator: a small one with the real coordinator's rules for generations and commits.
+"""A small coordinator for the simulation, with the real coordinator's rules for generations and commits.
 
-Begin      to every member, once a generation is agreed
-Step       to every member
+Its messages:
+
+Begin      to every member, once the supervisors have agreed on a generation
+Step       to every member, to start a step
 Vote       from every member
 Committed  to every member, once all have voted
 """
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class Begin(NamedTuple):
-    """Starts an agreed generation. resetting: members whose workers drop their state and get that of the others."""
+    """Starts an agreed generation. resetting: members whose workers drop their state and copy that of the others."""
 
     generation: int
     commits: dict[int, int]
@@ -59,7 +61,7 @@ class Committed(NamedTuple):
 
 
 class Coordinator:
-    """The part of the interface of `coordinator.Host` that `Leadership` uses."""
+    """Has the part of the interface of `coordinator.Host` that `Leadership` uses."""
 
     def __init__(self, simulation: Simulation, agreement: Any, leader: Any, takeover: Any) -> None:
         self._simulation, self._agreement, self._leader = simulation, agreement, leader

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:R
 
 
 def random_order(seed):
-    """Deaths, resets, healed cuts, late messages and pauses, so few that the job can usually continue."""
+    """Deaths, resets, healed cuts, late messages and pauses. They are so few that the job can usually continue."""
     chance = random.Random(seed)
     size, one_machine = chance.choice([3, 4, 5, 6]), chance.random() < 0.5
     names = [f"s{k}" for k in range(size)]
@@ -133,7 +133,7 @@ def test_on_one_machine_the_last_survivor_continues():
 
 
 def test_a_paused_leader_is_replaced_and_follows_its_successor():
-    """The pause exceeds the others' patience. They elect another leader, which the old one follows."""
+    """The pause is longer than the others wait. They elect another leader, and the old one follows it."""
     pauses = (Fault(1.0, "pause", ("s0",), seconds=25.0),)
     simulation = run(Order(3, supervisors=4, one_machine=False, latest=0.1, faults=pauses))
     terms = [line for line in simulation.history if "was elected" in line]
@@ -141,7 +141,8 @@ def test_a_paused_leader_is_replaced_and_follows_its_successor():
 
 
 def test_a_leader_left_out_of_the_newest_membership_may_lose_its_connection_to_itself():
-    """Found among 100,000 random orders: elected by an older membership, it could not be elected again."""
+    """A regression found among 100,000 random orders: this leader, elected by an older membership, could not be elected
+    again."""
     lost = [Fault(2.689, "kill", ("s4",)), Fault(2.906, "kill", ("s0",)), Fault(3.037, "kill", ("s2",))]
     resets = [Fault(0.0805, "reset"), Fault(3.605, "reset")]
     assert not run(Order(34292, supervisors=5, pauses=8, hosting=0.0, faults=(*lost, *resets))).lost

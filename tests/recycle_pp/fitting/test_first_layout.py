@@ -1,4 +1,4 @@
-"""model.split=auto: the layout at the start, and resumes."""
+"""model.split=auto: the layout that a job starts with, and that of a resumed run."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ import yaml
 
 from recycle_pp.config.compose import compose
 from recycle_pp.config.resume import take_up
-from recycle_pp.fitting.first_layout import first_layout, work
+from recycle_pp.fitting.first_layout import first_layout, with_first_layout, work
 from recycle_pp.fitting.model_layers import ModelLayers
 from recycle_pp.train import prepare
 from recycle_pp.wire.launch import Launch
@@ -20,11 +20,11 @@ BIG_ENDS = ["model=gpt124m", "parallel=2x4"]
 
 
 @pytest.mark.parametrize("arguments", [["parallel=2x4"], ["parallel=1x1"], [*BIG_HEAD, "emulate=sleep"]])
-def test_small_heads_one_stage_and_emulated_compute_stay_even(arguments):
+def test_the_layout_is_even_for_small_heads_one_stage_or_emulated_compute(arguments):
     assert first_layout(compose(arguments)) is None
 
 
-def test_a_big_head_is_alone_with_the_last_layer():
+def test_a_big_head_shares_its_stage_with_only_one_layer():
     settings = compose(BIG_ENDS)
     weights = work(settings)
     assert weights[0] == weights[1] < weights[-1]
@@ -32,17 +32,17 @@ def test_a_big_head_is_alone_with_the_last_layer():
     assert found[-1] == 1 and sorted(found[:-1]) == [3, 4, 4]
 
 
-def test_a_big_embedding_counts_only_for_the_memory():
+def test_a_big_embedding_matters_only_if_memory_is_limited():
     free, tight = (first_layout(compose([*BIG_ENDS, *more])) for more in ([], ["parallel.memory=1.6GB"]))
     assert tight[0] < free[0]
 
 
-def test_a_model_that_fits_nowhere_stays_even_and_a_sentence_says_so(capsys):
-    assert first_layout(compose([*BIG_ENDS, "parallel.memory=1GB"])) is None
+def test_if_no_layout_fits_the_layout_is_even_and_a_warning_is_printed(capsys):
+    assert with_first_layout(compose([*BIG_ENDS, "parallel.memory=1GB"])).model.layout is None
     assert "no layout leaves every stage room" in capsys.readouterr().err
 
 
-def test_config_yaml_has_the_chosen_layout_and_the_start_runs_no_process_for_it(tmp_path, monkeypatch):
+def test_config_yaml_has_the_chosen_layout_and_choosing_it_runs_no_process(tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "run", None)
     arguments = [*BIG_HEAD, f"run.dir={tmp_path / 'run'}"]
     settings, run, *_ = prepare(Launch(world=2, local_world=2), arguments)
@@ -55,13 +55,13 @@ def test_config_yaml_has_the_chosen_layout_and_the_start_runs_no_process_for_it(
     assert compose([str(run.config), "parallel.stages=3"]).model.layout is None, "so does a run with this file"
 
 
-def test_a_list_of_the_user_counts_and_not_the_chosen_one():
+def test_a_split_that_the_user_sets_overrides_the_chosen_one():
     settings = compose([*BIG_HEAD, "model.split=[2,4]"]).with_values({"model.auto_split": [5, 1]})
     assert settings.model.layout == [2, 4]
     assert settings.with_values({"model.split": None}).model.layout is None
 
 
-def test_a_list_for_another_number_of_stages_is_not_resumed():
+def test_a_split_for_another_number_of_stages_is_not_resumed():
     before = json.loads(json.dumps({"model": {"split": [5, 1]}, "parallel": {"stages": 2, "microbatches": 4}}))
     now, said = take_up(["parallel.stages=3"], before)
     assert now.model.split == "auto" and "model.split [5, 1] -> auto" in said

@@ -1,4 +1,4 @@
-"""The sentences about parameters and memory at the start of a job."""
+"""The messages about parameters and memory at the start of a job."""
 
 from __future__ import annotations
 

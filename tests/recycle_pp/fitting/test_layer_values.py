@@ -1,4 +1,4 @@
-"""Values of stages in another layout, predicted from those in the present one."""
+"""Values per stage, such as times, in another layout, predicted from those in the present layout."""
 
 import math
 
@@ -13,7 +13,7 @@ TIMES = st.floats(1e-4, 1e3)
 
 @st.composite
 def layouts(draw, stages, layers):
-    """A layout of this many layers, each stage with at least one."""
+    """The numbers of layers in each stage, at least one, which add up to `layers`."""
     inner = st.sampled_from(range(1, layers)) if stages > 1 else st.nothing()
     cuts = sorted(draw(st.sets(inner, min_size=stages - 1, max_size=stages - 1)))
     return tuple(b - a for a, b in zip((0, *cuts), (*cuts, layers), strict=True))
@@ -52,10 +52,10 @@ def test_predictions_add_up_to_the_measured_times_and_are_positive(data):
     assert by_stage(by_layer(measured, before), before) == pytest.approx(measured)
 
 
-def test_with_two_stages_the_one_with_faster_layers_shows_the_time_of_a_layer():
+def test_with_two_stages_the_stage_with_the_smaller_time_per_layer_gives_the_time_of_a_layer():
     assert relaid([4.0, 7.0], (4, 4), (5, 3)) == pytest.approx([5.0, 6.0]), "the head takes 3"
 
 
-def test_a_layout_that_stays_keeps_every_bit():
+def test_an_unchanged_layout_keeps_every_bit():
     measured = [0.1, 0.2, 0.3]
     assert relaid(measured, (3, 3, 1), (3, 3, 1)) == measured

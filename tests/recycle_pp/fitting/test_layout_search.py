@@ -26,7 +26,7 @@ def found(settings, *dead, current=None, keep=None):
 
 
 def test_the_worked_example():
-    """W(1,2) is dead: re-routing needs 27 slots of 20 ms, and moved layers 21 with a long search (docs/planner.md)."""
+    """W(1,2) is dead. A step needs 27 slots of 20 ms with re-routing, and 21 with moved layers (docs/planner.md)."""
     best = found(small(**JOB), Worker(1, 2))
     assert best.now == pytest.approx(0.54) and best.then <= 0.44
     assert sum(best.layout) == 32 and best.layout[2] < 8
@@ -34,7 +34,7 @@ def test_the_worked_example():
     assert not best.whole.dead and best.whole.per_stage("F") == best.live.per_stage("F")
 
 
-def test_a_layout_that_was_found_is_the_best_one_until_something_changes():
+def test_a_second_search_finds_no_better_layout_until_a_worker_returns():
     start = small(**JOB)
     there = found(start, Worker(1, 2))
     assert found(start, Worker(1, 2), current=there.layout) is None
@@ -46,10 +46,10 @@ def test_an_explicit_split_stays_while_no_worker_is_dead():
     settings, split = small(**JOB, model__split=[9, 9, 5, 9]), (9, 9, 5, 9)
     assert found(settings, keep=split) is None
     assert found(settings, Worker(1, 0), keep=split).layout != split
-    assert found(settings, current=EVEN, keep=split).layout == split, "it is restored"
+    assert found(settings, current=EVEN, keep=split).layout == split, "the explicit split is restored"
 
 
-def test_the_bytes_are_those_that_receivers_get():
+def test_the_bytes_of_a_move_are_the_sum_over_its_receivers():
     settings = small(**JOB)
     layers, best = ModelLayers(settings), found(settings, Worker(1, 2))
     gained = layers.gained(EVEN, best.layout)
@@ -62,12 +62,12 @@ MEMORY = {"model__layers": 8, "parallel__pipelines": 3, "parallel__microbatches"
 
 
 def with_memory(more, **changes):
-    """Two stages of four layers. A worker of stage 0 has room for what it holds without deaths, and `more` bytes."""
+    """Two stages of four layers. A worker of stage 0 has `more` bytes beyond its peak without deaths."""
     peak = sum(stage_memory(small(**MEMORY), 0).peak(3, 6, 4).values())
     return small(**MEMORY, **changes, parallel__memory=f"{PROCESS + peak + more}")
 
 
-def test_the_layout_that_is_found_has_the_limits_of_a_job_that_starts_with_it():
+def test_the_new_layout_has_the_memory_limits_of_a_job_that_starts_with_it():
     best = found(with_memory(1e9), Worker(1, 1))
     assert best.layout[0] > 4, "stage 1 has lost a worker"
     assert best.whole.memory == initial_problem(with_memory(1e9, model__split=list(best.layout))).memory
@@ -75,7 +75,7 @@ def test_the_layout_that_is_found_has_the_limits_of_a_job_that_starts_with_it():
 
 @pytest.mark.parametrize(("share", "moves"), [(0.5, False), (1.5, True)])
 def test_a_layout_without_room_for_one_micro_batch_is_not_chosen(share, moves):
-    """Stage 1 has one micro-batch in flight, and gains a layer with room for this share of the layer's activations."""
+    """Stage 1 has one micro-batch in flight. It has room for a new layer with `share` of the layer's activations."""
     wide = MEMORY | {"model__sequence": 256, "parallel__microbatch_size": 4, "schedule__memory_extra": 0}
     one = stage_memory(ModelLayers(small(**wide)).settings((1,) * 8), 3)
     held = sum(stage_memory(small(**wide), 1).peak(3, 6, 1).values()) + sum(one.always(3, 0).values())
@@ -83,7 +83,7 @@ def test_a_layout_without_room_for_one_micro_batch_is_not_chosen(share, moves):
     assert (found(job, Worker(1, 0)) is not None) == moves
 
 
-def test_layers_do_not_move_to_workers_without_room_for_them_beside_their_own():
+def test_layers_do_not_move_to_workers_without_free_memory_for_them():
     one = ModelLayers(small(**MEMORY)).settings((1,) * 8)
     arriving = sum(stage_memory(one, 4).always(3, 0).values())
     assert found(with_memory(0.5 * arriving), Worker(1, 1)) is None

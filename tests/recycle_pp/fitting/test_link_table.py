@@ -1,4 +1,4 @@
-"""Measured links: few probes cover all hosts, and only differences that matter to a plan change the graph."""
+"""The table of measured links: few probes cover all hosts, and only differences that matter to a plan are used."""
 
 from collections import Counter
 from itertools import combinations, product
@@ -16,7 +16,7 @@ FAST = (0.0001, 1e9)  # seconds one way, bytes a second
 
 @st.composite
 def placements(draw):
-    """Worker -> host."""
+    """A placement: worker -> host."""
     pipelines, stages = draw(st.integers(1, 4)), draw(st.integers(2, 4))
     hosts = st.sampled_from([f"node{k}" for k in range(draw(st.integers(1, 5)))])
     return {Worker(d, s): draw(hosts) for d, s in product(range(pipelines), range(stages))}
@@ -86,7 +86,7 @@ def test_noise_in_measurements_leaves_the_graph_uniform(noise):
 
 
 def test_differences_far_below_the_shortest_op_leave_the_graph_uniform():
-    links = {("a", "a"): (1e-6, 1e12), ("a", "b"): (0.0009, 1e12)}  # 0.001 and 0.0019 of a message, 0.002 is the least
+    links = {("a", "a"): (1e-6, 1e12), ("a", "b"): (0.0009, 1e12)}  # messages take 1 or 1.9 ms, `least` is 2 ms
     assert of_hosts([["a", "a"], ["b", "b"]], links)[0] is None
 
 
@@ -101,7 +101,7 @@ def test_a_far_host_is_a_zone_of_its_own_and_the_last_peer():
     assert graph.network.edges[Worker(0, 0), Worker(2, 1)]["leaves"] == "zone"
 
 
-def test_a_link_unlike_the_others_of_its_kind_has_its_own_times():
+def test_an_exceptional_link_has_its_own_times():
     pairs = combinations("abcd", 2)
     links = {("a", "a"): FAST} | {pair: (0.02, 1e9) for pair in pairs} | {("c", "d"): (0.1, 1e9)}
     described, graph = of_hosts([[host] * 2 for host in "abcd"], links)
@@ -134,7 +134,7 @@ def test_another_coordinator_loads_the_same_table(placement):
 
 
 def test_any_subset_of_measured_links_makes_a_graph():
-    """Hosts may have unmeasured links."""
+    """Some links between hosts may be unmeasured."""
     for known in range(1, 4):
         links = dict(list({("a", "b"): FAST, ("b", "c"): (0.2, 1e7), ("c", "d"): (0.01, 1e9)}.items())[:known])
         _, graph = of_hosts([[host] * 3 for host in "abcd"], links)

@@ -1,4 +1,4 @@
-"""`parallel.memory=auto`."""
+"""`parallel.memory=auto`: the memory of a worker, from that of its machine or GPU."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def counts(draw):
 
 
 @given(counts(), counts(), st.booleans())
-def test_a_move_changes_the_decoder_layers_alone(before, after, ties):
+def test_a_move_changes_only_the_decoder_layers(before, after, ties):
     layers, tied = ModelLayers(OWN), (0, 3) if ties else ()
     assert layers.counts(layout_of(before, tied)) == before
     assert layers.relaid(layout_of(before, tied), after) == layout_of(after, tied)
@@ -52,7 +52,7 @@ def test_unknown_layers_have_no_layout():
     assert ModelLayers(OWN).settings(()) == OWN
 
 
-def test_a_new_worker_builds_the_present_layout():
+def test_a_new_worker_builds_its_stage_in_the_present_layout():
     layers = ModelLayers(OWN)
     assert layers.start == (2, 2, 2, 2) and layers.settings((2, 2, 2, 2)) is OWN
     assert layers.settings((3, 1, 2, 2)).model.split == [3, 1, 2, 2]
@@ -69,7 +69,7 @@ def test_the_state_of_a_layer_has_three_floats_for_each_parameter():
     assert sharded.state_bytes([1], peers=4) == 6 * inner, "two of four workers hold each unit"
 
 
-def test_the_layers_of_other_models_are_known_by_what_a_worker_says():
+def test_the_layers_of_other_models_become_known_from_a_workers_description():
     layers = ModelLayers(GENERAL)
     layout = {0: [-1, 0, 1], 1: [2, 3, 4]}
     assert layers.counts(layout) == () and layers.settings(()) is GENERAL
@@ -81,7 +81,7 @@ def test_the_layers_of_other_models_are_known_by_what_a_worker_says():
     assert layers.state_bytes([0], peers=1) == 72 and layers.state_bytes([0, 2], peers=1) == 156
 
 
-def test_the_layers_of_the_own_transformer_are_known_without_a_worker():
+def test_the_layers_of_the_projects_transformer_are_known_without_a_worker():
     layers = ModelLayers(OWN)
     layers.describe(7, "they are stuck", {0: [("layers.0.norm", 1)]})
     assert layers.depth == 8 and layers.stays is None
@@ -105,7 +105,7 @@ STUCK = "the layers of this model cannot move"
         (HF | {"parallel__memory": "80GB"}, None, "no layer moves with parallel.memory"),
     ],
 )  # fmt: skip
-def test_the_start_says_what_can_move(changes, stays, words):
+def test_the_start_prints_which_layers_can_move(changes, stays, words):
     layers = ModelLayers(small(**{"model__layers": 8, "parallel__stages": 4, "schedule__rebalance": "auto"} | changes))
     layers.describe(8, stays, {})
     assert layers.what_moves is None if words is None else words in layers.what_moves

@@ -1,12 +1,14 @@
-"""Claims about the decision to move layers."""
+"""When layers move after a death, and how long an outage is expected to last."""
 
 import math
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from recycle_schedules import Worker
 
+from recycle_pp.fitting import move_policy
 from recycle_pp.fitting.move_policy import LEAST, MARGIN, START, Move, Outages
 
 SECONDS = st.floats(1e-3, 1e5)
@@ -34,7 +36,7 @@ def test_always_moves_for_the_smallest_gain_and_at_any_cost(move):
 
 
 @given(MOVES, st.floats(1, 100))
-def test_what_pays_still_pays_if_the_outage_is_longer_or_the_move_cheaper(move, factor):
+def test_a_move_that_pays_still_pays_if_the_outage_is_longer_or_the_move_cheaper(move, factor):
     if move.pays("auto"):
         for better in (
             replace(move, outage=move.outage * factor),
@@ -75,18 +77,18 @@ def history(*observed, default=900.0):
     return outages
 
 
-def test_the_first_outage_is_expected_to_last_as_long_as_the_setting_says():
+def test_the_first_outage_is_expected_to_last_as_long_as_schedule_outage():
     assert history((5.0, {A})).expected(7.0) == 900.0
 
 
 def test_later_outages_are_expected_to_last_as_long_as_those_before():
     outages = history((0, {A}), (10, {}), (20, {A}), (50, {}), (100, {A}))
     assert outages.expected(100) == 20.0, "the mean of 10 and 30"
-    assert outages.expected(115) == 15.0, "the outage of 10 is no example any more"
+    assert outages.expected(115) == 15.0, "this outage is already longer than that of 10"
     assert outages.expected(131) == 900.0, "longer than all before"
 
 
-def test_a_process_that_starts_is_expected_soon_until_the_job_knows_better():
+def test_a_restarting_process_is_expected_soon_at_first_and_later_as_past_outages_suggest():
     outages = history((0, {A}))
     assert outages.expected(0, soon={A}) == START
     outages = history((0, {A}), (4, {}), (10, {A}))
@@ -100,7 +102,7 @@ def test_the_first_of_several_workers_is_back_sooner_than_each_of_them():
     assert history((0, {A, B})).expected(0, soon={A}) < START
 
 
-def test_with_all_workers_the_time_between_two_outages_counts():
+def test_with_all_workers_alive_the_expected_time_is_that_between_outages():
     assert history((0, {}), (5, {})).expected(5) == math.inf
     assert history((0, {A}), (10, {}), (50, {B}), (60, {})).expected(100) == 50.0
 
@@ -115,3 +117,23 @@ def test_the_expected_time_is_positive_and_no_worker_is_away_for_longer_than_the
     assert outages.expected(now) > 0
     if observed[-1][1]:
         assert outages.expected(now) <= max(900.0, now)
+
+
+@pytest.mark.parametrize(
+    "observed",
+    [
+        [(0, {A}), (10, {}), (50, {B}), (60, {}), (100, {})],
+        [(0, {A}), (10, {}), (20, {A}), (50, {}), (100, {A}), (102, {A})],
+        [(0, {A}), (40, {}), (50, {A, B}), (55, {A, B})],
+        [(7, {})],
+    ],
+)
+def test_a_coordinator_with_another_clock_expects_the_same_times(observed, monkeypatch):
+    outages, (now, dead) = history(*observed), observed[-1]
+    monkeypatch.setattr(move_policy, "time", lambda: 1e9)
+    written = outages.to_json()
+    monkeypatch.setattr(move_policy, "time", lambda: 1e9 + 5)  # until it is elected
+    other = Outages(900.0)
+    other.load(written, now=7000.0)
+    other.observe(frozenset(dead), now=7000.0)
+    assert other.expected(7001.0, soon={B}) == pytest.approx(outages.expected(now + 6, soon={B}))

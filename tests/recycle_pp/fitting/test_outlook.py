@@ -1,4 +1,4 @@
-"""Whether a job fits into the memory of its workers, without and with deaths."""
+"""The outlook: whether a job fits into the memory of its workers, without and with deaths."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_deaths_take_memory_and_time():
     assert whole.hit is None and one.hit is not None
 
 
-def test_a_sharded_state_grows_with_each_death():
+def test_the_share_of_sharded_state_grows_with_each_death():
     rows = [outcome.rows[1] for outcome in outlook(job("parallel.sharded=true"), 80e9, "cuda")]
     share = [row.parts["optimizer state"] for row in rows]
     assert share[1] == pytest.approx(share[0] * 4 / 3) and share[2] == pytest.approx(share[0] * 2)
@@ -47,7 +47,7 @@ def test_stages_without_room_run_whole_backwards_or_recompute_stage_by_stage():
     assert tight.period > roomy.period
 
 
-def test_two_pipelines_survive_one_death_of_a_stage():
+def test_two_pipelines_survive_only_one_death_in_a_stage():
     *_, two = outlook(job("parallel.pipelines=2"), 80e9, "cuda")
     assert [row.peers for row in two.rows] == [0, 0, 0, 0] and two.period is None
 
@@ -61,6 +61,6 @@ def test_communicators_of_nccl_take_memory_and_grow_with_deaths():
     assert all("communicators" not in row.parts for outcome in tcp for row in outcome.rows)
 
 
-def test_communicators_leave_less_room_for_micro_batches():
+def test_with_communicators_a_worker_still_stays_below_its_capacity():
     tight = [outlook(job("parallel.backend=nccl"), size, "cuda")[0].rows[1].bytes for size in (60e9, 80e9)]
     assert tight[0] <= 60e9 and tight[1] <= 80e9

@@ -1,4 +1,4 @@
-"""The planner's Problem, as `parallel.memory` limits it."""
+"""The planner's Problem of a job, with the limits by `parallel.memory`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ WIDE = {
 
 
 def room_for(in_flight: float, **changes: object) -> str:
-    """`parallel.memory` for `in_flight` micro-batches on stage 0 without deaths."""
+    """The value of `parallel.memory` with room for `in_flight` micro-batches on stage 0 without deaths."""
     of = stage_memory(small(**WIDE, **changes), 0)
     return f"{PROCESS + sum(of.always(3, 6).values()) + of.op + in_flight * of.each()}"
 
 
-def test_bytes_are_a_limit_beside_memory_extra():
+def test_bytes_limit_the_micro_batches_in_addition_to_memory_extra():
     assert initial_problem(small(**WIDE)).limit(Worker(0, 0)) == 6
     assert initial_problem(small(**WIDE, parallel__memory=room_for(3.5))).limit(Worker(0, 0)) == 3
     assert initial_problem(small(**WIDE, parallel__memory=room_for(99))).limit(Worker(0, 0)) == 6
@@ -38,7 +38,7 @@ def test_a_death_lowers_the_limit_of_its_peers_and_a_return_raises_it_again():
     assert dead.replace(failed=[]).limit(Worker(0, 0)) == 3
 
 
-def test_with_auto_a_death_makes_its_peers_recompute_and_a_return_ends_it():
+def test_with_recompute_auto_peers_of_a_dead_worker_recompute_until_it_returns():
     auto = WIDE | {"model__recompute": "auto", "parallel__memory": "1GB"}
     of = stage_memory(small(**auto), 0)
     room = PROCESS + sum(of.always(3, 6).values()) + of.whole_op + 2.02 * of.flight
@@ -50,7 +50,7 @@ def test_with_auto_a_death_makes_its_peers_recompute_and_a_return_ends_it():
     assert dead.replace(failed=[]).recomputes == (False, False)
 
 
-def test_auto_without_bytes_is_refused():
+def test_recompute_auto_without_a_memory_limit_is_refused():
     with pytest.raises(ValueError, match=r"^model.recompute=auto needs parallel.memory: the memory"):
         validate(small(model__recompute="auto"))
     with pytest.raises(ValueError, match=r"^model.recompute must be one of true, false, auto, not yes"):
@@ -82,7 +82,7 @@ def test_emulated_times_are_in_proportion_to_the_layers_of_a_stage(model):
     assert uneven["F"] == pytest.approx([0.03, 0.01]) and uneven["O"] == pytest.approx([0.09, 0.03])
 
 
-def test_before_they_are_measured_the_weight_gradients_of_adapters_take_no_time():
+def test_unmeasured_weight_gradients_of_adapters_are_planned_with_no_time():
     assert initial_problem(small(model__kind="hf", model__lora__rank=4)).durations["W"] == 0
     assert initial_problem(small(model__kind="hf")).durations["W"] == 1
 

@@ -59,7 +59,7 @@ def test_plan_and_visualize_print_the_same_figures(
     assert any(line[0] == "bubbles" and line[1].endswith("%") for line in planned)
 
 
-def test_defaults_of_flags_are_those_of_a_training_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_have_the_defaults_of_a_training_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan_command.main(["--stages", "4", "--json", "--seconds", "0"]) == 0
     problem = Problem.from_json(json.loads(capsys.readouterr().out)["problem"])
     assert problem == initial_problem(Settings().with_values({"schedule.profile_steps": 0}))
@@ -119,3 +119,22 @@ def test_a_plan_with_links_is_compared_with_a_plan_that_ignores_them(
         rows = [line.split() for line in capsys.readouterr().out.splitlines()]
         printed.append({" ".join(row[:-2]): row[-2] for row in rows if row[:2] == ["against", "ignoring"]})
     assert len(printed[0]) == 1 and printed[0].keys() == printed[1].keys()
+
+
+@pytest.mark.parametrize(("more", "layers"), [("", [3, 4, 4, 1]), ("model.split=null", None)])
+def test_a_plan_has_the_layers_of_the_start_and_durations_by_numbers_of_weights(
+    more: str, layers: list[int] | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """gpt124m: the head weighs as much as five layers."""
+    assert plan_command.main(f"model=gpt124m parallel=2x4 --json --seconds 0 {more}".split()) == 0
+    found = json.loads(capsys.readouterr().out)
+    forward = found["problem"]["durations"]["F"]
+    assert found["layout"] == layers
+    assert sum(forward) == pytest.approx(4) and forward[3] > max(forward[:3])
+    assert forward[3] == pytest.approx((45.7 if layers else 59.9) / 30.9, rel=0.01)
+
+
+def test_a_table_of_memory_has_the_layers_of_the_start(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan_command.main(["--memory", "16GB", "--model", "gpt124m", "parallel=2x4", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["outcomes"][0]["rows"]
+    assert [row["layers"] for row in rows] == [3, 4, 4, 1]

@@ -1,4 +1,4 @@
-"""The profile: measured times for the planner, and slow workers."""
+"""The profile has measured times for the planner, and detects slow workers."""
 
 import json
 from statistics import median
@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from recycle_schedules import Problem, Worker, plan
 
 from recycle_pp.config.compose import compose
+from recycle_pp.fitting.drift import FIRST
 from recycle_pp.fitting.latency_breakdown import breakdown_of
 from recycle_pp.fitting.layer_values import relaid
 from recycle_pp.fitting.problem import initial_problem
@@ -31,7 +32,7 @@ TRUE = Problem(
 
 
 def executed(problem=TRUE, slow=None, origin=0.0):
-    """Spans of workers that follow the plan of `problem`: of a step, and of the optimizer steps after it."""
+    """Spans of workers that follow the plan of `problem`: those of the step, then those of its optimizer steps."""
     slow = slow or {}
     compute, optimizer = {}, {}
     for op in plan(problem).ops:
@@ -49,7 +50,7 @@ def tables(spans):
 
 
 def steps(count, slow=None, of=TRUE):
-    """The arguments of `add`, step by step; optimizer spans of a step come with the next one."""
+    """The arguments of `add` for each step. The optimizer's spans of a step are passed with those of the next step."""
     before = {}
     for step in range(count):
         compute, optimizer = executed(of, slow=slow, origin=float(step))
@@ -95,7 +96,7 @@ def test_a_real_job_runs_every_kind_of_backward_while_it_measures():
 
 
 def two_hosts(profile, between, within=(0.0005, 1e12)):
-    """Stage 0 runs on one host and stage 1 on another; the links have these seconds one way and bytes a second."""
+    """Stage 0 runs on one host and stage 1 on another. Links are (seconds one way, bytes a second)."""
     for d in range(2):
         for s in range(2):
             profile.place(Worker(d, s), f"node{s}", cores=8)
@@ -105,7 +106,7 @@ def two_hosts(profile, between, within=(0.0005, 1e12)):
 
 
 def test_different_links_are_part_of_the_plan_and_messages_keep_their_measured_time():
-    """A message takes 2.5 ms, of which the link explains 2.1; each message takes the rest as well."""
+    """A message takes 2.5 ms, of which the link accounts for 2.1. The rest is added to each message."""
     profile = two_hosts(Profile(SETTINGS), between=(0.0021, 1e15), within=(0.0001, 1e15))
     for _, spans in steps(3):
         profile.add(spans)
@@ -116,7 +117,7 @@ def test_different_links_are_part_of_the_plan_and_messages_keep_their_measured_t
     assert problem.replace(links=None, send=plain.send) == plain, "nothing else is different"
 
 
-def test_links_that_are_alike_change_no_bit_of_the_plan():
+def test_equal_links_change_no_bit_of_the_plan():
     profile = two_hosts(Profile(SETTINGS), between=(0.0009, 1e12))
     for _, spans in steps(3):
         profile.add(spans)
@@ -174,7 +175,7 @@ def test_recomputing_is_not_part_of_durations_and_makes_no_worker_slow():
     assert not profile.problem(TRUE).speed
 
 
-def test_no_worker_is_slow_if_all_slow_down_alike():
+def test_no_worker_counts_as_slow_if_all_slow_down_alike():
     profile = complete_profile()
     everybody = {Worker(d, s): 3.0 for d in range(2) for s in range(2)}
     (_, spans), *_ = steps(1, everybody)
@@ -211,11 +212,11 @@ def test_usual_differences_on_busy_cores_make_no_worker_slow(factor):
 
 EVEN, MOVED = (4, 4), (5, 3)
 AFTER = TRUE.replace(durations={"F": [0.026, 0.021], "I": [0.024, 0.024], "W": [0.013, 0.014], "O": 0.05})
-"""The true times of the moved layout; not those that even layers predict."""
+"""The true times of the moved layout. They differ from the prediction, which assumes equal layers."""
 
 
 def moved_profile(slow=None):
-    """A complete profile of even stages, whose layers have moved. slow: found slow before that."""
+    """A complete profile of even stages, whose layers have then moved. slow: workers that were slow before the move."""
     profile = Profile(SETTINGS)
     profile.relayout(EVEN)
     for spans in (*steps(10), *steps(12, slow)):
@@ -267,3 +268,25 @@ def test_the_next_coordinator_knows_the_layout_of_the_measured_times():
     successor.relayout(EVEN)  # the layout that the workers report
     before = complete_profile().problem(TRUE)
     assert successor.problem(TRUE).per_stage("F") == pytest.approx(before.per_stage("F"))
+
+
+def test_the_next_coordinator_finds_a_slowdown_of_all_workers_against_their_first_steps():
+    """Medians of peers cannot show it."""
+    profile = Profile(SETTINGS)
+    hosts = {Worker(d, s): f"host{d}" for d in range(2) for s in range(2)}
+    for worker, host in hosts.items():
+        profile.place(worker, host, 8)
+    written = []
+    for _, spans in steps(3 + FIRST):
+        before = profile.learned
+        profile.add(spans)
+        written += [json.dumps(profile.to_json())] * (profile.learned != before)
+    assert len(written) == 2, "after the profiled steps, and after the first hundred"
+    successor = Profile(SETTINGS)
+    successor.load(json.loads(written[-1]))
+    moved = next(iter(hosts))
+    for worker, host in hosts.items():
+        successor.place(worker, "elsewhere" if worker == moved else host, 8)
+    found = [speed for _, spans in steps(30, dict.fromkeys(hosts, 2.0)) for speed in successor.add(spans)]
+    assert {of.worker for of in found} == hosts.keys() - {moved}, "a worker on another machine has no first steps yet"
+    assert all(of.against == "itself" and of.factor == pytest.approx(2.0, rel=0.1) for of in found)

@@ -1,4 +1,4 @@
-"""The refusal of a job that does not fit, and settings with which it would."""
+"""The refusal of a job that does not fit into memory names settings with which it would fit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def job(*words: str) -> Settings:
 
 
 @pytest.mark.parametrize("capacity", [30e9, 45e9])
-def test_remedies_fit(capacity):
+def test_with_each_remedy_the_job_fits(capacity):
     settings = job()
     whole = outlook(settings, capacity, "cuda")[0]
     assert not whole.fits

@@ -93,7 +93,7 @@ def test_a_worker_that_is_much_slower_from_its_first_step_on_is_slow():
     assert [speed.worker for speed in found] == [workers[0]]
 
 
-def test_a_busy_machine_of_several_makes_none_of_its_workers_slow():
+def test_workers_of_the_one_busy_machine_among_several_are_not_slow():
     slowness = Slowness()
     workers = [Worker(d, s) for d in range(3) for s in range(2)]
     for w in workers:
@@ -127,7 +127,7 @@ def test_only_onset_and_recovery_are_returned():
     assert add(1.0, 7) == [Speed(workers[0], 1.0)]
 
 
-def test_a_new_process_is_compared_by_its_own_steps():
+def test_a_new_process_is_judged_by_its_own_steps_only():
     slowness, workers = job(2)
     for _ in range(6):
         slowness.add({workers[0]: (3.0, 3.0), workers[1]: (1.0, 1.0)})

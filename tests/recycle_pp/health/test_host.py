@@ -1,4 +1,4 @@
-"""What a host says about itself: files of sysfs, and the kernel's log."""
+"""Samples of a host's health, from files of sysfs and the kernel's log."""
 
 import os
 
@@ -9,7 +9,7 @@ from recycle_pp.health.host import Host
 
 @pytest.fixture
 def sys(tmp_path):
-    """Writes files of a sysfs."""
+    """A function that writes files of a fake sysfs, named as in PATHS. `path`: its root."""
 
     def write(**files):
         for name, text in files.items():
@@ -30,22 +30,24 @@ PATHS = {
     "most": f"{CPU}/cpufreq/cpuinfo_max_freq",
     "ib": "class/infiniband/mlx5_0/ports/1/state",
     "downs": "class/infiniband/mlx5_0/ports/1/counters/link_downed",
+    "symbols": "class/infiniband/mlx5_0/ports/1/counters/symbol_error",
+    "crc": "class/net/eth0/statistics/rx_crc_errors",
     "card": "class/net/eth0/device",
     "eth": "class/net/eth0/operstate",
     "bridge": "class/net/docker0/operstate",
 }
 
 
-def test_a_container_that_shows_nothing_has_an_empty_sample(tmp_path):
+def test_the_sample_is_empty_in_a_container_without_these_files(tmp_path):
     sample = Host(tmp_path, tmp_path / "no log").sample()
     assert sample.uncorrected is sample.clock is sample.link_downs is None
     assert not (sample.throttle or sample.ports or sample.disk)
 
 
 def test_memory_errors_and_ports_are_read(sys, tmp_path):
-    sys(ue=2, ce=40, ib="4: ACTIVE", downs=3, card="", eth="up", bridge="up")
+    sys(ue=2, ce=40, ib="4: ACTIVE", downs=3, symbols=5, crc=6, card="", eth="up", bridge="up")
     sample = Host(sys.path, tmp_path / "no log").sample()
-    assert (sample.uncorrected, sample.corrected) == (2, 40)
+    assert (sample.uncorrected, sample.corrected, sample.port_errors) == (2, 40, 11)
     assert (sample.ports, sample.link_downs) == ({"mlx5_0", "eth0"}, 3)
     sys(ib="1: DOWN", downs=4)
     sample = Host(sys.path, tmp_path / "no log").sample()

@@ -1,4 +1,4 @@
-"""What a series of samples means: from a note to a GPU that no worker may use again."""
+"""A series of samples leads to an action, from a note to the quarantine of a GPU."""
 
 from dataclasses import fields
 
@@ -21,14 +21,14 @@ def well(**changes):
 
 
 def seen(*samples):
-    """(signal, action) of the findings after these looks."""
+    """The findings after these samples: signal -> action."""
     history = History.begin(samples[0])
     for sample in samples[1:]:
         history = history.add(sample)
     return {finding.signal: finding.action for finding in judge(history)}
 
 
-def test_a_well_device_has_no_findings():
+def test_a_healthy_device_has_no_findings():
     assert seen(*[WELL] * 20) == {}
 
 
@@ -50,7 +50,7 @@ anything = st.builds(
 
 
 @given(anything)
-def test_one_look_is_enough_for_a_note_only(sample):
+def test_a_single_sample_is_at_most_noted(sample):
     assert set(seen(sample).values()) <= {"note"}
     assert set(seen(*[WELL] * 9, sample).values()) <= {"note"}
 
@@ -63,7 +63,7 @@ def test_one_look_is_enough_for_a_note_only(sample):
         ({"recovery": "GPU_RESET"}, {"recovery": "drain"}),
     ],
 )
-def test_three_signals_act_at_once(change, found):
+def test_three_signals_need_no_second_sample(change, found):
     assert seen(well(**change)) == seen(WELL, well(**change)) == found
 
 
@@ -82,7 +82,7 @@ def test_three_signals_act_at_once(change, found):
         ({"remap_pending": True}, "remap", "note"),
     ],
 )
-def test_a_second_look_confirms_the_first(change, signal, action):
+def test_a_second_sample_confirms_the_first(change, signal, action):
     assert seen(WELL, well(**change), well(**change)) == {signal: action}
 
 
@@ -91,8 +91,13 @@ def test_errors_from_before_the_job_do_not_drain_it():
     assert seen(well(uncorrected=7), *[well(uncorrected=8)] * 2) == {"ecc": "drain"}
 
 
-def test_a_count_that_was_read_wrongly_once_is_forgotten():
+def test_a_count_that_was_wrong_in_one_sample_is_forgotten():
     assert seen(WELL, well(uncorrected=9), WELL) == {}
+
+
+def test_damaged_packets_are_noted_if_they_keep_coming():
+    assert seen(*[well(port_errors=n) for n in (0, 1, 1, 1, 1)]) == {}
+    assert seen(*[well(port_errors=n) for n in (0, 1, 2, 9)]) == {"nic": "note"}
 
 
 def test_corrected_errors_are_noted_if_they_keep_coming():
@@ -100,7 +105,7 @@ def test_corrected_errors_are_noted_if_they_keep_coming():
     assert seen(*[well(corrected=n) for n in (0, 1, 2, 9)]) == {"ecc": "note"}
 
 
-def test_heat_slows_until_a_minute_has_passed_without_it():
+def test_a_hot_gpu_counts_as_slow_until_it_has_been_cool_for_a_minute():
     hot = well(throttle=frozenset(["heat"]), clock=950)
     looks = [WELL, hot, WELL, hot]
     assert seen(*looks) == {"throttle": "slow"}
@@ -110,13 +115,13 @@ def test_heat_slows_until_a_minute_has_passed_without_it():
     assert finding.factor == 2.0 and "950 MHz instead of 1900" in finding.detail, "compared with its clock at work"
 
 
-def test_the_clock_of_an_idle_gpu_is_not_its_usual_one():
+def test_a_throttled_gpu_is_not_compared_with_its_idle_clock():
     idle, hot = well(busy=0, clock=345), well(throttle=frozenset(["heat"]), clock=990)
     (finding,) = judge(History.begin(idle).add(hot).add(hot))
     assert finding.factor == 2.0
 
 
-def test_a_host_without_gpus_climbs_the_same_ladder():
+def test_a_host_without_gpus_is_judged_in_the_same_way():
     host = Sample("host", uncorrected=0)
     assert seen(host, *[Sample("host", uncorrected=1)] * 2) == {"ecc": "drain"}
     hot = Sample("host", uncorrected=0, throttle=frozenset(["heat"]), clock=1500, top_clock=3000)

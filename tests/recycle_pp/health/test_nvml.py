@@ -1,4 +1,4 @@
-"""Samples of GPUs, read through NVIDIA's library, or through its stand-in."""
+"""Samples of GPUs, read through NVIDIA's library or, in most of these tests, through a scripted stand-in."""
 
 import json
 import sys
@@ -10,14 +10,16 @@ import pytest
 from recycle_pp.health.__main__ import main
 from recycle_pp.health.host import Host
 from recycle_pp.health.nvml import Gpu, MissingPackage
+from recycle_pp.health.setup import Pair, Setup
 from recycle_pp.health.watch import Watch
+from recycle_pp.machine_checks.facts import hardware
 
 STAND_IN = "recycle_pp.testing.scripted_nvml"
 
 
 @pytest.fixture
 def script(tmp_path, monkeypatch):
-    """Writes the script of two GPUs, whose changes apply at once."""
+    """A function that writes the script of two GPUs. Its changes apply at once."""
     monkeypatch.setenv("RECYCLE_NVML", STAND_IN)
     monkeypatch.setenv("RECYCLE_NVML_SCRIPT", str(tmp_path / "script.json"))
     monkeypatch.delitem(sys.modules, STAND_IN, raising=False)
@@ -49,6 +51,40 @@ def test_gpus_without_the_package_are_reported(monkeypatch, tmp_path):
     assert finding.action == "note" and "nvidia-ml-py is not installed" in finding.detail
 
 
+def test_the_setup_of_a_gpu_is_read_and_a_lost_gpu_has_none(script):
+    script({"device": 0, "generation": 3, "ecc": 0}, {"device": 1, "lost": True})
+    first, lost = Gpu.all()
+    assert first.setup() == Setup("580.95.05", (13, 0), 3, 5, 16, 16, True, True, False, 18, 0, 600_000_000)
+    assert lost.setup().lanes is None and lost.pair(first) == Pair("unknown", None)
+
+
+def test_a_gpu_that_is_gone_before_the_first_look_is_named(script, tmp_path, capsys):
+    script({"device": 1, "gone": 1})
+    assert [gpu.uuid for gpu in Gpu.all()] == ["GPU-00000000"] and Gpu.silent() == ["1"]
+    assert main([]) == 1 and "[health] KILL lost: GPU 1 does not answer" in capsys.readouterr().out
+    assert "GPU 1 does not answer" in hardware().trouble
+    watch = Watch(1, 10.0, "auto", tmp_path / "none", print)
+    watch.open()
+    assert [finding.detail for finding in watch.once(Host(tmp_path, tmp_path / "none")).findings] == [
+        "GPU 1 does not answer"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "pair"),
+    [
+        ({}, Pair("NVLink", True)),
+        ({"nvlink": 5, "ancestor": 20}, Pair("several PCIe switches", True)),
+        ({"nvlink": 5, "peers": 1}, Pair("the link between processors", False)),
+        ({"nvlink": 5, "ancestor": 99}, Pair("unknown", True)),
+    ],
+)
+def test_the_way_between_two_gpus_is_nvlink_or_their_nearest_common_ancestor(script, changes, pair):
+    script({"device": 0, **changes})
+    first, second = Gpu.all()
+    assert first.pair(second) == pair
+
+
 def test_a_rank_watches_the_gpu_that_its_worker_uses(script, monkeypatch):
     script()
     assert [Gpu.of(rank).uuid for rank in (0, 1, 2)] == ["GPU-00000000", "GPU-00000001", "GPU-00000000"]
@@ -58,7 +94,7 @@ def test_a_rank_watches_the_gpu_that_its_worker_uses(script, monkeypatch):
     assert Gpu.of(0) is None
 
 
-def test_a_sample_has_what_the_driver_reports(script):
+def test_a_sample_has_the_values_that_the_driver_reports(script):
     script(
         {"device": 0, "recovery": 1, "uncorrected": 3, "remap_failed": 1, "links": 4, "link_errors": 2},
         {"device": 0, "throttle": "HwThermalSlowdown HwPowerBrakeSlowdown", "clock": 900, "xid": 48},
@@ -71,19 +107,19 @@ def test_a_sample_has_what_the_driver_reports(script):
     assert Gpu.of(1).sample().recovery == ""
 
 
-def test_a_software_power_cap_is_no_throttling(script):
+def test_a_software_power_cap_is_not_throttling(script):
     script({"device": 0, "throttle": "SwPowerCap GpuIdle"})
     assert Gpu.of(0).sample().throttle == frozenset()
 
 
-def test_a_lost_gpu_is_a_sample_too(script):
+def test_a_lost_gpu_has_a_sample_too(script):
     gpu = Gpu.of(1)
     script({"device": 1, "lost": True})
     sys.modules[STAND_IN].nvmlInit()
     assert gpu.sample().lost and not Gpu.of(0).sample().lost
 
 
-def test_a_question_that_the_driver_does_not_answer_is_left_out(script, monkeypatch):
+def test_a_value_that_the_driver_does_not_support_is_left_out(script, monkeypatch):
     import pynvml
 
     def unsupported(*_):
@@ -98,7 +134,7 @@ def test_a_question_that_the_driver_does_not_answer_is_left_out(script, monkeypa
     assert (sample.recovery, sample.temperature) == ("", 55)
 
 
-def test_xids_of_the_kernels_log_count_where_the_driver_reports_none(script, tmp_path):
+def test_xids_are_taken_from_the_kernels_log_if_the_driver_reports_none(script, tmp_path):
     watch = Watch(1, 10.0, "cpu", tmp_path / "none", print)
     watch.open()
     host = Host(tmp_path, tmp_path / "none")
@@ -110,7 +146,7 @@ def test_xids_of_the_kernels_log_count_where_the_driver_reports_none(script, tmp
     assert "48" not in finding.detail, "of another GPU"
 
 
-def test_a_watch_looks_at_once_when_asked_and_an_xid_wakes_it(script, tmp_path):
+def test_a_watch_takes_a_sample_at_once_on_request_and_after_an_xid(script, tmp_path):
     arrived, reports = threading.Semaphore(0), []
 
     def report(message):
@@ -131,7 +167,7 @@ def test_a_watch_looks_at_once_when_asked_and_an_xid_wakes_it(script, tmp_path):
         watch.close()
 
 
-def test_a_look_that_hangs_is_silence(script, tmp_path):
+def test_a_sample_that_hangs_counts_as_silence(script, tmp_path):
     script({"device": 0, "hangs": 3})
     watch = Watch(0, 0.1, "cpu", tmp_path / "none", print)
     watch.start()
@@ -140,7 +176,7 @@ def test_a_look_that_hangs_is_silence(script, tmp_path):
     watch.close()
 
 
-def test_one_look_at_a_machine_prints_figures_and_findings(script, capsys):
+def test_the_command_prints_figures_and_findings(script, capsys):
     script({"device": 1, "recovery": 2})
     assert main([]) == 1
     shown = capsys.readouterr().out

@@ -33,7 +33,7 @@ def test_control_groups_limit_the_memory_of_the_host(tmp_path, lines, files, lea
         ("4:memory:/", {"memory/memory.limit_in_bytes": "5", "memory/memory.usage_in_bytes": "4"}, 1024 * 5e5),
     ],
 )
-def test_free_memory_is_what_the_fullest_control_group_leaves(tmp_path, lines, files, free):
+def test_free_memory_is_limited_by_the_fullest_control_group(tmp_path, lines, files, free):
     assert free_memory(*machine(tmp_path, lines, files)) == free
 
 
@@ -49,12 +49,12 @@ def test_memory_is_unknown_without_proc(tmp_path):
         ("0::/", {}, 0),
     ],
 )
-def test_oom_kills_are_counted_in_the_own_group(tmp_path, lines, files, killed):
+def test_oom_kills_are_counted_in_the_processs_control_group(tmp_path, lines, files, killed):
     assert oom_kills(*machine(tmp_path, lines, files)) == killed
 
 
 def machine(folder: Path, lines: str, files: dict[str, str]) -> tuple[Path, Path]:
-    """Folders like /proc and /sys/fs/cgroup of a process in these groups."""
+    """Makes folders like /proc and /sys/fs/cgroup of a process in these groups. Returns both."""
     proc, groups = folder / "proc", folder / "groups"
     meminfo = "MemTotal: 1000000 kB\nMemFree: 1 kB\nMemAvailable: 500000 kB"
     texts = {proc / "meminfo": meminfo, proc / "self/cgroup": lines}

@@ -1,4 +1,4 @@
-"""The facts of this machine, or of a scripted one, and the command line."""
+"""Checks of this machine, or of a scripted one, and their command line."""
 
 import json
 import os
@@ -19,7 +19,7 @@ STAND_IN = "recycle_pp.testing.scripted_nvml"
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    """Measures disks with one block."""
+    """Makes the tests measure disks with one block only."""
     monkeypatch.setattr(facts, "DISK_BYTES", facts.BLOCK)
 
 
@@ -62,20 +62,20 @@ def test_missing_data_are_an_error(tmp_path):
     assert facts.read_rate(tmp_path).error and facts.read_rate(tmp_path / "none").error
 
 
-def test_what_hangs_is_none_after_its_time():
+def test_a_call_that_hangs_returns_none_after_its_time_limit():
     ends = threading.Event()
     assert facts.within(0.05, ends.wait) is None
     ends.set()
     assert facts.within(20.0, ends.wait) is True
 
 
-def test_a_range_of_the_package_has_no_extras():
+def test_the_requirements_of_the_package_exclude_extras():
     found = facts.installed()
     assert found.requires["python"] == ">=3.11" and "torch" in found.requires and "pytest" not in found.requires
     assert found.versions["numpy"] == metadata.version("numpy")
 
 
-def test_a_tree_without_its_package_is_a_warning(monkeypatch):
+def test_a_source_tree_that_is_not_installed_is_a_warning(monkeypatch):
     def missing(name):
         raise metadata.PackageNotFoundError(name)
 
@@ -92,16 +92,43 @@ def test_the_loops_are_counted_in_the_folder_that_numba_uses(monkeypatch, tmp_pa
     assert facts.compiled_loops() == 1
 
 
-def test_gpus_are_judged_by_the_ladder_of_health(monkeypatch, tmp_path):
+@pytest.fixture
+def script(monkeypatch, tmp_path):
+    """Writes the script of two GPUs. Their exercises are recorded in `exercised`, and not done."""
     monkeypatch.setenv("RECYCLE_NVML", STAND_IN)
     monkeypatch.setenv("RECYCLE_NVML_SCRIPT", str(tmp_path / "script.json"))
     monkeypatch.delitem(sys.modules, STAND_IN, raising=False)
-    timeline = [{"step": -1, "device": 1, "recovery": 1}]
-    script = {"devices": 2, "metrics": str(tmp_path / "none"), "timeline": timeline}
-    (tmp_path / "script.json").write_text(json.dumps(script))
+    exercised = []
+    monkeypatch.setattr(machine, "exercise", lambda uuids, _: exercised.extend(uuids) or ({}, []))
+
+    def write(**second):
+        script = {"devices": 2, "metrics": str(tmp_path / "none"), "timeline": [{"step": -1, "device": 1, **second}]}
+        (tmp_path / "script.json").write_text(json.dumps(script))
+        return exercised
+
+    return write
+
+
+def test_gpus_are_judged_by_the_ladder_of_health_and_by_their_setup(script, tmp_path):
+    exercised = script(recovery=1, lanes=8, ancestor=20, nvlink=5, peers=1)
     checks = machine.check_machine(tmp_path)
     assert named(checks, "GPU 0").verdict == "well" and "55 C" in named(checks, "GPU 0").value
     assert named(checks, "GPU 1").verdict == "broken" and "GPU_RESET" in named(checks, "GPU 1").advice
+    assert named(checks, "GPU PCIe").value == "generation 5 x8: GPU 1"
+    assert named(checks, "GPU driver").value == "580.95.05"
+    # The first GPU answers for the pair, and its script is that of a healthy one.
+    assert named(checks, "GPU pairs").value == "1 pair by NVLink"
+    assert exercised == ["GPU-00000000", "GPU-00000001"]
+
+
+@pytest.mark.parametrize(
+    ("use", "value"), [({"processes": 1}, "1 process: GPU 1"), ({"used": 61_200_000_000}, "61.2 GB in use: GPU 1")]
+)
+def test_a_gpu_that_others_use_is_not_exercised(script, tmp_path, use, value):
+    exercised = script(**use)
+    found = machine.measure(tmp_path, None)
+    assert exercised == ["GPU-00000000"] and [(of.kind, of.count) for of in found.gpus] == [("a scripted GPU", 2)]
+    assert named(machine.check_machine(tmp_path, measured=found), "GPU users").value == value
 
 
 def test_a_driver_that_hangs_or_reports_nothing_and_a_missing_library_are_problems(monkeypatch):
@@ -130,7 +157,7 @@ def test_the_command_prints_json_and_returns_its_verdict(capsys, monkeypatch, tm
     assert found["coordinator"] == found["ports"] == "well"
 
 
-def test_an_address_without_a_port_is_refused_with_a_sentence(capsys):
+def test_an_address_without_a_port_is_refused_in_one_sentence(capsys):
     assert main(["--coordinator", "host0"]) == 2
     assert capsys.readouterr().err == "recycle_pp: --coordinator must be HOST:PORT, not 'host0'\n"
 

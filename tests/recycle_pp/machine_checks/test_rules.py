@@ -1,4 +1,4 @@
-"""Each rule as a table: facts, and the verdict with the words that matter."""
+"""The rules as a table: facts, the verdict, and words that the check must show."""
 
 from math import inf
 
@@ -72,9 +72,9 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("check", "verdict", "words"), TABLE, ids=[f"{row[0].name}-{row[1]}" for row in TABLE])
-def test_a_rule_judges_what_was_read(check, verdict, words):
+def test_a_rule_gives_the_expected_verdict(check, verdict, words):
     assert check.verdict == verdict and words in f"{check.value} | {check.advice}"
-    assert bool(check.advice) == (verdict != "well"), "what is wrong comes with what to do"
+    assert bool(check.advice) == (verdict != "well"), "every problem comes with advice"
 
 
 WELL = Check("ports", "free", "29500 free")

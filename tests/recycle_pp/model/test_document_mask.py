@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recycle_pp.config.settings import Settings
-from recycle_pp.data.batches import documents
+from recycle_pp.data.batch import documents
 from recycle_pp.model.document_check import refuse_leaks
 from recycle_pp.model.general.source import source_of
 from recycle_pp.model.stage import Stage
@@ -26,7 +26,7 @@ samples = st.lists(st.lists(tokens, min_size=T + 1, max_size=T + 1), min_size=2,
 def batch_of(rows) -> Batch:
     tokens = torch.tensor(rows)
     inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-    return Batch(inputs, labels, more=documents(inputs, SEPARATOR))
+    return Batch(inputs, labels, more=documents(inputs == SEPARATOR))
 
 
 def pieces(rows):
@@ -121,7 +121,7 @@ def test_a_decoder_that_cannot_keep_documents_apart_is_rejected(kind, tmp_path):
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
-def test_an_own_module_that_mixes_documents_is_rejected(stage):
+def test_a_custom_module_that_mixes_documents_is_rejected(stage):
     """The convolution of the module in docs/models.md runs over document boundaries."""
     config = models.of_function("documented", 3, data__document_mask=True)
     with pytest.raises(ValueError, match=rf"stage {stage} of this model mixes documents"):

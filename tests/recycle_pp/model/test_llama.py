@@ -1,4 +1,4 @@
-"""The project's own Transformer, loaded from folders of the Llama family, agrees with transformers in any layout."""
+"""The project's own Transformer, with weights of the Llama family, agrees with transformers in any layout."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,6 @@ import torch
 from recycle_pp.config.compose import compose
 from recycle_pp.data.batches import Batches
 from recycle_pp.model.llama_names import to_llama
-from recycle_pp.model.stage_module import Batch
 from tests.recycle_pp.in_process import backward, pipeline, sums, train
 from tests.recycle_pp.model.general import models
 
@@ -107,14 +106,14 @@ def test_a_tied_matrix_is_one_parameter_in_two_stages(tmp_path):
     assert [stage.borrows("embedding.weight") for stage in (first, last)] == [False, True]
     (alone,) = pipeline(of(tmp_path, 1))
     assert alone.names.count("embedding.weight") == 1 and "head.weight" not in alone.names
-    batch = Batch(*Batches(of(tmp_path)).batch(0, 0))
+    batch = Batches(of(tmp_path)).batch(0, 0)
     assert alone.forward(0, 0, batch)[0].isfinite()
 
 
 @pytest.mark.parametrize(
     ("kind", "more", "sentence"),
     [
-        ("gemma2", {}, "model=llama has no model_type gemma2, which .*config.json asks for; model=hf trains it"),
+        ("gemma2", {}, "model=llama has no model_type gemma2, which .*config.json requires; model=hf trains it"),
         ("llama", {"attention_bias": True}, "model=llama has no attention_bias"),
         ("mistral", {"sliding_window": 8}, "model=llama has no sliding_window"),
         ("llama", {"hidden_act": "gelu"}, "model=llama has no hidden_act gelu"),
@@ -129,7 +128,7 @@ def test_unsupported_features_are_rejected_by_name(kind, more, sentence, tmp_pat
 
 def test_a_missing_size_is_named(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4}')
-    with pytest.raises(ValueError, match=r"config\.json does not say num_hidden_layers, which model=llama needs"):
+    with pytest.raises(ValueError, match=r"config\.json has no num_hidden_layers, which model=llama needs"):
         of(tmp_path)
 
 

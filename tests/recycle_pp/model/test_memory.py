@@ -27,8 +27,11 @@ NUMERICS = [
     {},
     {"numerics__reproducible": True},
     {"numerics__precision": "bf16"},
+    {"numerics__precision": "bf16", "optimizer__name": "muon"},
     {"numerics__precision": "bf16", "numerics__reproducible": True, "numerics__sums": "int32"},
     {"numerics__precision": "bf16-autocast", "numerics__reproducible": True},
+    {"optimizer__moments": "bf16"},
+    {"optimizer__moments": "bf16", "optimizer__name": "muon"},
 ]
 
 
@@ -54,7 +57,7 @@ def test_the_number_of_parameters_agrees_with_the_stages(changes):
 
 @pytest.mark.parametrize("recompute", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["kept", "recomputed"])
 @pytest.mark.parametrize(
-    ("stage", "numerics"), [*((0, numerics) for numerics in NUMERICS), (1, {}), (1, NUMERICS[-1])], ids=str
+    ("stage", "numerics"), [*((0, numerics) for numerics in NUMERICS), (1, {}), (1, NUMERICS[5])], ids=str
 )
 def test_a_stage_allocates_the_predicted_bytes(stage, numerics, recompute):
     of = small(**LARGER, **numerics, model__recompute=recompute)
@@ -71,7 +74,15 @@ def test_a_stage_allocates_the_predicted_bytes(stage, numerics, recompute):
     assert memory.boundary == of.boundary
 
 
-def test_adapters_take_state_and_sums_and_frozen_weights_nothing_else():
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_bf16_moments_take_half_of_the_bytes(name):
+    of = small(**LARGER, optimizer__name=name)
+    wide, half = (stage_memory(of.with_values({"optimizer.moments": moments}), 0) for moments in ("fp32", "bf16"))
+    assert 0 < 2 * half.state == wide.state, "in fp32 the state is the moments alone"
+    assert half.saved < wide.saved
+
+
+def test_adapters_have_state_and_sums_and_frozen_weights_have_neither():
     of = small(**LARGER, model__lora__rank=4, numerics__precision="bf16")
     layers, model, rank = layers_of_stages(of)[0], of.model, 4
     linear = [(model.width, 128), (model.width, 64), (model.width, 64), (128, model.width)]
@@ -110,8 +121,8 @@ def test_a_stage_keeps_the_predicted_activations_for_any_shape(data):
     assert of.numerics.precision == "bf16" or 0.75 * peak - SMALL <= memory.each() + memory.op
 
 
-@pytest.mark.parametrize("numerics", NUMERICS[:4], ids=str)
-def test_sharded_undo_copies_take_the_bytes_that_the_model_says(numerics):
+@pytest.mark.parametrize("numerics", [*NUMERICS[:3], NUMERICS[4], NUMERICS[6]], ids=str)
+def test_sharded_undo_copies_take_the_predicted_bytes(numerics):
     of = small(**LARGER, **numerics, optimizer__stagger=True, parallel__pipelines=4, parallel__sharded=True)
     memory, plain = (stage_memory(replace(of, optimizer=replace(of.optimizer, stagger=on)), 0) for on in (True, False))
     stage = Stage(of, 0, CPU)
@@ -128,7 +139,7 @@ def test_sharded_undo_copies_take_the_bytes_that_the_model_says(numerics):
 
 
 @pytest.mark.parametrize("numerics", NUMERICS, ids=str)
-def test_reduction_update_and_undo_copy_take_the_bytes_that_the_model_says(numerics):
+def test_reduction_update_and_undo_copy_take_the_predicted_bytes(numerics):
     of = small(**LARGER, **numerics, optimizer__stagger=True)
     memory, measured = stage_memory(of, 0), Measured(of, 0)
     plain = stage_memory(replace(of, optimizer=replace(of.optimizer, stagger=False)), 0)
@@ -138,7 +149,8 @@ def test_reduction_update_and_undo_copy_take_the_bytes_that_the_model_says(numer
     assert memory.payload + memory.restored == pytest.approx(reduction.peak, rel=0.02)
     with allocations(CPU) as update:
         measured.optimizer.step(reduced, 0, 0.5)
-    assert memory.update == pytest.approx(update.peak, rel=0.05)
+    muon = of.optimizer.name == "muon"  # predicted for a square matrix, and the largest one here is 640 x 128
+    assert memory.update == pytest.approx(update.peak, rel=0.25 if muon else 0.05)
     with allocations(CPU) as ahead:
         measured.optimizer.speculate(reduced, 1)
     assert memory.state - plain.state == pytest.approx(ahead.kept, rel=0.02)

@@ -1,4 +1,5 @@
-"""A stage whose layers have moved has the bits of a stage that has had these layers from the start."""
+"""A stage that has gained or lost layers, or has become another stage, has the bits of a stage that had these layers
+from the start."""
 
 import weakref
 
@@ -7,7 +8,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from recycle_pp.wire.messages.units import UnitId
 from tests.recycle_pp.in_process import small
-from tests.recycle_pp.moving import Pipeline, moves
+from tests.recycle_pp.moving import Pipeline, moves, takes_over
 
 KINDS = {
     "float sums, autocast": {"numerics__precision": "bf16-autocast", "optimizer__groups": ["layers.2.*:0.3"]},
@@ -16,6 +17,7 @@ KINDS = {
         "numerics__reproducible": True, "numerics__sums": "int32", "numerics__precision": "bf16",
         "model__recompute": True,
     },
+    "Muon": {"optimizer__name": "muon", "numerics__reproducible": True},
     "seals": {"control__mismatch": "third"},
 }  # fmt: skip
 WAYS = [(kind, whole) for kind in KINDS for whole in (False, True)]
@@ -25,6 +27,15 @@ WAYS = [(kind, whole) for kind in KINDS for whole in (False, True)]
 def test_layers_that_move_there_and_back_change_no_bit(kind, whole):
     config = small(model__layers=5, parallel__microbatches=2, **KINDS[kind])
     moves(Pipeline(config, [2, 2, 1], whole), Pipeline(config, [1, 2, 2], whole))
+
+
+@pytest.mark.parametrize(
+    ("kind", "whole", "understudy", "to"),
+    [(*way, 0, 2) for way in WAYS[:-1]] + [("int64 sums, tied", True, *pair) for pair in ((2, 0), (1, 2), (0, 1))],
+)
+def test_a_stage_that_becomes_another_stage_in_the_middle_of_a_step_has_its_bits(kind, whole, understudy, to):
+    config = small(model__layers=5, parallel__microbatches=2, **KINDS[kind])
+    takes_over([Pipeline(config, [2, 1, 2], whole) for _ in range(3)], understudy, to)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from recycle_pp.data.batches import Batches
 from recycle_pp.model.measured_memory import allocations
 from recycle_pp.model.stage import Stage
-from recycle_pp.model.stage_module import Batch
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.testing import reference_trainer as plain
 from tests.recycle_pp.in_process import CPU, backward, forward, pipeline, reduce_alone, small, sums
@@ -57,7 +56,8 @@ def test_stages_of_any_split_compute_the_same_bits_as_autograd_on_the_whole_mode
     stages, batches, model = pipeline(config), Batches(config), plain.whole(config)
     plain.masters_of(config, list(model.parameters()))
     with torch.autocast("cpu", torch.bfloat16, enabled=config.numerics.precision == "bf16-autocast"):
-        expected = model(*batches.batch(1, 2), key=(config.run.seed, 1, 2))
+        batch = batches.batch(1, 2)
+        expected = model(batch.inputs, batch.labels, key=(config.run.seed, 1, 2))
     (expected / stages[0].microbatches).backward()
     assert torch.equal(forward(stages, batches, 1, 2), expected)
     backward(stages, 2)
@@ -78,11 +78,17 @@ def test_the_initial_weights_do_not_depend_on_the_split():
     assert len(set(whole.values())) == len(whole) - 2 * 5, "only the 11 norms start equal"
 
 
+def test_a_stage_whose_state_comes_from_a_peer_draws_no_values(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "normal_", None)
+    stage = Stage(small(model__layers=2), 0, CPU, filled=False)
+    assert stage.parameters and not any(parameter.any() for parameter in stage.parameters.values())
+
+
 @pytest.mark.parametrize("recompute", [False, True])
 def test_dropout_depends_only_on_seed_step_and_microbatch(recompute):
     config = small(model__dropout=0.3, model__recompute=recompute)
     batches = Batches(config)
-    batch = Batch(*batches.batch(0, 0))
+    batch = batches.batch(0, 0)
 
     def loss(stages, step, g):
         (x,) = stages[1].forward(step, g, batch, stages[0].forward(step, g, batch))
@@ -109,7 +115,7 @@ def test_recomputing_changes_no_bit(precision):
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_recomputation_may_be_switched_between_any_two_micro_batches(precision):
-    """After a death, for example. Micro-batches in flight keep the mode of their forward."""
+    """For example after a death. Micro-batches in flight keep the mode of their forward."""
     config = small(model__dropout=0.1, numerics__precision=precision)
 
     def gradients(*ways):
@@ -135,7 +141,7 @@ def test_recomputing_keeps_only_the_inputs_of_layers():
         with torch.autograd.graph.saved_tensors_hooks(
             lambda t: saved.add((t.untyped_storage().data_ptr(), t.untyped_storage().nbytes())) or t, lambda t: t
         ):
-            stage.forward(0, 0, Batch(*Batches(config).batch(0, 0)))
+            stage.forward(0, 0, Batches(config).batch(0, 0))
         return sum(size for _, size in saved)
 
     activation = 2 * 16 * 24 * 4
@@ -145,7 +151,7 @@ def test_recomputing_keeps_only_the_inputs_of_layers():
 def test_i_frees_the_activations_and_w_frees_its_inputs():
     config = small()
     stage = Stage(config, 0, CPU)
-    stage.forward(0, 0, Batch(*Batches(config).batch(0, 0)))
+    stage.forward(0, 0, Batches(config).batch(0, 0))
     flight = stage._flights[0]
     output = weakref.ref(flight.outputs[0])
     stage.backward_input(0, [torch.ones(of.shape) for of in stage.module.gives])
@@ -170,8 +176,8 @@ def test_tokens_and_targets_are_moved_to_the_device_of_the_stage(monkeypatch):
     monkeypatch.setattr(stage, "module", module)
     monkeypatch.setattr(stage, "_autocast", nullcontext)
     stage.device = torch.device("meta")
-    stage.forward(0, 0, Batch(*Batches(config).batch(0, 0)))
-    stage.evaluate(Batch(*Batches(config).validation(0)))
+    stage.forward(0, 0, Batches(config).batch(0, 0))
+    stage.evaluate(Batches(config).validation(0))
     assert came == [("meta", "meta")] * 2
 
 
@@ -179,7 +185,7 @@ def test_a_single_stage_is_first_and_last():
     config = small(parallel__stages=1)
     (stage,) = pipeline(config)
     assert stage.first and stage.last
-    (loss,) = stage.forward(0, 0, Batch(*Batches(config).batch(0, 0)))
+    (loss,) = stage.forward(0, 0, Batches(config).batch(0, 0))
     assert loss.shape == () and loss.dtype == torch.float32 and not loss.requires_grad
     assert stage.backward(0) == []
     assert reduce_alone([stage])[0].losses[0] == loss
@@ -192,7 +198,7 @@ def test_a_single_stage_is_first_and_last():
 def test_boundary_tensors_have_the_announced_shape_and_dtype(precision, dtype):
     config = small(numerics__precision=precision)
     first, last = pipeline(config)
-    batch = Batch(*Batches(config).batch(0, 0))
+    batch = Batches(config).batch(0, 0)
     (y,) = first.forward(0, 0, batch)
     last.forward(0, 0, batch, [y])
     (dy,) = last.backward_input(0)
@@ -206,7 +212,7 @@ def test_boundary_tensors_have_the_announced_shape_and_dtype(precision, dtype):
 def test_a_tensor_at_an_odd_address_changes_no_bit():
     config = small(model__width=18, model__heads=3, model__kv_heads=1, model__ffn=33)
     _, last = pipeline(config)
-    batch = Batch(*Batches(config).batch(0, 0))
+    batch = Batches(config).batch(0, 0)
     shape = last.module.takes[0].shape
     x, results = torch.randn(shape), []
     for offset in range(4):
@@ -222,7 +228,7 @@ def test_validation_changes_no_state():
     config = small(model__dropout=0.5)
     stages, batches = pipeline(config), Batches(config)
     before = [sums(stage) for stage in stages]
-    batch = Batch(*batches.validation(0))
+    batch = batches.validation(0)
     loss = stages[1].evaluate(batch, stages[0].evaluate(batch))[0].item()
     with allocations(CPU) as again:
         assert stages[1].evaluate(batch, stages[0].evaluate(batch))[0].item() == loss
@@ -267,12 +273,12 @@ def test_the_bf16_weights_follow_every_change_of_the_masters(precision):
     (reduced,) = reduce_alone([stage])
 
     def loss():
-        return stage.evaluate(Batch(*batches.batch(0, 0)))[0].item()
+        return stage.evaluate(batches.batch(0, 0))[0].item()
 
     def fresh():
         other = Stage(config, 0, CPU)
         StageOptimizer(config, other).load(optimizer.state())
-        return other.evaluate(Batch(*batches.batch(0, 0)))[0].item()
+        return other.evaluate(batches.batch(0, 0))[0].item()
 
     begin = loss()
     optimizer.speculate(reduced, 0)
@@ -282,7 +288,7 @@ def test_the_bf16_weights_follow_every_change_of_the_masters(precision):
 
 
 def test_bf16_computes_with_the_rounded_masters_and_updates_the_masters():
-    """With a learning rate far below the spacing of bfloat16, weights without masters would never change."""
+    """The learning rate is far below the spacing of bfloat16. Without masters, no weight would ever change."""
     config = small(numerics__precision="bf16", parallel__stages=1, optimizer__lr=1e-5)
     (stage,), batches = pipeline(config), Batches(config)
     optimizer = StageOptimizer(config, stage)

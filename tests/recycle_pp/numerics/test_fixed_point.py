@@ -53,8 +53,8 @@ def test_any_split_of_the_terms_in_any_order_has_the_same_bits(seed, count, spre
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.integers(2, 40))
 def test_small_elements_are_as_precise_as_in_a_float32_sum(seed, count):
-    """Elements down to 2^-22 of the largest: the error is at most one rounding of the exact sum, and half an ulp of
-    each term for smaller elements."""
+    """Elements range down to 2^-22 of the largest. The error of each is at most one float32 rounding of the exact sum
+    plus 2^-46 of the largest per term, and at most an ulp of the element's largest term per term."""
     terms = terms_of(seed, count, 22)
     largest = terms.abs().max().item()
     e = exponent(largest, count)
@@ -93,7 +93,7 @@ def test_blocks_cover_every_element():
 
 
 def test_models_train_under_deterministic_algorithms(monkeypatch):
-    """Every operation of a stage has a deterministic implementation (here: on a CPU)."""
+    """Every operation of a stage has a deterministic implementation, at least on a CPU."""
     from tests.recycle_pp.in_process import small, train
 
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")

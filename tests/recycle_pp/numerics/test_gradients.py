@@ -39,7 +39,7 @@ def micro_batch(worker: Gradients, g: int, *, poison: float | None = None) -> No
 
 
 def reduced(workers: list[Gradients]) -> Reduced:
-    """All-reduces by hand."""
+    """The reduction of the workers' sums, all-reduced by hand."""
     payloads = [worker.payload() for worker in workers]
     return workers[0].reduced([sum(tensors[1:], tensors[0]) for tensors in zip(*payloads, strict=True)])
 
@@ -100,7 +100,7 @@ def test_a_worker_without_micro_batches_adds_nothing(reproducible):
 
 
 def test_parts_of_a_product_do_not_overflow_together():
-    """Two micro-batches of four parts each, all just below a part's limit: the int64 does not overflow."""
+    """Two micro-batches of four parts each, all just below a part's limit, do not overflow the int64 sum."""
     worker, most = Gradients(LAYOUT, 2, CPU, reproducible=True, ops=reference), 2.0 ** (62 - 3 - 20)
     worker.exponents = torch.full_like(worker.exponents, 20)
     for g in range(2):

@@ -1,6 +1,4 @@
-"""The position of tensors in a stage's vector, and the units of norms and exponents."""
-
-from functools import partial
+"""The positions of tensors in a stage's vector, and the units that norms and exponents are computed for."""
 
 import pytest
 import torch
@@ -10,8 +8,8 @@ from hypothesis import strategies as st
 from recycle_pp.config.settings import Optimizer
 from recycle_pp.numerics import torch_operations as reference
 from recycle_pp.numerics.gradients import Gradients
-from recycle_pp.numerics.hyperparameters import unit_size
 from recycle_pp.numerics.layout import Layout
+from recycle_pp.numerics.update_rules.adamw import AdamW
 from tests.recycle_pp.in_process import CPU
 
 SHAPES = st.lists(st.lists(st.integers(1, 40), max_size=3), min_size=1, max_size=5)
@@ -35,14 +33,14 @@ def test_units_are_whole_rows_at_256_bytes_and_do_not_depend_on_the_other_tensor
 
 @pytest.mark.parametrize(("shape", "rows"), [((50_304, 768), 1365), ((3000, 1000), 1040), ((768,), 1), ((2**21,), 1)])
 def test_adamw_has_units_of_about_a_million_elements(shape, rows):
-    *before, last = Layout({"weight": shape}, partial(unit_size, Optimizer())).units
+    *before, last = Layout({"weight": shape}, lambda *_: AdamW(Optimizer()).unit_size).units
     assert {unit.length for unit in before} <= {rows} and last.length <= rows
 
 
 @given(SHAPES, st.sets(st.sampled_from("01234")), st.integers(1, 3000))
 def test_the_optimizer_may_keep_tensors_whole(shapes, whole, block):
     named = {str(k): shape for k, shape in enumerate(shapes)}
-    layout = Layout(named, lambda name, _: None if name in whole else block)
+    layout = Layout(named, lambda name, *_: None if name in whole else block)
     for k, rows in enumerate(layout.rows):
         found = [unit.rows for unit in layout.units if unit.tensor == k]
         assert found == (
@@ -53,7 +51,7 @@ def test_the_optimizer_may_keep_tensors_whole(shapes, whole, block):
 
 
 def test_norms_and_exponents_belong_to_units():
-    """The holder of a unit computes both without the tensor's other units."""
+    """The holder of a unit can compute both without the tensor's other units."""
     whole = Layout({"head.weight": (64, 32), "norm.weight": (32,)}, lambda *_: 32 * 16)
     part = Layout({"head.weight": (16, 32)}, lambda *_: 32 * 16)
     assert [b.rows for b in whole.units] == [slice(k, k + 16) for k in (0, 16, 32, 48)] + [slice(0, 1)]

@@ -1,4 +1,4 @@
-"""AdamW at the commit, and before it."""
+"""AdamW steps at the commit, and speculative steps before it."""
 
 import math
 
@@ -48,7 +48,7 @@ def test_a_step_does_not_change_the_reduced_gradient():
     assert torch.equal(reduced.flat, before)
 
 
-def test_a_confirmed_speculation_is_the_step():
+def test_a_confirmed_speculation_equals_a_step_at_the_commit():
     stage, optimizer = stage_and_optimizer()
     other, expected = stage_and_optimizer()
     for step in range(3):
@@ -58,7 +58,7 @@ def test_a_confirmed_speculation_is_the_step():
     assert same(everything(optimizer), everything(expected))
 
 
-def test_undo_restores_every_bit_after_further_steps_too():
+def test_undo_restores_every_bit_each_time():
     stage, optimizer = stage_and_optimizer()
     optimizer.step(gradient(stage, 0), 0)
     before = everything(optimizer)
@@ -105,7 +105,7 @@ def test_state_moves_between_splits_by_full_model_names():
 
 
 def test_a_state_with_one_exponent_per_tensor_can_be_loaded():
-    """As in old checkpoints. All rows of the tensor get this exponent."""
+    """Old checkpoints have such states. All rows of the tensor get its exponent."""
     stage, optimizer = stage_and_optimizer()
     state = everything(optimizer)
     for number, name in enumerate(stage.names):

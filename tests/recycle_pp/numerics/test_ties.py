@@ -73,7 +73,7 @@ def test_adding_the_stages_sums_again_after_a_death_changes_no_bit():
         assert torch.equal(once_more.flat, before) and once_more.squares == first.squares
 
 
-def test_a_gradient_that_is_not_finite_in_one_stage_is_so_in_all():
+def test_a_gradient_that_is_not_finite_in_one_stage_counts_as_not_finite_in_all():
     """Otherwise the stages would derive different exponents for the next step."""
     stages = Stages(True)
     for gradients in stages.gradients:

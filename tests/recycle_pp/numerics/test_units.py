@@ -1,4 +1,4 @@
-"""A unit that is held and updated alone has the same bits as in the whole."""
+"""A unit of state that is held and updated alone has the same bits as in a whole stage."""
 
 import re
 
@@ -49,19 +49,29 @@ def test_the_boxes_of_its_units_cover_a_tensor(shapes, block):
 
 
 def cut(stage, block):
-    """The stage with units of `block` elements; None: one unit per tensor, which a small model has by default."""
-    stage.layout = Layout(stage.module.shapes, lambda *_: block, [*stage.module.layers.values()])
-    stage.gradients.relayout(stage.layout, [], [stage.module.parts.get(name, 1) for name in stage.names])
+    """Cuts the stage's state into units of `block` elements. None: one unit per tensor, the default of small models.
+
+    Tensors that their update rule needs whole stay whole.
+    """
+    own = stage.layout.cut
+    layers = [*stage.module.layers.values()]
+    stage.layout = Layout(stage.module.shapes, lambda *of: None if own(*of) is None else block, layers)
+    parts = [stage.module.parts.get(name, 1) for name in stage.names]
+    stage.gradients.relayout(stage.layout, [], parts, stage.module.shared)
     return stage
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("optimizer", "precision", "moments"),
+    [("adamw", "fp32", "fp32"), ("adamw", "bf16", "bf16"), ("muon", "bf16", "fp32"), ("muon", "fp32", "bf16")],
+)
 @settings(max_examples=8, deadline=None)
 @given(st.integers(128, 1200), st.sampled_from([None, 0.3, 1.0]))
-def test_updates_of_single_units_have_the_bits_of_the_whole(precision, block, scale):
+def test_updates_of_single_units_have_the_bits_of_the_whole(optimizer, precision, moments, block, scale):
     config = small(
-        numerics__precision=precision, optimizer__groups=["*norm*:0.5:2", "layers.0.*:0.3"], parallel__pipelines=2
-    )
+        numerics__precision=precision, optimizer__groups=["*norm*:0.5:2", "layers.0.*:0.3"], parallel__pipelines=2,
+        optimizer__name=optimizer, optimizer__moments=moments,
+    )  # fmt: skip
     one, many = (cut(Stage(config, 0, CPU), block) for _ in range(2))
     whole, sharded = StageOptimizer(config, one), StageOptimizer(config, many, whole=False)
     units = range(len(many.layout.units))
@@ -117,7 +127,7 @@ def test_a_worker_with_a_copy_detects_a_change_before_the_copy(follows):
     flip(one.vectors(3)[1], 5, 7)
     if follows:
         other.start_following()
-        other.take(range(len(stage.layout.units)), one.copy(stage.layout.ids, newest=0))
+        other.take(range(len(stage.layout.units)), one.copy(stage.layout.ids, newest=-1))
         other.follow(every(there, 0), 0, 1.0)
     else:
         for unit in (2, 3):
@@ -151,7 +161,7 @@ def begun(mismatch, size):
 
 
 def every(stage, step):
-    """A gradient of all units, for a worker that holds them one by one."""
+    """A gradient of all units of the stage, for a worker that holds them one by one."""
     return gradient(stage, step, range(len(stage.layout.units)))
 
 
@@ -162,7 +172,7 @@ def flip(vector, place, bit):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_copy_of_a_unit_may_arrive_while_micro_batches_are_in_flight(precision):
-    """Its bits are the same as before, so autograd can continue."""
+    """The copy has the same bits as before, so autograd can continue."""
     stage = Stage(small(parallel__pipelines=2, numerics__precision=precision), 0, CPU)
     optimizer = StageOptimizer(stage.settings, stage, whole=False)
     product = sum((parameter.float() ** 2).sum() for parameter in stage.parameters.values())
@@ -183,11 +193,19 @@ def test_a_unit_without_an_update_is_dropped():
     assert sorted(optimizer.held) == [0, 2]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("name", "precision", "moments"),
+    [("adamw", "fp32", "fp32"), ("adamw", "bf16", "bf16"), ("muon", "fp32", "fp32"), ("muon", "bf16", "bf16")],
+)
 @settings(max_examples=8, deadline=None)
 @given(st.integers(128, 1200), st.sampled_from([None, 0.3, 1.0]))
-def test_an_undone_step_leaves_no_bit_and_a_confirmed_one_has_the_bits_of_the_commit(precision, block, scale):
-    config = small(numerics__precision=precision, numerics__reproducible=True, parallel__pipelines=2)
+def test_an_undone_step_leaves_no_bit_and_a_confirmed_one_has_the_bits_of_the_commit(
+    name, precision, moments, block, scale
+):
+    config = small(
+        optimizer__name=name, numerics__precision=precision, numerics__reproducible=True, parallel__pipelines=2,
+        optimizer__moments=moments,
+    )  # fmt: skip
     plain, ahead = (cut(Stage(config, 0, CPU), block) for _ in range(2))
     at_commit, early = (StageOptimizer(config, stage, whole=False) for stage in (plain, ahead))
     units = range(len(plain.layout.units))
@@ -205,7 +223,7 @@ def test_an_undone_step_leaves_no_bit_and_a_confirmed_one_has_the_bits_of_the_co
         at_commit.step(reduced, step, scale)
         before, checksums = bits(), early.inspected(reduced)
         early.speculate(reduced, step)
-        assert early.inspected(reduced) == checksums, "a vote that is repeated says what the first one said"
+        assert early.inspected(reduced) == checksums, "a repeated vote equals the first one"
         assert not all(map(torch.equal, before, bits()))
         if scale == 1.0:
             early.confirm()

@@ -3,9 +3,9 @@
 coordinator = Coordinator(world)
 coordinator.begin()                          # starts a job with a process for each worker
 coordinator.options(found)                   # the possible next events
-coordinator.act("plans")                     # one of its own
+coordinator.act("plans")                     # runs an event of its own
 coordinator.handle(node, message)              # a process's message has arrived
-coordinator.orphan()                         # it dies; later it "takes over"
+coordinator.orphan()                         # it dies; the event "takes over" starts its successor
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import msgspec
 from recycle_schedules import Problem, Worker, actions
 
 from recycle_pp.coordinator.checkpoints import Saving
+from recycle_pp.protocol.assignment import spawned
 from recycle_pp.protocol.events import (
     CoordinatorReplaced,
     Event,
@@ -32,6 +33,7 @@ from recycle_pp.protocol.events import (
     ProblemChanged,
     Restarted,
     Send,
+    SettingsChanged,
     WorkerDescribed,
     WorkerDied,
     WorkerEvicted,
@@ -40,6 +42,7 @@ from recycle_pp.protocol.events import (
 )
 from recycle_pp.protocol.job import Job
 from recycle_pp.protocol.takeover import find
+from recycle_pp.wire.messages.ctl import Value
 from recycle_pp.wire.messages.generations import Adopt, Broken, SteadyPlan
 from recycle_pp.wire.messages.lifecycle import Donate, Leaving, Ready
 from recycle_pp.wire.messages.saving import Assembled, Assembling, Digests, Saved, SaveFailed
@@ -67,6 +70,7 @@ class Coordinator:
         self.mismatches: list[Worker] = []  # detected workers
         self.found_at = -1  # event that detected the last one
         self.stopped = False  # it was unknown which worker was wrong
+        self.commits: list[Commit] = []
         self.evaluated: list[int] = []  # steps whose validation is complete
         self.saved = 0  # completed steps in the newest checkpoint
         self.restores = 0
@@ -106,7 +110,7 @@ class Coordinator:
 
     @property
     def _waiting(self) -> bool:
-        """Whether the job waits for a follower that may have to be given up."""
+        """Whether the job waits for a follower, which it may have to give up."""
         job, expiry = self.job, self._expiry
         if job.phase == "holding":
             return True
@@ -207,6 +211,9 @@ class Coordinator:
     def want(self, layout: Layout) -> None:
         self._drive(MoveWanted(layout, self._world.problem_of(layout)))
 
+    def change(self, values: dict[str, Value]) -> None:
+        self._drive(SettingsChanged(values))
+
     def _drive(self, event: Event) -> None:
         heirs = self._heirs(event)
         outcome = self.job.handle(event)
@@ -242,7 +249,7 @@ class Coordinator:
             if each.worker is not None
             and (each.worker.stage, stages[stage]) == (stage, 1)
             and each.prepared is not None
-            and stages[job.assignment[member].stage] > 1
+            and job.units.leavers({member}, job.workers)
         ]
 
     def _follow(self, note: dict[str, Any]) -> None:
@@ -257,6 +264,7 @@ class Coordinator:
             self.stopped = True
         elif note["event"] == "committed":
             commit = note["commit"]
+            self.commits.append(commit)
             if commit.savers and world.save_every:
                 self.saving.begin(commit.step + 1, commit.savers, commit.last, self.job.live)
         elif note["event"] == "took_over":
@@ -289,7 +297,7 @@ class Coordinator:
             self.saving.abandon()
 
     def _send(self, out: list[Send]) -> None:
-        """Orders of a generation wait for its agreement, so other messages overtake them."""
+        """Delivers messages to inboxes. Orders come last, because in a real job they wait for an agreement."""
         for to, message in sorted(out, key=lambda send: isinstance(send.message, Adopt | SteadyPlan)):
             node = self.alive.get(to)
             if node is not None and not node.cut_off:
@@ -309,7 +317,7 @@ class Coordinator:
         self._judge()
 
     def _restore(self) -> None:
-        """Mirrors the coordinator when a stage is lost."""
+        """Restarts the job after the loss of a stage, or ends it, like the real coordinator."""
         world = self._world
         present = sorted(self.alive)
         again = self.restores and self.saved == self._restored_from
@@ -327,7 +335,7 @@ class Coordinator:
     # -- another coordinator -----------------------------------------------------------------------------------
 
     def orphan(self) -> None:
-        """It dies. A part of its messages arrives. Deaths that it has not noticed stay unnoticed."""
+        """The coordinator dies. Only some of its messages arrive, and deaths that it has not noticed stay unnoticed."""
         world = self._world
         self.headless, self.stage_lost = True, None
         self._mending.clear()
@@ -337,7 +345,7 @@ class Coordinator:
         world.touch()
 
     def _take_over(self) -> None:
-        """Mirrors coordinator/successor.py."""
+        """A new coordinator takes over, as in coordinator/successor.py."""
         world = self._world
         self.headless, self.takeovers = False, self.takeovers + 1
         self.noticing.clear()
@@ -351,7 +359,7 @@ class Coordinator:
             node.cut_off = False
         found = find({member: node.me.state(node.linked) for member, node in self.alive.items()})
         first_step = max((node.me.committed for node in self.alive.values()), default=self.job.committed) + 1
-        assignment = self._spawned
+        assignment = spawned(self._spawned, self.alive.keys(), world.problem.pipelines, world.stages)
         self._new_job(first_step, found.generation, assignment, found.layout or world.layout)
         if not found.begun:
             for member in assignment.keys() - self.alive.keys():

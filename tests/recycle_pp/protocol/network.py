@@ -16,5 +16,5 @@ class Network:
     graves: set[tuple[int, int]] = field(default_factory=set)  # members of a mesh that are dead
 
     def broken(self, mesh: int, me: int, other: int) -> bool:
-        """Whether this connection is broken."""
+        """Whether the connection between these two members is broken."""
         return (mesh, me, other) in self.cuts or (mesh, other) in self.graves

@@ -39,17 +39,17 @@ Program = Generator[Callable[[], bool] | None, None, None]
 
 
 class Void(Exception):
-    """The orders are no longer valid."""
+    """Raised by the program when its orders are no longer valid."""
 
 
 Parcel = dict[UnitId, tuple[int, int | None]] | tuple[int, Sums] | None
 
 
 class Stream(NamedTuple):
-    """From a donor to a joiner: the state of some units after a step, then the gradients of every later step.
+    """A stream from a donor to a joiner: the state of some units after a step, then the gradients of every later step.
 
-    Parcels: (step, state that the donor's shards have `given`, or None for a gradient after its commit, or before its
-    commit the generation and the sums)."""
+    Parcels are (step, content). The content is the state that the donor's shards have `given`; None, for a gradient
+    sent after its commit; or (generation, sums), for a gradient sent before its commit."""
 
     to: int
     message: Donate
@@ -57,7 +57,7 @@ class Stream(NamedTuple):
 
 
 class Boundary(NamedTuple):
-    """A tensor between two stages. wrong: derived from a wrong block. layer: the last layer before the boundary."""
+    """A tensor between two stages. wrong: it derives from a wrong block. layer: the last layer before the boundary."""
 
     step: int
     wrong: bool
@@ -117,7 +117,7 @@ class Node:
     # -- what can happen ---------------------------------------------------------------------------------------
 
     def can(self) -> Iterator[str]:
-        """Messages of a dead worker still arrive."""
+        """The possible next events of this process. Messages of a dead worker still arrive."""
         if self.outbox and not self.cut_off:
             yield "delivers"
         if self.alive:
@@ -163,7 +163,7 @@ class Node:
             self._take(stream.message, *stream.parcels.popleft())
 
     def reset(self) -> None:
-        """The connection to the coordinator breaks. All messages on the way are lost, in both directions."""
+        """Breaks the connection to the coordinator. All messages in flight are lost, in both directions."""
         self.cut_off = self.stale = True
         self.inbox.clear()
         self._lose()
@@ -345,7 +345,7 @@ class Node:
         record.finish()
 
     def _boundary(self, step: int, tensor: Tensor) -> Boundary:
-        """A tensor that this stage makes or takes, if nothing is wrong."""
+        """The expected content of a tensor that this stage makes or takes, if nothing is wrong."""
         kind, _, maker = tensor
         below = (kind is TensorKind.ACTIVATION) != (maker == self.role.stage)
         return Boundary(step, False, self.layers[0] - 1 if below else self.layers[-1])
@@ -393,7 +393,7 @@ class Node:
     # -- the end of a step -------------------------------------------------------------------------------------
 
     def _reduce(self, orders: Orders, step: int) -> Program:
-        """Every peer sends its sums to all others. A peer that dies meanwhile has reached some of them."""
+        """Every peer sends its sums to all others. If a peer dies meanwhile, its sums reach only some of them."""
         yield from self.shards.reduce(orders, self._sums)
         mine = Counter(self._sums)
         total = Counter(mine)
@@ -539,7 +539,7 @@ class Node:
     # -- following units ---------------------------------------------------------------------------------------
 
     def _relayout(self, layers: list[int]) -> None:
-        """The stage gets these layers. Of new ones it has the blocks that have arrived."""
+        """Gives the stage these layers. It then holds those blocks of new layers that have arrived."""
         if self._sums or self.reduced or self._log or self._received:
             self.world.fail(f"{self.me.worker} gets other layers within a step")
         self.shards.relayout(layers, self.arriving)
@@ -552,7 +552,7 @@ class Node:
             self.outbox.append(Ready(("node", self.number), "simulated", units=described(sorted(self._described))))
 
     def _play(self, worker: Worker) -> None:
-        """The executor restarts, with the stage that this understudy has followed."""
+        """Restarts the executor with the stage that this understudy has followed."""
         self._apply_due()
         self.role, self.shards, self.standing_in = worker, self.standing_in, Shards(self, (), NOTHING)
         self.layers = [*self.shards.exponents]
@@ -572,7 +572,7 @@ class Node:
             self.standing_in.apply(commit.step, self._early.pop(commit.step))
 
     def _feed(self, commit: Commit) -> None:
-        """After a commit: sends the state to new followers, and the step's gradients to others."""
+        """Called after a commit. Sends the state to new followers, and the step's gradients to the others."""
         step = commit.step
         for stream in list(self._fed):
             if not self.shards.state.keys() >= {*unpacked(stream.message.units)}:

@@ -47,13 +47,13 @@ class Order:
 
     @classmethod
     def drawn(cls, seed: int, copies: int = 0, flip: bool = False, moves: bool = False, alone: bool = False) -> Order:
-        """Two or three faults, mostly deaths; often the second one during the recovery from the first.
+        """An order with two or three faults, mostly deaths. The second often happens in the recovery from the first.
 
-        flip: also flips a bit of sharded state. Or an update fails: then no worker dies, because the faulty worker must
-            not be the only holder of a block.
-        moves: also moves layers once or twice
-        alone: all workers of a stage but one die soon, and that one is more likely than others to have a later fault.
-            The stage gets an understudy"""
+        flip   adds a flipped bit of sharded state, or an update with a wrong result. In the latter case no worker dies,
+               because the faulty worker must not be the only holder of a block
+        moves  adds one or two moves of layers
+        alone  all workers of a stage but one die soon, the stage gets an understudy, and its last worker is more likely
+               than others to have a later fault"""
         rng = random.Random(seed)
         order = cls(
             rng.choice([shape for shape in SHAPES if shape[1] > 1] if moves or alone else SHAPES),
@@ -84,7 +84,7 @@ class Order:
         return order
 
     def _with_one_left(self, rng: random.Random) -> Iterator[Fault]:
-        """The faults of the order, after all workers of a stage but one have died."""
+        """The deaths of all workers of a stage but one, and then the faults of the order."""
         last, start = rng.choice(self._workers), rng.randrange(40, 100)
         for d in range(self.shape[0]):
             if d != last.pipeline:
@@ -94,7 +94,7 @@ class Order:
             yield fault._replace(at=fault.at + start, worker=victim)
 
     def _near_its_switch(self, rng: random.Random) -> Order:
-        """The first fault happens at the adoption of the new layout, or shortly before or after it."""
+        """Shifts the faults, so that the first one happens at about the adoption of the new layout."""
         wanted = [fault for fault in self.faults if fault.kind == "move"]
         at = replace(self, faults=tuple(wanted)).run().coordinator.switched_at + rng.randrange(-60, 60)
         others = sorted(fault for fault in self.faults if fault.kind != "move")
@@ -162,7 +162,7 @@ def _events(
 
 
 def in_turn() -> Chooser:
-    """Takes the options in turn: the one after the last."""
+    """A chooser that takes the options in turn."""
     last = 0
 
     def choose(options: Sequence[Option]) -> int:
@@ -178,7 +178,7 @@ def at_random(rng: random.Random) -> Chooser:
 
 
 def by_priority(rng: random.Random, changes: int) -> Chooser:
-    """The process with the highest priority runs as long as it can. A change makes it the lowest."""
+    """A chooser that runs the process with the highest priority as long as it can. A change makes it the lowest."""
     priority: dict[int, float] = {}
     events = 0
     due = {rng.randrange(1, 1000) for _ in range(changes)}
@@ -223,7 +223,7 @@ def _report(draw: Draw, broken: list[int]) -> None:
 
 
 def _shrunk(order: Order) -> Order:
-    """A minimal order: it violates the contract, and no order with one item less does."""
+    """A minimal order that violates the contract: no order with one item less does."""
     while True:
         for smaller in _smaller(order):
             if _broken(smaller):
@@ -234,7 +234,7 @@ def _shrunk(order: Order) -> Order:
 
 
 def _broken(order: Order) -> str | None:
-    """The violation in words, or None."""
+    """Runs the order. Returns the violation in words, or None."""
     try:
         order.run()
     except Violation as violation:

@@ -1,4 +1,4 @@
-"""A planner for the simulated world. Its plans are valid and fast to make; their quality does not matter there."""
+"""A planner for the simulated world, where plans must be valid and fast to make, but need not be good."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from recycle_schedules import Op, OpArrays, OpKind, Plan, Problem, Worker
 
 
 def plan_simply(problem: Problem) -> Plan:
-    """All forwards, then all backwards: a valid plan of any problem without a memory limit, in one pass."""
+    """A valid plan of any problem without a memory limit: all forwards, then all backwards. Made in one pass."""
     free = {w: problem.busy.get(w, 0.0) for w in problem.workers()}
     ops: list[Op] = []
     hosts: dict[Any, Worker] = {}

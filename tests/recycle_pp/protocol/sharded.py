@@ -1,10 +1,11 @@
 """The state of a simulated worker: the newest step in each block, and the messages about blocks.
 
 Its program mirrors `execution.commits` and `state.exchange`, message by message. A death, a cut or a delay may affect
-any message, and every version is checked when it is used. Whole state is sharded state whose blocks all workers hold.
+any message, and the version of a block is checked at each use. Whole state is sharded state whose blocks all workers
+hold.
 
-A bit flip makes a block wrong, and everything derived from it: copies, weights, tensors, sums. Only this file knows,
-until a vote detects it. Wrong values must not be committed, saved or applied.
+A bit flip makes a block wrong, and everything derived from it: copies, weights, tensors, sums. The protocol does not
+know this until a vote detects it. Wrong values must not be committed, saved or applied.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ LACKING = "a block of some tensor is in none of the parts"
 WRONG = (-1, (-1, -1))  # in a counter of sums: derived from a wrong block
 
 Sums = Counter[tuple[int, tuple[int, int]]]
-"""(layer, micro-batch) -> how often this layer's gradient of the micro-batch is in the sum"""
+"""(layer, micro-batch) -> the number of times that this gradient is in the sum"""
 
 
 def described(layers: Iterable[int]) -> dict[int, list[tuple[str, int]]]:
@@ -70,7 +71,7 @@ class Shards:
         self._exchanges = 0, -1  # number of exchanges, generation
 
     def relayout(self, layers: Collection[int], arrived: Shards) -> None:
-        """Gives the stage these layers. arrived: blocks of layers that are new; other new blocks are in no state."""
+        """Gives the stage these layers. arrived: blocks of new layers that have arrived; the stage lacks the others."""
         step = self._node.me.committed
         came = {block: of for block, of in arrived.state.items() if of == step and block.layer in layers}
         blocks, nothing = blocks_of(layers), dict.fromkeys(layers, NOTHING)
@@ -122,7 +123,7 @@ class Shards:
             yield from self.send_weights(orders, committed)
 
     def send_weights(self, orders: Orders, step: int) -> Program:
-        """Once per step and generation: after the update, committed or early."""
+        """Sends weights to peers, once per step and generation, after the update (early or at the commit)."""
         node, shares, me = self._node, _of(orders), self._node.me.member
         if self._sent_weights == (orders.generation, step):
             return
@@ -203,7 +204,7 @@ class Shards:
         self._grads, self._undo = {}, None
 
     def undo(self) -> None:
-        """Weights of blocks that others hold keep their new values, so they must be sent again."""
+        """Undoes an early update. Weights of blocks that other workers hold keep their new values until sent again."""
         assert self._undo is not None
         self.state, self.exponents = self._undo
         for block, step in self.state.items():
@@ -223,7 +224,7 @@ class Shards:
         return any(of > 0 for of in self.wrong.values())
 
     def flip(self, fault: int, number: int) -> None:
-        """Makes a block wrong; if it is not held, another one."""
+        """Makes the `number`-th block wrong, or another one if this worker does not hold it."""
         blocks = blocks_of(self._node.layers)
         block = blocks[number % len(blocks)]
         if self.state:
@@ -238,11 +239,11 @@ class Shards:
             node.world.fail(f"{node.me.worker} uses weights {self.weights}, exponents {self.exponents}, not of {step}")
 
     def given(self) -> dict[UnitId, tuple[int, int | None]]:
-        """A donor's parcel: block -> (step in it, its fault or None)."""
+        """The state in a donor's parcel: block -> (step in it, its fault or None)."""
         return {block: (step, self.wrong.get(block)) for block, step in self.state.items()}
 
     def forget(self) -> None:
-        """Starts a new session, in which it follows its blocks."""
+        """Drops all state, for a new session in which the worker follows its blocks."""
         self.state, self.wrong, self.tainted = {}, {}, set()
         self.exponents = dict.fromkeys(self.exponents, NOTHING)
 
@@ -253,7 +254,7 @@ class Shards:
         state: dict[UnitId, tuple[int, int | None]] | None,
         layers: Collection[int],
     ) -> None:
-        """state: None for a step's gradients. layers: those whose exponents come with the blocks."""
+        """Takes a donor's parcel. state: None for a step's gradients. layers: layers with exponents in the parcel."""
         for block in blocks:
             self.state[block] = self.weights[block] = step
             if state is not None:
@@ -263,7 +264,7 @@ class Shards:
         self.exponents |= {layer: max(self.exponents[layer], step) for layer in layers}
 
     def apply(self, step: int, sums: Sums) -> None:
-        """The update of an understudy, which has all blocks."""
+        """Updates the state of an understudy, which has all blocks."""
         for block in self.weights:
             grad, total = _part(sums, block), len(self._node.world.problem.microbatch_keys())
             if self.state[block] != step - 1 or set(grad.values()) != {1} or len(grad) != total:
@@ -271,7 +272,7 @@ class Shards:
         self.follow(list(self.weights), step, None, list(self.exponents))
 
     def saved(self, step: int, units: Collection[UnitId]) -> dict[UnitId, bool]:
-        """block -> whether it is right, for the blocks that it saves."""
+        """The saved blocks: block -> whether it is right."""
         node = self._node
         if any(of != step for of in self.state.values()):
             node.world.fail(f"{node.me.worker} saves {self.state} as after step {step}")

@@ -32,7 +32,7 @@ def test_a_step_is_committed_when_all_live_workers_have_voted():
     assert (decision.step, decision.norm, decision.scale, decision.loss) == (7, math.sqrt(0.5), 1.0, 1.25)
 
 
-def test_the_vote_of_a_dead_worker_is_neither_required_nor_harmful():
+def test_the_vote_of_a_dead_worker_is_not_required_and_does_not_disturb():
     of = ballot()
     of.cast(2, Worker(1, 0), vote(Worker(1, 0)))
     for member, worker in LIVE.items():
@@ -42,7 +42,7 @@ def test_the_vote_of_a_dead_worker_is_neither_required_nor_harmful():
 
 
 @given(st.randoms())
-def test_the_order_of_the_votes_makes_no_difference(random):
+def test_the_decision_does_not_depend_on_the_order_of_votes(random):
     of, order = ballot(clip=0.1), random.sample(list(LIVE.items()), len(LIVE))
     for member, worker in order:
         of.cast(member, worker, vote(worker))
@@ -66,7 +66,7 @@ def test_peers_with_different_sums_stop_the_job(other):
         of.cast(7, Worker(3, 1), vote(Worker(3, 1), **other))
 
 
-def test_a_gradient_that_is_not_a_number_skips_the_step_and_peers_agree_on_it():
+def test_a_nan_gradient_skips_the_step_and_peers_with_different_nans_agree():
     of = ballot(clip=1.0)
     for member, worker in LIVE.items():
         nan = math.nan if worker.pipeline else -math.nan  # NaN has many bit patterns

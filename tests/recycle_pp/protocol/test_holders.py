@@ -1,4 +1,4 @@
-"""Each block has k live holders if k workers live. Loads stay equal, few blocks move, and k - 1 deaths between two
+"""Each block has k live holders if k workers are alive. Loads stay equal, few blocks move, and k - 1 deaths between two
 heals lose nothing."""
 
 import random
@@ -100,7 +100,7 @@ def test_with_any_hosts_the_same_holds_and_no_peer_is_overloaded(data, sizes, pe
 
 @given(st.integers(3, 5), st.integers(1, 3), st.integers(2, 3), st.data())
 def test_repaired_copies_are_on_another_host_if_there_is_room(count, each, copies, data):
-    """Equal hosts, at least one more than copies. One peer dies and returns."""
+    """Hosts have equal numbers of peers, and there are more hosts than copies. One peer dies and returns."""
     copies = min(copies, count - 1)
     live = set(range(count * each))
     hosts, sizes = {peer: f"host-{peer % count}" for peer in live}, of_sizes([1] * (60 * len(live)))
@@ -122,7 +122,7 @@ def test_repaired_copies_are_on_another_host_if_there_is_room(count, each, copie
 def test_a_host_that_holds_all_copies_of_a_block_is_named():
     assert on_one_host({UnitId(0, 0): [0, 1], UnitId(0, 1): [1, 2]}, {0: "a", 1: "b", 2: "b"}) == "b"
     assert on_one_host({UnitId(0, 0): [0], UnitId(0, 1): [1, 2]}, {0: "a", 1: "a", 2: "b"}) is None, (
-        "one copy is nowhere else by choice"
+        "a block with a single holder is not reported"
     )
 
 

@@ -30,7 +30,7 @@ waits = st.builds(
 
 
 def frozen(what="F", step=3, seconds=LONG):
-    """A worker whose main thread makes no progress in an op."""
+    """The sign of a worker whose main thread makes no progress in an op."""
     return Sign(Activity("works", what, step, (0, 0)), seconds, quiet=seconds)
 
 
@@ -75,7 +75,7 @@ def test_on_a_busy_machine_no_worker_is_stuck(signs, data):
     assert not judge(signs, PATIENCE).stuck
 
 
-def test_a_worker_that_connects_waits_for_all_workers_that_may_not_have_connected():
+def test_a_connecting_worker_waits_for_all_workers_that_may_not_have_connected():
     busy = Sign(Activity("works", "F", 3, (0, 0), first=True), 60.0, quiet=60.0)  # it compiles
     assert not judge({A: waiter("links"), B: waiter("links"), C: busy}, PATIENCE).deadlock
     assert judge({A: waiter("links"), B: waiter("links"), C: frozen()}, PATIENCE).stuck.keys() == {C}
@@ -125,7 +125,7 @@ def test_an_unfinished_all_reduce_is_a_deadlock_without_a_culprit():
     assert not verdict.stuck and set(verdict.deadlock) == {A, B, C, D}
 
 
-def test_a_peer_that_has_not_begun_its_sum_is_waited_for():
+def test_workers_in_a_sum_wait_for_a_peer_that_has_not_begun_it():
     signs = {A: waiter("sum"), C: frozen("B"), B: waiter("commit"), D: waiter("commit")}
     assert set(judge(signs, PATIENCE).stuck) == {C}
 
@@ -176,7 +176,7 @@ def test_a_waiting_joiner_delays_no_worker():
 
 
 def reader(seconds, needs=True):
-    """A worker whose read is slow. It needs the data now, or it waits for a peer and has only probed its disk."""
+    """The sign of a worker with a slow read. It needs the data, or it waits for a commit and only probes its disk."""
     sign = Sign(Activity("works", "data", 3, (0, 0)), seconds, quiet=seconds) if needs else waiter("commit")
     return replace(sign, reading=seconds)
 
@@ -187,7 +187,7 @@ def test_no_reader_is_stuck_while_the_disks_of_all_are_silent():
     assert not verdict.stuck and not verdict.deadlock and verdict.no_disk == [A, C]
 
 
-def test_a_reader_whose_disk_alone_is_silent_is_stuck():
+def test_a_reader_is_stuck_if_only_its_disk_is_silent():
     verdict = judge({A: reader(LONG), C: reader(0.01, needs=False)}, PATIENCE)
     assert verdict.stuck == {A: ("reading the data of micro-batch 0.0 in step 3", LONG)} and verdict.no_disk == []
 
@@ -203,5 +203,5 @@ def test_a_reader_in_a_job_that_reads_no_files_is_stuck():
 
 @pytest.mark.parametrize("suspicion", [0.1, 1.0, 10.0, 600.0])
 def test_all_disks_have_been_tried_before_the_first_reader_would_be_stuck(suspicion):
-    """A probe starts within the limit, and has waited for longer than the limit at half of the suspicion."""
+    """A probe starts within the read limit, so at half of the suspicion it has waited for longer than the limit."""
     assert 0 < 2 * read_limit(suspicion) <= suspicion / 2

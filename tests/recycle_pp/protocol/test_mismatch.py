@@ -1,4 +1,4 @@
-"""A wrong copy of a block is found whenever the votes show it, and no right copy is called wrong."""
+"""A wrong copy of a block is found if the votes show it, and no correct copy is called wrong."""
 
 from array import array
 
@@ -71,12 +71,12 @@ def test_of_two_differing_copies_the_wrong_one_is_unknown_without_evidence_from_
 
 
 def test_a_copy_made_since_the_last_vote_does_not_count_towards_a_majority():
-    """Worker 2 has its copy from worker 0, so both agree, whether 0 or 1 is right."""
+    """Worker 2 got its copy from worker 0, so the two agree, whether worker 0 or worker 1 is right."""
     three, four = table_of([0, 1, 2]), table_of([0, 1, 2, 3])
     (block,) = three
     votes = votes_of(three, {(block, 0)}, set())
     votes[2] = votes[0]
-    assert compare(three, votes).wrong == {1: block}, "which is why"
+    assert compare(three, votes).wrong == {1: block}, "the wrong verdict, if worker 2 counted"
     assert compare(three, votes, {(block, 2)}).unclear == [block]
     more = votes_of(four, {(block, 0)}, set())
     more[3] = more[0]

@@ -15,7 +15,7 @@ def move(at, *layers):
 
 
 def drawn(seed):
-    """Whole state, or one or two copies."""
+    """A random order with moves, and with whole state or one or two copies."""
     return Order.drawn(seed, copies=seed % 3, moves=True)
 
 
@@ -46,8 +46,8 @@ def test_without_failures_a_move_ends_in_one_new_generation_in_any_order_of_even
 @pytest.mark.parametrize("stagger", [False, True])
 @pytest.mark.parametrize("kind", ["kill", "reset"])
 @pytest.mark.parametrize("copies", [0, 2])
-def test_a_fault_at_any_event_of_a_move_loses_nothing_and_the_move_goes_on(copies, kind, stagger, each):
-    """Of a receiver, a donor or another worker."""
+def test_a_fault_at_any_event_of_a_move_loses_nothing_and_the_move_usually_completes(copies, kind, stagger, each):
+    """The fault happens to a receiver, a donor or another worker."""
     order, ends = Order((2, 2, 2), (move(60, 1, 3),), 6, stagger, copies=copies, patience=None), Counter()
     for moment in range(60, order.run().events // 2, each):
         for victim in [Worker(d, s) for d in range(2) for s in range(2)]:
@@ -87,12 +87,12 @@ def test_the_successor_of_a_coordinator_that_dies_at_any_event_of_a_move_finds_t
             world = replace(order, faults=(*order.faults, *faults), seed=moment).run()
             assert world.coordinator.lost is None and world.coordinator.job.committed == 5
             layouts.add(len(layers_at_the_end(world)[0]))
-    assert layouts == {1, 2}, "it abandons a move before its layout is adopted, and none after"
+    assert layouts == {1, 2}, "a move is abandoned before its layout is adopted, and never afterwards"
 
 
 @pytest.mark.parametrize("each", [61, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("copies", [0, 2])
-def test_a_move_at_any_event_of_another_one_replaces_it_or_begins_from_its_layout(copies, each):
+def test_a_move_requested_at_any_event_of_another_replaces_it_or_starts_from_its_layout(copies, each):
     order, ends = Order((2, 3, 2), (move(60, 3, 2, 1),), 9, copies=copies, patience=None), Counter()
     for moment in range(61, order.run().events // 2, each):
         world = replace(
@@ -106,7 +106,7 @@ def test_a_move_at_any_event_of_another_one_replaces_it_or_begins_from_its_layou
 @pytest.mark.parametrize("each", [5, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("copies", [0, 2])
 def test_a_fault_or_another_move_at_any_event_of_a_switch_changes_nothing(copies, each):
-    """Also if a worker of the stage that gains a layer has died, and its successor is on its way."""
+    """A worker of the stage that gains a layer has died before, and its replacement is about to join."""
     back = Fault(140, "kill", Worker(2, 1)), Fault(160, "revive", Worker(2, 1))
     order = Order((3, 2, 2), (move(60, 1, 3), *back), 7, copies=copies, patience=None)
     for offset in range(-70, 70, each):
@@ -120,7 +120,7 @@ def test_a_fault_or_another_move_at_any_event_of_a_switch_changes_nothing(copies
 
 
 @pytest.mark.parametrize("copies", [0, 2])
-def test_what_has_arrived_for_a_move_is_dropped_when_the_move_is_given_up(copies):
+def test_units_that_have_arrived_for_a_move_are_dropped_if_the_move_is_abandoned(copies):
     order = Order((2, 2, 2), (move(60, 1, 3),), 7, copies=copies, patience=None)
     at = order.run().coordinator.switched_at - 30
     for given_up, end in ((move(at, 2, 2), ["replaced"]), (Fault(at, "orphan", Worker(0, 0)), [])):
@@ -130,14 +130,14 @@ def test_what_has_arrived_for_a_move_is_dropped_when_the_move_is_given_up(copies
 
 
 @pytest.mark.parametrize("copies", [0, 1])
-def test_a_move_that_is_open_at_the_end_is_dropped(copies):
+def test_a_move_that_is_unfinished_at_the_end_of_the_run_is_abandoned(copies):
     order = Order((2, 2, 2), steps=2, copies=copies)
     late = order.run().events - 40
     world = replace(order, faults=(move(late, 1, 3),)).run()
     assert world.coordinator.moves == {"abandoned": 1} and layers_at_the_end(world) == layout_of((2, 2))
 
 
-def test_a_lost_stage_restarts_with_the_layout_of_the_start():
+def test_after_a_lost_stage_the_job_restarts_with_its_first_layout():
     both = (Fault(900, "kill", Worker(0, 1)), Fault(900, "kill", Worker(1, 1)))
     order = Order((2, 2, 2), (move(60, 1, 3), *both), steps=8, save_every=1, patience=None)
     world = order.run()

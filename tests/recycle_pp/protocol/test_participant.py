@@ -1,4 +1,4 @@
-"""Repeated and lost messages, and layers that the stage gains or loses."""
+"""A participant copes with repeated and lost messages, and with layers that its stage gains or loses."""
 
 from recycle_schedules import Worker
 
@@ -10,7 +10,7 @@ from recycle_pp.wire.messages.units import UnitId, packed
 
 
 def test_a_commit_received_twice_is_applied_once():
-    """After a reset the coordinator repeats the newest commit, which may have arrived by the new connection already."""
+    """After a reset the coordinator repeats the newest commit, which may have arrived already."""
     me = Participant(0, Worker(0, 0))
     me.holdings.adopt(Shares([(0, 0, 1)], [(1, [0])], together=True, copies=[], knows=None))
     for _ in range(2):
@@ -19,7 +19,7 @@ def test_a_commit_received_twice_is_applied_once():
 
 
 def test_a_commit_that_arrives_after_the_next_generation_is_applied():
-    """The commit was lost in a reset, and another member that has reconnected caused a new generation meanwhile."""
+    """The commit was lost in a reset, and meanwhile another reconnected member has caused a new generation."""
     me = Participant(0, Worker(0, 0))
     me.announce(Announce(0, {0: Worker(0, 0)}, committed=-1, base=0))
     me.holdings.adopt(Shares([(0, 0, 1)], [(1, [0])], together=True, copies=[], knows=None))
@@ -55,7 +55,7 @@ def enter(me, generation, layout):
     return report
 
 
-def test_a_worker_names_the_layers_of_the_agreed_generation_until_another_one_is_agreed():
+def test_a_worker_reports_the_layout_of_its_agreed_generation_until_the_next_one_is_agreed():
     me = member(0)
     assert me.state(linked=True).layout == NOW and me.orders is None
     me.announce(Announce(1, MEMBERS, 0, base=0, layout=THEN))
@@ -64,7 +64,7 @@ def test_a_worker_names_the_layers_of_the_agreed_generation_until_another_one_is
     assert me.state(linked=True).layout == THEN and me.orders.layers == [0]
 
 
-def test_units_that_have_arrived_are_held_in_a_generation_with_their_layers_after_their_step():
+def test_arrived_units_count_as_held_only_in_a_generation_with_their_layers_and_at_their_step():
     me = member(1)
     me.followed(0, of(1))
     assert enter(me, 1, NOW).holds.units == packed(of(2))
@@ -86,7 +86,7 @@ def test_a_worker_knows_the_exponents_of_its_new_layers_if_a_unit_of_each_has_ar
     assert enter(me, 3, THEN).holds.units == packed(of(1, 2))
 
 
-def test_a_stage_with_other_layers_keeps_the_units_that_have_arrived_and_drops_those_of_layers_that_leave():
+def test_a_stage_with_new_layers_keeps_arrived_units_and_drops_those_of_layers_that_left():
     gains, loses = member(1), member(0)
     gains.followed(0, of(1))
     for me in (gains, loses):
@@ -97,8 +97,8 @@ def test_a_stage_with_other_layers_keeps_the_units_that_have_arrived_and_drops_t
     assert enter(gains, 2, THEN).holds == gains.holdings.reported()
 
 
-def test_after_a_wrong_copy_was_found_a_worker_holds_only_what_it_must_hold():
-    """For other units that it has, it has received the weights of the wrong copy."""
+def test_after_a_wrong_copy_was_found_a_worker_reports_only_the_units_assigned_to_it():
+    """Its other units may be wrong, because it has received the weights of the wrong copy for them."""
     me = member(1)
     me.followed(0, of(1))
     enter(me, 1, THEN)

@@ -1,4 +1,4 @@
-"""The workers that leave if the network is broken between some workers only."""
+"""Which workers leave if only some pairs of workers cannot reach each other."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""The recovery contract, at every event of small jobs and at random events of larger ones (no sockets, no clock)."""
+"""The recovery contract under faults at every event of small jobs, and in random orders of events of larger ones."""
 
 from dataclasses import replace
 
@@ -48,7 +48,7 @@ def test_every_validation_has_all_its_micro_batches_after_a_death_at_any_event(s
 @pytest.mark.parametrize("stagger", [False, True])
 @pytest.mark.parametrize("copies", [0, 1])
 def test_every_commit_is_applied_if_all_connections_to_the_coordinator_are_reset_at_any_event(copies, stagger, each):
-    """A worker that has reconnected starts a generation while the commit is still on its way to another one."""
+    """A reconnected worker may cause a new generation while the commit is still on its way to another worker."""
     order = Order((3, 1, 2), steps=3, stagger=stagger, copies=copies, evaluate_every=2, save_every=2)
     for moment in range(20, order.run().events, each):  # by then all are members
         resets = tuple(Fault(moment, "reset", Worker(d, 0)) for d in range(3))
@@ -87,7 +87,7 @@ def test_a_coordinator_that_dies_at_any_event_is_replaced_and_no_step_is_applied
 
 
 @pytest.mark.parametrize("stagger", [False, True])
-def test_the_last_death_of_a_stage_is_told_apart(stagger):
+def test_the_death_of_the_last_worker_of_a_stage_is_recognised(stagger):
     world = Order((1, 2, 2), (Fault(30, "kill", Worker(0, 1)),), stagger=stagger).run()
     assert world.coordinator.lost == 1
 

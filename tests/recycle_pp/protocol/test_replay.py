@@ -1,4 +1,4 @@
-"""The events of a job are a complete record of its decisions."""
+"""The log of a job's events is a complete record of its decisions."""
 
 import json
 import math
@@ -9,9 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recycle_schedules import Problem, Worker, actions
 
+from recycle_pp.config.compose import compose
+from recycle_pp.fitting.problem import initial_problem
 from recycle_pp.protocol.commit import make_vote
 from recycle_pp.protocol.event_json import decode, encode, fingerprint
-from recycle_pp.protocol.events import MessageReceived, ProblemChanged, SavingChanged
+from recycle_pp.protocol.events import MessageReceived, PlanMade, ProblemChanged, SavingChanged
 from recycle_pp.protocol.snapshot import NotASnapshot, restored, snapshot
 from recycle_pp.wire.messages.units import UnitId
 
@@ -24,12 +26,13 @@ KINDS = ("kill", "lose", "leave", "cut", "reset", "orphan")
 
 @pytest.fixture(scope="module")
 def worlds():
-    """Jobs with every kind of fault, while layers move."""
+    """Jobs with every kind of fault, while layers move and a user changes a setting."""
     found = []
     for seed in range(24):
         kind, victim = KINDS[seed % len(KINDS)], Worker(seed % 2, seed // 2 % 2)
         wanted = Fault(50 + seed, "move", victim, (1, 3) if seed % 2 else (3, 1))
-        faults = (Fault(20 + 7 * seed, kind, victim), Fault(60 + 7 * seed, "revive", victim), wanted)
+        change = Fault(40, "set", victim, (1,))
+        faults = (change, Fault(20 + 7 * seed, kind, victim), Fault(60 + 7 * seed, "revive", victim), wanted)
         order = Order(
             (2, 2, 2),
             faults,
@@ -50,6 +53,12 @@ def test_the_jobs_move_layers(worlds):
     assert ends["switched"] > 4
 
 
+@pytest.mark.parametrize("more", [[], ["model.recompute=auto"]])
+def test_a_problem_with_memory_in_bytes_is_the_same_in_the_log(more):
+    problem = initial_problem(compose(["parallel=2x2", "model=tiny", "parallel.memory=1GB", *more]))
+    assert decode(json.loads(encode(PlanMade(problem)))).problem == problem
+
+
 def test_a_fresh_job_given_the_same_events_decides_the_same(worlds):
     for world in worlds:
         again = world.coordinator.fresh_job()
@@ -57,7 +66,7 @@ def test_a_fresh_job_given_the_same_events_decides_the_same(worlds):
             assert again.handle(event) == outcome, event
 
 
-def test_a_job_restored_before_any_event_from_its_snapshot_and_the_lines_of_the_log_decides_the_same(worlds):
+def test_a_job_restored_from_a_snapshot_before_any_event_decides_the_same(worlds):
     for world in worlds:
         again = world.coordinator.fresh_job()
         for event, outcome in world.coordinator.log:
@@ -97,13 +106,13 @@ def test_a_problem_survives_the_log():
 
 
 @pytest.mark.parametrize("data", [b"", b"\x80\x05.", b"cposix\nsystem\n(S'true'\ntR.", b"crecycle_schedules\nplan\n."])
-def test_other_bytes_are_no_snapshot_and_run_no_code(data):
+def test_bytes_that_are_not_a_snapshot_are_rejected_and_run_no_code(data):
     with pytest.raises(NotASnapshot):
         restored(data, plan_simply, actions)
 
 
 def test_a_new_job_has_no_checkpoint_in_progress():
-    """So the coordinator must repeat the state of saving to each job that replaces another one."""
+    """So a coordinator must pass the state of saving to each new job again."""
     job = Order((2, 2, 2), steps=1).run().coordinator.fresh_job()
     assert job.saving == SavingChanged(occupied=False, due=False)
     job.handle(SavingChanged(occupied=True, due=True))

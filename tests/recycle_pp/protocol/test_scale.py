@@ -25,4 +25,4 @@ def test_a_death_among_128_workers_takes_the_coordinator_a_fraction_of_a_second(
 
 def test_the_votes_of_128_workers_take_the_coordinator_a_fraction_of_a_second(bench):
     """About 6 ms on an idle core."""
-    assert bench.one_step(16, 8, 64)["vote"] < 0.2
+    assert bench.one_step(16, 8, 64)["vote"] < 1.0

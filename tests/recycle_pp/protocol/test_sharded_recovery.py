@@ -1,5 +1,4 @@
-"""The recovery contract with k copies of each block: any k - 1 deaths lose nothing, whether blocks are updated at the
-commit or before it."""
+"""The recovery contract with k copies of each block: k - 1 deaths lose nothing, with updates at the commit or early."""
 
 from dataclasses import replace
 
@@ -11,7 +10,7 @@ from .world import Fault
 
 
 def drawn(seed):
-    """2 or 3 copies. The shapes have at most 3 pipelines, so 3 copies are all."""
+    """A random order with 2 or 3 copies. With 3, all peers hold each block, as shapes have at most 3 pipelines."""
     return Order.drawn(seed, copies=2 + seed % 2)
 
 
@@ -115,7 +114,7 @@ def test_another_fault_during_the_detection_of_a_wrong_block_changes_nothing(lat
 
 
 def test_a_wrong_block_is_detected_again_or_its_step_void_after_the_coordinator_dies():
-    """When it dies, all, some or none of the survivors know that the step is void."""
+    """When the coordinator dies, all, some or none of the survivors know that the step is void."""
     order = Order((2, 2, 2), steps=3, copies=2, third=True)
     begins = order.run().events // 3
     for seed in range(40):
@@ -132,7 +131,7 @@ def test_a_wrong_block_is_detected_again_or_its_step_void_after_the_coordinator_
 
 
 def test_without_a_copy_of_a_block_the_job_restarts_from_its_checkpoint_or_ends():
-    """Peers 0 and 2 of four form one of the two groups."""
+    """Both members of a group, peers 0 and 2 of four, die."""
     both = (Fault(60, "kill", Worker(0, 0)), Fault(60, "kill", Worker(2, 0)))
     assert Order((4, 1, 2), both, steps=3, copies=2).run().coordinator.lost == 0
     late = tuple(fault._replace(at=400) for fault in both)
@@ -140,14 +139,14 @@ def test_without_a_copy_of_a_block_the_job_restarts_from_its_checkpoint_or_ends(
     assert world.coordinator.lost is None and world.coordinator.restores == 1 and world.coordinator.job.committed == 5
 
 
-def test_weights_without_a_use_are_not_sent_again():
-    """A lost connection voids early updates, but not a stage's sums. One worker of the stage updates early again before
-    another has the old weights back, and then a worker of another stage dies."""
+def test_unneeded_weights_are_not_sent_again():
+    """A regression: a lost connection voids early updates, but not a stage's sums. One worker of the stage repeats its
+    early update before another has the old weights back. Then a worker of another stage dies."""
     faults = (Fault(1012, "lose", Worker(0, 2)), Fault(1061, "kill", Worker(2, 2)))
     Order((3, 3, 1), faults, steps=4, copies=3, stagger=True, evaluate_every=2, save_every=2).run()
 
 
-def test_a_block_lost_before_it_is_in_the_last_checkpoint_means_the_previous_one():
+def test_if_a_block_is_lost_before_it_is_saved_the_job_restarts_from_the_previous_checkpoint():
     faults = (Fault(1300, "kill", Worker(2, 2)), Fault(1313, "kill", Worker(1, 2)))
     world = Order((3, 3, 1), faults, steps=4, copies=2, evaluate_every=2, save_every=2, seed=20294).run()
     assert world.coordinator.restores == 1 and world.coordinator.saved == 4

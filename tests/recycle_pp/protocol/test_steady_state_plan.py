@@ -1,4 +1,4 @@
-"""When the workers get a plan of unbroken steps."""
+"""When the workers get the plan for steps without a failure."""
 
 from recycle_schedules import Problem, Worker, actions, plan, unpack
 
@@ -55,7 +55,7 @@ def test_new_durations_delay_no_worker_before_their_plan_is_made():
     steady.wanted = True
     assert not steady.fresh and not steady.due
     steady.made(steady.plan(SLOWER), SLOWER)
-    assert steady.fresh and not steady.ready, "it waits for a commit"
+    assert steady.fresh and not steady.ready, "the new plan waits for a commit"
     steady.due = True
     send(steady)
     assert not steady.fresh

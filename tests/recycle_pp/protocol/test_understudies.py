@@ -1,10 +1,15 @@
-"""The last worker of a stage dies: its understudy takes over, whatever else happens, and no checkpoint is read."""
+"""When the last worker of a stage dies, its understudy takes over without a checkpoint, whatever else happens."""
 
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from recycle_schedules import Worker
+
+from recycle_pp.protocol.followers import Followers
+from recycle_pp.protocol.understudies import Understudies
+from recycle_pp.protocol.units import Units
 
 from .orders import Order, assert_kept, assert_kept_by_all
 from .world import Fault
@@ -18,7 +23,7 @@ def and_then(order, *faults):
 
 
 def drawn(seed):
-    return Order.drawn(seed, alone=True, moves=seed % 4 == 3)
+    return Order.drawn(seed, copies=2 * (seed % 5 > 2), alone=True, moves=seed % 4 == 3)
 
 
 def in_step_at(order):
@@ -28,9 +33,9 @@ def in_step_at(order):
 
 @pytest.mark.parametrize("each", [41, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stagger", [False, True])
-@pytest.mark.parametrize("shape", [(2, 2, 2), (2, 3, 2)])
-def test_the_last_worker_of_a_stage_may_die_at_any_event_once_its_understudy_is_in_step(shape, stagger, each):
-    order = replace(ALONE, shape=shape, stagger=stagger, evaluate_every=2)
+@pytest.mark.parametrize(("shape", "copies"), [((2, 2, 2), 0), ((2, 3, 2), 0), ((2, 2, 2), 2)])
+def test_the_last_worker_of_a_stage_may_die_at_any_event_once_its_understudy_is_in_step(shape, copies, stagger, each):
+    order = replace(ALONE, shape=shape, copies=copies, stagger=stagger, evaluate_every=2)
     quiet = order.run()
     for moment in range(quiet.coordinator.in_step_at, quiet.events, each):
         world = and_then(order, Fault(moment, "kill", LAST)).run().coordinator
@@ -50,7 +55,7 @@ def test_without_a_checkpoint_the_job_ends_only_if_the_understudy_was_not_in_ste
 
 @pytest.mark.parametrize("each", [29, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stagger", [False, True])
-def test_the_successor_of_a_coordinator_that_dies_with_the_last_worker_lets_the_understudy_take_over(stagger, each):
+def test_a_new_coordinator_lets_the_understudy_of_a_worker_that_died_with_the_old_one_take_over(stagger, each):
     for later in range(0, 300, each):
         order = replace(ALONE, stagger=stagger, seed=later)
         at = in_step_at(order) + later
@@ -76,37 +81,67 @@ def test_an_understudy_is_dismissed_when_the_stage_has_a_second_worker_again():
     assert not any(node.standing_in.weights or node.me.understudy for node in world.alive.values())
 
 
-def test_the_dead_process_comes_back_in_the_old_role_of_its_understudy():
+def test_a_dead_worker_returns_in_the_old_role_of_its_understudy():
     at = in_step_at(ALONE)
     order = and_then(replace(ALONE, steps=9), Fault(at + 20, "kill", LAST), Fault(at + 60, "revive", LAST))
     world = order.run().coordinator
     played = {member: str(node.role) for member, node in world.alive.items()}
     assert world.took_over == {LAST: 1} and sorted(played.values()) == ["0.0", "1.0", "1.1"]
-    assert played[3] != "1.1", "the understudy plays it"
+    assert played[3] != "1.1", "the understudy keeps the role 1.1"
 
 
-def test_the_last_worker_of_a_stage_is_no_understudy_and_one_pipeline_has_none():
+def test_the_last_worker_of_a_stage_cannot_be_an_understudy_and_a_single_pipeline_has_none():
     alone = and_then(ALONE, Fault(60, "kill", Worker(1, 0))).run().coordinator
     assert alone.job.committed == 6 and not alone.job.followers.understudies
     assert replace(ALONE, shape=(1, 2, 2), faults=()).run().coordinator.in_step_at == -1
 
 
-def test_a_commit_waits_for_the_gradient_of_the_understudy_and_not_for_ever():
-    """With patience 0 the job gives the understudy up whenever it would have to wait."""
+def test_an_understudy_is_only_chosen_if_its_own_stage_leaves_enough_memory_free():
+    units, followers, notes = Units(0), Followers(), []
+    live = {0: Worker(0, 0), 2: Worker(1, 0), 4: Worker(2, 0), 3: Worker(1, 1)}
+    for member, worker in live.items():
+        units.describe(member, worker.stage, "", {worker.stage: [("w", 100)]})
+    understudies, room = Understudies(followers, each=8), {live[4]: 799.0, live[2]: 800.0}
+
+    def chosen():
+        problem = SimpleNamespace(room=lambda worker: room.get(worker, 0.0))
+        understudies.choose(live, units, (), lambda: problem, True, lambda name, **fields: notes.append((name, fields)))
+        return [*followers.understudies]
+
+    assert chosen() == [2], "the first choice, member 4, lacks a byte"
+    room[live[2]] = 700.0
+    assert chosen() == [], "now member 2 lacks room, too"
+    dismissed, (name, about) = [name for name, _ in notes[:-1]], notes[-1]
+    assert dismissed == ["understudy", "understudy_dismissed"]
+    assert (name, about["role"], about["needed"], about["free"]) == ("understudy_refused", live[4], 800, 799)
+    assert chosen() == [] and len(notes) == 3, "the refusal is noted once in a generation"
+    room[live[2]] = 800.0
+    understudies.regrouped()
+    assert chosen() == [2]
+
+
+def test_a_commit_waits_for_the_understudys_gradient_but_not_forever():
+    """With patience 0 the job dismisses the understudy whenever it would have to wait for it."""
     waits = [replace(ALONE, seed=seed).run().coordinator for seed in range(8)]
     gives_up = [replace(ALONE, seed=seed, patience=0).run().coordinator for seed in range(8)]
     assert all(world.job.committed == 6 and world.job.generation == 1 for world in (*waits, *gives_up))
     assert sum(world.expired for world in waits) == 0 < sum(world.expired for world in gives_up)
 
 
-def test_random_orders_with_a_lonely_worker_keep_the_contract():
+def test_random_orders_with_a_last_worker_of_a_stage_keep_the_contract():
     assert_kept(drawn, range(150))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-def test_a_hundred_thousand_random_orders_with_a_lonely_worker_keep_the_contract():
+def test_a_hundred_thousand_random_orders_with_a_last_worker_of_a_stage_keep_the_contract():
     assert_kept_by_all(drawn)
+
+
+def test_arrived_layers_stay_if_a_second_move_dismisses_an_understudy_before_the_stage_takes_them():
+    """The understudy is chosen at the switch of the first move, in which its own stage gains layers."""
+    for seed in (7523, 14739, 50859):
+        Order.drawn(seed, copies=2, alone=True, moves=True).run()
 
 
 def test_random_orders_end_with_and_without_an_understudy_in_step():

@@ -27,7 +27,7 @@ def layer(stage, count=COUNT):
 
 
 def blank(member, stage=0, count=COUNT):
-    """What a member holds that has all initial state of a stage."""
+    """The holdings of a member with the whole initial state of a stage."""
     return Holdings(member, [UnitId(stage, number) for number in range(count)], -1)
 
 
@@ -60,9 +60,9 @@ def holding(*members, count=COUNT):
 
 
 def running(copies, *members, count=COUNT):
-    """A stage of these members, after step 0."""
+    """The table and the holdings of a stage of these members, after step 0."""
     units, found = described(copies, *members, count=count), holding(*members, count=count)
-    assert share(units, found, -1).copies == [], "all begin with all of it"
+    assert share(units, found, -1).copies == [], "each member starts with the whole stage"
     heal(found, -1)
     for holdings in found.values():
         holdings.commit(0, [])
@@ -117,7 +117,7 @@ NAME = "unit 2 of layer 0 (0.2)"
 
 
 def compared(copies, flips, changed=(), third=False):
-    """The outcome of a vote of workers, some of which have flipped copies of block 2."""
+    """The result of comparing votes, in which the workers `flips` have a flipped copy of block 2."""
     units, found = running(copies, *range(copies))
     units._third, units.hosts = third, {0: "h"}
     votes = {
@@ -211,7 +211,7 @@ def test_a_worker_leaves_only_if_a_peer_and_a_copy_of_each_of_its_units_stay(lea
         assert not any(held(units, member) for member in gone)
 
 
-def test_all_workers_that_can_leave_do_so_at_once_or_with_few_copies_in_turn():
+def test_all_workers_that_can_leave_do_so_at_once_or_in_turn_if_there_are_few_copies():
     for leaving in chain.from_iterable(combinations(ALL, n) for n in range(4)):
         stay = {worker.stage for member, worker in ALL.items() if member not in leaving}
         free = {member for member in leaving if ALL[member].stage in stay}
@@ -241,7 +241,7 @@ def test_the_savers_of_a_checkpoint_save_every_unit_once(gone, copies):
 
 
 @pytest.mark.parametrize("copies", [0, 1, 2, 3])
-def test_a_joiner_follows_the_units_that_it_holds_when_it_is_a_member(copies):
+def test_a_joiner_follows_exactly_the_units_that_it_will_hold_as_a_member(copies):
     units, found = running(copies, 0, 1, 2)
     found.pop(2)
     if copies == 1:
@@ -285,11 +285,11 @@ def test_two_joiners_hold_the_units_that_they_followed_even_if_one_starts_again(
     shares = share(units, found, 1)
     assert shares.copies == [] and all(len(of) == 2 for of in shares.holders.values())
     held = Counter(p for of in shares.holders.values() for p in of)
-    assert min(held.values()) > 20, "of 30, if all held as much"
+    assert min(held.values()) > 20, "an equal share is 30"
 
 
 def stages(copies, *, count=COUNT):
-    """Three members of each of two stages that have two layers each, after step 0. Returns (units, holdings)."""
+    """Two stages with three members and two layers each, after step 0. Returns (units, holdings)."""
     units, found = Units(copies), {}
     for member, worker in ALL.items():
         layers = {layer: [(f"{layer}.{n}", 128) for n in range(count)] for layer in LAYOUT[worker.stage]}
@@ -316,7 +316,7 @@ def adopt(units, found, committed, layout=LAYOUT):
 
 @pytest.mark.parametrize("copies", [0, 1, 2, 3])
 def test_after_a_move_no_unit_is_copied_and_each_has_its_holders(copies):
-    """Its receivers have followed the units that they hold in the new layout."""
+    """The receivers have already followed the units that they hold in the new layout."""
     units, found = stages(copies)
     sources = Counter()
     for member in (3, 4, 5):
@@ -335,7 +335,7 @@ def test_after_a_move_no_unit_is_copied_and_each_has_its_holders(copies):
 
 
 def test_each_receiver_follows_a_unit_of_each_new_layer():
-    """With the unit come the exponents of its layer."""
+    """A unit is sent together with the exponents of its layer, and a receiver needs those of all its layers."""
     units, _ = stages(1, count=1)
     for member in (3, 4, 5):
         gives = units.moved(member, [0, 1, 2, 3], ALL, {})

@@ -27,7 +27,7 @@ def test_every_held_out_micro_batch_passes_every_stage_once_in_any_shape(D, P, M
             else:
                 sent[number, action.stage - 1] -= 1
     assert ran == {(number, stage): 1 for number in range(total) for stage in range(P)}
-    assert not any(sent.values()), "what is sent is received"
+    assert not any(sent.values()), "every sent tensor is received"
 
 
 def test_few_samples_are_dealt_to_all_pipelines():

@@ -55,6 +55,7 @@ class Fault(NamedTuple):
     err     its next update of sharded state is wrong
     orphan  the coordinator dies, whatever `worker` is; later a new one takes over from the workers' reports
     move    no fault: the stages should have these numbers of `layers`
+    set     no fault: a user sets checkpoint.every to layers[0]
     """
 
     at: int
@@ -82,8 +83,11 @@ class World:
         patience: int | None = 0,
         seed: int = 0,
     ) -> None:
-        """shuffled: whether members play random workers. patience: events for which the job waits for followers, unless
-        nothing else can happen; None: it waits for ever. seed: of the lost messages."""
+        """
+        shuffled  whether members play random workers
+        patience  events for which the job waits for followers, unless nothing else can happen; None: forever
+        seed      selects the messages that are lost in a death
+        """
         self.patience = patience
         self.problem = Problem(pipelines=pipelines, stages=stages, microbatches=microbatches)
         self._problems: dict[tuple[int, ...], Problem] = {}  # by number of layers of each stage
@@ -162,7 +166,7 @@ class World:
             self.fail(f"the newest checkpoint holds {coordinator.saved} steps of {self.steps}")
 
     def _options(self) -> list[Option]:
-        """The possible next events. Those of a process change only if it is `stale`."""
+        """The possible next events. Those of a process are computed again only if it is `stale`."""
         found: list[Option] = []
         for node in self.actors:
             if node.stale:
@@ -172,8 +176,10 @@ class World:
         return self.coordinator.options(found)
 
     def check_parts(self, message: Assemble) -> bool:
-        """Whether a checkpoint has every block. A part outlives its writer. Only dead workers may have taken blocks
-        with them."""
+        """Whether a checkpoint has every block. Fails if a live worker holds a missing block, or if a block is wrong.
+
+        The part of a checkpoint outlives the worker that wrote it.
+        """
         of = [node for node in self.actors if str(node.me.worker) in message.parts]
         parts = [node.parts.get(message.step, {}) for node in of]
         if gone := set(blocks_of(range(LAYERS * self.stages))).difference(*parts):
@@ -212,7 +218,7 @@ class World:
         return self._problems[counts]
 
     def deceived(self, what: str) -> None:
-        """A wrong value was accepted."""
+        """Called when a wrong value was accepted. Fails, unless it could not be detected."""
         if not self.excused:
             self.fail(what)
 
@@ -249,6 +255,9 @@ class World:
         elif fault.kind == "move":
             if not coordinator.headless:
                 coordinator.want(layout_of(fault.layers))
+        elif fault.kind == "set":
+            if not coordinator.headless:
+                coordinator.change({"checkpoint.every": fault.layers[0]})
         elif fault.kind == "revive":
             if node is None and not coordinator.headless and coordinator.stage_lost is None:
                 coordinator.spawn(rank)
@@ -279,14 +288,14 @@ class World:
                 self._cut(node, self.rng.choice(others))
 
     def _reset(self, node: Node) -> None:
-        """Only a member may reconnect; another worker is replaced."""
+        """Resets a worker's connection to the coordinator. Only a member may reconnect; other workers are replaced."""
         if node.me.member in self.coordinator.job.live:
             node.reset()
         else:
             self.coordinator.dead(node)
 
     def kill(self, node: Node) -> None:
-        """Kills a process. A part of its messages arrives, a different one on each connection."""
+        """Kills a process. A random part of its messages arrives, a different one on each connection."""
         me = node.me.member
         node.alive = False
         node.network.graves.add((node.mesh, me))
@@ -300,7 +309,7 @@ class World:
         self.coordinator.noticing.append(node)
 
     def gone(self, node: Node) -> None:
-        """A process has ended by itself, as ordered."""
+        """Called when a process has ended by itself, as ordered."""
         node.alive = False
         node.network.graves.add((node.mesh, node.me.member))
         self.touch()

@@ -36,7 +36,7 @@ def test_a_file_of_counts_may_start_with_missing_machines_and_after_time_zero(tm
     assert [change.at for change in there.changes] == [600, 600]
 
 
-def test_a_file_of_machines_names_the_machines_that_change(tmp_path):
+def test_a_file_of_machines_gives_the_changes_of_each_machine(tmp_path):
     there = read(written(tmp_path, "second,machine,up\n0,a,1\n0,b,0\n5,a,down\n7,b,up\n9,b,1\n10,c,1\n"))
     assert (there.machines, there.absent) == (3, {1})
     assert there.changes == (Change(5, 0, False), Change(7, 1, True))
@@ -46,7 +46,7 @@ def test_a_file_of_machines_names_the_machines_that_change(tmp_path):
     "text", ["", "day,count\n0,1\n1,2\n", "hour,count\n0,1\n", "hour,count\n1,2\n0,2\n", "hour,count\n0,a\n1,2\n",
              "hour,machine,up\n0,a,perhaps\n1,a,1\n"],
 )  # fmt: skip
-def test_a_file_of_another_format_gets_one_sentence(tmp_path, text):
+def test_a_file_of_another_format_is_reported_in_one_sentence(tmp_path, text):
     with pytest.raises(ValueError, match=r"^--trace .*hour"):
         read(written(tmp_path, text))
 

@@ -18,11 +18,11 @@ WORKED = [
     Kind("spot", 0.9, 0.05, limit=30),
     Kind("older", 0.35, 0.2, speed=0.4, limit=40),
 ]
-"""The example of docs/simulate.md."""
+"""The kinds of machines in the example of docs/simulate.md."""
 
 
 def tried(kinds, target, repair, lost, least=0.0):
-    """The lowest cost of all fleets within the limits; None if none reaches the target."""
+    """The lowest cost of all fleets within the limits, by trying them all. None if none reaches the target."""
     fleets = (of(kinds, counts, repair=repair, lost=lost)
               for counts in itertools.product(*(range(kind.limit + 1) for kind in kinds)))  # fmt: skip
     fine = [f.dollars_an_hour for f in fleets if f.speed >= target - 1e-9 and f.machines >= least - 1e-9]
@@ -72,7 +72,7 @@ def test_a_file_of_prices_is_read(tmp_path):
                                   "kind,price,interruptions_per_hour\na,1,0\na,2,0\n",
                                   "kind,price,interruptions_per_hour,colour\na,1,0,red\n",
                                   "kind,price,interruptions_per_hour\na,-1,0\n"])  # fmt: skip
-def test_a_bad_file_of_prices_gets_one_sentence(tmp_path, text):
+def test_an_invalid_file_of_prices_is_reported_in_one_sentence(tmp_path, text):
     path = tmp_path / "prices.csv"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"^--prices .*interruptions_per_hour"):

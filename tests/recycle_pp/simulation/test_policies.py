@@ -1,4 +1,4 @@
-"""Limits that hold for every policy, and requirements on each."""
+"""Limits that hold for every policy, and the expected results of each in simple cases."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from recycle_pp.simulation.availability import Availability, Change
 from recycle_pp.simulation.compare import compare
 from recycle_pp.simulation.costs import Costs, Recovery
 from recycle_pp.simulation.job import Job
+from recycle_pp.simulation.moves import Moves
 from recycle_pp.simulation.policies import NAMES
 from recycle_pp.simulation.step_times import StepTimes
 
-NOTHING = Costs(Recovery((0.0,), (0.0,), "none"), 1e30, *(1e-9,) * 6)
+FREE = Moves(0.0, 0.0, (0.0,), "none")
+NOTHING = Costs(Recovery((0.0,), (0.0,), "none"), 1e30, *(1e-9,) * 6, moves=FREE)
 """Costs with which changes take no time."""
 
 
@@ -79,7 +81,8 @@ def test_without_losses_the_other_policies_reach_1f1b_and_ours_has_fewer_bubbles
 
 
 def test_the_worked_example_with_one_permanent_loss():
-    """W(1,2) is dead: 27 slots with re-routing, as 1F1B without a death; at best 20.3 if layers can move."""
+    """W(1,2) is dead. A step needs 27 slots with re-routing, like 1F1B without a death, and at best 20.3 if layers can
+    move."""
     found = relative(Availability(12, 1e5, (Change(0.0, 6, False),)))
     assert found["rerouted"] == pytest.approx(1, abs=1e-3)
     assert found["recycle"] == pytest.approx(1, abs=1e-3)
@@ -111,17 +114,17 @@ def test_a_returning_machine_takes_part_once_it_has_the_state():
 
 def test_moving_layers_costs_their_transfer_slower_steps_and_a_stall():
     there = Availability(12, 20_000.0, (Change(5000.0, 6, False),))
-    costs = replace(NOTHING, switch=0.0, slowed=0.0), replace(NOTHING, switch=30.0, slowed=0.5, bandwidth=1e9)
+    costs = NOTHING, replace(NOTHING, moves=Moves(10.0, 0.5, (30.0,), "flags"), bandwidth=1e9)
     free, dear = (compare(JOB, there, of, ["rebalanced"]).outcomes["rebalanced"] for of in costs)
     assert dear.shares["recovering"] * 20_000 == pytest.approx(30 * 11 / 12, abs=1), "the stall of the switch"
     assert free.steps - dear.steps > 30 * free.steps / 20_000, "and slower steps in the old layout"
 
 
 def test_layers_do_not_move_for_outages_that_end_before_the_move_pays():
-    """A machine is away for 10 s of every 1000 s. The first outages may be long ones."""
+    """A machine is away for 10 s of every 1000 s. At first, the policy may expect longer outages."""
     changes = [Change(1000.0 * k + after, 6, up) for k in range(1, 20) for after, up in ((0.0, False), (10.0, True))]
     there = Availability(12, 20_000.0, tuple(changes))
-    costs = replace(NOTHING, start=1.0, bandwidth=1e9, switch=5.0)
+    costs = replace(NOTHING, start=1.0, bandwidth=1e9, moves=replace(FREE, stalls=(5.0,)))
     found = compare(JOB, there, costs, ["rerouted", "rebalanced"]).outcomes
     assert found["rebalanced"].steps > 0.99 * found["rerouted"].steps
 
@@ -132,7 +135,7 @@ def test_a_spare_is_used_before_a_restart():
     assert relative(there, costs)["spares"] == pytest.approx(1 - 20 / 10000, abs=1e-3)
 
 
-def test_the_reference_is_1f1b_on_even_layers_whatever_limits_our_plans_have():
+def test_the_reference_is_1f1b_on_even_layers_whatever_the_limits_of_our_plans():
     for memory, optimizer in ((None, "staggered"), ({"base": "1f1b", "extra": 2}, "barrier")):
         job = Job.of(pipelines=6, stages=4, microbatches=12, memory=memory, optimizer=optimizer)
         assert StepTimes(job).reference == pytest.approx(45 * 0.1)

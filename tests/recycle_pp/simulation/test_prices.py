@@ -67,7 +67,7 @@ def test_the_best_shape_fits_and_beats_the_others():
         (f"--prices {PRICES} --json x.json", "--prices: --json and --out need --trace or --mtbf"),
     ],
 )
-def test_a_mistake_gets_one_sentence_and_exit_code_2(flags, words, capsys):
+def test_a_mistake_is_reported_in_one_sentence_with_exit_code_2(flags, words, capsys):
     assert main([*["--pipelines", "2", "--stages", "2", "--microbatches", "4", "--layers", "8"], *flags.split()]) == 2
     said = capsys.readouterr().err
     assert words in said and len(said.splitlines()) == 1

@@ -35,7 +35,7 @@ def test_unequal_stages_cannot_be_emulated(capsys):
 @pytest.mark.slow
 @pytest.mark.torchrun
 def test_a_replay_agrees_with_its_simulation(capsys):
-    """Within 15 % in one minute with few workers on a busy machine; docs/simulate.md has a longer replay."""
+    """They agree within 15 % in a minute, with few workers on a busy machine. docs/simulate.md has a longer replay."""
     flags = f"--trace {TRACE} --pipelines 3 --stages 2 --microbatches 6 --durations F=0.05,I=0.05,W=0.05 --replay 60s"
     assert main(flags.split()) == 0
     out = capsys.readouterr().out

@@ -63,7 +63,9 @@ def test_durations_can_come_from_a_measured_run(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff\x00", b"parallel: [2", b"- 1", b"parallel: {pipelines: many}"])
-def test_a_damaged_configuration_beside_the_profile_gets_one_sentence_and_exit_code_2(damage, tmp_path, capsys):
+def test_a_damaged_configuration_beside_the_profile_is_reported_in_one_sentence_with_exit_code_2(
+    damage, tmp_path, capsys
+):
     measured = {kind: [0.02, 0.04] for kind in "FIWO"}
     (tmp_path / "profile.json").write_text(json.dumps({"durations_seconds": measured}))
     (tmp_path / "config.yaml").write_bytes(damage)
@@ -87,11 +89,12 @@ def test_a_damaged_configuration_beside_the_profile_gets_one_sentence_and_exit_c
         (f"{SMALL} --model gpt124m", "--model and --gpu go together"),
         (f"{SMALL} --profile nowhere", "--profile nowhere: no profile.json"),
         (f"{SMALL} --recovery {TRACE}", "a file of bench/recovery.py"),
+        (f"{SMALL} --moves {TRACE}", "a run folder or a file of bench/moves.py"),
         (f"{SMALL} --group 8", "--group: '8' is not of the form SIZE:MTBF"),
         (f"{SMALL} 8 --json x.json", "--json: one number of --microbatches"),
     ],
 )
-def test_a_mistake_gets_one_sentence_and_exit_code_2(flags, words, capsys):
+def test_a_mistake_is_reported_in_one_sentence_with_exit_code_2(flags, words, capsys):
     if "--group" in flags:
         flags = flags.replace(f"--trace {TRACE}", "--mtbf 1d")
     assert run(flags) == 2
@@ -99,7 +102,7 @@ def test_a_mistake_gets_one_sentence_and_exit_code_2(flags, words, capsys):
     assert words in said and len(said.splitlines()) == 1
 
 
-def test_the_page_distinguishes_what_the_trainer_does_by_default_from_what_it_does_with_rebalance(tmp_path, capsys):
+def test_the_page_distinguishes_the_trainers_default_from_schedule_rebalance_auto(tmp_path, capsys):
     assert run(f"{SMALL} --policy rerouted,rebalanced,torchft --out {tmp_path / 'a.html'}") == 0
     page = (tmp_path / "a.html").read_text()
     for text in (page, capsys.readouterr().out):

@@ -1,4 +1,4 @@
-"""Layers arrive beside the stage of a member, until the stage takes them."""
+"""A member follows layers that it will get, beside its stage, until the stage takes them over."""
 
 import queue
 import threading
@@ -38,7 +38,7 @@ class Receiver:
         self.following._closed = False
 
     def announce(self, layout):
-        """A generation with this layout. Returns the units that the worker reports."""
+        """Announces a generation with this layout. Returns the layers of the units that the worker reports."""
         message = Announce(self.participant.generation + 1, {0: Role(0, 0), 1: Role(0, 1)}, 0, 0, layout=layout)
         return {unit.layer for unit in unpacked(self.participant.announce(message).holds.units)}
 
@@ -49,7 +49,7 @@ class Receiver:
         return StatePart(session, 0, packed(names), len(names)), tensors
 
     def arrived(self):
-        """Whether the stage has layer 1, with the bits of the giver."""
+        """Whether the stage has layer 1 with the same bits as the donor."""
         here, there = self.worker, self.giver
         numbers = [(here.stage.layout.number(unit), there.stage.layout.number(unit))
                    for unit in there.stage.layout.ids if unit.layer == 1]  # fmt: skip
@@ -70,7 +70,7 @@ def test_a_member_follows_layers_beside_its_stage_until_they_move():
     assert receiver.participant.holdings.all == receiver.worker.stage.layout.ids
 
 
-def test_a_move_that_is_given_up_leaves_nothing():
+def test_an_abandoned_move_leaves_no_copies_behind():
     receiver = Receiver()
     receiver.following.expect(Expect(7, [1]))
     take(receiver.following, receiver.parcel(7))
@@ -79,7 +79,7 @@ def test_a_move_that_is_given_up_leaves_nothing():
     assert beside() is None and 1 not in receiver.announce(MOVED)
 
 
-def test_a_donor_that_connects_before_the_session_is_known_waits_for_it():
+def test_a_donor_that_connects_before_its_session_is_known_waits():
     receiver = Receiver()
     parcels, synced = queue.Queue(), queue.Queue()
     parcels.put(receiver.parcel(7))
@@ -98,7 +98,7 @@ def test_a_donor_that_connects_before_the_session_is_known_waits_for_it():
     assert not follow.is_alive(), "its session is over"
 
 
-def test_a_joiner_gets_the_layers_that_its_stage_has_when_it_begins_to_follow():
+def test_a_joiner_follows_the_layers_that_its_stage_has_at_that_time():
     receiver = Receiver()
     receiver.participant.generation = -1
     receiver.following.expect(Expect(7, MOVED[1]))

@@ -1,4 +1,4 @@
-"""Checkpoints: any split can load them, they are complete or absent, and they unpickle no foreign classes."""
+"""Checkpoints can be loaded by any split, are complete or absent, and never unpickle foreign classes."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def test_the_folder_is_an_ordinary_distributed_checkpoint_of_the_full_model(tmp_
     assert same(checkpoint.load(path), written)
 
 
-def test_torchs_tool_converts_it_into_a_torch_save_file(tmp_path):
+def test_torchs_tool_converts_a_checkpoint_into_a_torch_save_file(tmp_path):
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
     optimizers = job(2, steps=1)
@@ -143,7 +143,7 @@ def test_the_saving_thread_creates_no_cuda_context(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("left", ["about.json", ".metadata", "stage-0/__0_0.distcp", "stage-0-abcd/.metadata", "core"])
 def test_leftovers_of_a_killed_save_never_enter_the_next_checkpoint(left, tmp_path):
-    """A leftover about.json was listed among the files and then replaced, so the checkpoint was always damaged."""
+    """A regression: a leftover about.json was listed among the files and then replaced, which counted as damage."""
     remains = checkpoint.temporary(tmp_path, 1) / left
     remains.parent.mkdir(parents=True)
     remains.write_text('{"step": 1}')
@@ -159,7 +159,7 @@ MOMENTS = ("_check_whole", "write_synced", "check_files", "fingerprint", "sync",
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_another_worker_finishes_a_checkpoint_whose_assembler_was_killed(moment, tmp_path, monkeypatch):
-    """It is killed before each step of `finish`, at the first and at the last call."""
+    """The assembler is killed before each step of `finish`, at its first and at its second call."""
     for count in (1, 2):
         folder = tmp_path / str(count)
         optimizers = job(2, steps=1)
@@ -232,7 +232,7 @@ def damaged_about(files):
     ],
     ids=["no files", "a list", "no fingerprint", "another step", "nested", "empty", "null"],
 )
-def test_an_about_json_without_a_list_of_files_counts_as_damage(about, tmp_path):
+def test_a_checkpoint_with_an_invalid_about_json_counts_as_damaged(about, tmp_path):
     path = save(tmp_path, 1, job(1, steps=1))
     assert damage(path, 1) is None
     (path / "about.json").write_text(about)
@@ -384,7 +384,7 @@ def test_metadata_cannot_reach_attributes_through_an_enum(tmp_path):
 
 @pytest.mark.parametrize("name", ["os.getcwd", "pickle.loads", "Metadata.__init__", "os", "field", "dataclass"])
 def test_metadata_cannot_reach_other_modules_through_torch(name, tmp_path):
-    """Unpicklers resolve dotted names as attributes of attributes, and a module has its imports as attributes."""
+    """Unpicklers resolve dotted names as attributes, and a module's attributes include the modules that it imports."""
     path = save(tmp_path, 1, job(1))
     (path / ".metadata").write_bytes(f"ctorch.distributed.checkpoint.metadata\n{name}\n(tR.".encode())
     with pytest.raises(ValueError, match=rf"is not a readable checkpoint: .*{name}, which is not allowed there"):
@@ -392,7 +392,7 @@ def test_metadata_cannot_reach_other_modules_through_torch(name, tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", b"\x80\x05N.", pickle.dumps({"a": 1}), b"(" * 100_000])
-def test_invalid_metadata_is_rejected_with_a_sentence(content, tmp_path):
+def test_invalid_metadata_is_rejected_in_one_sentence(content, tmp_path):
     path = save(tmp_path, 1, job(1))
     (path / ".metadata").write_bytes(content)
     with pytest.raises(ValueError, match="is not a readable checkpoint"):
@@ -402,7 +402,7 @@ def test_invalid_metadata_is_rejected_with_a_sentence(content, tmp_path):
 @pytest.mark.parametrize(
     "content", ["", "[]", '{"step": []}', '{"step": 2, "files": 3}', '{"step": 2, "run.seed": {"a": [1]}}']
 )
-def test_a_damaged_about_json_gives_one_sentence(tmp_path, content):
+def test_a_damaged_about_json_is_reported_in_one_sentence(tmp_path, content):
     (tmp_path / "about.json").write_text(content)
     with pytest.raises(ValueError, match=r"about\.json cannot be read: "):
         checkpoint.refuse_mismatch(tmp_path, {"run.seed": 1})

@@ -1,4 +1,4 @@
-"""Sharded state has the same values however the optimizer lets tensors be cut into units."""
+"""Sharded state has the same values whether the optimizer lets tensors be cut into units or keeps them whole."""
 
 from concurrent.futures import ThreadPoolExecutor
 from tempfile import TemporaryDirectory
@@ -28,7 +28,7 @@ WHOLE = None  # size of a unit: each tensor is one
 @settings(max_examples=3, deadline=None)
 @given(st.integers(384, 1500), st.integers(1, 3), st.booleans(), st.data())
 def test_whole_tensors_give_the_weights_and_checkpoints_of_units_by_rows(numerics, size, copies, ordered, data):
-    """A worker dies on the way. Each checkpoint is then resumed with the other units."""
+    """A worker dies during the training. Then each run resumes from the checkpoint of the other."""
     config = small(
         **{f"numerics__{key}": value for key, value in numerics.items()},
         model__layers=1, parallel__stages=1, parallel__pipelines=3, parallel__microbatches=2,
@@ -41,10 +41,12 @@ def test_whole_tensors_give_the_weights_and_checkpoints_of_units_by_rows(numeric
 
 
 def train(config, size, copies, ordered, dies, resumed=None):
-    """Three steps of the workers of a stage, each the holder of `copies` thirds of the units. Their checkpoint.
+    """Trains three steps of the workers of a stage, each of which holds `copies` thirds of the units. Returns their
+    checkpoint.
 
-    dies: the step before which worker 1 dies; None: it does not
-    resumed: the checkpoint to begin with"""
+    dies     step before which worker 1 dies; None: it does not die
+    resumed  checkpoint to start from; None: the initial state
+    """
     peers = [0, 1, 2]
     stages = [cut(Stage(config, 0, CPU), size) for _ in peers]
     optimizers = [StageOptimizer(config, stage, whole=False) for stage in stages]
@@ -100,7 +102,7 @@ def held(table, peer):
 
 
 def add(stage, step, place, count):
-    """Adds the gradients of every `count`-th micro-batch, from number `place`; drawn from the step and the number."""
+    """Adds gradients of every `count`-th micro-batch from number `place` on. They depend on the step and the number."""
     for g in range(place, stage.microbatches, count):
         random = torch.Generator().manual_seed(100 * step + g)
         for name, shape in zip(stage.names, stage.layout.shapes, strict=True):

@@ -1,4 +1,4 @@
-"""A joiner ends with its donor's bits, whatever happens between the parts of the state."""
+"""A joiner ends with its donor's bits, whatever steps are committed between the parts of the state."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.state import donations as sending
 from recycle_pp.state.donations import WAITING, Donations
 from recycle_pp.state.follow import Following
-from recycle_pp.wire.messages.lifecycle import Donate, Expect
+from recycle_pp.wire.messages.lifecycle import Donate, Expect, NoRoom
 from recycle_pp.wire.messages.states import StatePart
 from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.units import packed
@@ -26,7 +26,7 @@ from tests.recycle_pp.numerics.test_units import cut
 
 
 class Worker:
-    """A stage whose gradients are drawn from the step's number. units: the ones it holds; None: all."""
+    """A worker whose gradients depend only on the step. units: the units that it holds; None: all."""
 
     def __init__(self, reproducible=False, units=None, stage=1):
         groups = ["*norm*:0.5:2", "layers.2.*:0.3"]
@@ -47,21 +47,22 @@ class Worker:
         whole = Reduced(flat, torch.ones(8).long(), torch.zeros(8), [], True)
         return whole if self.units is None else part(self.stage, whole, self.units)
 
-    def commit(self, step, how):
-        """The end of a step on a worker. Returns the commit."""
+    def commit(self, step, how, decided=lambda commit, reduced: None):
+        """Ends a step in the way `how`. Calls `decided` when a worker does. Returns the commit and the reduced
+        gradient."""
         reduced = self.gradient(step)
-        if how == "skipped":
-            self.optimizer.step(reduced, step, None)
-        elif how == "speculated":
-            self.optimizer.speculate(reduced, step)
-            self.optimizer.confirm()
-        else:
-            if how == "undone":
-                self.optimizer.speculate(reduced, step)
-                self.optimizer.undo()
-            self.optimizer.step(reduced, step, 0.7)
         scale = {"skipped": None, "speculated": 1.0}.get(how, 0.7)
-        return Commit(0, step, scale, norm=1.0, loss=1.0), reduced
+        commit = Commit(0, step, scale, norm=1.0, loss=1.0)
+        if how in ("speculated", "undone"):
+            self.optimizer.speculate(reduced, step)
+        if how == "speculated":
+            decided(commit, reduced)
+            self.optimizer.confirm()
+            return commit, reduced
+        if how == "undone":
+            self.optimizer.undo()
+        self.optimizer.step(reduced, step, scale, lambda: decided(commit, reduced))
+        return commit, reduced
 
     def state(self):
         held = {unit: [vector.clone() for vector in self.optimizer.vectors(unit)] for unit in self.optimizer.held}
@@ -108,7 +109,7 @@ def donor(worker, monkeypatch, size, units=(), session=7):
 
 
 def joiner(worker, steps=None):
-    """A worker in session 7. steps: receives each step whose state the worker has"""
+    """A worker that follows in session 7. steps: list to which each step is added whose state the worker has."""
     reached = [] if steps is None else steps
     participant = SimpleNamespace(
         generation=-1, announced=None, followed=lambda *_: None, caught_up=lambda step, units: reached.append(step)
@@ -142,7 +143,7 @@ HOW = ("stepped", "speculated", "skipped", "undone")
     events=st.lists(st.one_of(st.integers(1, 60), st.sampled_from(HOW)), max_size=60),
 )
 def test_a_joiner_has_the_bits_of_its_donor(size, reproducible, events):
-    """events: a commit of that kind, or a number of messages that arrive."""
+    """events: a kind of commit, or the number of messages that arrive next."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         pipe = Pipe()
         monkeypatch.setattr(sending, "connect", lambda *_, **__: pipe)
@@ -157,7 +158,7 @@ def test_a_joiner_has_the_bits_of_its_donor(size, reproducible, events):
                 pipe.taking.release(event)
             else:
                 last += 1
-                donations.committed(*here.commit(last, event))
+                here.commit(last, event, donations.committed)
         pipe.taking.release(1 << 20)
         for taken in iter_parcels(pipe):
             if take(following, taken) and taken[0].step == last:
@@ -166,6 +167,30 @@ def test_a_joiner_has_the_bits_of_its_donor(size, reproducible, events):
         mine, theirs = here.state(), there.state()
     assert_same(mine, theirs)
     assert steps[-1] == last
+
+
+def test_a_gradient_is_sent_before_the_donor_has_applied_it(pipe, monkeypatch):
+    """All workers wait for a joiner that lacks only this step. The joiner updates its state at the same time."""
+    worker, updates = Worker(), []
+    donations = donor(worker, monkeypatch, 1 << 20)
+    pipe.taking.release(1000)
+    worker.commit(0, "stepped", donations.committed)
+    until(lambda: len(pipe.parcels) == 1)
+
+    def update(*arguments, **more):
+        until(lambda: len(pipe.parcels) == 2)
+        updates.append(pipe.parcels[1][0].step)
+
+    monkeypatch.setattr(worker.optimizer, "_update", update)
+    worker.commit(1, "stepped", donations.committed)
+    assert updates == [1]
+
+
+def until(true):
+    deadline = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def iter_parcels(pipe):
@@ -186,7 +211,8 @@ def iter_parcels(pipe):
     events=st.lists(st.one_of(st.tuples(st.integers(0, 2), st.integers(1, 9)), st.sampled_from(HOW)), max_size=30),
 )
 def test_a_joiner_with_several_donors_has_the_bits_of_a_holder_since_the_start(reproducible, odd, events):
-    """events: a commit of that kind, or a number of messages from a donor. Some units have a second holder."""
+    """events: a kind of commit, or a donor and the number of its messages that arrive next. Some units have a second
+    holder."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         count = len(Worker().every)
         gives = [[unit for unit in range(count) if unit % 3 == d] for d in range(3)]
@@ -218,7 +244,7 @@ def test_a_joiner_with_several_donors_has_the_bits_of_a_holder_since_the_start(r
                 last += 1
                 always.commit(last, event)
                 for worker, donations in zip(donors, found, strict=True):
-                    donations.committed(*worker.commit(last, event))
+                    worker.commit(last, event, donations.committed)
         for pipe in pipes:
             pipe.taking.release(1 << 20)
         deadline = time.monotonic() + 30
@@ -233,7 +259,7 @@ def test_a_joiner_with_several_donors_has_the_bits_of_a_holder_since_the_start(r
 
 
 class OldStream:
-    """A stream from a donor that has hung and now sends its next message."""
+    """A stream with this message next, for example from a donor that was hung."""
 
     def __init__(self, parcel):
         self.receive = lambda: parcel
@@ -262,6 +288,17 @@ def test_a_new_session_starts_empty_and_voids_messages_of_the_last_one(monkeypat
     assert sorted(there.optimizer.held) == [2, 3]
 
 
+def test_an_understudy_without_room_refuses_with_the_needed_and_the_free_bytes():
+    here, sent = Worker(units=[0, 1]), []
+    names = [here.stage.layout.ids[0]]
+    following = joiner(Worker(units=[0]))
+    following._send = sent.append
+    following.room = lambda elements: (10 * elements, 500)
+    following.expect(Expect(8, [*here.stage.layout.layers], worker=Role(0, 1), elements=100))
+    following._follow(OldStream((StatePart(8, 0, packed(names), 1), here.optimizer.copy(names, 0))))
+    assert sent == [NoRoom(8, 1000, 500)]
+
+
 def test_a_slow_joiner_restarts_from_the_newest_state_and_queues_stay_bounded(pipe, monkeypatch):
     worker = Worker()
     donations = donor(worker, monkeypatch, 1 << 20)
@@ -272,15 +309,17 @@ def test_a_slow_joiner_restarts_from_the_newest_state_and_queues_stay_bounded(pi
         assert len(line._waiting) <= WAITING
     pipe.taking.release(1000)
     deadline = time.monotonic() + 10
-    while pipe.parcels[-1][0].step < step or "model" not in pipe.parcels[-1][1]:
+    while pipe.parcels[-1][0].step < step:
         assert time.monotonic() < deadline
         time.sleep(0.001)
-    assert len(pipe.parcels) <= WAITING + 3
-    assert torch.equal(pipe.parcels[-1][1]["model"], worker.stage.flat.joined())
+    assert len(pipe.parcels) <= 2 * WAITING + 3
+    about, state = next(parcel for parcel in reversed(pipe.parcels) if "model" in parcel[1])
+    assert about.step >= step - WAITING, "the steps before are not sent"
+    assert about.step < step or torch.equal(state["model"], worker.stage.flat.joined())
 
 
 def test_a_donors_optimizer_waits_at_most_for_the_copy_of_one_part(pipe, monkeypatch):
-    """It does not wait for the network: the joiner takes nothing."""
+    """The optimizer does not wait for the network, although the joiner takes nothing."""
     worker = Worker()
     donations = donor(worker, monkeypatch, 128)
     donations.committed(*worker.commit(0, "stepped"))
@@ -295,6 +334,7 @@ def test_speculative_state_is_never_copied():
     worker.commit(0, "stepped")
     first = worker.stage.layout.ids[:1]
     assert worker.optimizer.copy(first, newest=0) is not None
+    assert worker.optimizer.copy(first, newest=1) is None, "a commit that the optimizer has not applied yet"
     worker.optimizer.speculate(worker.gradient(1), 1)
     assert worker.optimizer.copy(first, newest=1) is None
     worker.optimizer.confirm()

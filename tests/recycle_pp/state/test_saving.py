@@ -22,7 +22,7 @@ from ..numerics.test_units import flip
 
 @pytest.mark.parametrize("changed", [False, True])
 def test_a_worker_that_must_save_all_its_units_rejects_units_changed_since_the_commit(changed, tmp_path):
-    """Another holder has died, so there may be no copy left to compare with."""
+    """Another holder has died, so no other copy may be left to compare with."""
     config, said = small(parallel__pipelines=2, parallel__sharded=True, control__mismatch="third"), []
     stage = Stage(config, 0, CPU)
     optimizer = StageOptimizer(config, stage, whole=False)

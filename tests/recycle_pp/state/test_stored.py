@@ -1,4 +1,4 @@
-"""Checkpoints in a store: whole once sealed, wherever their parts were written."""
+"""A checkpoint in a store is complete once it is sealed, wherever its parts were written."""
 
 import threading
 
@@ -28,7 +28,7 @@ def state(part):
 
 
 def written(folder, step):
-    """The parts of a checkpoint on the disks of two nodes, and the folders."""
+    """Writes the parts of a checkpoint on the disks of two nodes. Returns part -> folder."""
     parts = {}
     for part in STATE:
         node = folder / part
@@ -65,14 +65,14 @@ def test_a_checkpoint_without_a_seal_does_not_exist(stored, tmp_path):
     assert stored.steps() == [20] and survey(stored.store.url, 5).step == 20
 
 
-def test_of_two_members_that_seal_one_succeeds_and_its_parts_stay(stored, tmp_path):
+def test_if_two_members_seal_one_succeeds_and_its_parts_are_kept(stored, tmp_path):
     assert store(stored, tmp_path / "a", 20)
     assert not store(stored, tmp_path / "b", 20)
     assert stored.damage(20) is None
     checkpoint.load(stored.fetch(20, tmp_path / "node"))
 
 
-def test_a_seal_whose_parts_are_gone_is_reported_and_replaced(stored, tmp_path):
+def test_a_seal_with_missing_parts_is_reported_and_replaced(stored, tmp_path):
     store(stored, tmp_path / "a", 20)
     store(stored, tmp_path / "b", 40)
     stored.store.delete([next(path for path in stored.store.list("checkpoints/step-000040") if ".distcp" in path)])
@@ -82,7 +82,7 @@ def test_a_seal_whose_parts_are_gone_is_reported_and_replaced(stored, tmp_path):
     assert survey(stored.store.url, 5).step == 40
 
 
-def test_the_newest_are_kept_with_their_parts_and_nothing_else(stored, tmp_path):
+def test_only_the_newest_checkpoints_are_kept_with_their_parts(stored, tmp_path):
     for step in (20, 40, 60):
         store(stored, tmp_path / str(step), step)
     store(stored, tmp_path / "killed", 50, seals=False)
@@ -93,7 +93,18 @@ def test_the_newest_are_kept_with_their_parts_and_nothing_else(stored, tmp_path)
     assert stored.damage(40) is stored.damage(60) is None
 
 
-def test_a_listing_that_lacks_new_objects_hides_no_checkpoint_and_deletes_none(stored, tmp_path, monkeypatch):
+def test_the_checkpoint_with_the_lowest_loss_is_kept_beside_the_newest(stored, tmp_path):
+    for step, losses in ((20, {}), (40, {20: 2.0}), (60, {40: 1.0}), (80, {60: float("nan")}), (100, {80: 3.0})):
+        store(stored, tmp_path / str(step), step)
+        stored.prune(1, losses)
+    assert stored.steps() == [40, 100]
+    stored.prune(1)
+    assert stored.steps() == [100]
+
+
+def test_if_a_listing_lacks_new_checkpoints_the_newest_is_found_and_none_of_them_is_deleted(
+    stored, tmp_path, monkeypatch
+):
     for step in (20, 40, 60):
         store(stored, tmp_path / str(step), step)
     listed = Store.list
@@ -137,7 +148,7 @@ def test_a_folder_of_another_run_with_the_same_number_of_steps_is_replaced(store
     assert torch.equal(checkpoint.load(here(stored.store.url, tmp_path / "node", 20))["model.c"], torch.ones(5))
 
 
-def test_a_checkpoint_that_only_the_disk_has_is_taken_from_there(stored, tmp_path):
+def test_a_checkpoint_that_is_only_on_the_disk_is_loaded_from_there(stored, tmp_path):
     part = checkpoint.Saver(tmp_path / "node").save(20, "0-0", {"model.c": torch.ones(5)}).result()
     with pytest.raises(ValueError, match=r"this node's disk has no .*step-000020, and .* does not exist"):
         here(stored.store.url, tmp_path / "node", 20)

@@ -1,5 +1,5 @@
-"""A tied embedding in two stages, held by all or by some workers. Every holder has the gradient that a single worker
-would have, bit for bit, and all workers have its norms."""
+"""A tied embedding is in two stages, and all or some workers hold it. Every holder gets the gradient that a single
+worker would have, bit for bit, and all workers get its norms."""
 
 import queue
 import threading
@@ -31,7 +31,8 @@ from ..numerics.test_units import cut
 
 
 class Network:
-    """Messages and sums between threads. ordered: messages have no tags, and are only sent between stages."""
+    """Messages and sums between workers that are threads. ordered: messages have no tags, and are sent only between
+    stages."""
 
     def __init__(self, members, ordered):
         self.ordered, self.members = ordered, members
@@ -132,7 +133,7 @@ def test_each_holder_of_a_tied_unit_has_the_gradient_of_a_single_worker(numerics
 
 
 def shared_out(copies, members, described):
-    """The shares at the start. described: stage -> its layers, see `Ready.units`"""
+    """The shares at the start of a job. described: stage -> its layers, as in `Ready.units`."""
     units = Units(copies)
     for member, worker in members.items():
         units.describe(member, worker.stage, "", described[worker.stage])
@@ -174,11 +175,11 @@ def test_with_whole_state_every_worker_receives_one_message_per_stage_from_evenl
         assert sorted(members[frm].stage for frm, to in awaited if to == me) == others
         assert sum(frm == me for frm, _ in sent) <= 2 * 5
     for (me, other), messages in order.items():
-        assert messages == order[other, me], "on one ordered stream, each message meets its other end"
+        assert messages == order[other, me], "both ends have their messages in the same order"
 
 
 def wire(me, number, shares, sent, awaited, order):
-    """The tied units that a member of stage `number` sends and awaits, without tensors."""
+    """Records the messages about tied units that a member of stage `number` sends and awaits, without tensors."""
 
     def send(tensor, to, tag):
         sent.append((me, to))

@@ -1,4 +1,4 @@
-"""Objects in a store: the same promises from S3 and from a folder."""
+"""A store of objects behaves in the same way on S3 and in a folder."""
 
 import os
 import re
@@ -18,7 +18,7 @@ def server():
 
 @pytest.fixture
 def on(server, monkeypatch):
-    """Sets the environment of clients, as users do. Argument: the port of a proxy."""
+    """A function that sets the environment of clients, as users do. Argument: the port of a proxy, if any."""
 
     def set_environment(port=None):
         for name, value in server.environment(port).items():
@@ -41,7 +41,7 @@ def test_objects_are_listed_with_their_sizes_and_read_in_ranges(store):
     assert (store.get("a/b/c"), store.get_range("a/b/c", 3, 4), store.size("a/b/c")) == (b"0123456789", b"3456", 10)
 
 
-def test_of_several_contents_put_if_absent_keeps_the_first(store):
+def test_put_if_absent_keeps_the_first_content(store):
     assert [store.put_if_absent("seal", content) for content in (b"1", b"2", b"1")] == [True, False, True]
     assert store.get("seal") == b"1"
 
@@ -55,7 +55,7 @@ def test_a_missing_object_is_absent_and_may_be_deleted(store):
     assert store.list() == {}
 
 
-def test_a_file_of_several_pieces_returns_as_it_was(store, tmp_path):
+def test_a_file_of_several_pieces_is_read_back_unchanged(store, tmp_path):
     file, back = tmp_path / "file", tmp_path / "back"
     file.write_bytes(os.urandom(5 * PIECE + 1))
     store.put_file("file", file)
@@ -64,7 +64,7 @@ def test_a_file_of_several_pieces_returns_as_it_was(store, tmp_path):
     assert back.read_bytes() == file.read_bytes() and len(pieces) == 6
 
 
-def test_a_probe_leaves_nothing(store):
+def test_a_probe_leaves_no_object_behind(store):
     store.probe()
     assert store.list() == {}
 
@@ -80,7 +80,7 @@ def test_a_request_is_repeated_while_the_server_fails_or_closes(server, on):
 
 
 def test_a_lost_answer_to_a_conditional_put_does_not_hide_its_success(server, on):
-    """The server has the object when the connection breaks, and refuses the repetition."""
+    """The server has stored the object when the answer is lost, so it refuses the repeated put."""
     on()
     behind = Store("s3://bucket/lost", patience=1)
 
@@ -110,7 +110,7 @@ EXPIRED = (403, b"<Error><Code>ExpiredToken</Code><Message>The provided token ha
         ("/proc/none", None, r"No such file or directory \(os error 2\)"),
     ],
 )
-def test_a_store_that_cannot_be_used_is_named_in_one_sentence(url, verdict, sentence, server, on):
+def test_an_unusable_store_is_reported_in_one_sentence(url, verdict, sentence, server, on):
     with Proxy(server) as proxy:
         proxy.judge = lambda method, path: verdict
         on(proxy.port)

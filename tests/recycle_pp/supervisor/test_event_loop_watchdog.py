@@ -1,4 +1,4 @@
-"""A blocked event loop ends its process; a busy or paused one does not."""
+"""The watchdog ends a process with a blocked event loop, but not one with a busy or paused loop."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""The exit of torchrun's agents: changing another process's connections, and the message if that is not permitted."""
+"""The wait of torchrun's agents at their exit is shortened through their connections, or announced if it cannot be."""
 
 import os
 import socket

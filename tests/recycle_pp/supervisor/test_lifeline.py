@@ -19,7 +19,7 @@ def line():
 
 
 def forked(play):
-    """Forks a child that runs `play` and exits; its pid."""
+    """Forks a child that runs `play` and exits. Returns its pid."""
     pid = os.fork()
     if pid == 0:
         play()
@@ -28,7 +28,7 @@ def forked(play):
 
 
 def holding(line, play=signal.pause):
-    """Forks a child that holds the line and runs `play`; its pid."""
+    """Forks a child that holds the line and runs `play`. Returns its pid."""
     ready, is_ready = os.pipe()
 
     def hold():

@@ -1,4 +1,4 @@
-"""Probing which nodes can be reached."""
+"""A supervisor probes which nodes it can reach."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""When a rank's standby process is started."""
+"""When a rank starts its standby process."""
 
 import sys
 
@@ -24,7 +24,7 @@ def of(local_rank, wanted="on"):
 
 
 def beats(standby, incarnation, steps):
-    """Indices of the heartbeats at which it is due. steps: the worker's step at each heartbeat."""
+    """Indices of the heartbeats at which the standby process is due. steps: the worker's step at each heartbeat."""
     signs = [Signs(incarnation, 1, Activity("works", "F", step), 0.0, 0.0) for step in steps]
     return [number for number, sign in enumerate(signs) if standby.due(sign)]
 

@@ -60,7 +60,7 @@ def test_a_running_thread_is_distinguished_from_a_sleeping_one(code, runs):
         process.wait()
 
 
-def test_a_thread_that_has_no_core_is_delayed_and_one_that_sleeps_is_not():
+def test_a_thread_that_waits_for_a_core_is_delayed_and_a_sleeping_one_is_not():
     """Two processes spin on one core, so each waits for half of the time."""
     core = min(os.sched_getaffinity(0))
     spins = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
@@ -98,7 +98,7 @@ def test_the_age_of_a_new_activity_is_counted_from_its_start():
     assert 0.2 <= signs.sample(0, 1.0).seconds < 0.4
 
 
-def test_an_op_is_the_first_of_its_kind_until_one_is_done():
+def test_an_op_is_marked_as_the_first_of_its_kind_until_one_is_done():
     board = Board(bytearray(4096))
     doing, firsts = Doing(board), []
     for what in ("data", "F", "data", "F", "I"):
@@ -107,7 +107,7 @@ def test_an_op_is_the_first_of_its_kind_until_one_is_done():
     assert firsts == [False, True, False, False, True], "reading data compiles nothing"
 
 
-def test_another_thread_can_check_whether_the_wait_could_end():
+def test_another_thread_can_check_whether_the_awaited_message_has_arrived():
     doing, here = Doing(), threading.Event()
     doing.waits("tensor", 3, (0, 1), Worker(0, 0), here.is_set)
     assert doing.delivered() is None

@@ -1,4 +1,4 @@
-"""Calls run in order in another thread, so that no caller waits for a disk or a reader; excess calls are dropped."""
+"""Calls run in order in a background thread, so no caller waits for a disk or a reader. Excess calls are dropped."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ def test_calls_run_in_order_and_are_done_after_a_flush():
     assert background.flush(10) and seen == [*range(1000)]
 
 
-def test_calls_that_exceed_the_queue_are_dropped_without_blocking():
+def test_calls_are_dropped_without_blocking_if_the_queue_is_full():
     background, runs, gate, seen = Background("test", capacity=10), threading.Event(), threading.Event(), []
     background(lambda: (runs.set(), gate.wait()))
     assert runs.wait(10)

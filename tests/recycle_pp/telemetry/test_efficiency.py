@@ -1,4 +1,4 @@
-"""TFLOP/s, MFU and the time by phase of a step."""
+"""TFLOP/s, MFU and the time of each phase of a step."""
 
 import json
 
@@ -25,7 +25,7 @@ def described(settings, platform=H100, units=UNITS):
     return efficiency
 
 
-def test_a_token_takes_six_operations_for_each_parameter_beyond_the_embedding_and_those_of_attention():
+def test_a_token_takes_six_operations_per_parameter_outside_the_embedding_plus_attention():
     model = {"model.layers": 2, "model.heads": 4, "model.width": 32, "model.sequence": 10}
     settings = Settings().with_values(model)
     assert described(settings).flops_per_token == 6 * (300 + 300 + 1000) + 12 * 2 * 32 * 10
@@ -49,7 +49,7 @@ def test_a_hugging_face_model_counts_the_parameters_it_has_built_and_the_attenti
     assert described(adapters).flops_per_token is None, "the frozen parameters are not counted"
 
 
-def test_mfu_is_the_share_of_the_peak_and_left_out_if_the_peak_is_unknown():
+def test_mfu_is_the_share_of_the_peak_and_is_left_out_if_the_peak_is_unknown():
     settings = Settings().with_values({"numerics.precision": "bf16"})
     flops = described(settings).flops_per_token
     found = described(settings).of(tokens_per_second=1e9, workers=4)
@@ -79,14 +79,14 @@ def test_the_peak_of_a_gpu_depends_on_its_name_and_the_precision(name, bf16, fp3
         assert peak_flops(platform, Settings().with_values({"numerics.precision": precision})) == peak
 
 
-def test_the_table_has_the_peaks_with_which_the_simulator_computes():
+def test_the_table_of_peaks_agrees_with_that_of_the_simulator():
     bf16 = {pattern.split("|")[0].lower(): peak for pattern, peak, _ in PEAKS}
     both = bf16.keys() & GPUS.keys() - {"t4"}
     assert both >= {"a100", "h100", "h200", "b200"}
     assert {name: bf16[name] for name in both} == {name: GPUS[name].flops / 1e12 for name in both}
 
 
-def test_the_phases_of_a_step_are_means_over_the_workers_and_the_rest_is_wait():
+def test_the_phases_of_a_step_are_means_over_the_workers_and_the_rest_is_waiting():
     one = table_of([
         (OpKind.FORWARD, 0, 0, 10.0, 11.0), (OpKind.BACKWARD, 0, 0, 11.0, 13.0), (REDUCTION, 0, 0, 14.0, 14.5),
         (OpKind.OPTIMIZER, 0, 0, 9.0, 9.5),

@@ -1,4 +1,4 @@
-"""Events on the disk and on the console: at once, and each cause before its effects."""
+"""Events are written to the disk and the console at once, and each cause before its effects."""
 
 import json
 

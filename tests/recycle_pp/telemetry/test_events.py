@@ -64,12 +64,12 @@ def test_the_document_names_no_other_event():
     assert re.findall(r"^\| `(\w+)`", section, re.MULTILINE) == list(EVENTS)
 
 
-def test_exporters_show_deaths_stalls_changes_of_plan_returns_faults_and_ends():
+def test_these_events_are_shown_by_exporters():
     assert {name for name, cls in EVENTS.items() if cls.exported} == {
         "death_detected", "resumed", "rejoined", "left", "slow", "slow_no_more", "plan_adopted", "stage_lost",
         "restored", "rebalanced", "coordinator_elected", "node_joined", "checkpoint_saved", "checkpoint_stored",
         "stopped", "finished", "health_found", "health_over",
-        "took_over", "understudy_in_step",
+        "took_over", "understudy_in_step", "round_applied",
     }  # fmt: skip
 
 
@@ -85,19 +85,19 @@ def test_the_event_of_another_version_is_a_plain_event(record):
     assert type(event) is Event and (event.step, event.worker) == (3, "1.2")
 
 
-def test_a_field_that_an_event_does_not_know_is_ignored():
+def test_an_unknown_field_of_an_event_is_ignored():
     assert parse({"event": "finished", "step": 3, "mood": "good"}).name() == "finished"
 
 
 @pytest.mark.parametrize(
     "record", [7, {}, {"event": 7, "step": 3}, {"event": "left"}, {"event": "started", "step": 3, "workers": -1}]
 )
-def test_a_damaged_line_is_no_event(record):
+def test_a_damaged_line_is_rejected(record):
     with pytest.raises(msgspec.ValidationError):
         parse(record)
 
 
-def test_a_cause_that_becomes_known_late_replaces_the_supposed_one():
+def test_a_cause_that_becomes_known_later_replaces_the_assumed_one():
     death = DeathDetected(step=3, worker="1.1", cause="unknown", detail="?", time=1.0)
     other = DeathDetected(step=3, worker="0.1", cause="unknown", detail="?", time=1.0)
     late = DeathExplained(worker="1.1", cause="signal", detail="SIGKILL", injected=True)
@@ -132,13 +132,13 @@ def test_plurals_are_right_and_the_first_step_is_step_0(count):
         assert sentence.startswith("step 0: ")
 
 
-def test_a_worker_without_permission_to_restart_has_not_died_again():
+def test_a_worker_that_may_not_restart_is_not_said_to_have_died_again():
     never, once = (GivenUp(step=3, worker="1.1", respawns=respawns) for respawns in (0, 1))
     assert never.sentence(60) == "step 3: worker 1.1 is not restarted: run.respawns allows no restart"
     assert "died again after 1 restart and is" in once.sentence(60)
 
 
-def test_no_sentence_names_a_step_that_the_run_does_not_have():
+def test_no_sentence_names_a_step_beyond_the_end_of_the_run():
     within, after = (CheckpointSaved(step=step, checkpoint=step) for step in (59, 60))
     assert within.sentence(60) == "step 59: checkpoint step-000059 saved"
     assert after.sentence(60) == "after step 59: checkpoint step-000060 saved"

@@ -1,4 +1,4 @@
-"""Exporters get metrics and events, and can neither end nor delay a job."""
+"""Exporters get metrics and events, and cannot end or delay a job."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FAILS = ["parallel=2x2", "model=tiny", "run.steps=8", "run.validate_every=0", "+
 
 
 def export(run, name, *arguments):
-    """Exports a complete run, as its coordinator does: standard input ends with the job."""
+    """Exports a complete run in the same way as its coordinator. Standard input ends with the job."""
     return subprocess.run(
         [*COMMAND, str(run.path), name, *arguments],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False,
@@ -47,7 +47,7 @@ def test_a_command_that_fails_does_not_end_its_exporter(command, recorded):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["sleep 1000", "kill -9 $PPID"])
-def test_exporters_that_hang_or_end_do_not_harm_the_job(command, zygote):
+def test_exporters_that_hang_or_end_do_not_disturb_the_job(command, zygote):
     pytest.importorskip("prometheus_client")
     with socket.create_server(("0.0.0.0", 0)) as taken:
         port = taken.getsockname()[1]
@@ -58,7 +58,7 @@ def test_exporters_that_hang_or_end_do_not_harm_the_job(command, zygote):
             assert "Traceback" not in job.output
 
 
-def test_tensorboard_has_the_curves_and_the_deaths_and_stalls_beside_them(recorded):
+def test_tensorboard_has_the_curves_the_deaths_and_the_stalls(recorded):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -115,7 +115,7 @@ def test_a_missing_package_is_reported_before_the_workers_start(monkeypatch):
 
 
 def test_a_new_coordinator_does_not_export_lines_of_the_first_one_again(tmp_path):
-    """It starts at the ends of the files."""
+    """Its exporter starts at the ends of the files."""
     (tmp_path / "logs").mkdir()
     events = tmp_path / "events.jsonl"
     old, new = (json.dumps({"event": name, "step": 0, "time": 0.0, "worker": None}) + "\n" for name in ("old", "new"))
@@ -142,7 +142,7 @@ def test_prometheus_exports_no_measure_before_its_first_value(tmp_path):
     assert "recycle_loss{" in text and "recycle_val_loss{" not in text
 
 
-def test_prometheus_shows_the_figures_of_gpus_and_the_findings_that_last(tmp_path):
+def test_prometheus_shows_the_figures_of_gpus_and_the_current_findings(tmp_path):
     pytest.importorskip("prometheus_client")
     from recycle_pp.telemetry.exporters.prometheus import make
 

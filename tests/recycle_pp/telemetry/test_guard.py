@@ -1,4 +1,4 @@
-"""An error in telemetry is reported once and does not end the job; a running median takes constant memory."""
+"""An error in telemetry is reported once and does not end the job. A running median takes constant memory."""
 
 import pickle
 from statistics import median
@@ -54,5 +54,5 @@ def test_the_median_of_few_values_is_exact(values):
 @pytest.mark.parametrize("count", [CAPACITY - 1, CAPACITY, 3 * CAPACITY, 100_000])
 def test_the_median_of_many_values_is_close(count):
     values = RunningMedian(float(value) for value in range(count))
-    assert len(pickle.dumps(values)) < 20 * CAPACITY, "the values that it keeps"
+    assert len(pickle.dumps(values)) < 20 * CAPACITY, "the size of the kept values is limited"
     assert abs(values.median - count / 2) < count / CAPACITY * 4

@@ -1,4 +1,4 @@
-"""The records of earlier coordinators that a new one reads."""
+"""A new coordinator reads the records of earlier coordinators."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Calls run in order although some become ready late, so a cause is written before its effects."""
+"""Calls run in order even if some become ready late, so a cause is written before its effects."""
 
 from hypothesis import given
 from hypothesis import strategies as st

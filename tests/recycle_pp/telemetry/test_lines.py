@@ -1,4 +1,4 @@
-"""Lines of .jsonl files on disks that work, and on disks that do not."""
+"""Lines of .jsonl files, on disks that work and on disks that fail."""
 
 import json
 import math
@@ -34,7 +34,7 @@ def test_lines_that_a_disk_rejected_are_written_when_it_accepts_them(tmp_path, c
     assert capsys.readouterr().err.count("cannot be written") == 1
 
 
-def test_a_line_that_an_earlier_coordinator_could_not_complete_does_not_damage_the_next_one(tmp_path):
+def test_an_incomplete_line_of_an_earlier_coordinator_does_not_damage_the_next_line(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_text('{"event":"started","step":0,"term":0}\n{"event":"star')
     written = Lines(path)

@@ -1,4 +1,4 @@
-"""protocol.jsonl: what is in it, and what is left out while the disk is slow or full."""
+"""The contents of protocol.jsonl, and which events are left out while the disk is slow or full."""
 
 import asyncio
 
@@ -36,13 +36,13 @@ def path(tmp_path):
     return tmp_path / "protocol.jsonl"
 
 
-def test_every_event_is_repeated_with_the_recorded_outcome(path):
+def test_every_event_is_replayed_with_the_recorded_outcome(path):
     logged = Logged(path)
     logged.handle(*map(WorkerReady, MEMBERS), WorkerDied(MEMBERS[1]))
     assert logged.decisions() == [(WorkerReady, True), (WorkerReady, True), (WorkerDied, True)]
 
 
-def test_an_event_that_is_lost_is_noticed_by_the_decisions_after_it(path):
+def test_a_lost_event_is_noticed_because_later_decisions_differ(path):
     logged = Logged(path)
     logged.handle(*map(WorkerReady, MEMBERS), WorkerDied(MEMBERS[1]))
     lines = path.read_bytes().splitlines(keepends=True)
@@ -68,7 +68,7 @@ def test_lines_of_a_replaced_coordinator_do_not_count(path):
     assert [d.event.member for d in replay(path)] == MEMBERS
 
 
-def test_a_full_file_is_replaced_by_a_snapshot_and_the_next_events(path, monkeypatch):
+def test_a_file_at_its_limit_is_replaced_by_a_snapshot_and_the_next_events(path, monkeypatch):
     monkeypatch.setattr(protocol_log, "MOST_BYTES", 10_000)
     logged = Logged(path)
     logged.handle(*map(WorkerReady, MEMBERS))
@@ -79,7 +79,7 @@ def test_a_full_file_is_replaced_by_a_snapshot_and_the_next_events(path, monkeyp
     assert 0 < len(decisions) < 100 and all(same for _, same in decisions)
 
 
-def test_while_the_disk_is_full_events_are_left_out_and_a_snapshot_follows_when_it_works_again(path, monkeypatch):
+def test_events_are_left_out_while_the_disk_fails_and_a_snapshot_follows_when_it_works_again(path, monkeypatch):
     monkeypatch.setattr(protocol_log, "AGAIN_SECONDS", 0.0)
     logged = Logged(path)
     path.mkdir()  # cannot be opened for writing

@@ -1,4 +1,4 @@
-"""Messages of workers become records, although they arrive out of order."""
+"""Messages of workers become ordered records, even if they arrive out of order."""
 
 import asyncio
 import io
@@ -29,7 +29,7 @@ from recycle_pp.wire.messages.workers import State
 
 @pytest.fixture
 def recorded(tmp_path):
-    """(recorder of a job of two workers, the workers, function that returns the samples it has written)."""
+    """(recorder of a job of two workers, the workers, function that returns the recorded samples by step)."""
     settings = Settings(run=Run(steps=3, dir=str(tmp_path), sample_log=True), parallel=Parallel(2, 1, microbatches=1))
     run = RunFolder(tmp_path)
     progress = Progress(steps=3, workers=2, stream=io.StringIO())
@@ -70,7 +70,7 @@ def test_the_line_of_a_step_has_the_speed_and_the_memory_of_the_workers(recorded
     assert "mfu" not in line, "a CPU has no peak"
 
 
-def test_samples_of_a_step_are_kept_although_a_worker_has_sent_those_of_the_next_step(recorded):
+def test_samples_of_a_step_are_kept_even_if_a_worker_has_sent_those_of_the_next_step(recorded):
     """A coordinator dies between a commit and its line. The next one first receives the measurements of a worker that
     is a step ahead, because the optimizer is staggered."""
     recorder, (ahead, behind), samples = recorded
@@ -83,8 +83,8 @@ def test_samples_of_a_step_are_kept_although_a_worker_has_sent_those_of_the_next
     assert samples() == {0: [3, 7], 1: [1, 9]}
 
 
-def test_a_death_is_written_once_before_its_effects_and_explained_when_its_cause_is_known(recorded, tmp_path):
-    """A worker that `+rejoin_at` has restarted dies before the cause of its first death is known."""
+def test_a_death_is_written_once_before_its_effects_and_its_cause_is_added_later(recorded, tmp_path):
+    """A worker that was restarted by `+rejoin_at` dies before the cause of its first death is known."""
     recorder, (worker, other), _ = recorded
     first, second = (0, 0), (0, 1)
     recorder.death(worker, first, now=1.0)
@@ -115,7 +115,7 @@ def lines(path):
 
 
 def take_over(recorder, committed):
-    """Member 1 has survived the lost coordinator, in a membership with member 0."""
+    """A new coordinator takes over. Of members 0 and 1, only member 1 has survived."""
     commit = Commit(0, committed, scale=1.0, norm=1.0, loss=2.0)
     state = State(0, recorder._job.workers, committed=committed, commit=commit, agreed=(0, 0))
     found = find({1: state})
@@ -124,12 +124,12 @@ def take_over(recorder, committed):
     recorder.took_over(Takeover(1, 0, lost_at=3.0, elected_at=4.0), found)
     recorder.found_dead(found.members[0], (0, 0), now=5.0)
     recorder.explain_death((0, 0), SEGFAULT)
-    recorder.given_up(found.members[0], (0, 0), respawns=3)
+    recorder.given_up((0, 0), respawns=3)
     recorder.record_missing_commit(found.commit)
 
 
 def write_history(run, dead):
-    """Steps 0 to 2, and two deaths. dead: the worker whose last event is its death."""
+    """Writes a history of steps 0 to 2 and two deaths. dead: the worker that has died and was given up."""
     event = {"time": 1.0, "step": 0, "generation": 0, "worker": str(dead)}
     names = ("started", "death_detected", "respawned", "death_detected", "given_up")
     run.events.write_text("".join(json.dumps({**event, "event": name}) + "\n" for name in names))
@@ -149,7 +149,7 @@ def test_a_new_coordinator_continues_the_files_and_counters_of_the_lost_one(reco
     assert json.loads(run.summary.read_text())["deaths"] == 2
 
 
-def test_a_death_that_no_coordinator_has_recorded_is_recorded_by_the_next_one(recorded, tmp_path):
+def test_an_unrecorded_death_is_recorded_by_the_next_coordinator(recorded, tmp_path):
     recorder, (dead, live), _ = recorded
     run = RunFolder(tmp_path)
     write_history(run, live)

@@ -65,7 +65,7 @@ def test_a_death_is_reported_with_the_loss_around_it_its_stall_and_its_lost_ops(
     ]
 
 
-def test_a_move_of_layers_is_reported_with_what_was_expected_of_it(run):
+def test_a_move_of_layers_is_reported_with_its_expected_gain_and_cost(run):
     move = {
         "event": "rebalanced", "time": 21.0, "step": 21, "before": [8, 8], "layout": [9, 7], "first_step": 20,
         "step_seconds": 0.6, "new_step_seconds": 0.5, "gain_seconds": 99.0, "cost_seconds": 0.1, "bytes": 7_000_000,
@@ -93,7 +93,7 @@ def test_the_death_of_a_joining_worker_stalls_no_worker(run):
     assert "    no worker had to wait" in report(run).splitlines()
 
 
-def test_each_death_has_its_own_stall_although_its_event_comes_after_the_recovery(run):
+def test_each_death_has_its_own_stall_even_if_its_event_comes_after_the_recovery(run):
     again = DEATH | {"step": 25, "time": 25.1}
     early = RESUMED | {"step": 25, "time": 25.0, "dead": ["0.0", "1.2"], "stall_seconds": 0.2}
     write_events(run, DEATH, RESUMED, early, again)

@@ -1,4 +1,4 @@
-"""The files of a run, and the jobs that may use its folder."""
+"""The files of a run folder, and the jobs that may use it."""
 
 import json
 from dataclasses import asdict
@@ -67,7 +67,7 @@ def test_an_incomplete_last_line_is_skipped(tmp_path):
     assert run.lines(run.metrics) == [{"step": 0}, {"step": 1}]
 
 
-def test_a_follower_gets_each_line_once_and_when_it_is_complete(tmp_path):
+def test_a_follower_gets_each_line_once_as_soon_as_it_is_complete(tmp_path):
     path = tmp_path / "lines.jsonl"
     follower = Follower(path)
     assert follower.new() == []

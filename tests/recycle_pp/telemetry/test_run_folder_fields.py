@@ -49,7 +49,7 @@ def test_events(run):
         assert event.keys() == {"event", "term", *EVENTS[event["event"]].__struct_fields__}, event
 
 
-def test_the_protocol_log_repeats_every_decision(run, capsys):
+def test_the_protocol_log_can_be_replayed_with_the_same_decisions(run, capsys):
     lines = [json.loads(line) for line in run.protocol.read_text().splitlines()]
     documented = {name for names, _ in table("Replay") for name in names}
     assert set().union(*lines) == documented
@@ -65,7 +65,8 @@ def test_files_of_one_object(section, run):
 
 
 def test_the_receipts_of_first_ops(run):
-    """Two for each process: worker 1.1 has died before its first step ended, or after it, and has returned."""
+    """Each process writes up to two receipts. Worker 1.1 has died, before or after the end of its first step, and has
+    returned."""
     receipts = run.lines(run.first_ops)
     assert all(receipt.keys() == fields("receipts/first-forward.jsonl") for receipt in receipts)
     newest = RunReader(run).first_ops()
@@ -92,7 +93,7 @@ def test_traces(run):
     assert {key for op in trace["ops"] for key in op} == set(re.findall(r"`(\w+)`", ops))
 
 
-def test_the_summary_counts_what_the_trace_shows(run):
+def test_the_counts_in_the_summary_agree_with_the_trace(run):
     from recycle_pp.drawing.chart import Chart
     from recycle_pp.drawing.measures import Measures
 
@@ -104,7 +105,7 @@ def test_the_summary_counts_what_the_trace_shows(run):
     assert 0 < summary["bubbles"] < 1
 
 
-def test_every_worker_has_a_log_of_its_work(run):
+def test_every_worker_has_its_own_log(run):
     logs = {path.name: path.read_text() for path in run.logs.glob("worker-*")}
     assert set(logs) == {f"worker-{d}.{s}.log" for d in range(2) for s in range(2)}
     peer, back = logs["worker-0.1.log"], logs["worker-1.1.log"]
@@ -113,4 +114,6 @@ def test_every_worker_has_a_log_of_its_work(run):
     assert "sends its state to worker 1.1" in peer and "the job ended" in peer
     assert len(re.findall(r": (started|restarted) for rank \d: pid ", back)) == 2
     lines = [line for log in logs.values() for line in log.splitlines()]
-    assert all(re.match(r"\d{4}-\d\d-\d\d .* worker \d\.\d: ", line) for line in lines), "something else is in it"
+    assert all(re.match(r"\d{4}-\d\d-\d\d .* worker \d\.\d: ", line) for line in lines), (
+        "a log has only lines in this format"
+    )

@@ -1,4 +1,4 @@
-"""Reading a run, afterwards and while it is written."""
+"""The reader of a run folder, after the run and while it is written."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_follower_returns_each_line_once_and_completes_a_line_that_was_cut_sho
     assert [(line.step, line.loss) for line in lines.steps.new()] == [(2, None)] and lines.steps.new() == []
 
 
-def test_a_repeated_step_counts_once_and_a_replaced_coordinator_does_not_count(run):
+def test_only_the_newest_line_of_a_step_counts_and_no_line_of_a_replaced_coordinator(run):
     first, second = {"step": 0, "term": 0}, {"step": 1, "term": 0, "loss": 3.0}
     append(run.folder.metrics, first, second, {"step": 1, "term": 1, "loss": 2.0}, {"step": 2, "term": 0})
     assert [(line.step, line.loss) for line in run.steps()] == [(0, None), (1, 2.0)]
@@ -63,7 +63,7 @@ def test_events_of_another_version_are_plain_events(run):
 
 
 @pytest.mark.parametrize("line", ['{"step": "one"}', "[1]", "null", "step 1", '{"step": 1, "term": "new"}'])
-def test_damage_stops_a_whole_reading_and_is_named_by_a_follower(run, line):
+def test_a_damaged_line_is_an_error_for_a_reader_and_is_skipped_and_named_by_a_follower(run, line):
     run.folder.metrics.write_text(f'{{"step": 0}}\n{line}\n{{"step": 2}}\n')
     with pytest.raises(UnreadableFile, match=r"metrics\.jsonl cannot be read: line 2: "):
         run.steps()
@@ -72,7 +72,7 @@ def test_damage_stops_a_whole_reading_and_is_named_by_a_follower(run, line):
 
 
 @pytest.mark.parametrize("line", ['{"step": 1, "lo', '{"step": "one', "\0\0\0", ""])
-def test_a_line_that_a_crash_left_behind_is_not_damage(run, line):
+def test_a_line_cut_off_by_a_crash_is_not_damage(run, line):
     run.folder.metrics.write_text(f'{{"step": 0}}\n{line}\n{{"step": 2}}\n')
     assert [step.step for step in run.steps()] == [0, 2]
 

@@ -1,4 +1,4 @@
-"""Lines of several coordinators in one folder, distinguished by their terms."""
+"""The lines of several coordinators in one folder are told apart by their terms."""
 
 import json
 
@@ -30,12 +30,12 @@ def write(path, *lines):
 
 
 def again(run, done=0):
-    """The next job in that folder."""
+    """Starts the next job in that folder. Returns its run folder."""
     run.unlock()
     return RunFolder.create(load({"run": {"dir": str(run.path), "resume": done > 0}}), done=done, may_restart=True)
 
 
-def test_a_line_has_the_term_at_which_it_goes_to_the_disk(tmp_path):
+def test_a_line_has_the_term_at_the_time_when_it_is_written_to_the_disk(tmp_path):
     later, term = Background("test"), 3
     later.permitted = lambda: term == 4  # a lease that was renewed in a later term
     lines = Lines(tmp_path / "metrics.jsonl", later, lambda: term)
@@ -45,7 +45,7 @@ def test_a_line_has_the_term_at_which_it_goes_to_the_disk(tmp_path):
     assert json.loads((tmp_path / "metrics.jsonl").read_text()) == {"step": 0, "term": 4}
 
 
-def test_a_step_that_a_cut_has_kept_gets_no_second_line(tmp_path):
+def test_a_step_before_a_cut_gets_no_second_line(tmp_path):
     lines = Lines(tmp_path / "metrics.jsonl", term=lambda: 1)
     write(tmp_path / "metrics.jsonl", (0, 0), (0, 1), (0, 2))
     lines.cut(2)
@@ -66,7 +66,7 @@ def test_a_follower_skips_lines_of_an_older_coordinator_behind_those_of_a_newer_
     assert [line["step"] for line in follower.new()] == [2] == [line["step"] for line in late.new()]
 
 
-def test_a_reader_gets_one_line_per_step_although_two_coordinators_have_written(run):
+def test_a_reader_gets_one_line_per_step_even_if_two_coordinators_have_written(run):
     write(run.metrics, (0, 8), (0, 9), (0, 10), (0, 11), (1, 10, {"loss": 2.0}), (0, 12), (1, 11))
     assert [(line["step"], line["term"]) for line in run.lines(run.metrics)] == [(8, 0), (9, 0), (10, 1), (11, 1)]
     assert History.read(run).step == 11 and len(History.read(run).cpu_steps) == 4

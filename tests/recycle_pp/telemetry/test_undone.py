@@ -1,4 +1,4 @@
-"""Undone steps are removed from files with one line per step, also while a reader follows them."""
+"""The lines of undone steps are cut from files with one line per step, also while a reader follows them."""
 
 import json
 import tempfile

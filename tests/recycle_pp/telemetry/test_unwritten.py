@@ -1,4 +1,4 @@
-"""Coordinators are lost while the disk of the run folder does not answer: the next one writes their lines."""
+"""If a coordinator is lost while the disk of the run folder does not answer, the next one writes its lines."""
 
 import asyncio
 import io
@@ -50,7 +50,7 @@ class Node:
         self.run.kept.receive(TO_SUPERVISOR.decode(encode_body(message)))
 
     def commit(self, *steps):
-        """Each third step is validated, and each has an event."""
+        """Commits these steps. Each has an event, and every third one is validated."""
         for step in steps:
             self.recorder.measured(self.job.workers[0], Measured(step, pack([]), [2 * step, 2 * step + 1], 0, 0.1, 1.0))
             self.job.committed = step
@@ -74,7 +74,7 @@ class Node:
         return self
 
     def answers(self, calls=10**6):
-        """Its disk answers, or only this number of calls."""
+        """Lets the disk answer again, or only this number of calls."""
         with self._changed:
             self.permits += calls
             self._changed.notify()
@@ -90,7 +90,7 @@ class Node:
         return self
 
     def dies(self):
-        """The rest of its queue is never written."""
+        """Ends the node, so that the rest of its queue is never written."""
         with self._changed:
             self.permits = -1
             self._changed.notify()
@@ -122,7 +122,7 @@ def lines(path):
 
 
 def check(run, steps, spawned=None):
-    """Each step has one line in each file, and each event is there once, in order."""
+    """Checks that each step has one line in each file, and that each event is there once, in order."""
     metrics, samples = run.lines(run.metrics), run.lines(run.samples)
     assert [line["step"] for line in metrics] == [line["step"] for line in samples] == [*range(steps)]
     assert [line["loss"] for line in metrics] == [*range(steps)]
@@ -137,7 +137,7 @@ def check(run, steps, spawned=None):
 @pytest.mark.parametrize("old", ["is killed", "writes a line before the new one", "writes a line after the new one"])
 @pytest.mark.parametrize("back", ["before", "after"])
 @pytest.mark.parametrize("written", [0, 1, 4])
-def test_the_next_coordinator_writes_what_the_lost_one_could_not(old, back, written, nodes):
+def test_the_next_coordinator_writes_the_lines_that_the_lost_one_could_not(old, back, written, nodes):
     """back: when the disk answers again, before or after the take-over. written: number of lines that the old
     coordinator can still write."""
     first, second, _ = nodes
@@ -160,7 +160,7 @@ def test_the_next_coordinator_writes_what_the_lost_one_could_not(old, back, writ
         first.dies()
     check(second.run, 24)
     second.recorder.retry()
-    assert not nodes[2].run.kept.lines("metrics.jsonl"), "nothing must be kept any more"
+    assert not nodes[2].run.kept.lines("metrics.jsonl"), "copies are dropped once the lines are written"
 
 
 def test_two_coordinators_may_be_lost_while_the_disk_does_not_answer(nodes):
@@ -177,8 +177,8 @@ def test_two_coordinators_may_be_lost_while_the_disk_does_not_answer(nodes):
     check(third.run, 13)
 
 
-def test_lines_that_the_old_coordinator_has_written_and_later_ones_are_left_alone(nodes):
-    """It is lost before it lets the others forget their copies."""
+def test_lines_that_the_old_coordinator_has_written_are_not_written_again(nodes):
+    """The old coordinator is lost before the others have dropped their copies of these lines."""
     first, second, _ = nodes
     first.coordinate(nodes[1:]).answers().commit(*range(3))
     first.freezes().commit(*range(3, 10))
@@ -192,7 +192,7 @@ def test_lines_that_the_old_coordinator_has_written_and_later_ones_are_left_alon
     assert {line["term"] for line in lines(second.run.metrics)} == {0}
 
 
-def test_an_event_that_the_old_coordinator_writes_while_the_new_one_looks_is_there_once(nodes, monkeypatch):
+def test_an_event_that_the_old_coordinator_writes_during_the_take_over_is_there_once(nodes, monkeypatch):
     first, second, _ = nodes
     first.coordinate(nodes[1:]).answers().commit(*range(3))
     first.freezes().commit(*range(3, 10))
@@ -221,7 +221,7 @@ def test_a_kept_line_of_an_undone_step_is_not_written(nodes):
     assert [line["step"] for line in lines(second.run.samples)] == [*range(8)]
 
 
-def test_steps_that_are_undone_and_repeated_meanwhile_have_their_last_line(nodes):
+def test_undone_and_repeated_steps_have_their_newest_line(nodes):
     first, second, _ = nodes
     first.coordinate(nodes[1:]).answers().commit(*range(6))
     first.freezes().commit(6, 7)
@@ -236,7 +236,7 @@ def test_steps_that_are_undone_and_repeated_meanwhile_have_their_last_line(nodes
     assert [line["term"] for line in lines(second.run.metrics)] == [0] * 4 + [1] * 3
 
 
-def test_a_death_that_the_next_coordinator_keeps_is_counted_and_not_recorded_again(nodes):
+def test_a_death_among_the_kept_lines_is_counted_and_not_recorded_again(nodes):
     first, second, _ = nodes
     first.coordinate(nodes[1:]).answers().commit(0)
     first.freezes().commit(1)
@@ -255,7 +255,7 @@ def test_a_death_that_the_next_coordinator_keeps_is_counted_and_not_recorded_aga
     assert json.loads(second.run.summary.read_text())["deaths"] == 2
 
 
-def test_a_disk_that_answers_costs_no_message_and_the_end_of_a_freeze_costs_one(nodes, monkeypatch):
+def test_no_message_is_sent_while_the_disk_answers_and_one_after_a_freeze(nodes, monkeypatch):
     monkeypatch.setattr(unwritten, "LATE_SECONDS", 10.0)
     first, sent = nodes[0], []
     first.coordinate([]).answers().commit(0)
@@ -274,7 +274,7 @@ def test_a_disk_that_answers_costs_no_message_and_the_end_of_a_freeze_costs_one(
     assert len(sent) == 1
 
 
-def test_a_supervisor_that_connects_gets_all_copies_and_each_copy_once(nodes):
+def test_a_newly_connected_supervisor_gets_each_copy_once(nodes):
     first, second, third = nodes
     first.coordinate([second]).answers().commit(0)
     first.freezes().commit(1, 2)
@@ -287,7 +287,7 @@ def test_a_supervisor_that_connects_gets_all_copies_and_each_copy_once(nodes):
         assert len(third.run.kept.lines(file)) == 3
 
 
-def test_copies_travel_in_frames_of_limited_size():
+def test_copies_are_sent_in_frames_of_limited_size():
     messages = _messages(10 * CHUNK // 1000)
     kept = Unwritten()
     for message in messages:
@@ -312,7 +312,7 @@ def test_the_oldest_copies_beyond_the_limit_are_dropped_and_counted(nodes, monke
 
 
 def _messages(count):
-    """Copies of `count` lines of 1 kB."""
+    """The messages with copies of `count` lines of 1 kB."""
     sent, late = [], Unwritten()
     late.share(sent.append)
     for step in range(count):

@@ -1,4 +1,4 @@
-"""Spans arrive bit for bit."""
+"""Packing and unpacking keeps every bit of spans."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +10,7 @@ spans = st.lists(st.tuples(st.sampled_from(KINDS), numbers, numbers, seconds, se
 
 
 @given(spans)
-def test_spans_arrive_as_they_were_sent(sent):
+def test_spans_are_unchanged_by_packing_and_unpacking(sent):
     assert listed(unpack(pack(sent))) == [span[:5] for span in sent]
     assert unpack(pack(sent))[:, OWN].tolist() == [span[5] for span in sent]
 

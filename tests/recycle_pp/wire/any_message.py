@@ -1,4 +1,7 @@
-"""any_message(Vote)     # a hypothesis strategy for all messages of that class"""
+"""Hypothesis strategies for messages.
+
+any_message(Vote)     # a strategy for all messages of that class
+"""
 
 from functools import cache
 from typing import Annotated, Literal, get_args, get_origin, get_type_hints

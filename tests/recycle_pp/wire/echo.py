@@ -1,7 +1,7 @@
 """Echo servers for the tests.
 
 async with echo_server() as (host, port, hellos): ...
-hello = admit(token, send, receive)         # the server's side of the mutual proof; blocks as `receive` does
+hello = admit(token, send, receive)         # the server's side of the mutual proof; may block in `receive`
 """
 
 from contextlib import asynccontextmanager

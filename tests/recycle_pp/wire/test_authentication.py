@@ -27,7 +27,7 @@ pytestmark = pytest.mark.timeout(60)
 
 
 def handshake(client_token, server_token, hello=HELLO):
-    """The client's hello as the server admits it. Client and server run in one thread each."""
+    """The client's hello, as admitted by the server. Client and server run in one thread each."""
     to_server, to_client, ends = queue.SimpleQueue(), queue.SimpleQueue(), {}
 
     def server():

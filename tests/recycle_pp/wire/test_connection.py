@@ -61,7 +61,7 @@ def test_two_ends_with_the_same_token_exchange_messages():
     asyncio.run(main())
 
 
-def test_a_wrong_token_is_rejected_and_logged_once_in_ten_seconds(caplog):
+def test_a_wrong_token_is_rejected_and_logged_at_most_every_ten_seconds(caplog):
     async def main():
         async with echo_server() as (host, port, hellos):
             for _ in range(3):

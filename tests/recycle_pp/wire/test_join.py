@@ -1,4 +1,4 @@
-"""A node joins a running job: answers and redirections. The test plays the job."""
+"""A node joins a running job, and handles its answers and redirections. The test plays the job."""
 
 import asyncio
 
@@ -47,7 +47,7 @@ def test_a_command_line_without_join_starts_a_new_job():
         (["+join=node0:1"], {}, "set RECYCLE_TOKEN on every node"),
     ],
 )
-def test_mistakes_get_one_sentence(arguments, environment, expected):
+def test_mistakes_are_reported_in_one_sentence(arguments, environment, expected):
     with pytest.raises(ValueError, match=expected):
         newcomer.find_place(arguments, environment)
 

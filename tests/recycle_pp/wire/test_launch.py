@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from recycle_pp.wire.launch import Address, Launch, find, publish, withdraw
+from recycle_pp.wire.launch import Address, Launch, find, keep_token, publish, remove_token, token_of, withdraw
 
 
 @pytest.fixture
@@ -49,6 +49,20 @@ def test_only_this_user_can_read_the_token(private):
     (file,) = private.iterdir()
     assert stat.S_IMODE(private.stat().st_mode) == 0o700
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+def test_commands_find_the_token_of_a_run_until_the_job_ends(private, monkeypatch):
+    run, other = private.parent / "runs" / "mine", private.parent / "runs" / "other"
+    run.mkdir(parents=True)
+    assert token_of(run) is None
+    keep_token(run, "secret")
+    (file,) = private.iterdir()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    monkeypatch.chdir(run.parent)
+    assert token_of("mine") == token_of(run) == "secret" and token_of(other) is None
+    remove_token(run)
+    assert not private.exists() and token_of(run) is None
+    remove_token(run)
 
 
 def test_a_folder_that_other_users_can_enter_is_not_trusted(private):

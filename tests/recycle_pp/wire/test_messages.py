@@ -11,10 +11,13 @@ from recycle_schedules import Worker
 from recycle_pp.wire.frames import Malformed, encode_body
 from recycle_pp.wire.messages import (
     agreement,
+    ctl,
     generations,
     handshake,
     health,
+    islands,
     lifecycle,
+    machines,
     saving,
     states,
     steps,
@@ -27,7 +30,21 @@ from recycle_pp.wire.messages.workers import FROM_WORKER, LASTING, State
 
 from .any_message import any_message
 
-MODULES = (agreement, generations, handshake, health, lifecycle, saving, states, steps, supervisors, workers)
+MODULES = (
+    agreement,
+    ctl,
+    generations,
+    handshake,
+    health,
+    islands,
+    lifecycle,
+    machines,
+    saving,
+    states,
+    steps,
+    supervisors,
+    workers,
+)
 VOCABULARIES = {
     (sender, receiver): Vocabulary(sender, receiver) for sender, receiver in {rule[:2] for rule in MESSAGES.values()}
 }
@@ -68,7 +85,7 @@ def test_a_message_from_another_role_is_rejected(kind, data):
 
 
 @given(st.binary(max_size=200))
-def test_garbage_is_rejected_with_a_sentence(body):
+def test_garbage_is_rejected_in_one_sentence(body):
     with pytest.raises(Malformed, match="not a message of a worker to a coordinator: "):
         FROM_WORKER.decode(body)
 
@@ -91,7 +108,7 @@ def test_nan_and_inf_arrive_unchanged():
     assert math.isnan(arrived.squares[0]) and math.isinf(arrived.squares[1]) and math.isnan(arrived.losses[0])
 
 
-def test_messages_of_another_generation_are_void_and_messages_without_one_never():
+def test_messages_of_another_generation_are_void_and_those_without_a_generation_never_are():
     of_generation = Vote(3, 7, finite=True, fits=True, wrong=[], digest=b"", squares=[], losses=[])
     assert not is_void(of_generation, 3) and is_void(of_generation, 4) and is_void(of_generation, 2)
     assert not is_void(Commit(3, 7, scale=1.0, norm=1.0, loss=1.0), 4), "a commit is final"

@@ -8,7 +8,7 @@ from recycle_pp.wire.terms import Terms, without_undone
 PLACES = st.tuples(st.integers(-1, 3), st.integers(0, 9))  # term, step
 
 
-def test_a_line_counts_unless_it_follows_a_newer_term():
+def test_a_line_counts_unless_it_follows_a_line_with_a_newer_term():
     terms = Terms()
     assert [terms.counts(term) for term in (-1, -1, 0, -1, 0, 2, 0, 1, 2)] == [
         True, True, True, False, True, True, False, False, True,

@@ -13,7 +13,7 @@ from recycle_schedules.bounds import lower_bound
 
 @relaxed
 @given(problems())
-def test_the_bound_is_the_judges_or_better_and_never_above_a_plan(judge, problem):
+def test_the_bound_is_at_least_the_judges_and_never_above_a_plan(judge, problem):
     found = plan(problem)
     bounds = judge.lower_bounds(found.to_json()["problem"])
     theirs = bounds["mem_period" if problem.optimizer == "staggered" else "mem_makespan"]
@@ -44,7 +44,7 @@ were proven optimal by a constraint solver (OR-Tools CP-SAT)."""
 
 @pytest.mark.parametrize(("stages", "microbatches", "extra", "optimum"), OPTIMA)
 def test_the_bound_meets_proven_optima_of_uneven_stages_with_little_memory(stages, microbatches, extra, optimum):
-    """The bounds of a single stage are up to 5 % lower, because two stages cannot both reach their best."""
+    """Bounds of single stages are up to 5 % lower: they ignore that two stages cannot both have their best order."""
     assert lower_bound(pipeline(stages, microbatches, memory_limit={"base": "1f1b", "extra": extra})) == optimum
 
 
@@ -84,15 +84,17 @@ def sequences(n, limit):
 
 
 def length(stages, orders, send, optimizer):
-    """The length of the longest chain of ops from a stage's first op to its last one. Without an optimizer, from the
-    first op of all."""
+    """The longest time from a stage's first op to its last one. If the optimizer is not staggered: the time from the
+    very first op to the very last one."""
     starts = range(len(stages)) if optimizer == "staggered" else [0]
     return max(chains(stages, orders, send, first)[first if optimizer == "staggered" else -1] for first in starts)
 
 
 def chains(stages, orders, send, first):
-    """The end of each stage, and of the last one, if every op starts as early as possible. Time 0 is the start of stage
-    `first`; ops that do not depend on it have end -inf."""
+    """The end time of each stage, followed by their maximum, if every op starts as early as possible.
+
+    Time 0 is the start of stage `first`; ops that do not depend on it end at -inf. A deadlock ends at inf.
+    """
     P, end = len(stages), {}
     at, counts = [0] * P, [dict.fromkeys("FIW", 0) for _ in range(P)]
     free = [-float("inf")] * P
@@ -115,5 +117,5 @@ def chains(stages, orders, send, first):
             at[s] += 1
             moved = True
         if not moved:
-            return [float("inf")] * (P + 1)  # a deadlock
+            return [float("inf")] * (P + 1)
     return [*free, max(free)]

@@ -70,7 +70,7 @@ def test_the_bound_of_a_layout_is_below_its_plan(problem):
 
 @relaxed
 @given(problems(dead=False, optimizer="staggered", most_pipelines=3))
-def test_capacity_is_kept_by_every_worker(problem):
+def test_no_worker_exceeds_its_capacity(problem):
     layers = {key: [1.0] * (problem.stages + 2) for key in ("F", "I", "W", "bytes", "activation_bytes")}
     found = plan_layout(problem.replace(durations=None, memory_limit=None, layers=layers, capacity_bytes=12.0))
     for s, n in enumerate(found.layout):
@@ -130,7 +130,7 @@ def test_4096_workers_are_planned_in_about_a_second(memory):
     assert found.gap < 0.05
 
 
-def test_more_seconds_are_not_worse():
+def test_a_longer_search_is_not_worse():
     job = equal(3, 4, 6, [(1, 2)], ONE_MORE)
     assert plan_layout(job, seconds=0.3).value <= plan_layout(job).value
 
@@ -158,7 +158,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("keys", "sentence"), MISTAKES)
-def test_mistakes_get_one_sentence(keys, sentence):
+def test_mistakes_are_reported_in_one_sentence(keys, sentence):
     with pytest.raises(ValueError) as caught:
         Problem.from_json({"pipelines": 2, "stages": 2, "microbatches": 2} | keys)
     assert str(caught.value).startswith(sentence)

@@ -42,7 +42,7 @@ def test_worked_example_decoupled(k, slots):
 
 
 @pytest.mark.parametrize("memory", [None, [4, 3, 6, 1]])
-def test_worked_example_costs_nothing_when_staggered_with_memory_at_the_hit_stage(memory):
+def test_a_death_in_the_worked_example_costs_nothing_with_a_staggered_optimizer_and_memory(memory):
     best = plan(worked(backward="decoupled", memory_limit=memory, durations={"O": 3}), seconds=0.8)
     assert best.period == 27 + 3
 
@@ -53,7 +53,7 @@ def test_fault_free_zero_bubble(k, slots):
     assert best.makespan == slots
 
 
-def test_mixed_backward_defers_only_where_it_helps():
+def test_the_planner_splits_only_the_backwards_that_gain_by_it():
     best = plan(worked(memory_limit=extra(2), optimizer="barrier"))
     assert best.makespan == 29
     kinds = [op.kind for op in best.ops]
@@ -99,8 +99,8 @@ def test_an_idle_workers_optimizer_step_counts():
 
 @relaxed
 @given(st.data())
-def test_a_remainder_loses_no_op_and_repeats_none_of_a_survivor(data):
-    """Also if more workers die while the remainder runs."""
+def test_a_remainder_loses_no_op_and_repeats_no_op_of_a_survivor(data):
+    """This also holds if more workers die while the remainder runs."""
     rest = plan(data.draw(problems()))
     for _ in range(2):
         left, _ = data.draw(remainders(rest))
@@ -122,7 +122,7 @@ def check_remainder(left, rest):
 
 @st.composite
 def more_memory(draw, problem):
-    """(problem, the same with more memory). The first has a number or 1F1B + k as limit, the second any limits that are
+    """A pair of problems: one limited to a number of micro-batches or to 1F1B + k, and the same with a limit that is
     nowhere lower."""
     k = draw(st.integers(1, 6))
     low, next_ = draw(st.sampled_from([(k, k + 1), (extra(k - 1), extra(k))]))

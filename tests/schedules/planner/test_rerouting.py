@@ -25,7 +25,7 @@ def test_equally_near_peers_share_evenly():
     assert flow([6], [[0, 0, 0]], [0, 0, 0], [3, 3, 3]) == [[2, 2, 2]]
 
 
-def test_busy_or_slow_peers_take_less():
+def test_busy_or_slow_peers_take_fewer_micro_batches():
     assert flow([4], [[0, 0]], [6, 0], [3, 3]) == [[1, 3]]
     assert flow([3], [[0, 0]], [0, 0], [6, 3]) == [[1, 2]]
 

@@ -32,7 +32,7 @@ def ends():
 
 
 def done(job, seconds: float = 10.0):
-    """The outcome of the job: None or its error."""
+    """The error of the job, or None if it succeeds."""
     assert job.wait(seconds), "not finished"
     return job.error
 

@@ -1,4 +1,4 @@
-"""Connections between members, and rejected connections."""
+"""Members connect to each other, and reject other connections."""
 
 import json
 import socket
@@ -85,7 +85,7 @@ def test_refused_connections_are_retried_and_reported_after_a_while(meshes):
     last.close()
 
 
-def test_a_thousand_idle_connections_take_no_thread_and_no_members_place(meshes, descriptors):
+def test_a_thousand_idle_connections_occupy_no_thread_and_block_no_member(meshes, descriptors):
     host, port, _ = json.loads(meshes[0].address)
     before = threading.active_count()
     idle = [socket.create_connection((host, port), 10) for _ in range(1000)]

@@ -18,7 +18,7 @@ BASE = 5
 
 
 def test_a_death_may_end_a_generation_before_its_links_are_made():
-    """A joins in this generation and dies. The next generation, without A, makes the links of both."""
+    """A dies while it joins the first generation. B and C, the survivors, only connect in the next one."""
     older, newer = Generation(BASE), Generation(BASE + 1)
 
     def published(key, value):
@@ -38,8 +38,8 @@ def test_a_death_may_end_a_generation_before_its_links_are_made():
     transport.join(Generation(BASE + 2), SURVIVORS, B, BASE)
 
 
-def test_a_sum_names_the_members_whose_part_it_lacks():
-    """B and C have called it. B's part arrives at C, A's does not."""
+def test_a_sum_names_the_members_whose_parts_are_missing():
+    """B and C have started the sum. B's part arrives at C, A's does not."""
     stores: list[ControlStore] = []
 
     def published(key, value):

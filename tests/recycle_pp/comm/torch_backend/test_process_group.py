@@ -188,7 +188,7 @@ def test_torchs_own_pipelining_runs_on_it():
 
 
 def abort_and_rebuild(node: Node) -> None:
-    """The first two members block, then all learn of the death of the third. The group continues without it."""
+    """The first two members block, and the third dies. The others abort, and continue in a group without it."""
     rank, _ = start(node)
     dist.barrier()
     node.report("ready")

@@ -1,4 +1,4 @@
-"""A module whose build, forward or loss fails like a user's own code; `MODE` in the environment selects the place."""
+"""A module whose build, forward or loss fails, as a user's code may. `MODE` in the environment selects which one."""
 
 import os
 

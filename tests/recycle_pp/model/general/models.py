@@ -1,4 +1,4 @@
-"""Small models for the tests: twelve architectures of transformers, and own modules."""
+"""Small models for the tests: twelve architectures of transformers, and custom modules."""
 
 import json
 import re
@@ -82,7 +82,7 @@ def batch(seed=5, vocabulary=256, **more):
 
 
 def seeded_layers(layers, key):
-    """Seeds the dropout of an unmodified model by (seed, step, g, layer), as the contract demands."""
+    """Seeds the dropout of an unmodified model by (seed, step, g, layer), as the exactness contract demands."""
     for k, layer in enumerate(layers):
         if k:
             layer.register_forward_pre_hook(lambda *_, k=k: _seed(CPU, *key, k))
@@ -101,7 +101,7 @@ class Block(nn.Module):
 
 
 class Plain(nn.Module):
-    """The base class: the models below add something that is hard to split."""
+    """The base class of the models below, each of which adds something that is hard to split."""
 
     def __init__(self, vocabulary=256, width=16, layers=3):
         super().__init__()

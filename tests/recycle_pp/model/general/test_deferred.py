@@ -1,6 +1,7 @@
-"""Which gradients are deferred to W, and where the initial values come from."""
+"""Which weight gradients are deferred to W, and where the initial values come from."""
 
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -46,9 +47,7 @@ def test_i_omits_exactly_the_deferred_gradients_and_w_gives_the_same_bits_as_b()
     results = []
     for split in (False, True):
         (stage,) = stages = pipeline(models.of_function("Mixed"))
-        batches = type(
-            "One", (), {"batch": lambda *_: (models.batch().inputs, models.batch().labels), "more": lambda *_: {}}
-        )()
+        batches = SimpleNamespace(batch=lambda *_: models.batch(), items=lambda _: None)
         forward(stages, batches, 0, 0)
         if split:
             stage.backward_input(0)
@@ -67,11 +66,9 @@ def test_a_deferred_module_is_still_a_linear_layer_with_its_names():
     assert "head.weight" in stage.parameters
 
 
-def test_a_parameter_that_gets_no_gradient_stops_the_micro_batch():
+def test_a_parameter_without_a_gradient_is_an_error_of_the_micro_batch():
     (stage,) = stages = pipeline(models.of_function("Plain"))
-    batches = type(
-        "One", (), {"batch": lambda *_: (models.batch().inputs, models.batch().labels), "more": lambda *_: {}}
-    )()
+    batches = SimpleNamespace(batch=lambda *_: models.batch(), items=lambda _: None)
     stage.module.model.blocks[1].forward = lambda x: x  # after the dry run
     forward(stages, batches, 0, 0)
     with pytest.raises(RuntimeError, match=r"micro-batch 0 gave no gradient to blocks\.1\.norm\.weight \(6 such"):
@@ -105,7 +102,7 @@ def test_concurrent_workers_read_the_same_values(tmp_path):
 
 
 @pytest.mark.parametrize("shards", ["10GB", "20KB"])
-def test_a_folder_is_read_by_name(tmp_path, shards):
+def test_the_tensors_of_a_folder_are_found_by_name(tmp_path, shards):
     from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
     models.folder("gpt2", tmp_path)

@@ -29,11 +29,11 @@ def settings(stages, **changes):
     return models.settings(model, stages, **{"numerics__reproducible": True} | changes)
 
 
-def test_it_is_short():
+def test_the_documented_module_is_short():
     assert len([line for line in MODULE.splitlines() if line.strip()]) <= 30
 
 
-def test_its_stages_exchange_two_tensors_and_share_one_parameter(my_package):
+def test_stages_of_the_documented_module_exchange_two_tensors_and_share_one_parameter(my_package):
     first, middle, last = (stage.module for stage in pipeline(settings(3)))
     assert [len(first.takes), len(middle.takes), len(last.takes), len(last.gives)] == [0, 2, 2, 0]
     assert first.gives == middle.takes and middle.gives == last.takes
@@ -41,7 +41,7 @@ def test_its_stages_exchange_two_tensors_and_share_one_parameter(my_package):
     assert {name.rpartition(".")[0] for name in middle.deferred} == {"blocks.2.up", "blocks.2.down"}
 
 
-def test_its_training_does_not_depend_on_the_layout(my_package):
+def test_training_of_the_documented_module_does_not_depend_on_the_layout(my_package):
     history, weights = train(settings(1), 3)
     for changes in ({"stages": 2}, {"stages": 3, "model__recompute": True}, {"stages": 4}):
         others, found = train(settings(**changes), 3, order=(3, 1, 0, 2))

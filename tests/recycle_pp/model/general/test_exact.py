@@ -7,7 +7,6 @@ from recycle_pp.data.batches import Batches
 from recycle_pp.model.general.dry_run import layers_of
 from recycle_pp.model.general.source import source_of
 from recycle_pp.model.stage import Stage
-from recycle_pp.model.stage_module import Batch
 from recycle_pp.numerics.optimizer import StageOptimizer
 from tests.recycle_pp.in_process import CPU, backward, forward, pipeline, reduce_alone, sums, train
 
@@ -25,7 +24,7 @@ OWN = ["Plain", "TiedByHand", "Routed", "Bare"]
 
 
 def cut(settings, batch, split=False):
-    """(loss, gradients by name) of all stages; parts of one gradient from several stages are added."""
+    """(loss, gradients by name) of all stages. The parts of one gradient in several stages are added."""
     stages, boundary = pipeline(settings), []
     for stage in stages:
         boundary = stage.forward(*KEY[1:], batch, boundary)
@@ -66,7 +65,7 @@ def test_architectures_of_transformers_are_exact(kind, tmp_path):
 
 
 @pytest.mark.parametrize("build", OWN)
-def test_own_modules_are_exact(build):
+def test_custom_modules_are_exact(build):
     batch = models.batch()
     expected = whole(models.of_function(build), batch)
     assert all(same(cut(models.of_function(build, stages), batch, split=True), expected) for stages in (1, 2, 3))
@@ -74,8 +73,8 @@ def test_own_modules_are_exact(build):
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_each_parameter_belongs_to_a_layer_with_memory_of_its_own(kind, tmp_path):
-    """What is used before the first layer is layer -1, what is used after the last of n layers is layer n. GPT-2's tied
-    embedding is layer n + 1, in both of its stages."""
+    """Parameters used before the first layer are layer -1, and those used after the last of n layers are layer n.
+    GPT-2's tied embedding is layer n + 1, in both of its stages."""
     models.folder(kind, tmp_path)
     numbers = {}
     for stage in pipeline(models.of_folder(tmp_path, 2)):
@@ -92,7 +91,7 @@ def test_each_parameter_belongs_to_a_layer_with_memory_of_its_own(kind, tmp_path
 
 
 def test_a_layer_used_four_times_has_the_same_sums_in_any_layout():
-    """Its gradient has four addends. Exact sums do not depend on the stage that adds each; autograd's order does."""
+    """The layer's gradient has four addends, added in an order that depends on the layout. Exact sums do not."""
     batch = models.batch()
     sums_of = [
         cut(models.of_function("SharedLayer", stages, numerics__reproducible=True), batch) for stages in (1, 2, 3, 4)
@@ -190,7 +189,7 @@ def test_ignored_labels_are_excluded_from_the_mean_over_the_step(tmp_path):
         for g, one in enumerate((first, second)):
             boundary = []
             for stage in stages:
-                boundary = stage.forward(0, g, Batch(one.inputs, one.labels, items=23 / 4), boundary)
+                boundary = stage.forward(0, g, one.of_step(23 / 4), boundary)
             backward(stages, g)
             shares.append(boundary[0])
         source = source_of(settings)

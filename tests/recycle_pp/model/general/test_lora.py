@@ -47,8 +47,8 @@ def plain(settings):
     for step in range(STEPS):
         total = 0.0
         for g in range(count):
-            inputs, targets = batches.batch(step, g)
-            samples = torch.cat([inputs, targets[:, -1:]], 1)
+            batch = batches.batch(step, g)
+            samples = torch.cat([batch.inputs, batch.labels[:, -1:]], 1)
             loss = model(input_ids=samples, labels=samples).loss / count
             loss.backward()
             total += loss.item()
@@ -62,7 +62,7 @@ def plain(settings):
 
 
 @pytest.mark.parametrize("stages", [1, 3])
-def test_losses_and_adapters_are_those_of_a_plain_loop(stages, folder):
+def test_losses_and_adapters_equal_those_of_a_plain_loop(stages, folder):
     settings = of(folder, stages)
     history, weights = train(settings, STEPS)
     losses, before, after = plain(settings)
@@ -77,7 +77,7 @@ def test_losses_and_adapters_are_those_of_a_plain_loop(stages, folder):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_training_does_not_depend_on_the_layout_or_the_order(precision, folder):
-    """With dropout on the inputs of adapters, in every linear module."""
+    """The adapters are in every linear module, and have dropout on their inputs."""
     changes = {"numerics__reproducible": True, "numerics__precision": precision, "model__lora__dropout": 0.2}
     changes["model__lora__targets"] = "all-linear"
     history, weights = train(of(folder, **changes), 3)
@@ -86,7 +86,7 @@ def test_training_does_not_depend_on_the_layout_or_the_order(precision, folder):
     assert weights.keys() == others.keys() and all(torch.equal(weights[name], others[name]) for name in weights)
 
 
-def test_a_stage_has_sums_and_state_of_adapters_alone(folder):
+def test_a_stage_has_sums_and_state_of_adapters_only(folder):
     settings = of(folder, 2)
     for stage in pipeline(settings):
         assert all(".lora_A." in name or ".lora_B." in name for name in stage.names)
@@ -145,7 +145,7 @@ def test_adapters_that_cannot_be_trained_are_refused(changes, sentence, folder):
         pipeline(of(folder, 2, **changes))
 
 
-def test_frozen_parameters_of_an_own_module_come_from_its_folder(tmp_path):
+def test_frozen_parameters_of_a_custom_module_are_read_from_its_folder(tmp_path):
     from safetensors.torch import save_file
 
     torch.manual_seed(3)

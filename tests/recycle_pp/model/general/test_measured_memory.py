@@ -13,7 +13,7 @@ X = 2 * 16 * 16 * 4  # bytes of an activation: samples, tokens, width, float32
 
 
 def test_a_block_keeps_autograds_saved_tensors_or_with_recomputation_only_its_input():
-    """The saved tensors of a block.
+    """The measured bytes of one block are those of its saved tensors.
 
     LayerNorm keeps x and two numbers per token, `up` its input, GELU and `down` one of twice the width each, dropout
     its mask. torch's checkpoint keeps the state of its generator, 5 KB. The inputs of `up` and `down` are kept for W.

@@ -11,7 +11,7 @@ from . import models
 @pytest.mark.parametrize(
     ("build", "stages", "sentence"),
     [
-        ("Skips", 2, r"blocks\.2: the part after blocks\.2 uses a tensor from before it .*; use parallel\.stages=1"),
+        ("Skips", 2, r"blocks\.2: the part after blocks\.2 uses an earlier tensor .*; use parallel\.stages=1"),
         ("Inputs", 3, r"blocks\.1: .* not among its arguments"),
         ("SkipsTwo", 4, r"no stage may start with blocks\.1: .*; possible first layers: 2, 3 \(model\.split\)"),
         ("Normed", 1, r"forward changes the buffer blocks\.1\.norm\.1\.running_mean: workers that run other"),
@@ -19,7 +19,7 @@ from . import models
         ("Frozen", 1, r"embedding\.weight is frozen, so no checkpoint holds it: model\.path must name"),
         ("Unused", 1, r"no gradient would reach spare\.weight"),
         ("Backwards", 1, r"blocks\.2 is not called in its turn"),
-        ("Looking", 1, "cannot be tried on tensors without values, so its Python must depend on values"),
+        ("Looking", 1, "cannot run on tensors without values, so its Python code depends on values"),
         ("Half", 1, r"head\.weight is float16; with this numerics\.precision parameters must be float32"),
         ("Plain", 4, r"the model has 3 layers, too few for parallel\.stages = 4"),
         ("Logits", 1, r"the loss must be a scalar tensor, not \(2, 16, 256\); model\.loss can name a function"),
@@ -28,7 +28,7 @@ from . import models
         ("settings", 1, "settings"),
     ],
 )
-def test_an_own_module_that_cannot_be_split_is_rejected(build, stages, sentence):
+def test_a_custom_module_that_cannot_be_split_is_rejected(build, stages, sentence):
     with pytest.raises((ValueError, TypeError), match=sentence):
         pipeline(models.of_function(build, stages))
 
@@ -38,7 +38,7 @@ def test_a_skip_connection_within_a_stage_is_accepted():
     assert len(pipeline(models.of_function("Skips", 1))) == 1
 
 
-def test_an_invalid_list_of_layers_is_rejected_with_the_valid_ones():
+def test_the_error_about_an_invalid_list_of_layers_names_the_valid_ones():
     with pytest.raises(ValueError, match=r"model\.layers must name a list of layers of the model, blocks; not 'head'"):
         pipeline(models.of_function("Plain", layers="head"))
 
@@ -48,7 +48,7 @@ def test_a_loss_that_ignores_the_labels_is_rejected():
         pipeline(models.of_function("Logits", model__loss=f"{models.__name__}:forgets_the_labels"))
 
 
-def test_a_loss_of_all_routers_is_accepted_only_in_one_stage(tmp_path):
+def test_a_loss_that_needs_the_routers_of_all_layers_is_accepted_only_in_one_stage(tmp_path):
     models.folder("mixtral", tmp_path, output_router_logits=True)
     assert len(pipeline(models.of_folder(tmp_path, 1))) == 1, "in one stage it trains unchanged"
     with pytest.raises(ValueError, match=r"no stage may start with model\.layers\.1: .*; use parallel\.stages=1"):

@@ -1,0 +1,112 @@
+"""Tokenises a conversation by a Hugging Face chat template, and finds the tokens that the assistant wrote.
+
+    template = ChatTemplate("models/qwen2")
+    ids, counted = template.encode(conversation)    # (n,) tokens, (n,) bool
+    template.vocabulary                             # the largest id + 1
+
+A template with {% generation %} marks the assistant's text itself. With other templates, two texts are rendered for
+each answer: one from the earlier messages and the prompt for an answer, and one from the messages up to the answer. The
+second one must begin with the first one, and the whole text with the second one. The difference is the answer. A token
+with at least one character of an answer counts as written by the assistant.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from recycle_pp.storage import local_copy
+
+from .conversation import Conversation
+
+_GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
+_ASSISTANT = "assistant"
+
+
+class ChatTemplate:
+    """The tokenizer in a folder, with its chat template. Imports transformers, but not its torch models.
+
+    Raises:
+        ValueError: the folder has no tokenizer or no chat template, or transformers is missing; the message names the
+            configuration key.
+    """
+
+    def __init__(self, place: str) -> None:
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+        try:
+            from transformers import AutoTokenizer
+            from transformers.utils import logging
+        except ImportError:
+            raise ValueError("data.format=chat needs transformers: pip install -e '.[hf]' in the clone of recycle_pp") \
+                from None  # fmt: skip
+        logging.set_verbosity_error()  # no warning about conversations longer than the tokenizer's model allows
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(str(local_copy.place(place)), local_files_only=True)
+            template = self._tokenizer.get_chat_template()
+        except (OSError, ValueError, KeyError) as error:
+            raise ValueError(f"data.tokenizer={place} has no chat template ({_line(error)})") from None
+        if not self._tokenizer.is_fast:
+            raise ValueError(f"data.tokenizer={place} has no tokenizer.json, which data.format=chat needs")
+        self._marks = bool(_GENERATION.search(template))
+        self.vocabulary: int = max(self._tokenizer.get_vocab().values()) + 1
+
+    def encode(self, conversation: Conversation) -> tuple[np.ndarray, np.ndarray]:
+        """(n,) uint32 tokens, and (n,) bool, whether the assistant wrote the token and it has a loss.
+
+        Raises:
+            ValueError: the template rejects the messages, or the text of the first messages is not the beginning of
+                the whole text; the message does not name the file and line.
+        """
+        if self._marks:
+            found = self._render(
+                conversation, None, tokenize=True, return_dict=True, return_assistant_tokens_mask=True,
+                tokenizer_kwargs={"return_offsets_mapping": True},
+            )  # fmt: skip
+            begins, ends = np.asarray(found["offset_mapping"], np.int64).reshape(-1, 2).T
+            counted = np.asarray(found["assistant_masks"], bool)
+            if conversation.prompt:
+                counted &= ends > len(self._render(conversation, conversation.prompt))
+        else:
+            text = self._render(conversation, None)
+            found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+            begins, ends = np.asarray(found["offset_mapping"], np.int64).reshape(-1, 2).T
+            counted = np.zeros(len(begins), bool)
+            for begin, end in self._spans(conversation, text):
+                counted |= (ends > begin) & (begins < end)
+        return np.asarray(found["input_ids"], np.uint32), counted
+
+    def _spans(self, conversation: Conversation, text: str) -> Iterator[tuple[int, int]]:
+        """Yields (begin, end), in characters, for each text of the assistant that has a loss."""
+        messages = conversation.messages
+        for i in range(conversation.prompt, len(messages)):
+            if messages[i]["role"] != _ASSISTANT:
+                continue
+            if i == 0:
+                raise ValueError("the conversation begins with the assistant, so nothing predicts its text")
+            before = self._render(conversation, i, add_generation_prompt=True)
+            until = text if i + 1 == len(messages) else self._render(conversation, i + 1)
+            if not (until.startswith(before) and text.startswith(until)):
+                raise ValueError(
+                    f"with this chat template the text up to message {i + 1} is not the beginning of the whole text, "
+                    "so the assistant's tokens are not known; mark them in the template by {% generation %}"
+                )
+            yield len(before), len(until)
+
+    def _render(self, conversation: Conversation, count: int | None, **more: Any) -> Any:
+        """The text of the first `count` messages; None: of all messages.
+
+        more: further arguments of `apply_chat_template`, which may change the form of the result
+        """
+        given = {"tokenize": False} | more
+        try:
+            return self._tokenizer.apply_chat_template(conversation.messages[:count], tools=conversation.tools, **given)
+        except Exception as error:  # whatever a template raises: jinja2's errors, TypeError
+            raise ValueError(f"the chat template refuses the conversation ({_line(error)})") from None
+
+
+def _line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,0 +1,88 @@
+"""Runs a command on the model of a checkpoint: run.evaluate.
+
+    python -m recycle_pp.evaluate runs/mine                      # the newest checkpoint
+    python -m recycle_pp.evaluate runs/mine --step 2000
+
+Exports the checkpoint (recycle_pp.export), and runs the run's run.evaluate in a shell, with the folder of the model as
+$1. Its output goes to evaluations/step-002000.log in the run folder. A checkpoint that has such a file is not
+evaluated again. The exported folder is removed afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import BinaryIO, NoReturn
+
+from recycle_pp.supervisor.child import die_with_parent
+from recycle_pp.telemetry.checkpoint_folders import finished, name
+from recycle_pp.telemetry.run_folder import RunFolder
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0; 1 if the export or the command failed; 2 after one sentence about a mistake."""
+    parser = argparse.ArgumentParser(
+        prog="python -m recycle_pp.evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="the folder of a run, run.dir")
+    parser.add_argument("--step", type=int, metavar="N", help="the checkpoint step-N (default: the newest)")
+    parser.add_argument("--beside", action="store_true", help=argparse.SUPPRESS)  # ends with the parent process
+    arguments = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, _stop)
+    if arguments.beside:
+        die_with_parent(os.getppid(), signal.SIGTERM)
+    run = RunFolder(arguments.run_dir)
+    try:
+        command = run.read_settings().run.evaluate
+        step = arguments.step or max(finished(run.checkpoints), default=None)
+        if command is None or step is None:
+            raise ValueError(f"{run.path} has {'no run.evaluate' if command is None else 'no checkpoint'}")
+        return _evaluate(run, step, command)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _evaluate(run: RunFolder, step: int, command: str) -> int:
+    log = run.path / "evaluations" / f"{name(step)}.log"
+    if log.exists():
+        return 0
+    log.parent.mkdir(exist_ok=True)
+    partial = log.with_suffix(".log.partial")
+    with tempfile.TemporaryDirectory(dir=log.parent) as place, partial.open("wb") as output:
+        model = Path(place) / name(step)
+        export = [sys.executable, "-m", "recycle_pp.export", str(run.path), str(model), "--step", str(step), "--merge"]
+        environment = {**os.environ, "RECYCLE_RUN_DIR": str(run.path)}
+        environment.pop("RECYCLE_TOKEN", None)  # the job's secret
+        for words in (export, ["/bin/sh", "-c", command, "sh", str(model)]):
+            if code := _run(words, output, environment):
+                print(f"{name(step)} could not be evaluated (exit code {code}), see {partial}", file=sys.stderr)
+                return 1
+    partial.rename(log)
+    return 0
+
+
+def _run(words: list[str], output: BinaryIO, environment: dict[str, str]) -> int:
+    """Runs a command, and returns its exit code. Leaves no process of it behind, even if this process is stopped."""
+    process = subprocess.Popen(words, stdout=output, stderr=output, env=environment, start_new_session=True)
+    try:
+        return process.wait()
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

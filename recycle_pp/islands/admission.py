@@ -1,0 +1,139 @@
+"""Admits a job to the islands in a store, before its workers start. Runs in a separate process, as `state.survey` does.
+
+    part = admitted(settings, done=0)         # the part of the data that this island reads; raises StoreError
+
+    python -m recycle_pp.islands.admission    # that process; reads the settings from standard input
+
+The first island writes `run.json` with the settings that all islands must share. A name keeps its part of the data for
+ever, so no sample is in two islands.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from recycle_pp.config.loading import flat, load
+from recycle_pp.config.settings import Settings
+from recycle_pp.storage.store import Absent, Store, StoreError
+
+from .objects import RUN, lease_path, number_path
+from .ownership import owner
+from .rounds import GONE_SECONDS
+
+STORE_SECONDS = 20.0  # for which a request is repeated if the store does not answer
+EXTRA_SECONDS = 60.0  # for the start of Python on a busy machine
+SHARED = (  # settings that must be the same on all islands, because theta or its meaning depends on them
+    *(f"islands.{key}" for key in ("steps", "lr", "momentum", "bits", "parts")),
+    *(
+        f"model.{key}"
+        for key in ("kind", "layers", "width", "heads", "kv_heads", "head_dim", "ffn", "vocabulary", "init", "tied")
+    ),
+    "optimizer.name",
+    "run.seed",
+)
+
+
+def admitted(settings: Settings, done: int) -> int:
+    """The part of the data that this island reads. Blocks.
+
+    done: number of steps in the checkpoint from which the job resumes; 0 without one
+
+    Raises StoreError, with one sentence, if the store cannot be used, or if the other islands do not fit to this one.
+    """
+    command = [sys.executable, "-m", "recycle_pp.islands.admission"]
+    given = json.dumps([asdict(settings), done])
+    url = settings.islands.store
+    try:
+        found = subprocess.run(
+            command, input=given, stdout=subprocess.PIPE, text=True, timeout=STORE_SECONDS + EXTRA_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise StoreError(f"{url} did not answer within {STORE_SECONDS + EXTRA_SECONDS:.0f} s") from None
+    if found.returncode:
+        raise StoreError(found.stdout.strip() or f"{url} could not be read: exit code {found.returncode}")
+    return int(found.stdout)
+
+
+def admit(store: Store, settings: Settings, done: int) -> int:
+    """The work of the process, see `admitted`."""
+    name, islands = str(settings.islands.name), settings.islands
+    store.probe()
+    _compare(store, name, shared(settings))
+    number = _number(store, name, islands.parts)
+    here = owner(settings.run.dir)
+    lease: dict[str, Any] = {}
+    try:
+        modified = store.head(lease_path(name)).modified
+        lease = json.loads(store.get(lease_path(name)))
+    except (Absent, ValueError) as error:
+        if not isinstance(error, Absent) and isinstance(error, StoreError):
+            raise
+        modified = 0.0
+    store.put(f"clock/{name}", b"")
+    age = store.head(f"clock/{name}").modified - modified
+    if lease.get("owner", here) != here and age <= GONE_SECONDS:
+        raise StoreError(
+            f"islands.name={name} is used by another job in {store.url}, which was there {age:.0f} s ago; choose "
+            f"another name, or wait {GONE_SECONDS - age:.0f} s if that job has ended"
+        )
+    if not done and any(f"/{name}/" in path for path in store.list("rounds")):
+        raise StoreError(
+            f"islands.name={name} has taken part in rounds in {store.url}, and this run begins at step 0; continue "
+            "its run with run.resume=true, or choose another name"
+        )
+    store.put(lease_path(name), json.dumps({"name": name, "owner": here, "step": done, "round": 0}).encode())
+    return number
+
+
+def shared(settings: Settings) -> dict[str, Any]:
+    values = flat(asdict(settings))
+    return {key: values[key] for key in SHARED}
+
+
+def _compare(store: Store, name: str, mine: dict[str, Any]) -> None:
+    content = json.dumps({"island": name, "settings": mine}).encode()
+    if store.put_if_absent(RUN, content):
+        return
+    try:
+        first = json.loads(store.get(RUN))
+        island, theirs = str(first["island"]), dict(first["settings"])
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, StoreError):
+            raise
+        raise StoreError(f"{store.url}/{RUN} is damaged: {error}") from None
+    for key, value in mine.items():
+        if theirs.get(key) != value:
+            raise StoreError(
+                f"{key} is {theirs.get(key)} in island {island} and {value} in island {name}; all islands in "
+                f"{store.url} need the same value"
+            )
+
+
+def _number(store: Store, name: str, parts: int) -> int:
+    """The number of the island, which is also its part of the data."""
+    for number in range(parts):
+        if store.put_if_absent(number_path(number), name.encode()):
+            return number
+    raise StoreError(
+        f"islands.parts={parts} islands have already taken part in {store.url}, so there are no data left for "
+        f"island {name}"
+    )
+
+
+def main() -> int:
+    data, done = json.load(sys.stdin)
+    settings: Settings = load(data)
+    try:
+        print(admit(Store(str(settings.islands.store), STORE_SECONDS), settings, done))
+    except StoreError as error:
+        print(error)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,491 @@
+"""A worker's part in the rounds: uploads its deltas, reads those of other islands, and computes theta, beside training.
+
+    client = Client(settings, optimizer, send)
+    position = client.open(position)          # at the start, before the worker is ready; raises ValueError
+    client.begin(generation, holders, me)     # in every generation: the holders of this worker's units
+    client.apply(order); client.cut(order); client.committed(order, step)      # at a commit, in the executor's thread
+    client.close(finished=True)
+
+A thread looks into the store every few seconds, and does what `rounds.decide` says for the units of this worker. So no
+process gathers the whole model. If the store fails, training continues, and the thread tries again.
+
+All holders of a unit cut the same delta. The first holder uploads it. The others upload what is still missing some
+seconds later, because the first holder may have died.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from recycle_pp.config.settings import Settings
+from recycle_pp.numerics.layout import Layout
+from recycle_pp.numerics.optimizer import StageOptimizer
+from recycle_pp.numerics.outer_state import MOMENTUM, RESIDUAL, THETA
+from recycle_pp.storage.store import Store, StoreError
+from recycle_pp.wire.messages.islands import (
+    CutMissing,
+    OuterOrder,
+    OuterState,
+    RoundReady,
+    RoundStatistics,
+    StoreTraffic,
+)
+from recycle_pp.wire.messages.members import Member
+from recycle_pp.wire.messages.table import Message
+from recycle_pp.wire.messages.units import UnitId
+
+from . import objects, rounds
+from .codec import encode, seal
+from .outer import difference, merged
+from .ownership import owner
+from .reader import Reader
+from .rounds import Apply, Close, Position, Share
+from .theta import Outer, advanced
+
+SOON, LATER = 0.2, 5.0  # seconds between two looks into the store: shortest and longest
+TURN = 3.0  # seconds after which the next holder of a unit uploads what is missing
+MOST = 16 << 20  # bytes of an object with deltas, unless it has a single unit; limits the memory for uploads and reads
+STORE_SECONDS = 20.0  # for which a failing request is repeated
+LAST_SECONDS = 5.0  # the same, at the end of a job
+TRAFFIC_SECONDS = 5.0  # between two messages about the traffic
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """The deltas that this worker cut. number: the round. contents: unit -> the unit's part of an object"""
+
+    number: int
+    share: Share
+    contents: Mapping[UnitId, bytes]
+    at: float = field(default_factory=time.monotonic)
+
+
+@dataclass(frozen=True)
+class _Result:
+    """Theta and momentum after `applied` rounds. first: whether this island writes snapshots of it"""
+
+    applied: int
+    outer: Mapping[UnitId, Outer]
+    statistics: list[RoundStatistics]
+    first: bool
+
+
+class Client:
+    def __init__(self, settings: Settings, optimizer: StageOptimizer, send: Callable[[Message], None]) -> None:
+        """send: sends a message to the coordinator"""
+        self._settings, self._islands, self._optimizer, self._send = settings, settings.islands, optimizer, send
+        assert self._islands.name is not None and self._islands.store is not None
+        self._me, self._url = self._islands.name, self._islands.store
+        self._samples = settings.parallel.pipelines * settings.parallel.microbatches * settings.parallel.microbatch_size
+        self._changed = threading.Condition()  # guards all that follows
+        self._order: OuterOrder | None = None  # of the newest commit; at the start, the position of the checkpoint
+        self._step = 0  # number of committed steps
+        self._generation = -1
+        self._turns: dict[UnitId, int] = {}  # unit of this worker -> number of holders before this worker
+        self._cut: _Cut | None = None
+        self._result: _Result | None = None
+        self._reported = -1, -1  # (generation, number of rounds) of the last `RoundReady`
+        self._uploads: list[tuple[float, str, bytes]] = []  # (due time, path, content) of checksums and snapshots
+        self._closed = False
+        # Only the thread uses these.
+        self._store: Store | None = None
+        self._closings: dict[int, dict[str, Share]] = {}
+        self._complete: tuple[int, float] | None = None  # round, time when its delta of this island was complete
+        self._renewed = self._pruned = 0.0
+        self._sent = self._received = 0
+        self._answered = self._told = time.monotonic()
+        self._failure = ""
+
+    # -- the start -----------------------------------------------------------------------------------------------
+
+    def open(self, position: OuterState | None) -> OuterState:
+        """Compares the layout of this worker's layers with that of the other islands, and starts the thread.
+
+        position: that of the checkpoint; None at the first start of an island. Returns the position to start from.
+        Raises ValueError, with one sentence, if the layouts differ, or if the store cannot be used.
+        """
+        store, layout = Store(self._url, STORE_SECONDS), self._layout
+        self._refuse_ties()
+        for layer, units in layout.layers.items():
+            digest = layout_digest(layout, layer)
+            store.put_if_absent(objects.layout_path(layer, len(units), digest), self._me.encode())
+        view = objects.View.of(store.objects())
+        for layer in layout.layers:
+            if len(view.digests[layer]) > 1:
+                raise ValueError(f"islands.store={self._url}: {self._other_layout(store, layer)}")
+        found = OuterState() if position is None else position
+        if position is not None:
+            found = self._with_mine(store, view, position)
+        with self._changed:
+            self._order = OuterOrder(found)
+        return found
+
+    def start(self) -> None:
+        threading.Thread(target=self._serve, name="islands", daemon=True).start()
+
+    def _with_mine(self, store: Store, view: objects.View, position: OuterState) -> OuterState:
+        """The position, with the deltas that an earlier start of this island has in the store (`OuterState.mine`)."""
+        mine = {}
+        for number in sorted({*view.closed, *view.delivered}):
+            if number < position.applied:
+                continue
+            share = None
+            if number in view.closed:
+                share = rounds.closing_of(store.get(objects.closed_path(number))).get(self._me)
+            elif self._me in view.delivered[number]:
+                share = Share(view.delivered[number][self._me].steps, 0)
+            if share is not None:
+                mine[number] = share.steps
+        sent = position.sent if mine.get(position.applied) == position.sent else None
+        return OuterState(position.applied, position.begun, sent, mine)
+
+    def _refuse_ties(self) -> None:
+        stage = self._optimizer.tensors
+        borrows = getattr(stage, "borrows", lambda name: False)
+        if any(borrows(name) for name in self._layout.names):
+            raise ValueError("islands.store needs a model without weights that several stages share")
+
+    def _other_layout(self, store: Store, layer: int) -> str:
+        paths = [path for path in store.list(objects.LAYOUT) if path.startswith(f"{objects.LAYOUT}/{layer}.")]
+        names = sorted(store.get(path).decode() for path in paths)
+        return f"the islands {rounds.names(names)} have different models, because layer {layer} has other tensors"
+
+    # -- in the executor's thread --------------------------------------------------------------------------------
+
+    def begin(
+        self, generation: int, position: OuterState, holders: Mapping[UnitId, Sequence[Member]], me: Member
+    ) -> None:
+        """Begins a generation. holders: the holders of all units of the stage, first holder first"""
+        turns = {unit: of.index(me) for unit, of in holders.items() if me in of}
+        with self._changed:
+            self._generation, self._turns, self._order = generation, turns, OuterOrder(position)
+            if self._result is not None and not self._result.outer.keys() >= turns.keys():
+                self._result = None  # computed again, because this worker holds other units now
+            cut = self._cut
+            has = cut.contents.keys() if cut is not None and cut.number == position.applied else set()
+            self._changed.notify()
+        stored = position.mine.get(position.applied) == position.sent  # since before the start
+        if position.sent is not None and not stored and not has >= {unit for unit, turn in turns.items() if turn == 0}:
+            self._send(CutMissing(generation, position.sent))
+
+    def apply(self, order: OuterOrder) -> None:
+        """Replaces theta, and merges the weights with it. Call it before the update of the step."""
+        with self._changed:
+            result = self._result
+            # The coordinator orders this only after every worker has computed it.
+            assert result is not None and result.applied == order.apply, (result and result.applied, order)
+        layout, values = self._layout, {}
+        for unit in self._turns:
+            outer, number = result.outer[unit], layout.number(unit)
+            weights = self._optimizer.outer(number)["model"].numpy()
+            vectors = {THETA: outer.theta, MOMENTUM: outer.momentum}
+            if self._islands.mix < 1:
+                vectors["model"] = merged(weights, outer.theta, self._islands.mix)
+            values[number] = {name: torch.from_numpy(vector) for name, vector in vectors.items()}
+        self._optimizer.replace(values)
+        uploads = self._checksums(result)
+        if result.first and result.applied % self._islands.snapshot_every == 0:
+            uploads += self._snapshot(result)
+        with self._changed:
+            self._result, self._cut = None, None
+            self._uploads += uploads
+
+    def cut(self, order: OuterOrder) -> None:
+        """Cuts the deltas of this worker's units. Call it after the update of the step."""
+        layout, contents, values = self._layout, {}, {}
+        for unit in self._turns:
+            number = layout.number(unit)
+            own = {name: vector.numpy() for name, vector in self._optimizer.outer(number).items()}
+            delta = difference(own[THETA], own["model"], own[RESIDUAL])
+            codes, sent = encode(delta, self._islands.bits)
+            contents[unit] = seal(codes, unit_digest(layout, number), delta.size, self._islands.bits)
+            values[number] = {RESIDUAL: torch.from_numpy(delta - sent)}
+        self._optimizer.replace(values)
+        state = order.state
+        assert state.sent is not None
+        with self._changed:
+            self._cut = _Cut(state.applied, Share(state.sent, order.samples * self._samples), contents)
+
+    def committed(self, order: OuterOrder, step: int) -> None:
+        """Call it after every commit, last."""
+        with self._changed:
+            self._order, self._step = order, step + 1
+            if order.apply is not None or order.cut:
+                self._changed.notify()
+
+    def close(self, finished: bool) -> None:
+        """Ends the thread. finished: whether the job has ended. Then uploads the last checksums and deletes the lease,
+        so that other islands do not wait for this one"""
+        with self._changed:
+            self._closed = True
+            leads, uploads = self._leads(), [(path, of) for _, path, of in self._uploads if path.endswith(".sums")]
+            self._changed.notify()
+        if not finished:
+            return
+        try:
+            store = Store(self._url, LAST_SECONDS)
+            for path, content in uploads:
+                store.put_if_absent(path, content)
+            if leads:
+                store.delete([objects.lease_path(self._me)])
+        except StoreError:
+            return  # the lease runs out
+
+    # -- the thread ----------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        wait = SOON
+        while True:
+            with self._changed:
+                self._changed.wait(wait)
+                if self._closed:
+                    return
+                active = self._order is not None and self._generation >= 0
+                busy = self._order is not None and self._order.state.sent is not None and self._result is None
+            try:
+                if active:
+                    if self._store is None:
+                        self._store = Store(self._url, STORE_SECONDS)  # reads the cloud's access keys again
+                    self._look(self._store)
+                self._answered, self._failure = time.monotonic(), ""
+            except ValueError as error:  # StoreError, or an object that is not what its name says
+                self._store, self._failure = None, str(error)
+            self._report_traffic()
+            wait = min(LATER, wait * 1.3) if not busy else SOON if wait > 2 else min(2.0, wait * 1.2)
+
+    def _look(self, store: Store) -> None:
+        with self._changed:
+            order, turns, cut, uploads = self._order, dict(self._turns), self._cut, list(self._uploads)
+            step = self._step
+        assert order is not None
+        listing = store.objects()
+        view, state = objects.View.of(listing), order.state
+        if cut is not None and cut.number == state.applied and state.applied not in view.closed:
+            self._upload(store, view, cut, turns)
+        for due, path, content in uploads:
+            if due > time.monotonic():
+                continue
+            if path not in listing:
+                store.put_if_absent(path, content)
+                self._sent += len(content)
+            with self._changed:
+                self._uploads.remove((due, path, content))
+        if self._leads(view):
+            self._lead(store, view, state, step)
+        closings = self._read_closings(store, view, state.applied)
+        at = Position(state.applied, state.sent is not None)
+        decision = rounds.decide(view, closings, self._me, at, self._waited(view, at), self._islands.patience)
+        if isinstance(decision, Close) and self._leads(view):
+            content = rounds.closing_text(decision.islands, self._me)
+            store.put_if_absent(objects.closed_path(decision.number), content)
+            self._changed_soon()
+        elif isinstance(decision, Apply):
+            chosen = self._to_goal(view, closings, at, decision, order.goal)
+            if chosen is not None:
+                self._compute(store, view, closings, chosen)
+
+    def _to_goal(
+        self, view: objects.View, closings: rounds.Closings, at: Position, mine: Apply, goal: int
+    ) -> Apply | None:
+        """The rounds to apply, so that all workers of the island compute the same theta. None: look again later.
+
+        mine  the rounds that this worker sees
+        goal  largest number of rounds that a worker has computed
+        """
+        if goal <= at.applied or goal == mine.applied:
+            return mine
+        path = rounds.path_from(view, closings, self._me, at, goal)
+        if path is not None and path.applied == goal:
+            return path
+        return mine if mine.applied > goal else None  # None: the listing lacks what another worker has seen
+
+    def _upload(self, store: Store, view: objects.View, cut: _Cut, turns: Mapping[UnitId, int]) -> None:
+        """Uploads the deltas that are missing in the store, if it is this worker's turn."""
+        delivered = view.delivered.get(cut.number, {}).get(self._me)
+        if delivered is not None:
+            return
+        waited = time.monotonic() - cut.at
+        due = [unit for unit, turn in turns.items() if waited >= TURN * turn and unit in cut.contents]
+        there = store.list(f"rounds/{cut.number:06d}/{self._me}")
+        for run in runs(due, {unit: len(content) for unit, content in cut.contents.items()}):
+            content = b"".join(cut.contents[unit] for unit in run)
+            part = run[0].layer, run[0].number, run[-1].number
+            path = objects.delta_path(cut.number, self._me, part, cut.share.steps, cut.share.samples, len(content))
+            if there.get(path) != len(content):
+                store.put(path, content)
+                self._sent += len(content)
+        self._changed_soon()
+
+    def _compute(self, store: Store, view: objects.View, closings: rounds.Closings, path: Apply) -> None:
+        """Computes theta of this worker's units, and reports it."""
+        with self._changed:
+            result, generation, turns = self._result, self._generation, dict(self._turns)
+            if self._reported == (generation, path.applied) and result is not None:
+                return
+        if result is None or result.applied != path.applied or not result.outer.keys() >= turns.keys():
+            result = self._computed(store, view, closings, path, turns)
+        with self._changed:
+            if self._generation != generation or self._order is None or self._order.state.applied >= path.applied:
+                return
+            told = self._reported[1] == path.applied
+            self._result, self._reported = result, (generation, path.applied)
+        self._send(RoundReady(generation, path.applied, [] if told else result.statistics))
+
+    def _computed(
+        self,
+        store: Store,
+        view: objects.View,
+        closings: rounds.Closings,
+        path: Apply,
+        turns: Mapping[UnitId, int],
+    ) -> _Result:
+        layout, islands = self._layout, self._islands
+        reader = Reader(store, view, layout, islands.bits)
+        found: dict[UnitId, Outer] = {}
+        statistics = {number: _statistics(number, closings[number]) for number in path.rounds}
+        for unit in sorted(turns):
+            number = layout.number(unit)
+            vectors = self._optimizer.outer(number)
+            before = Outer(vectors[THETA].numpy(), vectors[MOMENTUM].numpy())
+            first = turns[unit] == 0
+            of = reader.unit(unit, unit_digest(layout, number))
+            after = advanced(before, path, closings, of, islands.lr, islands.momentum, measured=first)
+            found[unit] = after.outer
+            for each in after.rounds if first else ():
+                statistics[each.number] = _added(statistics[each.number], each.square, each.dots, each.refused)
+        self._received += reader.received
+        names = sorted(closings[path.rounds[-1]]) if path.rounds else []
+        return _Result(path.applied, found, list(statistics.values()), names[:1] == [self._me])
+
+    # -- of the leader: the first holder of the first unit -------------------------------------------------------
+
+    def _leads(self, view: objects.View | None = None) -> bool:
+        first = UnitId(min(view.layout if view is not None else self._layout.layers, default=0), 0)
+        return self._turns.get(first) == 0
+
+    def _lead(self, store: Store, view: objects.View, state: OuterState, step: int) -> None:
+        now = time.monotonic()
+        if now - self._renewed >= rounds.RENEW_SECONDS or not self._renewed:
+            store.put(objects.lease_path(self._me), self._lease(state, step))
+            self._renewed = now
+        if now - self._pruned >= 10 * LATER:
+            first = rounds.prunable(view, state.applied, self._islands.keep)
+            old = [
+                path
+                for number in [*view.delivered, *(number for number, _ in view.partial)]
+                if number < first
+                for path in store.list(f"rounds/{number:06d}")
+                if path.endswith(".delta")
+            ]
+            old += [part.path for number, parts in view.snapshots.items() if number < first for part in parts]
+            store.delete(old)
+            self._pruned = now
+
+    def _lease(self, state: OuterState, step: int) -> bytes:
+        about = {"owner": owner(self._settings.run.dir), "step": step, "round": state.applied, "time": time.time()}
+        return json.dumps({"name": self._me, **about}).encode()
+
+    # -- helpers -------------------------------------------------------------------------------------------------
+
+    @property
+    def _layout(self) -> Layout:
+        return self._optimizer.tensors.layout
+
+    def _read_closings(self, store: Store, view: objects.View, first: int) -> rounds.Closings:
+        """The closings of all rounds from `first` on whose deltas are in the listing."""
+        for number in view.closed & view.delivered.keys():
+            if number >= first and number not in self._closings:
+                self._closings[number] = rounds.closing_of(store.get(objects.closed_path(number)))
+        self._closings = {number: of for number, of in self._closings.items() if number >= first}
+        return self._closings
+
+    def _waited(self, view: objects.View, at: Position) -> float:
+        """Seconds since this island's delta was complete."""
+        if self._me not in view.delivered.get(at.applied, {}):
+            return 0.0
+        if self._complete is None or self._complete[0] != at.applied:
+            self._complete = at.applied, time.monotonic()
+        return time.monotonic() - self._complete[1]
+
+    def _checksums(self, result: _Result) -> list[tuple[float, str, bytes]]:
+        """The objects with checksums of theta, each due when it is this worker's turn."""
+        found = []
+        for turn in sorted({*self._turns.values()}):
+            mine = sorted(unit for unit, of in self._turns.items() if of == turn)
+            due = time.monotonic() + TURN * turn
+            for run in runs(mine, dict.fromkeys(mine, 0)):
+                sums = [hashlib.sha256(result.outer[unit].theta.astype("<f4").tobytes()).hexdigest() for unit in run]
+                part = run[0].layer, run[0].number, run[-1].number
+                found.append((due, objects.sums_path(result.applied - 1, self._me, part), json.dumps(sums).encode()))
+        return found
+
+    def _snapshot(self, result: _Result) -> list[tuple[float, str, bytes]]:
+        """The objects of a snapshot, for the units of which this worker is the first holder."""
+        mine = sorted(unit for unit, turn in self._turns.items() if turn == 0)
+        found = []
+        for run in runs(mine, {unit: 8 * result.outer[unit].theta.size for unit in mine}):
+            content = b"".join(snapshot_bytes(result.outer[unit]) for unit in run)
+            part = run[0].layer, run[0].number, run[-1].number
+            found.append((0.0, objects.state_path(result.applied, part, len(content)), content))
+        return found
+
+    def _changed_soon(self) -> None:
+        with self._changed:
+            self._changed.notify()
+
+    def _report_traffic(self) -> None:
+        now = time.monotonic()
+        failing = now - self._answered if self._failure else 0.0
+        if now - self._told < TRAFFIC_SECONDS or not (self._sent or self._received or self._failure):
+            return
+        self._send(StoreTraffic(self._sent, self._received, failing, self._failure))
+        self._told, self._sent, self._received = now, 0, 0
+
+
+def runs(units: Sequence[UnitId], sizes: Mapping[UnitId, int]) -> list[list[UnitId]]:
+    """The units as runs of neighbours in a layer, each of at most MOST bytes, but at least one unit."""
+    found: list[list[UnitId]] = []
+    total = 0
+    for unit in sorted(units):
+        last = found[-1][-1] if found else None
+        total += sizes[unit]
+        if last != UnitId(unit.layer, unit.number - 1) or total > MOST:
+            found.append([])
+            total = sizes[unit]
+        found[-1].append(unit)
+    return found
+
+
+def unit_digest(layout: Layout, number: int) -> bytes:
+    """16 bytes that identify a unit: its name and its size."""
+    return hashlib.blake2b(f"{layout.unit_names[number]} {layout.unit_sizes[number]}".encode(), digest_size=16).digest()
+
+
+def layout_digest(layout: Layout, layer: int) -> bytes:
+    """16 bytes that identify the names and sizes of the units of a layer."""
+    return hashlib.blake2b(repr(layout.described[layer]).encode(), digest_size=16).digest()
+
+
+def snapshot_bytes(outer: Outer) -> bytes:
+    return outer.theta.astype("<f4").tobytes() + outer.momentum.astype("<f4").tobytes()
+
+
+def _statistics(number: int, closing: Mapping[str, Share]) -> RoundStatistics:
+    return RoundStatistics(number, {name: share.samples for name, share in closing.items()}, 0.0, {})
+
+
+def _added(
+    of: RoundStatistics, square: float, dots: Mapping[str, Mapping[str, float]], refused: Sequence[str]
+) -> RoundStatistics:
+    total = {name: dict(others) for name, others in of.dots.items()}
+    for name, others in dots.items():
+        for other, dot in others.items():
+            total.setdefault(name, {})[other] = total.get(name, {}).get(other, 0.0) + dot
+    return RoundStatistics(of.round, of.shares, of.square + square, total, [*of.refused, *refused])

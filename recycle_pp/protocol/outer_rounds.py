@@ -1,0 +1,95 @@
+"""Decides when an island cuts its delta and when it applies a round (`recycle_pp.islands`).
+
+    rounds = OuterRounds(steps=100, delay=1, max_local=200)
+    rounds.begin(state)                        # the position in the checkpoint, at a start
+    rounds.ready(member, 3)                    # a worker has computed theta after 3 rounds
+    rounds.waits(live, step)                   # whether the commit of this step must wait for theta
+    order = rounds.commit(live, step)          # the part of the commit message that concerns the rounds
+
+All workers of an island apply a round in the same commit, so peers stay equal, and a death in between is an ordinary
+one. The position travels in every commit, so a new coordinator continues from there. Pure: no clock, no store.
+
+A delta is cut after `steps` steps, and applied `delay` steps later, before the update of that step. If theta is late,
+the island continues with its own weights. It waits once it has made `max_local` steps since it began the round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import msgspec
+
+from recycle_pp.wire.messages.islands import OuterOrder, OuterState
+from recycle_pp.wire.messages.members import Member
+
+
+class OuterRounds:
+    """state: the position after the newest commit."""
+
+    def __init__(self, steps: int, delay: int, max_local: int) -> None:
+        self.steps, self.delay, self.max_local = steps, delay, max_local
+        self.state = OuterState()
+        self._ready: dict[Member, int] = {}  # member -> number of rounds in the theta that it has computed
+        self._lacking: set[Member] = set()  # workers that lack the cut delta in this generation
+        self._lost = False  # whether the cut delta is lost
+
+    def begin(self, state: OuterState) -> None:
+        """Continues from this position."""
+        self.state, self._ready, self._lost = state, {}, False
+
+    def ready(self, member: Member, applied: int) -> None:
+        """Records that a worker has computed theta after `applied` rounds."""
+        self._ready[member] = applied
+
+    def regrouped(self) -> None:
+        """Called for a new generation. Every worker repeats its reports, because it may hold other units now."""
+        self._ready.clear()
+        self._lacking.clear()
+
+    def lacks(self, member: Member, sent: int, holders: Collection[Member]) -> None:
+        """Records that a worker lacks the delta that was cut after `sent` steps, because it joined later. If all its
+        holders lack it, it is lost, and the island cuts another one."""
+        self._lacking.add(member)
+        self._lost = self._lost or (self.state.sent == sent and self._lacking >= set(holders))
+
+    def goal(self, live: Collection[Member]) -> int:
+        """Largest number of rounds in a theta that a live worker has computed."""
+        return max((self._ready.get(member, 0) for member in live), default=0)
+
+    def applies(self, live: Collection[Member], step: int) -> bool:
+        """Whether the commit of this step applies a round."""
+        goal, sent = self.goal(live), self.state.sent
+        agreed = goal > self.state.applied and all(self._ready.get(member) == goal for member in live)
+        # If the rounds of an earlier start were deleted, first repeat the steps that they contain, so that no sample
+        # counts twice.
+        repeats = any(number < goal and steps > step for number, steps in self.state.mine.items())
+        return agreed and not repeats and (sent is None or step >= sent + self.delay - 1)
+
+    def waits(self, live: Collection[Member], step: int) -> bool:
+        """Whether the commit of this step must wait until a round can be applied."""
+        late = self.state.sent is not None and step >= max(
+            [self.state.begun + self.max_local, *self.state.mine.values()]
+        )
+        return late and not self._lost and not self.applies(live, step)
+
+    def commit(self, live: Collection[Member], step: int, last: bool = False) -> OuterOrder:
+        """Decides for the commit of `step`. last: whether the job ends with this commit; then no delta is cut"""
+        state, goal = self.state, self.goal(live)
+        apply = goal if self.applies(live, step) else None
+        if apply is not None:
+            on_time = state.sent is not None and step < state.sent + self.delay
+            begun = state.sent if on_time and state.sent is not None else step
+            mine = {number: steps for number, steps in state.mine.items() if number >= apply}
+            state = OuterState(apply, begun, None, mine)
+        elif self._lost:
+            state = msgspec.structs.replace(state, sent=None)
+        self._lost = False
+        before = state.mine.get(state.applied)
+        if before is not None and before <= step and state.sent is None:  # already cut, before a restart
+            state = msgspec.structs.replace(state, sent=before)
+        due = state.begun + self.steps if before is None else before
+        cut = state.sent is None and step + 1 >= due and not last
+        if cut:
+            state = msgspec.structs.replace(state, sent=step + 1)
+        self.state = state
+        return OuterOrder(state, apply, cut, step + 1 - state.begun if cut else 0, goal)

@@ -1,0 +1,70 @@
+"""Valid and invalid datasets for tests of data.build."""
+
+import numpy as np
+import torch
+
+HERE = __name__
+
+
+class Tokens:
+    """Sequences that count upwards. Up to 12 of the 16 labels are ignored, depending on the sample's number."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, i):
+        tokens = (torch.arange(17) + i) % 250
+        labels = tokens[1:].clone()
+        labels[: 1 + i % 12] = -100
+        return {"input_ids": tokens[:-1], "labels": labels}
+
+
+class Counted(Tokens):
+    def counted(self, i):
+        return 15 - i % 12
+
+
+class Mixed:
+    """Samples of an array and numbers."""
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, i):
+        return {"sound": np.full((3, 2), i, np.float32), "loud": i > 4, "labels": i}
+
+
+class Fails(Mixed):
+    def __getitem__(self, i):
+        if i == 7:
+            raise OSError("no such picture")
+        return super().__getitem__(i)
+
+
+class Uneven(Mixed):
+    def __getitem__(self, i):
+        return {"sound": torch.zeros(1 + i)}
+
+
+def nothing():
+    return 3
+
+
+def tokens():
+    return Tokens()
+
+
+def counted():
+    return Counted()
+
+
+def mixed():
+    return Mixed()
+
+
+def fails():
+    return Fails()
+
+
+def uneven():
+    return Uneven()

@@ -1,0 +1,288 @@
+"""Workers of islands and a real store: a folder, and S3 through a server in its own process."""
+
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from recycle_pp.islands import rounds as rules
+from recycle_pp.islands.__main__ import main, state
+from recycle_pp.islands.admission import admit
+from recycle_pp.islands.client import Client
+from recycle_pp.model.stage import Stage
+from recycle_pp.numerics.optimizer import StageOptimizer
+from recycle_pp.protocol.outer_rounds import OuterRounds
+from recycle_pp.storage.store import Store, StoreError
+from recycle_pp.wire.messages.islands import OuterState, RoundReady, StoreTraffic
+from tests.recycle_pp.in_process import CPU, small
+from tests.s3_server import S3Server
+
+SECONDS = 60  # limit on a wait; the machine may be busy
+
+
+@pytest.fixture(params=["folder", "s3"])
+def url(request, tmp_path, monkeypatch):
+    if request.param == "folder":
+        yield str(tmp_path / "store")
+        return
+    with S3Server() as server:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        yield f"{server.url('bucket')}/{os.urandom(4).hex()}"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return str(tmp_path / "store")
+
+
+@pytest.fixture
+def island():
+    """Makes islands, and ends their threads."""
+    made = []
+
+    def make(*arguments, **words):
+        made.append(Island(*arguments, **words))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+class Island:
+    """Workers without a job: one for each stage, whose steps add noise. The rounds are decided as in a job."""
+
+    def __init__(self, url, name, stages=1, **changes):
+        defaults = {"islands__steps": 2, "islands__max_local": 2, "islands__patience": SECONDS, "islands__bits": 8}
+        self.settings = small(parallel__stages=stages, islands__store=url, islands__name=name, **(defaults | changes))
+        islands = self.settings.islands
+        self.name, self.step, self.messages = name, 0, []
+        self.rounds = OuterRounds(islands.steps, islands.delay, islands.most_local)
+        self.stages = [Stage(self.settings, stage, CPU) for stage in range(stages)]
+        self.optimizers = [StageOptimizer(self.settings, stage) for stage in self.stages]
+        self.clients = [
+            Client(self.settings, optimizer, lambda message, member=member: self.messages.append((member, message)))
+            for member, optimizer in enumerate(self.optimizers)
+        ]
+        self.live = set(range(stages))
+        for client in self.clients:
+            client.open(None)
+        self.begin(OuterState())
+        for client in self.clients:
+            client.start()
+
+    def begin(self, position):
+        self.rounds.begin(position)
+        for member, (client, stage) in enumerate(zip(self.clients, self.stages, strict=True)):
+            client.begin(0, position, {unit: [member] for unit in stage.layout.ids}, member)
+
+    def receive(self):
+        while self.messages:
+            member, message = self.messages.pop(0)
+            if isinstance(message, RoundReady):
+                self.rounds.ready(member, message.applied)
+
+    def until(self, condition):
+        deadline = time.monotonic() + SECONDS
+        while not condition():
+            assert time.monotonic() < deadline
+            self.receive()
+            time.sleep(0.02)
+
+    def train(self, steps):
+        """Makes steps. Returns the numbers of applied rounds."""
+        applied = []
+        for _ in range(steps):
+            self.until(lambda: not self.rounds.waits(self.live, self.step))
+            order = self.rounds.commit(self.live, self.step)
+            for client, stage, optimizer in zip(self.clients, self.stages, self.optimizers, strict=True):
+                if order.apply is not None:
+                    client.apply(order)
+                optimizer.replace(
+                    {n: {"model": self._changed(stage, optimizer, n)} for n in range(len(stage.layout.units))}
+                )
+                if order.cut:
+                    client.cut(order)
+                client.committed(order, self.step)
+            self.step += 1
+            applied += [order.apply] if order.apply is not None else []
+        return applied
+
+    def _changed(self, stage, optimizer, number):
+        seed = [*self.name.encode(), self.step, *stage.layout.unit_names[number].encode()]
+        before = optimizer.outer(number)["model"]
+        noise = np.random.default_rng(seed).standard_normal(before.numel()).astype(np.float32)
+        return before + torch.from_numpy(noise) * 1e-3
+
+    def state(self, vector="theta"):
+        """Name of a unit -> its vector, of the whole model."""
+        return {
+            name: optimizer.outer(number)[vector].numpy()
+            for stage, optimizer in zip(self.stages, self.optimizers, strict=True)
+            for number, name in enumerate(stage.layout.unit_names)
+        }
+
+    def close(self):
+        for client in self.clients:
+            client.close(finished=False)
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(one[name].tobytes() == other[name].tobytes() for name in one)
+
+
+def together(islands, steps):
+    """Trains islands in turns, so that one does not wait for another for ever."""
+    for _ in range(steps):
+        for each in islands:
+            each.until(lambda each=each: not each.rounds.waits(each.live, each.step))
+            each.train(1)
+
+
+def test_islands_of_different_shapes_have_the_same_theta_after_every_round(url, island):
+    a, b = island(url, "a"), island(url, "b", stages=2)
+    start = a.state()
+    together([a, b], 9)
+    assert a.rounds.state.applied == b.rounds.state.applied == 4
+    assert same(a.state(), b.state()) and same(a.state("outer_momentum"), b.state("outer_momentum"))
+    assert not same(a.state(), start)
+    assert not same(a.state("residual"), b.state("residual"))
+    store = Store(url)
+    a.until(lambda: all(len(each["theta_sha256"]) == 2 for each in state(store)["rounds"]))
+    found = state(store)
+    assert [each["round"] for each in found["rounds"]] == [0, 1, 2, 3]
+    assert all(len({*each["theta_sha256"].values()}) == 1 and each["islands"] == ["a", "b"] for each in found["rounds"])
+    assert {each["name"] for each in found["islands"]} == {"a", "b"}
+
+
+def test_a_late_island_takes_theta_and_goes_on(folder, island, monkeypatch):
+    a, b = island(folder, "a", islands__patience=0.5), island(folder, "b", islands__max_local=50)
+    b.train(1)  # alive, but slow
+    assert a.train(5) == [1, 2]
+    b.until(lambda: b.rounds.goal(b.live) == 2)
+    assert b.train(1) == [2] and same(a.state(), b.state())
+    together([a, b], 2)
+    a.until(lambda: a.rounds.goal(a.live) == 3)
+    assert rules.closing_of(Store(folder).get("rounds/000002/closed.json")).keys() >= {"a"}
+
+
+def test_a_new_island_begins_with_a_snapshot_and_the_rounds_after_it(folder, island):
+    a = island(folder, "a", islands__snapshot_every=2, islands__patience=0.1)
+    a.train(11)
+    assert a.rounds.state.applied == 5
+    a.until(lambda: any("theta/000004" in path for path in Store(folder).list()))
+    old = [path for path in Store(folder).list("rounds") if path.endswith(".delta") and "/00000" in path]
+    Store(folder).delete(path for path in old if int(path.split("/")[1]) < 4)
+    b = island(folder, "b", stages=2, islands__max_local=50)
+    b.until(lambda: b.rounds.applies(b.live, b.step))
+    assert b.train(1) == [5] and same(a.state(), b.state())
+    assert same(a.state("outer_momentum"), b.state("outer_momentum"))
+
+
+def test_a_damaged_object_is_left_out_by_all_islands(folder, island):
+    a = island(folder, "a", islands__max_local=50)
+    Store(folder).put("islands/b.json", b"{}")  # so that `a` waits for `b`
+    a.train(2)
+    path = next(iter(sorted(_wait_for(folder, "rounds/000000/a/"))))
+    file = Path(folder) / path
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+    b = island(folder, "b", islands__max_local=50)
+    b.train(2)
+    for each in (a, b):
+        each.until(lambda each=each: each.rounds.goal(each.live) == 1)
+        assert each.train(1) == [1]
+    assert same(a.state(), b.state())
+
+
+def _wait_for(folder, prefix, count=3):
+    deadline = time.monotonic() + SECONDS
+    while len(found := Store(folder).list(prefix)) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return found
+
+
+def test_islands_with_other_models_are_refused(folder, island):
+    island(folder, "a")
+    with pytest.raises(ValueError, match="the islands a and b have different models, because layer"):
+        Island(folder, "b", model__ffn=48)
+
+
+def test_training_continues_while_the_store_fails_and_the_coordinator_is_told(folder, island, monkeypatch):
+    a = island(folder, "a", islands__max_local=50)
+    objects = Store.objects
+
+    def fails(self, *arguments):
+        raise StoreError("the store is away")
+
+    monkeypatch.setattr(Store, "objects", fails)
+    monkeypatch.setattr("recycle_pp.islands.client.TRAFFIC_SECONDS", 0.1)
+    assert a.train(10) == []
+    heard = []
+    a.until(lambda: heard.extend(a.messages) or any(isinstance(m, StoreTraffic) and m.detail for _, m in heard))
+    monkeypatch.setattr(Store, "objects", objects)
+    a.until(lambda: a.rounds.goal(a.live) == 1)
+    assert a.train(1) == [1]
+
+
+# -- admission
+
+
+def settings_of(folder, name, **changes):
+    return small(islands__store=folder, islands__name=name, run__dir=f"/runs/{name}", **changes)
+
+
+def test_each_name_has_its_own_part_of_the_data_for_ever(folder):
+    store = Store(folder)
+    assert [admit(store, settings_of(folder, name), 0) for name in ("b", "a", "b", "c")] == [0, 1, 0, 2]
+    for name in ("d", "e", "f", "g", "h"):
+        admit(store, settings_of(folder, name), 0)
+    with pytest.raises(StoreError, match="no data left for island i"):
+        admit(store, settings_of(folder, "i"), 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"islands__steps": 7}, "islands.steps is 100 in island a and 7 in island b; all islands in"),
+        ({"model__width": 48}, "model.width is 24 in island a and 48 in island b"),
+        ({"islands__bits": 32}, "islands.bits is 8 in island a and 32 in island b"),
+    ],
+)
+def test_an_island_with_other_settings_is_refused_and_both_are_named(folder, changes, sentence):
+    admit(Store(folder), settings_of(folder, "a"), 0)
+    with pytest.raises(StoreError, match=sentence):
+        admit(Store(folder), settings_of(folder, "b", **changes), 0)
+
+
+def test_two_jobs_with_one_name_are_refused_unless_the_first_has_ended(folder):
+    store = Store(folder)
+    admit(store, settings_of(folder, "a"), 0)
+    admit(store, settings_of(folder, "a"), 5)  # the same run starts again
+    other = settings_of(folder, "a").with_values({"run.dir": "/runs/other"})
+    with pytest.raises(StoreError, match=r"islands\.name=a is used by another job"):
+        admit(store, other, 0)
+    old = time.time() - 2 * rules.GONE_SECONDS
+    os.utime(Path(folder) / "islands/a.json", (old, old))
+    assert admit(store, other, 0) == 0
+
+
+def test_a_run_that_has_taken_part_in_rounds_must_be_resumed(folder):
+    store = Store(folder)
+    admit(store, settings_of(folder, "a"), 0)
+    store.put("rounds/000003/a/0.0-0.9.9.1.delta", b"1")
+    with pytest.raises(StoreError, match="has taken part in rounds"):
+        admit(store, settings_of(folder, "a"), 0)
+    assert admit(store, settings_of(folder, "a"), 10) == 0
+
+
+def test_the_command_lists_an_empty_store_and_refuses_a_wrong_url(folder, capsys):
+    assert main([folder, "--json"]) == 0 and capsys.readouterr().out == '{"rounds": [], "islands": []}\n'
+    assert main([folder]) == 0 and "rounds" in capsys.readouterr().out
+    assert main(["nothing://here"]) == 2 and "nothing://here" in capsys.readouterr().err

@@ -1,0 +1,111 @@
+"""Copies of run folders in a store, which `recycle status URL` and resumes on other machines read."""
+
+import json
+import os
+import shutil
+
+import pytest
+
+from recycle_pp.storage.store import Absent, Store
+from recycle_pp.telemetry import stored_run
+from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.telemetry.stored_run import PIECE, RunCopy, fetch
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(f"{tmp_path}/store")
+
+
+@pytest.fixture
+def run(tmp_path):
+    return started(tmp_path / "run")
+
+
+def started(path, term=0):
+    run = RunFolder(path)
+    run.make()
+    run.config.write_text("run: {}\n")
+    run.heartbeat.write_text(json.dumps({"term": term}))
+    return run
+
+
+def add(run, *lines):
+    with run.metrics.open("a") as file:
+        file.writelines(f"{line}\n" for line in lines)
+
+
+def fetched(store, folder):
+    fetch(store, folder)
+    return RunFolder(folder)
+
+
+def test_the_copy_follows_a_run_folder_and_leaves_out_its_checkpoints(store, run, tmp_path):
+    copy = RunCopy(run, store)
+    add(run, "first")
+    run.log("1.2").write_text("a worker's log\n")
+    (run.checkpoints / "step-000020").mkdir(parents=True)
+    (run.checkpoints / "step-000020/weights").write_bytes(b"1")
+    copy.update()
+    add(run, "second")
+    run.config.write_text("run: {steps: 7}\n")
+    copy.update()
+    there = fetched(store, tmp_path / "there")
+    assert there.metrics.read_text() == "first\nsecond\n" and there.config.read_text() == "run: {steps: 7}\n"
+    assert there.log("1.2").read_text() == "a worker's log\n"
+    assert not there.checkpoints.exists()
+
+
+def test_only_the_last_piece_of_a_grown_file_is_uploaded_again(store, run, tmp_path):
+    copy = RunCopy(run, store)
+    run.metrics.write_bytes(os.urandom(2 * PIECE) + b"\n")
+    copy.update()
+    puts = []
+    store.put = lambda path, content: puts.append((path, len(content)))
+    add(run, "last")
+    copy.update()
+    assert [(path.rpartition("/")[2], size) for path, size in puts] == [(f"{2 * PIECE:012d}", 6)]
+
+
+def test_the_copy_has_no_lines_that_a_resume_has_removed(store, run, tmp_path):
+    add(run, *(f"line {n:08d}" for n in range(PIECE // 8)))
+    RunCopy(run, store).update()
+    run.metrics.write_text("line 0\n")
+    RunCopy(run, store).update()
+    assert fetched(store, tmp_path / "there").metrics.read_text() == "line 0\n"
+
+
+def test_the_copy_of_a_lost_run_folder_is_kept(store, run, tmp_path):
+    copy = RunCopy(run, store)
+    add(run, "a line")
+    copy.update()
+    shutil.rmtree(run.path)
+    copy.update()
+    assert fetched(store, tmp_path / "there").metrics.read_text() == "a line\n"
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_the_folders_of_two_coordinators_are_merged_into_one_run(store, tmp_path, newest_first):
+    """The second coordinator ran on another node, without a common folder."""
+    first, second = started(tmp_path / "first", term=1), started(tmp_path / "second", term=2)
+    add(first, "step 0", "step 1")
+    add(second, "step 2")
+    second.config.write_text("run: {steps: 9}\n")
+    for run in (second, first) if newest_first else (first, second):
+        RunCopy(run, store).update()
+    there = fetched(store, tmp_path / "there")
+    assert there.metrics.read_text() == "step 0\nstep 1\nstep 2\n"
+    assert there.config.read_text() == "run: {steps: 9}\n"
+
+
+def test_a_common_folder_copied_by_two_hosts_has_each_line_once(store, run, tmp_path, monkeypatch):
+    for host in ("node0", "node1"):
+        monkeypatch.setattr(stored_run.socket, "gethostname", lambda host=host: host)
+        add(run, f"a line of {host}")
+        RunCopy(run, store).update()
+    assert fetched(store, tmp_path / "there").metrics.read_text() == "a line of node0\na line of node1\n"
+
+
+def test_a_store_without_a_run_is_reported_in_one_sentence(store, tmp_path):
+    with pytest.raises(Absent, match=r"holds no run$"):
+        fetch(store, tmp_path / "there")

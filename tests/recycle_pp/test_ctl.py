@@ -1,0 +1,140 @@
+"""The command line of `recycle_pp.ctl`, and how it finds the coordinator. tests/failures/test_ctl.py has real jobs."""
+
+import asyncio
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from recycle_pp import ctl
+from recycle_pp.wire.connection import serve
+from recycle_pp.wire.messages.agreement import Leader, Place
+from recycle_pp.wire.messages.ctl import (
+    FROM_OPERATOR,
+    Begun,
+    ChangeSettings,
+    Done,
+    Drain,
+    Elsewhere,
+    Ended,
+    NotDone,
+    ReadStacks,
+    RecordProfile,
+    Stop,
+    TakeCheckpoint,
+)
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "ctl.md"
+TOKEN = "a secret of sixteen"
+REQUESTS = {
+    "stop": Stop(),
+    "checkpoint": TakeCheckpoint(),
+    "drain 1.2": Drain((1, 2)),
+    "drain 1.2 --force": Drain((1, 2), force=True),
+    "stacks 0.10": ReadStacks((0, 10)),
+    "profile 1.2": RecordProfile((1, 2), 3),
+    "profile 1.2 --steps 5": RecordProfile((1, 2), 5),
+    "set checkpoint.every=50 schedule.rebalance=auto": ChangeSettings(
+        {"checkpoint.every": 50, "schedule.rebalance": "auto"}
+    ),
+    "set checkpoint.minutes=2.5": ChangeSettings({"checkpoint.minutes": 2.5}),
+    "set a=true b=null c=[1] d= e=1e-3": ChangeSettings({"a": True, "b": None, "c": "[1]", "d": "", "e": 1e-3}),
+}
+
+
+@pytest.fixture
+def supervisor(monkeypatch):
+    """supervisor(*conversations): starts a listener that gives the next conversation to each connection. A conversation
+    is a list of answers, after which the connection ends. The listener has `heard`, the requests, and its `place`."""
+    monkeypatch.setenv("RECYCLE_TOKEN", TOKEN)
+    monkeypatch.setattr(ctl, "AGAIN", 0.01)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    def start(*conversations):
+        left, found = list(conversations), SimpleNamespace(heard=[])
+
+        async def handle(peer):
+            found.heard.append(await peer.recv(FROM_OPERATOR))
+            for answer in left.pop(0):
+                peer.send(answer)
+
+        async def listen():
+            return await serve(handle, "127.0.0.1", 0, TOKEN)
+
+        found.server = asyncio.run_coroutine_threadsafe(listen(), loop).result(10)
+        found.place = Place(*found.server.sockets[0].getsockname())
+        found.close = lambda: loop.call_soon_threadsafe(found.server.close)
+        return found
+
+    yield start
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join(10)
+
+
+def at(found):
+    return f"{found.place.host}:{found.place.port}"
+
+
+@pytest.mark.parametrize("words", REQUESTS)
+def test_a_command_line_is_sent_as_one_request(words, supervisor, capsys):
+    found = supervisor([Begun("now"), Done("that was done")])
+    assert ctl.main([at(found), *words.split()]) == 0
+    assert found.heard == [REQUESTS[words]]
+    out, err = capsys.readouterr()
+    assert out == "that was done\n" and err == "recycle_pp: now\n"
+
+
+def test_a_refused_request_prints_one_sentence_and_exits_with_2(supervisor, capsys):
+    found = supervisor([NotDone("worker 1.2 is the last of stage 2")])
+    assert ctl.main([at(found), "drain", "1.2"]) == 2
+    assert capsys.readouterr() == ("", "recycle_pp: worker 1.2 is the last of stage 2\n")
+
+
+def test_any_supervisor_names_the_coordinator(supervisor, capsys):
+    coordinator = supervisor([Done("saved")])
+    other = supervisor([Elsewhere(Leader(3, 1, *coordinator.place[:2]))])
+    assert ctl.main([at(other), "checkpoint"]) == 0
+    assert coordinator.heard == [TakeCheckpoint()]
+
+
+def test_a_request_is_repeated_if_the_coordinator_is_lost_before_it_is_done(supervisor, capsys):
+    found = supervisor([Begun("the next commit saves a checkpoint")], [Elsewhere(None)], [Done("saved")])
+    assert ctl.main([at(found), "checkpoint"]) == 0
+    assert found.heard == 3 * [TakeCheckpoint()]
+    assert "waits for the coordinator; the job may be electing one" in capsys.readouterr().err
+
+
+def test_without_an_answer_the_command_gives_up_with_one_sentence(supervisor, capsys, monkeypatch):
+    monkeypatch.setattr(ctl, "FIND_SECONDS", 0.1)
+    found = supervisor()
+    found.close()
+    assert ctl.main([at(found), "stop"]) == 2
+    assert f"no job answers at {at(found)}: " in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_stop_waits_for_all_supervisors_and_names_those_that_have_not_ended(supervisor, capsys, monkeypatch):
+    monkeypatch.setattr(ctl, "END_SECONDS", 0.5)
+    stays, goes = supervisor(), supervisor()
+    found = supervisor([Ended("ctl stop; there is no checkpoint yet", [stays.place, goes.place])])
+    goes.close()
+    monkeypatch.setattr(ctl.Refusal, "lasts", lambda self, process: True)
+    assert ctl.main([at(found), "stop"]) == 1
+    out, err = capsys.readouterr()
+    assert out == "the job has ended: ctl stop; there is no checkpoint yet\n"
+    assert err == f"recycle_pp: the supervisor at {at(stays)} has not ended\n"
+
+
+def test_a_folder_without_a_running_job_is_refused_at_once(tmp_path, capsys):
+    assert ctl.main([str(tmp_path), "stop"]) == 2
+    assert "holds no run" in capsys.readouterr().err
+    (tmp_path / "config.yaml").write_text("run: {}\n")
+    assert ctl.main([str(tmp_path), "stop"]) == 2
+    assert capsys.readouterr().err == f"recycle_pp: no job runs in {tmp_path}: there is no heartbeat.json\n"
+
+
+def test_the_documentation_shows_every_verb():
+    text = DOCUMENT.read_text()
+    assert all(f"\nrecycle ctl runs/mine {words.split()[0]}" in text for words in REQUESTS)
