@@ -25,6 +25,7 @@ COMMANDS = {
     "doctor": "explain why a run hangs or died, and what to do next",
     "health": "look at the GPUs of this machine, exercise them, or lift a quarantine",
     "ctl": "stop, drain, checkpoint, profile or change a running job",
+    "islands": "list the rounds and the islands in a store",
     "report": "summarize a run: deaths, their causes and their cost",
     "replay": "repeat the decisions of a run's coordinator, and print why each was made",
     "plan": "compute the step time and memory with some workers dead",

@@ -90,8 +90,8 @@ def forward(self, step, g, *arguments):
     return results
 
 
-def step_units(self, reduced, step, scale=1.0):
-    _step_units(self, reduced, step, scale)
+def step_units(self, reduced, step, *arguments):
+    _step_units(self, reduced, step, *arguments)
     now, sharded = sabotage(), reduced.units is not None
     for kind, at in (("err", step), ("rot", step + 1)):
         meant = (now.get(kind), now.get("step")) == (self.tensors.stage, at)
