@@ -1,8 +1,9 @@
-"""The hang detector finds hangs in the reports of supervisors and workers, and writes a file about each hang."""
+"""The hang detector finds hangs in the reports of supervisors and workers, and writes a file about each hang.
+
+All waits are in virtual time, so that a busy machine changes nothing."""
 
 import asyncio
 import json
-import time
 from types import SimpleNamespace
 
 import msgspec
@@ -10,7 +11,7 @@ import pytest
 from recycle_schedules import Worker
 
 from recycle_pp.config.settings import Control, Settings
-from recycle_pp.coordinator import hang_detector
+from recycle_pp.coordinator import hang_detector, hang_reports
 from recycle_pp.coordinator.hang_detector import RENEWALS, HangDetector
 from recycle_pp.protocol.assignment import initial
 from recycle_pp.protocol.events import LinksBroken
@@ -21,11 +22,29 @@ from recycle_pp.wire.messages.activity import Activity
 from recycle_pp.wire.messages.lifecycle import Reading, WorkerHeartbeat
 from recycle_pp.wire.messages.supervisors import CoordinatorHeartbeat, Signs, Stacks, SupervisorHeartbeat
 from recycle_pp.wire.records import HangReport
+from tests.recycle_pp.failover.clock import VirtualLoop
 
 from .states import job_state
 
 BEAT, SUSPICION = 0.01, 0.15
 F = Activity("works", "F", 7, (1, 3))
+
+
+@pytest.fixture
+def loop(monkeypatch):
+    loop = VirtualLoop()
+    loop.run(until=100.0)  # as on a machine that has been up for a while
+    for module in (hang_detector, hang_reports):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=loop.time, time=loop.time))
+    yield loop
+    loop.close()
+    assert not loop.errors
+
+
+@pytest.fixture
+def new_job(loop, tmp_path):
+    """Makes a job. Its keywords are those of `Job`."""
+    return lambda **keywords: Job(loop, tmp_path, **keywords)
 
 
 class Supervisor:
@@ -52,13 +71,14 @@ class Job:
     committed, phase, unanswered, waits_for_round = 6, "running", frozenset(), False
     first_step, assignment = 0, initial(3, 4)
 
-    def __init__(self, folder, alive=12, suspicion=SUSPICION):
+    def __init__(self, loop, folder, alive=12, suspicion=SUSPICION):
+        self.loop = loop
         self.state = job_state(Settings(control=Control(heartbeat=BEAT, suspicion=suspicion)), self, folder)
         self.state.run.later = now
         self.roster, self.folder = self.state.roster, folder / "hangs"
         self.hangs = HangDetector(self.state, self, SimpleNamespace(busy=False), self)
         self.found, self.generation, self.say, self.since, self.silent, self.deaf = (
-            {}, 3, {}, time.monotonic(), set(), set()
+            {}, 3, {}, loop.time(), set(), set()
         )  # fmt: skip
         self.others_do = F
         self.reading = {}  # start of the current read, by worker; None: no read
@@ -67,7 +87,7 @@ class Job:
         for number in range(12):
             rank = self.roster.enter(number)
             rank.incarnation, rank.place, rank.supervisor = 0, ("127.0.0.1", number), Supervisor()
-            rank.alive, rank.last_message = number < alive, time.monotonic()
+            rank.alive, rank.last_message = number < alive, loop.time()
         self.live = {rank.number for rank in self.roster if rank.alive}
 
     def problem_now(self):
@@ -87,7 +107,7 @@ class Job:
 
     def renewed(self):
         """Restarts all waits, as in a new generation."""
-        self.since = time.monotonic()
+        self.since = self.loop.time()
 
     def recorded(self, kind):
         return [event for event in self.state.recorder.whole if isinstance(event, kind)]
@@ -105,7 +125,7 @@ class Job:
         return self.state.lifecycle.reason
 
     def beat(self):
-        now = time.monotonic()
+        now = self.loop.time()
         for rank in self.roster:
             if rank.number not in self.silent:
                 rank.last_message = now
@@ -124,10 +144,19 @@ class Job:
                 reading = Reading("train.bin", now - began if began else 0.0)
                 self.hangs.worker_beats(rank, WorkerHeartbeat(now, "boot", reading=reading))
 
+    def watch(self, seconds):
+        """Returns after this time in which the detector runs, or when the job stops."""
+        self.run(self.watched(seconds))
+
+    def run(self, coroutine):
+        task = self.loop.create_task(coroutine)
+        self.loop.run(until=self.loop.time() + 60.0)
+        task.result()
+
     async def watched(self, seconds):
         watching = asyncio.create_task(self.hangs.run())
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and not self.stopped:
+        end = self.loop.time() + seconds
+        while self.loop.time() < end and not self.stopped:
             await asyncio.sleep(0.002)
             self.beat()
         watching.cancel()
@@ -136,11 +165,11 @@ class Job:
         return json.loads((self.folder / "step-000007.json").read_text())
 
 
-def test_a_worker_that_hangs_in_an_op_is_found_once_and_the_file_lists_all_activities(tmp_path):
-    job = Job(tmp_path)
+def test_a_worker_that_hangs_in_an_op_is_found_once_and_the_file_lists_all_activities(new_job):
+    job = new_job()
     job.say[6] = F
     job.say[2] = Activity("waits", "tensor", 7, (1, 3), Worker(1, 2))
-    asyncio.run(job.watched(0.5))
+    job.watch(0.5)
     assert list(job.found) == [6] and job.found[6].where == "F of micro-batch 1.3 in step 7"
     assert SUSPICION < job.found[6].seconds < 3 * SUSPICION
     (report,) = job.reports()
@@ -149,13 +178,13 @@ def test_a_worker_that_hangs_in_an_op_is_found_once_and_the_file_lists_all_activ
     assert (job.folder / report["stuck"]["1.2"]["stacks"]).read_text() == "Thread 0x1"
 
 
-def test_a_late_step_leaves_a_report_of_all_activities_before_any_worker_is_stuck(tmp_path):
-    job = Job(tmp_path)
+def test_a_late_step_leaves_a_report_of_all_activities_before_any_worker_is_stuck(new_job):
+    job = new_job()
     job.say |= {2: Activity("waits", "sum", 7), 6: F}
     job.quiet[6] = 0.0  # its op takes long, but makes progress
     job.beat()
-    job.hangs.worker_beats(job.roster[2], WorkerHeartbeat(time.monotonic(), "boot", lacks=[6]))
-    asyncio.run(job.watched(SUSPICION * 0.7))
+    job.hangs.worker_beats(job.roster[2], WorkerHeartbeat(job.loop.time(), "boot", lacks=[6]))
+    job.watch(SUSPICION * 0.7)
     report = msgspec.json.decode((job.folder / "now.json").read_bytes(), type=HangReport)
     assert not job.found and report.step == 7 and not report.stuck and not report.missing
     assert report.workers["0.2"].lacks == ["1.2"] and report.workers["1.2"].does == str(F)
@@ -163,56 +192,56 @@ def test_a_late_step_leaves_a_report_of_all_activities_before_any_worker_is_stuc
     assert report.workers["1.2"].quiet == 0.0 < report.workers["1.2"].seconds
 
 
-def test_a_silent_worker_is_found_once_and_one_with_heartbeats_is_not(tmp_path):
-    job = Job(tmp_path, alive=2)
+def test_a_silent_worker_is_found_once_and_one_with_heartbeats_is_not(new_job):
+    job = new_job(alive=2)
     job.silent.add(1)
     job.say = {0: Activity("waits", "commit", 7), 1: Activity("waits", "commit", 7)}
-    job.roster[1].last_message = time.monotonic()
-    asyncio.run(job.watched(0.3))
+    job.roster[1].last_message = job.loop.time()
+    job.watch(0.3)
     assert list(job.found) == [1] and "without a heartbeat" in job.found[1].where
 
 
-def test_a_worker_that_ignores_a_delivered_message_is_found(tmp_path):
-    job = Job(tmp_path)
+def test_a_worker_that_ignores_a_delivered_message_is_found(new_job):
+    job = new_job()
     job.say[6] = Activity("waits", "tensor", 7, (1, 3), Worker(1, 1))
     job.beat()
     job.hangs.worker_beats(job.roster[6], WorkerHeartbeat(0.0, "boot", delivered=1))
-    asyncio.run(job.watched(0.5))
+    job.watch(0.5)
     assert list(job.found) == [6] and job.found[6].where.endswith("from 1.1, although it has arrived")
 
 
-def test_signs_of_an_earlier_incarnation_do_not_count(tmp_path):
-    job = Job(tmp_path)
+def test_signs_of_an_earlier_incarnation_do_not_count(new_job):
+    job = new_job()
     job.say[6] = F
     job.roster[6].incarnation = 1  # a new incarnation; signs of the old one are still arriving
-    asyncio.run(job.watched(0.4))
+    job.watch(0.4)
     assert not job.found
 
 
-def test_if_all_workers_wait_the_generation_is_renewed_and_finally_the_job_stops(tmp_path):
-    job = Job(tmp_path, suspicion=0.2)
+def test_if_all_workers_wait_the_generation_is_renewed_and_finally_the_job_stops(new_job):
+    job = new_job(suspicion=0.2)
     job.say = dict.fromkeys(range(12), Activity("waits", "sum", 7))
-    asyncio.run(job.watched(10.0))
+    job.watch(10.0)
     assert len(job.renewals) == RENEWALS and len(job.renewals[0]) == 12
     assert "all workers wait in step 7" in job.stopped and str(job.folder) in job.stopped
     assert not job.found
 
 
 @pytest.mark.parametrize("stale", [True, False])
-def test_signs_of_different_moments_are_not_taken_for_a_deadlock(stale, tmp_path):
+def test_signs_of_different_moments_are_not_taken_for_a_deadlock(stale, new_job):
     """One worker's last vital sign shows a long wait for the commit, but the others are already in the next step."""
-    job = Job(tmp_path, suspicion=0.05)
+    job = new_job(suspicion=0.05)
     job.say[0], job.others_do = Activity("waits", "commit", 7), Activity("works", "F", 8, (1, 3))
     if stale:
         job.last = {0: 10.0}
-    asyncio.run(job.watched(0.3))
+    job.watch(0.3)
     assert not job.found
     assert bool(job.renewals) != stale
 
 
-def test_a_worker_stopped_during_a_wait_is_found_without_renewing_the_generation(tmp_path):
+def test_a_worker_stopped_during_a_wait_is_found_without_renewing_the_generation(new_job):
     """All other workers wait a little longer than this one is silent. Its supervisor only sees that it waits."""
-    job = Job(tmp_path)
+    job = new_job()
     job.say = dict.fromkeys(range(12), Activity("waits", "commit", 7))
 
     async def stopped():
@@ -220,60 +249,60 @@ def test_a_worker_stopped_during_a_wait_is_found_without_renewing_the_generation
         job.silent.add(6)
         await job.watched(2 * SUSPICION)
 
-    asyncio.run(stopped())
+    job.run(stopped())
     assert list(job.found) == [6] and "without a heartbeat" in job.found[6].where
     assert not job.renewals
 
 
-def test_a_worker_that_still_waits_in_a_void_generation_is_found_after_the_next_announcement(tmp_path):
+def test_a_worker_that_still_waits_in_a_void_generation_is_found_after_the_next_announcement(new_job):
     """No other report shows that the message it waits for has arrived."""
-    job = Job(tmp_path)
+    job = new_job()
     job.say = dict.fromkeys(range(12), Activity("waits", "sum", 7))
     job.renewed = lambda: [job.say.pop(number) for number in range(12) if number != 6]
-    asyncio.run(job.watched(0.8))
+    job.watch(0.8)
     assert len(job.renewals) == 1 and list(job.found) == [6]
 
 
-def test_a_silent_supervisor_is_disconnected(tmp_path):
-    job = Job(tmp_path)
+def test_a_silent_supervisor_is_disconnected(new_job):
+    job = new_job()
     job.deaf.add(4)
-    asyncio.run(job.watched(0.5))
+    job.watch(0.5)
     assert [rank.number for rank in job.roster if rank.supervisor.aborted] == [4]
     assert CoordinatorHeartbeat in job.roster[4].supervisor.received
 
 
 @pytest.mark.parametrize("number", [0, 5])
-def test_a_coordinator_that_was_suspended_reports_no_worker_as_silent(number, tmp_path):
-    job = Job(tmp_path, suspicion=0.2)
+def test_a_coordinator_that_was_suspended_reports_no_worker_as_silent(number, new_job):
+    job = new_job(suspicion=0.2)
     job.silent.add(number)
 
     async def sleep_for_a_while():
         watch = asyncio.create_task(job.watched(0.05))
         await asyncio.sleep(0.02)
-        time.sleep(0.5)  # suspends the whole process
+        job.loop.pause(None, 0.5)  # suspends the whole process
         await watch
 
-    asyncio.run(sleep_for_a_while())
+    job.run(sleep_for_a_while())
     assert not job.found
 
 
 DATA, TURN = Activity("works", "data", 7, (1, 3)), Activity("waits", "commit", 7)
 
 
-def test_a_job_whose_disks_are_all_silent_waits_and_reports_it_repeatedly(tmp_path, monkeypatch):
+def test_a_job_whose_disks_are_all_silent_waits_and_reports_it_repeatedly(new_job, monkeypatch):
     monkeypatch.setattr(hang_detector, "DATA_SECONDS", 0.2)
-    job = Job(tmp_path)
+    job = new_job()
     job.say = dict.fromkeys(range(12), TURN) | {0: DATA, 4: DATA}
     job.reading = {0: job.since, 4: job.since, 8: job.since + 0.01}
-    asyncio.run(job.watched(0.7))
+    job.watch(0.7)
     assert not job.found and not job.renewals
     assert len(job.awaited) == 3
     assert all(seen[:2] == (["0.0", "1.0"], "train.bin") for seen in job.awaited)
     assert all(abs(seconds - 0.2 * (n + 1)) < 0.15 for n, (_, _, seconds) in enumerate(job.awaited))
 
 
-def test_a_reader_is_not_killed_if_its_disk_answers_shortly_after_the_others(tmp_path):
-    job = Job(tmp_path, suspicion=0.4)
+def test_a_reader_is_not_killed_if_its_disk_answers_shortly_after_the_others(new_job):
+    job = new_job(suspicion=0.4)
     job.say = dict.fromkeys(range(12), TURN) | {0: DATA, 4: DATA}
     job.reading = {0: job.since, 4: job.since, 8: job.since + 0.01}
 
@@ -285,13 +314,13 @@ def test_a_reader_is_not_killed_if_its_disk_answers_shortly_after_the_others(tmp
         job.say[0], job.reading[0] = TURN, None
         await watched
 
-    asyncio.run(disks_answer())
+    job.run(disks_answer())
     assert not job.found
 
 
-def test_a_reader_is_found_if_only_its_disk_is_silent(tmp_path):
-    job = Job(tmp_path)
+def test_a_reader_is_found_if_only_its_disk_is_silent(new_job):
+    job = new_job()
     job.say = dict.fromkeys(range(12), TURN) | {0: DATA}
     job.reading = {0: job.since, 4: None, 8: None}
-    asyncio.run(job.watched(0.5))
+    job.watch(0.5)
     assert list(job.found) == [0] and not job.awaited
