@@ -18,7 +18,7 @@ WAITED = re.compile(r"(?:Done|Error) waiting (?:for other agents|on exit barrier
 @pytest.mark.parametrize("lost", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_after_a_cut_the_agents_end_within_ten_seconds_of_their_supervisors(lost, runs, tmp_path):
     """Node 0 hosts the agents' store. Packets are dropped, not rejected."""
-    case = Case(f"node {lost} is cut off", "3x2", ("control.suspicion=2", "run.standby=off"), steps=20, deaths=2)
+    case = Case(f"node {lost} is cut off", "3x1", ("control.suspicion=2", "run.standby=off"), steps=20, deaths=1)
     others = [number for number in range(3) if number != lost]
     with nodes.start(case, tmp_path) as job:
         job.wait_for_step(3)

@@ -9,7 +9,8 @@ from .launched import COMMON, Launched
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(300)]
 SHAPE = ("parallel.pipelines=2", "parallel.stages=2", "parallel.microbatches=3")
-ARGUMENTS = (*SHAPE, "run.steps=120", "run.validate_every=0", "checkpoint.every=20")
+STEPS = 60
+ARGUMENTS = (*SHAPE, f"run.steps={STEPS}", "run.validate_every=0", "checkpoint.every=20")
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def test_a_coordinator_that_wakes_after_an_election_follows_its_successor(suspic
         assert job.wait([0], 120) == [0], job.explain()
         assert json.loads(job.run.summary.read_text())["weights_sha256"] == expected, job.explain()
         for path in (job.run.metrics, job.run.samples):
-            assert [line["step"] for line in job.run.lines(path)] == list(range(120)), "one line per step"
+            assert [line["step"] for line in job.run.lines(path)] == list(range(STEPS)), "one line per step"
         assert len(job.events("coordinator_elected")) == 1, job.explain()
         assert {event["worker"] for event in job.events("death_detected")} <= {"0.0"}, job.explain()
         assert not job.events("restored") and not job.events("stopped"), job.explain()
