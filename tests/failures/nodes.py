@@ -32,7 +32,7 @@ from .network import Machine, Network
 BOUND = 120.0  # seconds after which a wait counts as hung
 PORT = 29501
 TOKEN = {"RECYCLE_TOKEN": "the secret of the tests"}
-WORKERS = {"3x1": (3, 1), "3x2": (3, 2)}  # shape -> nodes, workers on each
+WORKERS = {"3x1": (3, 1), "3x2": (3, 2), "3x4": (3, 4)}  # shape -> nodes, workers on each
 QUICK = ("control=cluster", "control.heartbeat=0.1", "control.suspicion=4")
 
 

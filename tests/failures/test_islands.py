@@ -11,6 +11,7 @@ import pytest
 
 from recycle_pp.islands.__main__ import state
 from recycle_pp.storage.store import Store
+from recycle_pp.telemetry.status import StatusReader
 from tests.s3_server import S3Server
 
 # With islands.max_local = islands.steps, every round is applied at the same step, however busy the machine is.
@@ -87,6 +88,9 @@ def undisturbed(zygote, tmp_path_factory):
 
 def test_islands_have_equal_theta_after_every_round_and_no_sample_twice(undisturbed):
     check(*undisturbed, rounds=3)
+    for job in undisturbed[0].values():
+        shown = StatusReader(job.run).read().island
+        assert (shown["round"], shown["names"]) == (2, ["a", "b"]) and shown["sent_bytes"] > 0
 
 
 @pytest.mark.parametrize(

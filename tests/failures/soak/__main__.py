@@ -107,7 +107,7 @@ class Soak:
             job = stack.enter_context(SoakedJob(case, folder, disk, self._say, lambda s: self._fault(name, s)))
             job.start()
             chance = random.Random(f"faults {name}")
-            job.survive(draw(chance, self._options.kinds, self._options.mean, self._options.longest))
+            job.survive(draw(chance, self._options.kinds, self._options.mean, self._options.longest, job.stages))
             job.end()
             outcome = _outcome(case, 0, time.time() - begun, job.job)
             job.differences += self.compare(outcome, expected)

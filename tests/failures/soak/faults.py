@@ -1,6 +1,6 @@
 """The faults of a soak: a table of kinds, and random sequences of faults.
 
-    for fault in draw(random.Random("7.0"), list(KINDS), mean=5.0, longest=60.0):
+    for fault in draw(random.Random("7.0"), list(KINDS), mean=5.0, longest=60.0, stages=2):
         fault.pause                     # seconds after the previous fault
         print(fault)                    # cut link, places 1 and 2, 12.4 s
 
@@ -13,7 +13,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-PLACES, STAGES = 3, 2
+PLACES = 3
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,9 @@ class Fault:
         return what + (f", {self.seconds:.1f} s" if self.seconds else "")
 
 
-def draw(chance: random.Random, kinds: Sequence[str], mean: float, longest: float) -> Iterator[Fault]:
-    """An endless sequence of faults. mean: average pause, seconds; longest: limit of the duration, seconds."""
+def draw(chance: random.Random, kinds: Sequence[str], mean: float, longest: float, stages: int) -> Iterator[Fault]:
+    """An endless sequence of faults. mean: average pause, seconds; longest: limit of the duration, seconds; stages: of
+    the job."""
     while True:
         kind = chance.choices(kinds, [KINDS[kind].share for kind in kinds])[0]
         place, other = chance.sample(range(PLACES), 2)
@@ -86,4 +87,4 @@ def draw(chance: random.Random, kinds: Sequence[str], mean: float, longest: floa
         at_once = chance.random() < AT_ONCE
         pause = chance.uniform(0, 1) if at_once else chance.expovariate(1 / mean)
         seconds = min(longest, low * (high / low) ** chance.random()) if low else 0.0  # logarithmically uniform
-        yield Fault(kind, pause, seconds, place, other, chance.randrange(STAGES))
+        yield Fault(kind, pause, seconds, place, other, chance.randrange(stages))

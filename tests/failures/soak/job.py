@@ -28,9 +28,9 @@ from recycle_pp.telemetry.heartbeat import Sign
 from tests.failures.disk import Disk
 from tests.failures.harness import Case
 from tests.failures.network import Machine
-from tests.failures.nodes import Agent, Node, NodesJob
+from tests.failures.nodes import WORKERS, Agent, Node, NodesJob
 
-from .faults import KINDS, PLACES, STAGES, Fault
+from .faults import KINDS, PLACES, Fault
 
 SETTLED = 3.0  # seconds after the end of a fault until heartbeats show the state after it
 PATIENCE = 60.0  # seconds for which a fault waits for its requirements before it is left out
@@ -90,6 +90,7 @@ class SoakedJob(contextlib.AbstractContextManager):
     joins: int = 0
 
     def __post_init__(self) -> None:
+        self.stages = WORKERS[self.case.shape][1]
         self._undo: dict[threading.Timer, Callable[[], None]] = {}
         self._down: dict[str, float] = {}  # worker -> end of its last fault
         self._pids: dict[str, tuple[str, int]] = {}  # worker -> host, process id there
@@ -211,7 +212,7 @@ class SoakedJob(contextlib.AbstractContextManager):
         self._live = set(sign.live)
         self._down = {w: at for w, at in self._down.items() if w not in sign.live or sign.time < at + SETTLED}
         for place in self.places:
-            if all(f"{place.number}.{stage}" in sign.live for stage in range(STAGES)):
+            if all(f"{place.number}.{stage}" in sign.live for stage in range(self.stages)):
                 place.seen = sign.time
                 if place.state == "returning" and sign.time > place.since + SETTLED and place.agent.code is None:
                     place.becomes("whole")
@@ -221,14 +222,14 @@ class SoakedJob(contextlib.AbstractContextManager):
         return worker in self._live and worker not in self._down
 
     def _intact(self, place: Place) -> bool:
-        return place.state == "whole" and all(self._is_live(f"{place.number}.{stage}") for stage in range(STAGES))
+        return place.state == "whole" and all(self._is_live(f"{place.number}.{stage}") for stage in range(self.stages))
 
     def _may(self, fault: Fault) -> bool:
         if fault.kind == "freeze disk":
             return self.disk is not None and not self._frozen
         match KINDS[fault.kind].needs:
             case "nodes":
-                return all(map(self._intact, self.places)) and self._live_workers == PLACES * STAGES
+                return all(map(self._intact, self.places)) and self._live_workers == PLACES * self.stages
             case "peer":
                 whole = [place.number for place in self.places if place.state == "whole"]
                 live = [number for number in whole if self._is_live(f"{number}.{fault.stage}")]

@@ -1,0 +1,172 @@
+"""The share of undisturbed work that a job does under kills, pauses and partitions.
+
+    python -m tests.failures.soak.share                            # root, in a clone; 45 minutes
+    python -m tests.failures.soak.share --compute real --steps 600 --undisturbed 600
+
+A published test of this kind ran 32 replicas on one machine for 30 minutes with a fault every 29 seconds (SIGKILL,
+SIGSTOP or a partition) and kept 97.7 % of its undisturbed throughput. This one has three nodes in network, process and
+mount namespaces, each with its own torchrun and four workers (3 x 4). One job runs without faults, then one with them:
+
+- kill worker: SIGKILL. Its supervisor starts another one.
+- stop worker: SIGSTOP for 10 seconds. The others take it for hung, and it is replaced.
+- cut node: no packet leaves or reaches a node for 10 seconds. The job continues without its four workers; the node
+  leaves, and 3 seconds later its agent is started again and joins.
+
+The share is the ratio of the steps per second. *Of the living* relates it to the work that the workers of the current
+generation could have done, that is to the mean of live/12 over the time. Both jobs must have the same losses and, if
+they have equally many steps, the same final weights. Events and metrics of both jobs stay in OUT.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from recycle_pp.telemetry.run_folder import RunFolder
+from tests.failures import network
+from tests.failures.harness import Case
+
+from .faults import PLACES, Fault
+from .job import SoakedJob
+
+SHARES = {"kill worker": 27, "stop worker": 17, "cut node": 18}  # the 62 faults of the published test
+LENGTH = 10.0  # seconds of a pause and of a partition
+SETTLE = 30  # first steps, which do not count: op durations are measured, and standbys import torch
+COMMON = ("parallel.microbatches=6", "run.respawns=100000", "control.suspicion=2")
+NEVER = Fault("kill worker", float("inf"), 0.0, 0, 1, 0)
+COMPUTE = {
+    "sleep": ("emulate=sleep", "emulate.F=0.02", "emulate.I=0.02", "emulate.W=0.02", "emulate.O=0.06"),
+    "real": ("model=small",),
+}
+
+
+def main(arguments: list[str]) -> int:
+    options = _options(arguments)
+    if why := network.missing():
+        print(f"share: {why}", file=sys.stderr)
+        return 2
+    out = Path(options.out).absolute()
+    undisturbed = measure("undisturbed", options.undisturbed, iter([NEVER]), options, out)
+    disturbed = measure("disturbed", options.steps, published(options.seed, options.every), options, out)
+    differences = undisturbed["differences"] + disturbed["differences"] + compare(undisturbed, disturbed)
+    result = summary(undisturbed, disturbed) | {"differences": differences, "options": vars(options)}
+    (out / "share.json").write_text(json.dumps(result, indent=1))
+    show(result)
+    return 1 if differences else 0
+
+
+def published(seed: int, every: float) -> Iterator[Fault]:
+    """Endless faults, one `every` seconds, of the kinds and in the proportions of the published test."""
+    chance = random.Random(seed)
+    while True:
+        kind = chance.choices(list(SHARES), list(SHARES.values()))[0]
+        place, other = chance.sample(range(PLACES), 2)
+        yield Fault(kind, every, 0.0 if kind == "kill worker" else LENGTH, place, other, chance.randrange(4))
+
+
+def measure(name: str, steps: int, faults: Iterator[Fault], options: argparse.Namespace, out: Path) -> dict[str, Any]:
+    """Runs a job of `steps` steps. Returns its lines of metrics from step SETTLE on, its events, and what it broke."""
+    folder = out / name
+    folder.mkdir(parents=True)
+    case = Case(name, "3x4", (*COMMON, *COMPUTE[options.compute]), steps=steps)
+    begun = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"{time.monotonic() - begun:7.1f} s  {name}: {text}", flush=True)
+
+    with SoakedJob(case, folder, None, say) as job:
+        job.start()
+        job.survive(faults)
+        job.end()
+        injected = [(fault.fault.kind, fault.at) for fault in job.injected if not fault.left_out]
+    run = RunFolder(folder / "run")
+    return {
+        "metrics": [line for line in run.lines(run.metrics) if line["step"] >= SETTLE],
+        "events": run.lines(run.events),
+        "sha256": json.loads(run.summary.read_text())["weights_sha256"] if run.summary.exists() else None,
+        "faults": injected,
+        "joins": job.joins,
+        "differences": job.differences,
+    }
+
+
+def compare(undisturbed: dict[str, Any], disturbed: dict[str, Any]) -> list[str]:
+    """What differs in the bits of the two jobs, as sentences."""
+    pairs = zip(undisturbed["metrics"], disturbed["metrics"], strict=False)
+    different = [a["step"] for a, b in pairs if (a["step"], a["loss"]) != (b["step"], b["loss"])]
+    found = [f"step {different[0]} is the first of {len(different)} with different losses"] if different else []
+    equally_long = len(undisturbed["metrics"]) == len(disturbed["metrics"])
+    if equally_long and undisturbed["sha256"] != disturbed["sha256"]:
+        found.append("the final weights differ")
+    return found
+
+
+def summary(undisturbed: dict[str, Any], disturbed: dict[str, Any]) -> dict[str, Any]:
+    whole, broken = _rate(undisturbed["metrics"]), _rate(disturbed["metrics"])
+    lines = disturbed["metrics"]
+    gaps = [(b["time"] - a["time"], b["live_workers"]) for a, b in pairwise(lines)]
+    living = sum(gap * live for gap, live in gaps) / sum(gap for gap, _ in gaps) / 12
+    deaths = sum(event["event"] == "death_detected" for event in disturbed["events"])
+    times = [at for _, at in disturbed["faults"]] + [float("inf")]
+    longest: dict[str, list[float]] = {kind: [] for kind in SHARES}
+    for (kind, at), after in zip(disturbed["faults"], times[1:], strict=True):
+        longest[kind].append(
+            max(
+                (b["time"] - a["time"] for a, b in pairwise(lines) if b["time"] > at and a["time"] < after), default=0.0
+            )
+        )
+    return {
+        "longest": longest, "deaths": deaths, "joins": disturbed["joins"],
+        "undisturbed": whole, "disturbed": broken, "seconds": lines[-1]["time"] - lines[0]["time"],
+        "share": broken / whole, "living": living, "of_the_living": broken / whole / living,
+    }  # fmt: skip
+
+
+def _rate(metrics: list[dict[str, Any]]) -> float:
+    """Steps per second."""
+    return (len(metrics) - 1) / (metrics[-1]["time"] - metrics[0]["time"])
+
+
+def show(result: dict[str, Any]) -> None:
+    count = sum(map(len, result["longest"].values()))
+    print(f"{count} faults in {result['seconds']:.0f} s; longest time between two commits after each, seconds")
+    for kind, seconds in result["longest"].items():
+        if seconds:
+            print(f"{kind:>14}{len(seconds):>4}   median {median(seconds):4.1f}, longest {max(seconds):4.1f}")
+    print(f"{result['deaths']} deaths, {result['joins']} starts of an agent that joined")
+    print(f"undisturbed {result['undisturbed']:.3f}, disturbed {result['disturbed']:.3f} steps/s")
+    print(f"share of undisturbed work: {result['share']:.3f}")
+    print(f"live workers: {result['living']:.3f} of all; share of what they can do: {result['of_the_living']:.3f}")
+    print("bits: " + ("; ".join(result["differences"]) or "equal"))
+
+
+def _options(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.failures.soak.share",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--compute", choices=list(COMPUTE), default="sleep", help="emulated or real ops")
+    parser.add_argument("--steps", type=int, default=3600, help="of the job with faults (default 3600: 30 minutes)")
+    parser.add_argument("--undisturbed", type=int, default=1200, help="steps of the job without (default 1200)")
+    parser.add_argument("--every", type=float, default=29.0, help="seconds between two faults (default 29)")
+    parser.add_argument("--seed", type=int, default=1, help="of the faults")
+    parser.add_argument("--out", default="share", help="a new folder (default: share)")
+    options = parser.parse_args(arguments)
+    if min(options.steps, options.undisturbed) <= SETTLE + 1:
+        parser.error(f"--steps and --undisturbed must be more than {SETTLE + 1}: the first {SETTLE} do not count")
+    if Path(options.out).exists():
+        parser.error(f"--out: {options.out} exists")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
