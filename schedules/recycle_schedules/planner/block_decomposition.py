@@ -5,12 +5,14 @@
 Pipelines are divided into blocks of BLOCK. A block without deaths consists of copies of one planned pipeline. A block
 with deaths re-routes within the block. If that would make the block much slower than the job (for example, after two
 deaths at one stage), the block is first merged with others. After another death only one block is planned again. The
-schedules of all other blocks come from a cache, so the work does not grow with the number of pipelines. The arrays of
-all ops are built on first access.
+schedules of all other blocks come from a cache, so the work does not grow with the number of pipelines. New blocks are
+planned at the same time, by one thread for each core. The arrays of all ops are built on first access.
 """
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -48,7 +50,11 @@ def plan_in_blocks(problem: Problem) -> Plan | None:
         return None
     bound = lower_bound(p)
     blocks = divide(p, bound)
-    return _BlockPlan(p, lower_bound=bound, parts=[(block, *_planned(_part(p, block))) for block in blocks])
+    parts = [_part(p, block) for block in blocks]
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:  # the compiled loops release the GIL
+        planned = dict(zip(distinct := dict.fromkeys(parts), threads.map(_planned, distinct), strict=True))
+    of_blocks = zip(blocks, parts, strict=True)
+    return _BlockPlan(p, lower_bound=bound, parts=[(block, *planned[part]) for block, part in of_blocks])
 
 
 def divide(p: Problem, bound: float) -> list[Block]:
