@@ -13,8 +13,9 @@ mount namespaces, each with its own torchrun and four workers (3 x 4). One job r
   leaves, and 3 seconds later its agent is started again and joins.
 
 The share is the ratio of the steps per second. *Of the living* relates it to the work that the workers of the current
-generation could have done, that is to the mean of live/12 over the time. Both jobs must have the same losses and, if
-they have equally many steps, the same final weights. Events and metrics of both jobs stay in OUT.
+generation could have done, that is to the mean of live/12 over the time. *Lost*: time beyond that of undisturbed
+steps, from the fault to the next one. *Absent*: the share of the missing workers in this time. Both jobs must have the
+same losses and, if they have equally many steps, the same final weights. Events and metrics of both jobs stay in OUT.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from recycle_pp.telemetry.run_folder import RunFolder
@@ -86,7 +87,7 @@ def measure(name: str, steps: int, faults: Iterator[Fault], options: argparse.Na
         job.start()
         job.survive(faults)
         job.end()
-        injected = [(fault.fault.kind, fault.at) for fault in job.injected if not fault.left_out]
+        injected = [(fault.fault.kind, fault.step) for fault in job.injected if not fault.left_out]
     run = RunFolder(folder / "run")
     return {
         "metrics": [line for line in run.lines(run.metrics) if line["step"] >= SETTLE],
@@ -111,23 +112,29 @@ def compare(undisturbed: dict[str, Any], disturbed: dict[str, Any]) -> list[str]
 
 def summary(undisturbed: dict[str, Any], disturbed: dict[str, Any]) -> dict[str, Any]:
     whole, broken = _rate(undisturbed["metrics"]), _rate(disturbed["metrics"])
-    lines = disturbed["metrics"]
-    gaps = [(b["time"] - a["time"], b["live_workers"]) for a, b in pairwise(lines)]
-    living = sum(gap * live for gap, live in gaps) / sum(gap for gap, _ in gaps) / 12
-    deaths = sum(event["event"] == "death_detected" for event in disturbed["events"])
-    times = [at for _, at in disturbed["faults"]] + [float("inf")]
-    longest: dict[str, list[float]] = {kind: [] for kind in SHARES}
-    for (kind, at), after in zip(disturbed["faults"], times[1:], strict=True):
-        longest[kind].append(
-            max(
-                (b["time"] - a["time"] for a, b in pairwise(lines) if b["time"] > at and a["time"] < after), default=0.0
-            )
-        )
+    usual = median(seconds for _, seconds, _ in _steps(undisturbed["metrics"]))
+    lines, steps = disturbed["metrics"], _steps(disturbed["metrics"])
+    living = sum(seconds * live for _, seconds, live in steps) / sum(seconds for _, seconds, _ in steps) / 12
+    costs: dict[str, list[dict[str, float]]] = {kind: [] for kind in SHARES}
+    ends = [step for _, step in disturbed["faults"][1:]] + [lines[-1]["step"] + 1]
+    for (kind, step), end in zip(disturbed["faults"], ends, strict=True):
+        own = [(seconds, live) for number, seconds, live in steps if step <= number < end]
+        if own:
+            absent = sum(seconds * (1 - live / 12) for seconds, live in own)
+            longest, lost = max(seconds for seconds, _ in own), sum(seconds - usual for seconds, _ in own)
+            costs[kind].append({"longest": longest, "lost": lost, "absent": absent})
     return {
-        "longest": longest, "deaths": deaths, "joins": disturbed["joins"],
-        "undisturbed": whole, "disturbed": broken, "seconds": lines[-1]["time"] - lines[0]["time"],
-        "share": broken / whole, "living": living, "of_the_living": broken / whole / living,
+        "costs": costs,
+        "deaths": sum(event["event"] == "death_detected" for event in disturbed["events"]),
+        "joins": disturbed["joins"], "seconds": lines[-1]["time"] - lines[0]["time"],
+        "undisturbed": whole, "disturbed": broken, "share": broken / whole,
+        "living": living, "of_the_living": broken / whole / living,
     }  # fmt: skip
+
+
+def _steps(metrics: list[dict[str, Any]]) -> list[tuple[int, float, int]]:
+    """(step, seconds since the previous commit, live workers) of each step but the first."""
+    return [(b["step"], b["time"] - a["time"], b["live_workers"]) for a, b in pairwise(metrics)]
 
 
 def _rate(metrics: list[dict[str, Any]]) -> float:
@@ -136,11 +143,13 @@ def _rate(metrics: list[dict[str, Any]]) -> float:
 
 
 def show(result: dict[str, Any]) -> None:
-    count = sum(map(len, result["longest"].values()))
-    print(f"{count} faults in {result['seconds']:.0f} s; longest time between two commits after each, seconds")
-    for kind, seconds in result["longest"].items():
-        if seconds:
-            print(f"{kind:>14}{len(seconds):>4}   median {median(seconds):4.1f}, longest {max(seconds):4.1f}")
+    print(f"{sum(map(len, result['costs'].values()))} faults in {result['seconds']:.0f} s")
+    print(f"{'':>14}{'faults':>8}{'longest gap':>13}{'lost':>9}{'of it absent':>14}   seconds: median, mean, mean")
+    for kind, costs in result["costs"].items():
+        if costs:
+            gap = median(cost["longest"] for cost in costs)
+            lost, absent = (mean(cost[key] for cost in costs) for key in ("lost", "absent"))
+            print(f"{kind:>14}{len(costs):>8}{gap:>13.2f}{lost:>9.2f}{absent:>14.2f}")
     print(f"{result['deaths']} deaths, {result['joins']} starts of an agent that joined")
     print(f"undisturbed {result['undisturbed']:.3f}, disturbed {result['disturbed']:.3f} steps/s")
     print(f"share of undisturbed work: {result['share']:.3f}")
