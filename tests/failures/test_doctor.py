@@ -142,7 +142,6 @@ def test_one_thread_frozen_from_outside(tmp_path):
 
 
 LATE = """
-from recycle_pp.execution import executor, marks
 from tests.failures import late_device as late
 
 class Marks(late.Late):
@@ -154,8 +153,7 @@ class Marks(late.Late):
         mark._time += 1e6 if Marks.placed > 200 else 0
         return mark
 
-marks.marks_of = lambda device: Marks()
-executor.Executor = late.InStream
+late.put(Marks())
 """
 
 
