@@ -27,7 +27,7 @@ from ..problem import Problem
 from .candidates import simulated, steady
 from .instance import Instance
 from .partial_schedule import PartialSchedule, times
-from .policies import Choices
+from .policies import FOREIGN, Choices
 
 BLOCK = 20
 """Pipelines per block. After a death, each peer in the block does 1/19 more work. It would be 1/(D - 1) if all D
@@ -132,7 +132,7 @@ def _planned(part: Problem) -> tuple[Instance, PartialSchedule, np.ndarray]:
 
     All ops start as early as possible, so that a stage starts at about the same time in all blocks."""
     x = Instance.of(part)
-    choices = Choices.of(x, turns=1)
+    choices = Choices.of(x, turns=1, orders=FOREIGN + 1)
     row = 0 if (x.cap < part.total).any() else 1
     *_, codes, starts = simulated(x, choices, choices.table(2)[row : row + 1], 0, late=False)
     schedule = PartialSchedule(codes, starts, choices.hosts[0])
