@@ -51,6 +51,12 @@ def plan_in_blocks(problem: Problem) -> Plan | None:
     return _BlockPlan(p, lower_bound=bound, parts=[(block, *_planned(_part(p, block))) for block in blocks])
 
 
+def forget() -> None:
+    """Drop all cached blocks, so that a bench can plan as a new process does."""
+    _planned.cache_clear()
+    _bound.cache_clear()
+
+
 def divide(p: Problem, bound: float) -> list[Block]:
     """The blocks of pipelines: first those with deaths, then groups of equal pipelines without deaths (equal number of
     micro-batches and equal links).
@@ -134,9 +140,8 @@ def _planned(part: Problem) -> tuple[Instance, PartialSchedule, np.ndarray]:
     x = Instance.of(part)
     choices = Choices.of(x, turns=1, orders=FOREIGN + 1)
     row = 0 if (x.cap < part.total).any() else 1
-    *_, codes, starts = simulated(x, choices, choices.table(2)[row : row + 1], 0, late=False)
-    schedule = PartialSchedule(codes, starts, choices.hosts[0])
-    return x, schedule, times(x, schedule)[0]
+    *_, ends, codes, starts = simulated(x, choices, choices.table(2)[row : row + 1], 0, late=False)
+    return x, PartialSchedule(codes, starts, choices.hosts[0]), ends
 
 
 class _BlockPlan(Plan):

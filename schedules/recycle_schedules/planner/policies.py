@@ -62,7 +62,7 @@ class Choices:
             graph = x.problem.graph
             hosts += [assign(at_home(x, shift)) for shift in range(1 + (graph.uniform and graph.far < graph.near))]
         index = np.repeat(x.index.astype(np.int64), P) * 16 + 32
-        foreign = first // P != np.repeat(x.pipeline, P)
+        foreign = first != np.add.outer(x.pipeline.astype(np.int64) * P, np.arange(P)).reshape(-1)
         keys = np.empty((orders, len(index)), dtype=np.int64)
         for row, shift in zip(keys, (1, -1, -8, 24, -24), strict=False):
             np.add(index, foreign * shift, out=row)
