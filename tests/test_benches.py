@@ -21,6 +21,7 @@ SCRIPTS = {name for name, text in TEXTS.items() if "__main__" in text}
 SMALL = [
     "coordinator.py --sizes 3x4x6 --deaths 1",
     "data.py tokens.bin --samples 1000 --sequence 16",
+    "growth.py --sizes 3x4x6 4x4x6 --times 1",
     "health.py --scripted --looks 5",
     "loop.py --size 3x4x6 --gigabytes 0.01 --history 100",
     "planner.py --golden golden --seconds 0",
