@@ -108,7 +108,7 @@ SIZES: list[tuple[int, int, int, list[Dead], Dead]] = [
 """Pipelines, stages, micro-batches, deaths, and one more death."""
 
 
-def scale(times: int) -> list[dict[str, Any]]:
+def scale(repetitions: int) -> list[dict[str, Any]]:
     """Time to plan with the given deaths, and then with one further death. The planned blocks of an earlier repetition
     are forgotten."""
     heads = (("job", 14), ("dead", 4), ("memory", 7), ("ops", 8), ("plan", 8), ("cpu", 8), ("all ops", 8))
@@ -118,15 +118,17 @@ def scale(times: int) -> list[dict[str, Any]]:
         for name, memory in (("1f1b+2", {"base": "1f1b", "extra": 2}), ("none", None)):
             problem = Problem(pipelines=D, stages=P, microbatches=M, failed=dead, memory_limit=memory)
             pair = problem, problem.replace(failed=[*dead, further])
-            runs: list[list[tuple[Plan, float, float, float]]] = [[], []]
-            for _ in range(times):
+            plans: dict[Problem, Plan] = {}
+            times: list[list[tuple[float, float, float]]] = [[], []]
+            for _ in range(repetitions):
                 forget()
-                for p, of in zip(pair, runs, strict=True):
+                for k, p in enumerate(pair):
                     found, wall, cpu = timed(partial(plan, p.replace()))  # a copy, without values derived before
-                    of.append((found, wall, cpu, timed(partial(getattr, found, "arrays"))[1]))
-            for p, of in zip(pair, runs, strict=True):
-                found = of[-1][0]
-                wall, cpu, ops = (median(run[k] for run in of) for k in (1, 2, 3))
+                    plans[p] = found
+                    times[k].append((wall, cpu, timed(partial(getattr, found, "arrays"))[1]))
+            for p, of in zip(pair, times, strict=True):
+                found = plans[p]
+                wall, cpu, ops = map(median, zip(*of, strict=True))
                 row = {"job": f"{D}x{P}x{M}", "dead": len(p.dead), "memory": name, "ops": len(found), "wall": wall}
                 row |= {
                     "cpu": cpu,
@@ -136,8 +138,8 @@ def scale(times: int) -> list[dict[str, Any]]:
                     "errors": len(validate(found)),
                 }
                 rows.append(row)
-                times = " ".join(f"{1e3 * t:5.1f} ms" for t in (wall, cpu, ops))
-                print(f"{row['job']:>14} {len(p.dead):4} {name:>7} {len(found):8} {times}", end=" ")
+                shown = " ".join(f"{1e3 * t:5.1f} ms" for t in (wall, cpu, ops))
+                print(f"{row['job']:>14} {len(p.dead):4} {name:>7} {len(found):8} {shown}", end=" ")
                 print(f"{found.value:7g} {100 * found.gap:5.2f}%")
     return rows
 
@@ -155,7 +157,7 @@ def ahead() -> list[dict[str, Any]]:
         size, errors = sum(plans.size for plans, _, _ in made), sum(len(validate(plans.plan)) for plans, _, _ in found)
         seconds = [median(cpu for _, _, cpu in of) for of in (made, found)]
         again = PlanStore(forwards=2, most_bytes=1 << 40)
-        quiet, busy = delays(partial(time.sleep, 2)), delays(lambda s=again, p=problem: [*map(s.plan, s.ahead(p))])
+        quiet, busy = delays(partial(time.sleep, 2)), delays(partial(make_all, again, problem))
         row = {"job": f"{D}x{P}x{M}", "plans": len(store), "bytes": size, "made": seconds[0], "found": seconds[1]}
         rows.append(row | {"quiet": quiet, "busy": busy, "errors": errors})
         times = " ".join(f"{1e3 * t:7.1f} ms" for t in (*seconds, quiet, busy))
@@ -163,12 +165,18 @@ def ahead() -> list[dict[str, Any]]:
     return rows
 
 
+def make_all(store: PlanStore, problem: Problem) -> None:
+    for after in store.ahead(problem):
+        store.plan(after)
+
+
 def delays(work: Callable[[], object]) -> float:
     """99th percentile of the delay in seconds of a timer of an event loop, while a thread does the work. The loop's
     thread gets the interpreter as soon as in the coordinator."""
 
     async def ticks() -> list[float]:
-        found, task = [], asyncio.create_task(asyncio.to_thread(work))
+        found: list[float] = []
+        task = asyncio.create_task(asyncio.to_thread(work))
         while not task.done() or len(found) < 20:
             begin = time.perf_counter()
             await asyncio.sleep(0.001)

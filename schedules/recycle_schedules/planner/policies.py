@@ -61,11 +61,12 @@ class Choices:
         if x.problem.reroute == "any" and turns > 1:
             graph = x.problem.graph
             hosts += [assign(at_home(x, shift)) for shift in range(1 + (graph.uniform and graph.far < graph.near))]
-        index = np.repeat(x.index.astype(np.int64), P) * 16 + 32
-        foreign = first != np.add.outer(x.pipeline.astype(np.int64) * P, np.arange(P)).reshape(-1)
+        index = np.repeat(x.index.astype(np.int64) * 16 + 32, P)
+        foreign = np.flatnonzero(first != (x.pipeline[:, None] * np.int64(P) + np.arange(P)).reshape(-1))
         keys = np.empty((orders, len(index)), dtype=np.int64)
         for row, shift in zip(keys, (1, -1, -8, 24, -24), strict=False):
-            np.add(index, foreign * shift, out=row)
+            row[:] = index
+            row[foreign] += shift
         keys[NEWEST:] = index.max(initial=0) - index
         windows = [np.full(P * D, NO_LIMIT), 2 * (P - stage) - 1, *(P - stage + k for k in range(4))]
         whole = np.array(x.problem.coupled)[stage]
