@@ -24,6 +24,7 @@ SMALL = [
     "growth.py --sizes 3x4x6 4x4x6 --times 1",
     "health.py --scripted --looks 5",
     "loop.py --size 3x4x6 --gigabytes 0.01 --history 100",
+    "plan_parts.py --times 1",
     "planner.py --golden golden --seconds 0",
     "split.py model.layers=6 parallel=1x2",
 ]
