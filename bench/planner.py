@@ -4,7 +4,8 @@
     python bench/planner.py --scale              # time to plan and gap from 3x4x6 to 4096 workers
     python bench/planner.py --links              # hosts and links: time to plan, and the cost of ignoring them
     python bench/planner.py --layers             # moved layers, compared with re-routing and with layouts per pipeline
-    python bench/planner.py --ahead              # plans for every next death: time to make them and to look them up
+    python bench/planner.py --ahead              # plans for every next death: time to make them and to look them up,
+                                                 # and how much later an event loop runs while a thread makes them
     python bench/planner.py --golden DIR --seconds 0.8
 
 Prints one table and writes bench/out/planner.json (or planner-scale.json, planner-links.json, ...). The validator
@@ -14,6 +15,7 @@ checks every plan. Times are of this process: wall seconds, and CPU seconds, whi
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import math
 import sys
@@ -24,12 +26,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
-from recycle_schedules import Problem, plan, plan_layout
+from recycle_schedules import Plan, Problem, plan, plan_layout
 from recycle_schedules.analysis.simulate import simulate
 from recycle_schedules.compiled import load
 from recycle_schedules.planner import plan_rerouted
+from recycle_schedules.planner.block_decomposition import forget
 from recycle_schedules.planner.store import PlanStore
 from recycle_schedules.validate import validate
+
+from recycle_pp.coordinator.host import SWITCH_SECONDS
 
 T = TypeVar("T")
 Dead = tuple[int, int]  # pipeline and stage
@@ -45,6 +50,7 @@ def main() -> int:
     parser.add_argument("--links", action="store_true", help="jobs on hosts with links between them instead")
     parser.add_argument("--layers", action="store_true", help="jobs whose layers may move between stages instead")
     parser.add_argument("--ahead", action="store_true", help="plans for the next deaths instead")
+    parser.add_argument("--times", type=int, default=5, help="repetitions of --scale; medians are printed (default 5)")
     arguments = parser.parse_args()
     begin = time.perf_counter()
     load()
@@ -56,7 +62,7 @@ def main() -> int:
     elif arguments.links:
         rows, name = linked(), "planner-links.json"
     elif arguments.scale:
-        rows, name = scale(), "planner-scale.json"
+        rows, name = scale(arguments.times), "planner-scale.json"
     else:
         rows, name = golden(arguments.golden, arguments.seconds), "planner.json"
     out = HERE / "out" / name
@@ -102,17 +108,27 @@ SIZES: list[tuple[int, int, int, list[Dead], Dead]] = [
 """Pipelines, stages, micro-batches, deaths, and one more death."""
 
 
-def scale() -> list[dict[str, Any]]:
-    """Time to plan with the given deaths, and then with one further death."""
+def scale(repetitions: int) -> list[dict[str, Any]]:
+    """Time to plan with the given deaths, and then with one further death. The planned blocks of an earlier repetition
+    are forgotten."""
     heads = (("job", 14), ("dead", 4), ("memory", 7), ("ops", 8), ("plan", 8), ("cpu", 8), ("all ops", 8))
     print(*(f"{name:>{width}}" for name, width in (*heads, ("value", 7), ("gap", 6))))
     rows = []
     for D, P, M, dead, further in SIZES:
         for name, memory in (("1f1b+2", {"base": "1f1b", "extra": 2}), ("none", None)):
             problem = Problem(pipelines=D, stages=P, microbatches=M, failed=dead, memory_limit=memory)
-            for p in (problem, problem.replace(failed=[*dead, further])):
-                found, wall, cpu = timed(partial(plan, p))
-                _, ops, _ = timed(partial(getattr, found, "arrays"))
+            pair = problem, problem.replace(failed=[*dead, further])
+            plans: dict[Problem, Plan] = {}
+            times: list[list[tuple[float, float, float]]] = [[], []]
+            for _ in range(repetitions):
+                forget()
+                for k, p in enumerate(pair):
+                    found, wall, cpu = timed(partial(plan, p.replace()))  # a copy, without values derived before
+                    plans[p] = found
+                    times[k].append((wall, cpu, timed(partial(getattr, found, "arrays"))[1]))
+            for p, of in zip(pair, times, strict=True):
+                found = plans[p]
+                wall, cpu, ops = map(median, zip(*of, strict=True))
                 row = {"job": f"{D}x{P}x{M}", "dead": len(p.dead), "memory": name, "ops": len(found), "wall": wall}
                 row |= {
                     "cpu": cpu,
@@ -122,16 +138,16 @@ def scale() -> list[dict[str, Any]]:
                     "errors": len(validate(found)),
                 }
                 rows.append(row)
-                times = " ".join(f"{1e3 * t:5.1f} ms" for t in (wall, cpu, ops))
-                print(f"{row['job']:>14} {len(p.dead):4} {name:>7} {len(found):8} {times}", end=" ")
+                shown = " ".join(f"{1e3 * t:5.1f} ms" for t in (wall, cpu, ops))
+                print(f"{row['job']:>14} {len(p.dead):4} {name:>7} {len(found):8} {shown}", end=" ")
                 print(f"{found.value:7g} {100 * found.gap:5.2f}%")
     return rows
 
 
 def ahead() -> list[dict[str, Any]]:
     """Plans for every next death of a uniform job, with their action lists: number, size, and median CPU time to make a
-    plan and to look one up."""
-    print(f"{'job':>14} {'plans':>6} {'MB':>8} {'made':>10} {'looked up':>10}")
+    plan and to look one up. Then the delay of an event loop without and with a thread that makes them (`delays`)."""
+    print(f"{'job':>14} {'plans':>6} {'MB':>8} {'made':>10} {'looked up':>10} {'loop idle':>10} {'planning':>10}")
     rows = []
     for D, P, M, _, _ in SIZES[:3]:
         problem = Problem(pipelines=D, stages=P, microbatches=M, memory_limit={"base": "1f1b", "extra": 2})
@@ -140,11 +156,40 @@ def ahead() -> list[dict[str, Any]]:
         found = [timed(partial(store.plan, problem.replace(failed=[(0, s)]))) for s in range(P)]  # planned for the last
         size, errors = sum(plans.size for plans, _, _ in made), sum(len(validate(plans.plan)) for plans, _, _ in found)
         seconds = [median(cpu for _, _, cpu in of) for of in (made, found)]
+        again = PlanStore(forwards=2, most_bytes=1 << 40)
+        quiet, busy = delays(partial(time.sleep, 2)), delays(partial(make_all, again, problem))
         row = {"job": f"{D}x{P}x{M}", "plans": len(store), "bytes": size, "made": seconds[0], "found": seconds[1]}
-        rows.append(row | {"errors": errors})
-        times = " ".join(f"{1e3 * t:7.1f} ms" for t in seconds)
+        rows.append(row | {"quiet": quiet, "busy": busy, "errors": errors})
+        times = " ".join(f"{1e3 * t:7.1f} ms" for t in (*seconds, quiet, busy))
         print(f"{row['job']:>14} {len(store):6} {size / 1e6:8.1f} {times}")
     return rows
+
+
+def make_all(store: PlanStore, problem: Problem) -> None:
+    for after in store.ahead(problem):
+        store.plan(after)
+
+
+def delays(work: Callable[[], object]) -> float:
+    """99th percentile of the delay in seconds of a timer of an event loop, while a thread does the work. The loop's
+    thread gets the interpreter as soon as in the coordinator."""
+
+    async def ticks() -> list[float]:
+        found: list[float] = []
+        task = asyncio.create_task(asyncio.to_thread(work))
+        while not task.done() or len(found) < 20:
+            begin = time.perf_counter()
+            await asyncio.sleep(0.001)
+            found.append(time.perf_counter() - begin - 0.001)
+        return sorted(found)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_SECONDS)
+    try:
+        found = asyncio.run(ticks())
+    finally:
+        sys.setswitchinterval(before)
+    return found[len(found) * 99 // 100]
 
 
 def linked() -> list[dict[str, Any]]:

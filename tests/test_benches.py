@@ -21,8 +21,10 @@ SCRIPTS = {name for name, text in TEXTS.items() if "__main__" in text}
 SMALL = [
     "coordinator.py --sizes 3x4x6 --deaths 1",
     "data.py tokens.bin --samples 1000 --sequence 16",
+    "growth.py --sizes 3x4x6 4x4x6 --times 1",
     "health.py --scripted --looks 5",
     "loop.py --size 3x4x6 --gigabytes 0.01 --history 100",
+    "plan_parts.py --times 1",
     "planner.py --golden golden --seconds 0",
     "split.py model.layers=6 parallel=1x2",
 ]

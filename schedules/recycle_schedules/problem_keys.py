@@ -135,7 +135,11 @@ class ProblemKeys:
     @cached_property
     def live(self) -> tuple[tuple[int, ...], ...]:
         """For every stage, the pipelines with a live worker, ascending."""
-        return tuple(tuple(d for d in range(self.pipelines) if (d, s) not in self.dead) for s in range(self.stages))
+        every = tuple(range(self.pipelines))  # shared, because most stages of a large job have no dead worker
+        hit = {w.stage for w in self.dead}
+        return tuple(
+            tuple(d for d in every if (d, s) not in self.dead) if s in hit else every for s in range(self.stages)
+        )
 
     def workers(self) -> list[Worker]:
         """All live workers, pipeline by pipeline."""

@@ -73,8 +73,8 @@ def steady_bounds(p: Problem, limits: Sequence[float] | None = None) -> dict[str
     limits: as for `lower_bound`."""
     t = _Times.of(p)
     P, N = p.stages, p.total
-    given = p.speeds
-    speeds = [[given.get(Worker(d, s), 1.0) if given else 1.0 for d in p.live[s]] for s in range(P)]
+    speeds = _speeds(p)
+    alone = _alone(p, speeds)
     fast = [max(v) for v in speeds]
     hops = [_least_latency(p, s) for s in range(P - 1)]
     fill_f = [t.forward[s] / fast[s] for s in range(P)]
@@ -86,13 +86,13 @@ def steady_bounds(p: Problem, limits: Sequence[float] | None = None) -> dict[str
         beyond = sum(fill_f[s + 1 :]) + sum(fill_g[s + 1 :]) + 2 * sum(hops[s:])
         L = _most_in_flight(p, s) if limits is None else limits[s]
         span = _with_memory(t, s, L, p.i_release, beyond)
-        fullest = _fullest(p, s, speeds[s], span)
+        fullest = _fullest(N, speeds[s], alone[s], span)
         makespan = max(makespan, head + fullest + reduce[s] + O[s] / min(speeds[s]))
-        period = max(period, _fullest(p, s, speeds[s], _followed_by(span, reduce[s], O[s])))
+        period = max(period, _fullest(N, speeds[s], alone[s], _followed_by(span, reduce[s], O[s])))
         if p.backward == "coupled":
             trip = fullest
         else:
-            trip = _fullest(p, s, speeds[s], _until_last_gradient(t, s, L, p.i_release, beyond))
+            trip = _fullest(N, speeds[s], alone[s], _until_last_gradient(t, s, L, p.i_release, beyond))
         for u in reversed(range(s)):  # the first micro-batch comes through u, and the last gradient returns there
             trip += fill_f[u] + fill_g[u] + 2 * hops[u]
             end = trip + t.late[u] / fast[u] + reduce[u]
@@ -199,17 +199,36 @@ def _most_in_flight(p: Problem, s: int) -> float:
     return max(p.limit(Worker(d, s)) for d in (p.live[s][:1] if p.limits_alike else p.live[s]))
 
 
-def _fullest(p: Problem, s: int, speeds: list[float], span: Span) -> float:
-    """The least maximum of span(speed, n) over all splits of the micro-batches over the stage's live workers."""
-    own = 0.0
-    if p.reroute == "failed_only":
-        alone = {(v, p.counts[d]) for d, v in zip(p.live[s], speeds, strict=True)}
-        own = max((span(v, n) for v, n in alone if n), default=0.0)
+def _speeds(p: Problem) -> list[list[float]]:
+    """For every stage, the speeds of its live workers."""
+    given = p.speeds
+    if not given:
+        return [[1.0] * len(live) for live in p.live]
+    return [[given.get(Worker(d, s), 1.0) for d in live] for s, live in enumerate(p.live)]
+
+
+def _alone(p: Problem, speeds: list[list[float]]) -> list[set[tuple[float, int]]]:
+    """For every stage, the different pairs (speed, micro-batches of the own pipeline, at least 1) of live workers that
+    must run all micro-batches of their own pipeline."""
+    if p.reroute != "failed_only":
+        return [set()] * p.stages
+    if not p.speeds and len(set(p.counts)) == 1:
+        return [{(1.0, p.counts[0])} if p.total else set()] * p.stages
+    of = zip(p.live, speeds, strict=True)
+    return [{(v, p.counts[d]) for d, v in zip(live, fast, strict=True) if p.counts[d]} for live, fast in of]
+
+
+def _fullest(total: int, speeds: list[float], alone: set[tuple[float, int]], span: Span) -> float:
+    """The least maximum of span(speed, n) over all splits of the micro-batches over the stage's live workers.
+
+    total   micro-batches of all pipelines
+    alone   the stage's entry of `_alone`"""
+    own = max((span(v, n) for v, n in alone), default=0.0)
     if len(set(speeds)) == 1:
-        return max(own, span(speeds[0], -(-p.total // len(speeds))))
+        return max(own, span(speeds[0], -(-total // len(speeds))))
     heap = [(span(v, 1), v, 1) for v in speeds]
     heapq.heapify(heap)
-    for _ in range(p.total):
+    for _ in range(total):
         top, v, n = heap[0]
         heapq.heapreplace(heap, (span(v, n + 1), v, n + 1))
     return max(own, top)

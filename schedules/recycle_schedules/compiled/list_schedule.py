@@ -13,78 +13,9 @@ from numba.extending import register_jitable
 
 from ..op_kinds import B, F, I, W
 from ..progress import NEED_F, NEED_G, NEED_W, SENT_B, SENT_F
-from .timing import travel_time
 
-ARRIVED_F, ARRIVED_G, FREE = 4, 5, 7
-"""Numbers of events: an input of F arrived, an input of I or B arrived, a worker is free. If an op ends, the number of
-the event is the op's kind. An event's code is node * 8 + number, or worker * 8 + FREE."""
-
-
-@register_jitable
-def push(heap, size, value):
-    """Add a value to the binary min-heap heap[:size]. The caller adds 1 to size."""
-    i = size
-    while i > 0:
-        up = (i - 1) >> 1
-        if heap[up] <= value:
-            break
-        heap[i] = heap[up]
-        i = up
-    heap[i] = value
-
-
-@register_jitable
-def pop(heap, size):
-    """Remove and return the least value of heap[:size]. The caller subtracts 1 from size."""
-    least, last = heap[0], heap[size - 1]
-    size -= 1
-    i = 0
-    while True:
-        child = 2 * i + 1
-        if child >= size:
-            break
-        if child + 1 < size and heap[child + 1] < heap[child]:
-            child += 1
-        if heap[child] >= last:
-            break
-        heap[i] = heap[child]
-        i = child
-    if size > 0:
-        heap[i] = last
-    return least
-
-
-@register_jitable
-def push_event(times, codes, size, time, code):
-    """Add (time, code) to a min-heap, which is kept in two parallel arrays and ordered by time. The caller adds 1 to
-    size."""
-    i = size
-    while i > 0:
-        up = (i - 1) >> 1
-        if times[up] <= time:
-            break
-        times[i], codes[i] = times[up], codes[up]
-        i = up
-    times[i], codes[i] = time, code
-
-
-@register_jitable
-def pop_event(times, codes, size):
-    """Remove the first event. The caller reads the event at index 0 before the call, and subtracts 1 from size."""
-    size -= 1
-    time, code = times[size], codes[size]
-    i = 0
-    while True:
-        child = 2 * i + 1
-        if child >= size:
-            break
-        if child + 1 < size and times[child + 1] < times[child]:
-            child += 1
-        if times[child] >= time:
-            break
-        times[i], codes[i] = times[child], codes[child]
-        i = child
-    times[i], codes[i] = time, code
+SLOTS = 1024
+"""Number of recent times whose events `simulate` can find again. A power of two."""
 
 
 @register_jitable
@@ -108,115 +39,106 @@ def simulate(
     rush               if the worker has at most this many F left to start, a ready F runs before an I. If the F does
                        not fit into memory, a W runs before the I to make room
     fuse (w,)          whether to run B instead of I and W
+
+    One function, because numba counts references to the arrays that a call passes, unless the call has no loop. These
+    atomic operations took two thirds of the time. So each of the two kinds of heaps has one place where entries are
+    added and one where they are removed.
     """
     n, workers = len(host), len(cap)
-    # three shared arrays hold every worker's ready F, ready I and pending W, one segment per worker
-    first = np.zeros(workers + 1, dtype=np.int64)
+    stage = (np.arange(workers) % stages).astype(np.int32)  # a look-up is faster than a division
+    host = host.astype(np.int32)  # half as many cache misses
+    alike = len(travel) == 1  # as in `timing.travel_time`
     total = np.int64(0)  # in plain Python, a sum of uint8 elements of `todo` would overflow
+    # one segment of `pending` and two of `ready` per worker: its pending W; its ready F, and its ready I
+    first = np.zeros(workers + 1, dtype=np.int32)
     for v in range(n):
         if todo[v]:
             first[host[v] + 1] += 1
-            for need in (NEED_F, NEED_G, NEED_W):
-                if todo[v] & need:
-                    total += 1
+            total += 1 if todo[v] & NEED_F else 0
+            total += 1 if todo[v] & NEED_G else 0
+            total += 1 if todo[v] & NEED_W else 0
     for w in range(workers):
         first[w + 1] += first[w]
-    ready_f = np.empty(first[workers] + 1, dtype=np.int64)
-    ready_g = np.empty(first[workers] + 1, dtype=np.int64)
-    pending = np.empty(first[workers] + 1, dtype=np.int64)
-    size_f = np.zeros(workers, dtype=np.int64)
-    size_g = np.zeros(workers, dtype=np.int64)
-    w_in = np.zeros(workers, dtype=np.int64)
-    w_out = np.zeros(workers, dtype=np.int64)
+    ready = np.empty(2 * first[workers] + 1, dtype=np.int64)  # heaps of key << 32 | node
+    pending = np.empty(first[workers] + 1, dtype=np.int32)
+    size_f = np.zeros(workers, dtype=np.int32)
+    size_g = np.zeros(workers, dtype=np.int32)
+    w_in = np.zeros(workers, dtype=np.int32)
+    w_out = np.zeros(workers, dtype=np.int32)
     flying, peaks = held.copy(), held.copy()
-    left = np.zeros(workers, dtype=np.int64)  # F still to start
-    away = np.zeros(workers, dtype=np.int64)  # micro-batches between F and I
+    left = np.zeros(workers, dtype=np.int32)  # F still to start
+    away = np.zeros(workers, dtype=np.int32)  # micro-batches between F and I
     idle = np.ones(workers, dtype=np.uint8)
+    running = np.full(workers, -1, dtype=np.int32)  # code of the worker's last op, -1 before the first one
     wait_g = np.zeros(n, dtype=np.uint8)  # number of inputs (F, gradient) that each node's backward waits for
     codes = np.empty(total, dtype=np.int64)
     starts = np.empty(total, dtype=np.int64)
-    times = np.empty(workers + 2 * n + 2, dtype=np.int64)
-    events = np.empty(workers + 2 * n + 2, dtype=np.int64)
-    touched = np.empty(workers, dtype=np.int64)
+    touched = np.empty(workers, dtype=np.int32)
     is_touched = np.zeros(workers, dtype=np.uint8)
-    n_events = n_touched = n_ops = 0
+    arrived = np.empty(2 * n + 1, dtype=np.int32)  # node * 2, + 1 for the backward: ops that became ready in this tick
+
+    # Event w: worker w is free. Event workers + node * 2, + 1 for the gradient: a message arrives at the node. Equal
+    # workers run in step, so most events share their time with others: a bucket is a chain of events of one time. The
+    # heap holds buckets, and few events cost a heap operation.
+    times = np.empty(workers + 2 * n + 1, dtype=np.int64)  # time of each bucket of the heap
+    roots = np.empty(workers + 2 * n + 1, dtype=np.int32)  # first event of each bucket of the heap
+    after = np.empty(workers + 2 * n + 1, dtype=np.int32)  # next event of the bucket, -1 if there is none
+    known = np.full(SLOTS, -1, dtype=np.int64)  # a recent time, by its hash; -1: none
+    bucket = np.zeros(SLOTS, dtype=np.int32)  # first event of its bucket
+    new_times = np.empty(workers + 2 * n + 1, dtype=np.int64)  # events that were added in this tick
+    new_events = np.empty(workers + 2 * n + 1, dtype=np.int32)
+    n_buckets = n_new = n_arrived = n_touched = n_ops = 0
 
     for v in range(n):  # ops that are ready at time 0
-        s, w = v % stages, host[v]
+        w = host[v]
+        s = stage[w]
         needs_f = 1 if todo[v] & NEED_F else 0
         left[w] += needs_f
         if needs_f and (s == 0 or sent[v - 1] & SENT_F):
-            push(ready_f[first[w] : first[w + 1]], size_f[w], (key_f[v] << 32) | v)
-            size_f[w] += 1
+            arrived[n_arrived] = 2 * v
+            n_arrived += 1
         if todo[v] & NEED_G:
             away[w] += 1 - needs_f
             wait_g[v] = needs_f
             if s < stages - 1 and not sent[v + 1] & SENT_B:
                 wait_g[v] += 1
             if wait_g[v] == 0:
-                push(ready_g[first[w] : first[w + 1]], size_g[w], (key_g[v] << 32) | v)
-                size_g[w] += 1
+                arrived[n_arrived] = 2 * v + 1
+                n_arrived += 1
         elif todo[v] & NEED_W:
             pending[first[w] + w_in[w]] = v
             w_in[w] += 1
     for w in range(workers):
         if first[w + 1] > first[w]:
             idle[w] = 0
-            push_event(times, events, n_events, release[w], w * 8 + FREE)
-            n_events += 1
+            new_times[n_new], new_events[n_new] = release[w], w
+            n_new += 1
 
-    while n_events:
-        now = times[0]
-        while n_events and times[0] == now:
-            code = events[0]
-            pop_event(times, events, n_events)
-            n_events -= 1
-            v, what = code >> 3, code & 7
-            if what == FREE:
-                w = v
-                idle[w] = 1
+    now = np.int64(0)
+    while True:
+        for k in range(n_arrived):  # add the ready ops to their workers' heaps
+            v = arrived[k] >> 1
+            w = host[v]
+            if arrived[k] & 1:
+                base, i, entry = first[w] + first[w + 1], size_g[w], (key_g[v] << 32) | v
+                size_g[w] += 1
             else:
-                w, s = host[v], v % stages
-                arrived = what in (ARRIVED_F, ARRIVED_G)  # otherwise an op of w has ended
-                if not arrived:
-                    idle[w] = 1
-                    if what in (W, B):
-                        flying[w] -= 1.0 - i_release if what == W else 1.0
-                    if what == F:
-                        if todo[v] & NEED_G:
-                            wait_g[v] -= 1
-                            if wait_g[v] == 0:
-                                push(ready_g[first[w] : first[w + 1]], size_g[w], (key_g[v] << 32) | v)
-                                size_g[w] += 1
-                        u = v + 1
-                        if s < stages - 1 and todo[u] & NEED_F and not sent[v] & SENT_F:
-                            lag = travel_time(travel, stages, w, host[u])
-                            push_event(times, events, n_events, now + lag, u * 8 + ARRIVED_F)
-                            n_events += 1
-                    elif what != W:
-                        away[w] -= 1
-                        if what == I:
-                            flying[w] -= i_release
-                            pending[first[w] + w_in[w]] = v
-                            w_in[w] += 1
-                        u = v - 1
-                        if s > 0 and todo[u] & NEED_G and not sent[v] & SENT_B:
-                            lag = travel_time(travel, stages, host[u], w)
-                            push_event(times, events, n_events, now + lag, u * 8 + ARRIVED_G)
-                            n_events += 1
-                elif what == ARRIVED_F:
-                    push(ready_f[first[w] : first[w + 1]], size_f[w], (key_f[v] << 32) | v)
-                    size_f[w] += 1
-                else:
-                    wait_g[v] -= 1
-                    if wait_g[v] == 0:
-                        push(ready_g[first[w] : first[w + 1]], size_g[w], (key_g[v] << 32) | v)
-                        size_g[w] += 1
+                base, i, entry = 2 * first[w], size_f[w], (key_f[v] << 32) | v
+                size_f[w] += 1
+            while i > 0:
+                up = (i - 1) >> 1
+                if ready[base + up] <= entry:
+                    break
+                ready[base + i] = ready[base + up]
+                i = up
+            ready[base + i] = entry
             if not is_touched[w]:
                 is_touched[w] = 1
                 touched[n_touched] = w
                 n_touched += 1
-        for k in range(n_touched):
+        n_arrived = 0
+
+        for k in range(n_touched):  # start an op on each idle worker that can run one
             w = touched[k]
             is_touched[w] = 0
             if not idle[w]:
@@ -240,27 +162,140 @@ def simulate(
                 kind = W
             elif can_f:
                 kind = F
+            if kind == -1:
+                continue
             if kind == W:
                 v = pending[first[w] + w_out[w]]
                 w_out[w] += 1
-            elif kind == F:
-                v = pop(ready_f[first[w] : first[w + 1]], size_f[w]) & 0xFFFFFFFF
-                size_f[w] -= 1
-                flying[w] += 1.0
-                peaks[w] = max(peaks[w], flying[w])
-                away[w] += 1
-                left[w] -= 1
-            elif kind == I:
-                v = pop(ready_g[first[w] : first[w + 1]], size_g[w]) & 0xFFFFFFFF
-                size_g[w] -= 1
-                if fuse[w] and todo[v] & NEED_W:
-                    kind = B
             else:
-                continue
+                if kind == F:
+                    base, size = 2 * first[w], size_f[w] - 1
+                    size_f[w] = size
+                else:
+                    base, size = first[w] + first[w + 1], size_g[w] - 1
+                    size_g[w] = size
+                v, last, i = ready[base] & 0xFFFFFFFF, ready[base + size], 0
+                while True:  # remove the least entry from the heap
+                    child = 2 * i + 1
+                    if child >= size:
+                        break
+                    if child + 1 < size and ready[base + child + 1] < ready[base + child]:
+                        child += 1
+                    if ready[base + child] >= last:
+                        break
+                    ready[base + i] = ready[base + child]
+                    i = child
+                ready[base + i] = last
+                if kind == F:
+                    flying[w] += 1.0
+                    peaks[w] = max(peaks[w], flying[w])
+                    away[w] += 1
+                    left[w] -= 1
+                elif fuse[w] and todo[v] & NEED_W:
+                    kind = B
             idle[w] = 0
             codes[n_ops], starts[n_ops] = v * 4 + kind, now
             n_ops += 1
-            push_event(times, events, n_events, now + duration[kind, w], v * 8 + kind)
-            n_events += 1
+            running[w] = v * 4 + kind
+            new_times[n_new], new_events[n_new] = now + duration[kind, w], w
+            n_new += 1
         n_touched = 0
+
+        for k in range(n_new):  # add the new events
+            time, event = new_times[k], new_events[k]
+            slot = (time ^ time >> 10 ^ time >> 20) & (SLOTS - 1)
+            if known[slot] == time:
+                after[event] = after[bucket[slot]]
+                after[bucket[slot]] = event
+                continue
+            known[slot], bucket[slot], after[event] = time, event, -1  # may displace another time
+            i = n_buckets
+            while i > 0:
+                up = (i - 1) >> 1
+                if times[up] <= time:
+                    break
+                times[i], roots[i] = times[up], roots[up]
+                i = up
+            times[i], roots[i] = time, event
+            n_buckets += 1
+        n_new = 0
+
+        if not n_buckets:
+            break
+        now = times[0]
+        while n_buckets and times[0] == now:  # handle all events of the next tick
+            event = roots[0]
+            slot = (now ^ now >> 10 ^ now >> 20) & (SLOTS - 1)
+            if known[slot] == now:
+                known[slot] = -1
+            n_buckets -= 1
+            time, root, i = times[n_buckets], roots[n_buckets], 0
+            while True:
+                child = 2 * i + 1
+                if child >= n_buckets:
+                    break
+                if child + 1 < n_buckets and times[child + 1] < times[child]:
+                    child += 1
+                if times[child] >= time:
+                    break
+                times[i], roots[i] = times[child], roots[child]
+                i = child
+            times[i], roots[i] = time, root
+            while event >= 0:
+                if event >= workers:
+                    v, back = (event - workers) >> 1, (event - workers) & 1
+                    if back:
+                        wait_g[v] -= 1
+                    if not back or wait_g[v] == 0:
+                        arrived[n_arrived] = event - workers
+                        n_arrived += 1
+                    event = after[event]
+                    continue
+                w = event
+                event = after[event]
+                idle[w] = 1
+                if not is_touched[w]:
+                    is_touched[w] = 1
+                    touched[n_touched] = w
+                    n_touched += 1
+                if running[w] < 0:
+                    continue
+                v, kind, s = running[w] >> 2, running[w] & 3, stage[w]
+                if kind == F:
+                    if todo[v] & NEED_G:
+                        wait_g[v] -= 1
+                        if wait_g[v] == 0:
+                            arrived[n_arrived] = 2 * v + 1
+                            n_arrived += 1
+                    if s < stages - 1 and todo[v + 1] & NEED_F and not sent[v] & SENT_F:
+                        u = host[v + 1]
+                        lag = travel[0, 0 if u - w == 1 else 1] if alike else travel[w, u // stages]
+                        if lag > 0:
+                            new_times[n_new], new_events[n_new] = now + lag, workers + 2 * (v + 1)
+                            n_new += 1
+                        else:
+                            arrived[n_arrived] = 2 * (v + 1)
+                            n_arrived += 1
+                    continue
+                if kind == W:
+                    flying[w] -= 1.0 - i_release
+                    continue
+                away[w] -= 1
+                if kind == B:
+                    flying[w] -= 1.0
+                else:
+                    flying[w] -= i_release
+                    pending[first[w] + w_in[w]] = v
+                    w_in[w] += 1
+                if s > 0 and todo[v - 1] & NEED_G and not sent[v] & SENT_B:
+                    u = host[v - 1]
+                    lag = travel[0, 0 if w - u == 1 else 1] if alike else travel[u, w // stages]
+                    if lag > 0:
+                        new_times[n_new], new_events[n_new] = now + lag, workers + 2 * (v - 1) + 1
+                        n_new += 1
+                    else:
+                        wait_g[v - 1] -= 1
+                        if wait_g[v - 1] == 0:
+                            arrived[n_arrived] = 2 * (v - 1) + 1
+                            n_arrived += 1
     return codes[:n_ops], starts[:n_ops], peaks

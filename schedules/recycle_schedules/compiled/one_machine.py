@@ -10,8 +10,7 @@ included. Source: J. Carlier, The one-machine sequencing problem (1982). Written
 from __future__ import annotations
 
 import numpy as np
-
-from .list_schedule import pop, push
+from numba.extending import register_jitable
 
 
 def one_machine(begin, head, length, tail, order, rank):
@@ -42,3 +41,37 @@ def one_machine(begin, head, length, tail, order, rank):
                 pop(heap, size)
                 size -= 1
     return best
+
+
+@register_jitable
+def push(heap, size, value):
+    """Add a value to the binary min-heap heap[:size]. The caller adds 1 to size."""
+    i = size
+    while i > 0:
+        up = (i - 1) >> 1
+        if heap[up] <= value:
+            break
+        heap[i] = heap[up]
+        i = up
+    heap[i] = value
+
+
+@register_jitable
+def pop(heap, size):
+    """Remove and return the least value of heap[:size]. The caller subtracts 1 from size."""
+    least, last = heap[0], heap[size - 1]
+    size -= 1
+    i = 0
+    while True:
+        child = 2 * i + 1
+        if child >= size:
+            break
+        if child + 1 < size and heap[child + 1] < heap[child]:
+            child += 1
+        if heap[child] >= last:
+            break
+        heap[i] = heap[child]
+        i = child
+    if size > 0:
+        heap[i] = last
+    return least

@@ -1,6 +1,6 @@
 """Simulates a table of list-scheduling policies and keeps the best schedule.
 
-    values, peaks, best, codes, starts = try_policies(...)
+    values, peaks, best, ends, codes, starts = try_policies(...)
 
 Written for numba, also runs as plain Python.
 """
@@ -56,15 +56,16 @@ def try_policies(
     steady     whether a worker's value counts from the worker's first start
     target     value in ticks that ends the loop
 
-    Returns (values, peaks, best, codes, starts):
+    Returns (values, peaks, best, ends, codes, starts):
     values (rows,)    value of each row, FAR if not tried
     peaks (rows, w)   peak number of micro-batches in flight on each worker
     best              index of the best row
+    ends (P,)         end of each stage's last gradient in the schedule of the best row
     codes, starts     schedule of the best row"""
     rows, workers = len(table), len(cap)
     values = np.full(rows, FAR, dtype=np.int64)
     peaks = np.zeros((rows, workers))
-    best, best_value = 0, FAR
+    best, best_value, best_ends = 0, FAR, np.zeros(stages, dtype=np.int64)
     best_codes, best_starts = np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
     for r in range(rows):
         row = table[r]
@@ -79,7 +80,7 @@ def try_policies(
             value, ends = stage_value(stages, host, duration, codes, starts, lag, steady)
         values[r] = value
         if value < best_value:
-            best, best_value, best_codes, best_starts = r, value, codes, starts
+            best, best_value, best_ends, best_codes, best_starts = r, value, ends, codes, starts
             if value <= target:
                 break
-    return values, peaks, best, best_codes, best_starts
+    return values, peaks, best, best_ends, best_codes, best_starts

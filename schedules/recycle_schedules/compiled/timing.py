@@ -25,12 +25,14 @@ def stage_times(stages, host, duration, codes, starts):
     first (w,): start of each worker's first op, NEVER if the worker is idle."""
     ends = np.zeros(stages, dtype=np.int64)
     first = np.full(duration.shape[1], NEVER, dtype=np.int64)
+    last = np.zeros(duration.shape[1], dtype=np.int64)  # end of each worker's last gradient
     for i in range(len(codes)):
-        v, kind = codes[i] >> 2, codes[i] & 3
-        w = host[v]
+        kind, w = codes[i] & 3, host[codes[i] >> 2]
         first[w] = min(first[w], starts[i])
         if kind in (W, B):
-            ends[v % stages] = max(ends[v % stages], starts[i] + duration[kind, w])
+            last[w] = max(last[w], starts[i] + duration[kind, w])
+    for w in range(len(last)):
+        ends[w % stages] = max(ends[w % stages], last[w])
     return ends, first
 
 

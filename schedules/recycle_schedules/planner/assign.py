@@ -23,20 +23,19 @@ def assign(x: Instance, turn: int = 0, *, by_links: bool = True) -> np.ndarray:
     turn: rotates the order of equal peers. by_links: whether message times count, if links differ."""
     P = x.stages
     host = x.host.reshape(-1, P).copy()
-    for s in range(P):
-        free = np.flatnonzero((host[:, s] < 0) & (x.todo.reshape(-1, P)[:, s] != 0))
-        if len(free):
-            host[:, s] = _fill(x, s, host, free, turn, by_links and not x.problem.graph.uniform)
-        host[host[:, s] < 0, s] = s  # finished nodes run nothing, so any worker is valid
-    return host.reshape(-1)
+    free = (host < 0) & (x.todo.reshape(-1, P) != 0)
+    for s in np.flatnonzero(free.any(axis=0)).tolist():
+        host[:, s] = _fill(x, s, host, np.flatnonzero(free[:, s]), turn, by_links and not x.problem.graph.uniform)
+    finished = host < 0  # these nodes run nothing, so any worker of their stage is valid
+    return np.where(finished, np.arange(P), host).reshape(-1) if finished.any() else host.reshape(-1)
 
 
 def _fill(x: Instance, s: int, hosts: np.ndarray, free: np.ndarray, turn: int, by_links: bool) -> np.ndarray:
     """The worker of each micro-batch at stage s, (N,). Each pipeline keeps its own micro-batches up to its share. The
     others go to peers with room, round-robin or according to link times.
 
-    hosts           (N, P): worker of each micro-batch at each stage, -1 if not assigned yet. Complete for the stages
-                    before s
+    hosts           (N, P): worker of each micro-batch at each stage, -1 if not assigned yet or finished. Complete for
+                    the open nodes of the stages before s
     free            the micro-batches to assign
     turn, by_links  as for `assign`"""
     P, D = x.stages, x.problem.pipelines
@@ -84,7 +83,8 @@ def _along_links(
     load, cost: time of each pipeline's existing work and of one more micro-batch, (D,) ticks."""
     P = x.stages
     todo = x.todo.reshape(-1, P)[:, s]
-    before = hosts[leaving, s - 1] // P if s > 0 else np.zeros(len(leaving), dtype=np.int64)
+    # a finished node of the stage before counts as run by pipeline 0
+    before = np.maximum(hosts[leaving, s - 1], 0) // P if s > 0 else np.zeros(len(leaving), dtype=np.int64)
     after = np.full(len(leaving), -1)  # -1: not assigned yet
     if s < P - 1:
         after = np.where(hosts[leaving, s + 1] >= 0, hosts[leaving, s + 1] // P, -1)

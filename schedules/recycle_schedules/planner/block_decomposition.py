@@ -29,7 +29,7 @@ from ..problem import Problem
 from .candidates import simulated, steady
 from .instance import Instance
 from .partial_schedule import PartialSchedule, times
-from .policies import Choices
+from .policies import FOREIGN, Choices
 
 BLOCK = 20
 """Pipelines per block. After a death, each peer in the block does 1/19 more work. It would be 1/(D - 1) if all D
@@ -55,6 +55,12 @@ def plan_in_blocks(problem: Problem) -> Plan | None:
         planned = dict(zip(distinct := dict.fromkeys(parts), threads.map(_planned, distinct), strict=True))
     of_blocks = zip(blocks, parts, strict=True)
     return _BlockPlan(p, lower_bound=bound, parts=[(block, *planned[part]) for block, part in of_blocks])
+
+
+def forget() -> None:
+    """Drop all cached blocks, so that a bench can plan as a new process does."""
+    _planned.cache_clear()
+    _bound.cache_clear()
 
 
 def divide(p: Problem, bound: float) -> list[Block]:
@@ -138,11 +144,10 @@ def _planned(part: Problem) -> tuple[Instance, PartialSchedule, np.ndarray]:
 
     All ops start as early as possible, so that a stage starts at about the same time in all blocks."""
     x = Instance.of(part)
-    choices = Choices.of(x, turns=1)
+    choices = Choices.of(x, turns=1, orders=FOREIGN + 1)
     row = 0 if (x.cap < part.total).any() else 1
-    *_, codes, starts = simulated(x, choices, choices.table(2)[row : row + 1], 0, late=False)
-    schedule = PartialSchedule(codes, starts, choices.hosts[0])
-    return x, schedule, times(x, schedule)[0]
+    *_, ends, codes, starts = simulated(x, choices, choices.table(2)[row : row + 1], 0, late=False)
+    return x, PartialSchedule(codes, starts, choices.hosts[0]), ends
 
 
 class _BlockPlan(Plan):

@@ -20,7 +20,7 @@ from .sequences import Sequences
 
 def portfolio(x: Instance, choices: Choices, table: np.ndarray, target: int, keep: int = 6) -> list[PartialSchedule]:
     """The schedules of the `keep` best policies of a table, best first. Only the best one if it reaches the target."""
-    values, _, best, codes, starts = simulated(x, choices, table, target)
+    values, _, best, _, codes, starts = simulated(x, choices, table, target)
     schedules = [PartialSchedule(codes, starts, choices.hosts[table[best, 0]])]
     if values[best] > target:
         for r in np.argsort(values, kind="stable")[1:keep]:
@@ -30,7 +30,7 @@ def portfolio(x: Instance, choices: Choices, table: np.ndarray, target: int, kee
 
 
 def simulated(x: Instance, c: Choices, table: np.ndarray, target: int, late: bool = True):
-    """(values, peaks, best, codes, starts) of a policy table, from `compiled.portfolio.try_policies`.
+    """(values, peaks, best, ends, codes, starts) of a policy table, from `compiled.portfolio.try_policies`.
 
     late: whether ops of a repeated step start as late as they can without delaying the end of any stage, which shortens
         the period."""

@@ -108,7 +108,7 @@ class Instance:
         for w, t in p.busy.items():
             release[w.pipeline * P + w.stage] = up(t)
         held = np.zeros(D * P)
-        for w, x in p.held.items():
+        for w, x in p.held.items() if p.remainder else ():
             held[w.pipeline * P + w.stage] = x
         return cls(
             problem, ticks, pipeline, index, alive, duration, p.limits, held, release,

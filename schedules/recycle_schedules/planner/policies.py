@@ -32,7 +32,7 @@ OWN, FOREIGN, HALF, LATE, EARLY, NEWEST = range(6)
 OWN, FOREIGN: by index. Among equal indices, OWN puts the worker's own micro-batches first, FOREIGN the re-routed ones.
 HALF, LATE, EARLY: by index, with the indices of re-routed micro-batches shifted by -0.5, +1.5 and -1.5.
 NEWEST: the highest index first."""
-TURNS = 3
+TURNS, ORDERS = 3, 6
 OPEN, DOUBLE, TIGHT = 0, 1, 2
 """Rows of `Choices.windows`: no limit, 2 (P - s) - 1, P - s. The rows after TIGHT are P - s + 1 to P - s + 3."""
 
@@ -47,8 +47,11 @@ class Choices:
     fuses: np.ndarray  # (1 or 3, w) bool: whether the worker runs B whole
 
     @classmethod
-    def of(cls, x: Instance, turns: int = TURNS) -> Choices:
-        """The choices for an instance. turns: number of ways to distribute re-routed micro-batches over peers."""
+    def of(cls, x: Instance, turns: int = TURNS, orders: int = ORDERS) -> Choices:
+        """The choices for an instance.
+
+        turns    number of ways to distribute re-routed micro-batches over peers
+        orders   number of rows of `keys`. A table of policies may need all of them"""
         P, D = x.stages, x.problem.pipelines
         stage = np.tile(np.arange(P), D)
         first = assign(x, 0)
@@ -58,14 +61,18 @@ class Choices:
         if x.problem.reroute == "any" and turns > 1:
             graph = x.problem.graph
             hosts += [assign(at_home(x, shift)) for shift in range(1 + (graph.uniform and graph.far < graph.near))]
-        index = np.repeat(x.index.astype(np.int64), P) * 16 + 32
-        foreign = first // P != np.repeat(x.pipeline, P)
-        keys = [index + foreign * shift for shift in (1, -1, -8, 24, -24)] + [index.max(initial=0) - index]
+        index = np.repeat(x.index.astype(np.int64) * 16 + 32, P)
+        foreign = np.flatnonzero(first != (x.pipeline[:, None] * np.int64(P) + np.arange(P)).reshape(-1))
+        keys = np.empty((orders, len(index)), dtype=np.int64)
+        for row, shift in zip(keys, (1, -1, -8, 24, -24), strict=False):
+            row[:] = index
+            row[foreign] += shift
+        keys[NEWEST:] = index.max(initial=0) - index
         windows = [np.full(P * D, NO_LIMIT), 2 * (P - stage) - 1, *(P - stage + k for k in range(4))]
         whole = np.array(x.problem.coupled)[stage]
         always = np.ones(P * D, dtype=bool)
         fuses = [(stage == 0) | whole, always, whole] if x.problem.backward == "mixed" else [whole]
-        return cls(np.array(hosts), np.array(keys), np.array(windows), np.array(fuses))
+        return cls(np.array(hosts), keys, np.array(windows), np.array(fuses))
 
     def table(self, rows: int) -> np.ndarray:
         """The first `rows` policies, with duplicates removed: (at most rows, 8) int64, columns as in
