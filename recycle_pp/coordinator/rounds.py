@@ -3,8 +3,8 @@
     rounds = Rounds(state)          # a handler of the job's events
     rounds.traffic(message)         # a worker's traffic with the store
 
-The events are round_applied, island_joined, island_left, round_awaited, islands_cut_off and islands_in_touch. Decides
-nothing; `protocol.outer_rounds` does.
+The events are round_applied, round_awaited, islands_cut_off and islands_in_touch. Decides nothing;
+`protocol.outer_rounds` does.
 """
 
 from __future__ import annotations
@@ -13,14 +13,7 @@ import math
 from collections.abc import Mapping
 
 from recycle_pp.protocol.events import Event, Outcome
-from recycle_pp.telemetry.events.islands import (
-    IslandJoined,
-    IslandLeft,
-    IslandsCutOff,
-    IslandsInTouch,
-    RoundApplied,
-    RoundAwaited,
-)
+from recycle_pp.telemetry.events.islands import IslandsCutOff, IslandsInTouch, RoundApplied, RoundAwaited
 from recycle_pp.wire.messages.islands import OuterState, RoundStatistics, StoreTraffic
 from recycle_pp.wire.messages.steps import Commit
 
@@ -37,7 +30,6 @@ class Rounds:
         self._sent = self._received = 0  # bytes
         self._awaited = -1  # step whose commit waits for a round
         self._cut_off = False
-        self._others: set[str] | None = None  # other islands in the newest round; None before the first one
 
     def handled(self, event: Event, outcome: Outcome) -> None:
         job = self._state.job
@@ -75,7 +67,6 @@ class Rounds:
 
     def _record(self, number: int, found: list[RoundStatistics], steps: int, before: OuterState) -> None:
         islands, shares = self._state.settings.islands, found[0].shares
-        self._compare(number, set(shares) - {islands.name})
         sent = number == before.applied and before.sent is not None
         self._state.recorder.event(
             RoundApplied(
@@ -92,16 +83,6 @@ class Rounds:
                 damaged=[why for each in found for why in each.refused],
             )
         )
-
-    def _compare(self, number: int, others: set[str]) -> None:
-        """Records which other islands are new in this round, and which are no longer in it. Does not in the first round
-        of a coordinator, which does not know the previous one."""
-        if self._others is not None:
-            for name in sorted(others - self._others):
-                self._state.recorder.event(IslandJoined(island=name, round=number))
-            for name in sorted(self._others - others):
-                self._state.recorder.event(IslandLeft(island=name, round=number))
-        self._others = others
 
 
 def cosine(dots: Mapping[str, Mapping[str, float]]) -> float | None:

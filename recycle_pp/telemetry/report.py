@@ -13,7 +13,6 @@ from recycle_pp.wire.records import Step
 
 from .events.deaths import DeathDetected
 from .events.event import Event
-from .events.islands import IslandJoined, IslandLeft, RoundApplied
 from .events.layers import Rebalanced
 from .events.recovery import Resumed
 from .events.workers import Rejoined
@@ -36,12 +35,8 @@ def report(run: RunFolder) -> str:
             lines.append(f"    {_cost(event, events, steps)}")
         if isinstance(event, Rebalanced):
             lines += [f"  {event.sentence(total)}", f"    {_comparison(event)}"]
-        if isinstance(event, IslandJoined | IslandLeft):
-            lines.append(f"  {event.sentence(total)}")
     if not any(isinstance(event, DeathDetected) for event in events):
         lines.append("  no worker died")
-    if rounds := [event for event in events if isinstance(event, RoundApplied)]:
-        lines.append(f"  {_rounds(rounds)}")
     if (summary := reader.summary()) is not None:
         lines += _summary(summary)
     return "\n".join(lines)
@@ -78,15 +73,6 @@ def _comparison(move: Rebalanced) -> str:
     """The expected gain and cost of a move of layers, and the bytes sent, as text."""
     expected = f"expected to gain {move.gain_seconds:.3g} s and to cost {move.cost_seconds:.2g} s"
     return f"{expected}; {format_size(move.bytes)} sent"
-
-
-def _rounds(rounds: Sequence[RoundApplied]) -> str:
-    """The rounds of islands in one line. The traffic is that of the last coordinator."""
-    last, late = rounds[-1], sum(event.late for event in rounds)
-    cosines = [event.cosine for event in rounds if event.cosine is not None]
-    mean = f", mean cosine {sum(cosines) / len(cosines):.2f}" if cosines else ""
-    norms = f"norm {rounds[0].norm:.3g} in the first, {last.norm:.3g} in the last"
-    return f"{plural(len(rounds), 'round')} of islands: {norms}{mean}, {late} without this island; {last.traffic()}"
 
 
 def _loss_around(step: int, steps: Sequence[Step]) -> str:

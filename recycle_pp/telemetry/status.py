@@ -36,7 +36,6 @@ from .events.coordinators import CoordinatorLost
 from .events.deaths import DeathDetected, DeathExplained, cause_in_words, explained
 from .events.event import Event
 from .events.health import HealthFound, HealthOver
-from .events.islands import IslandsCutOff, IslandsInTouch, RoundApplied, RoundAwaited
 from .events.job import DATA_SECONDS, Finished, PlanAdopted, Started, Stopped, WaitsForData
 from .events.layers import Rebalanced, Rebalancing, RebalancingAbandoned, in_words
 from .events.recovery import Restored, Resumed, StageLost
@@ -89,11 +88,6 @@ class Status:
     recovering: bool  # whether a death or a restore has interrupted a step that is not yet committed
     waits: str | None  # while the disk of the training data does not answer, a sentence with the file and the duration
     unsaved: str | None  # if the last due checkpoint was not saved, a sentence with the reason and the newest one's age
-    island: (
-        dict[str, Any] | None
-    )  # figures of the newest round of islands (`RoundApplied.figures`), with `names` of the
-    # islands in it, and `lag`: steps since then
-    island_waits: str | None  # while the island waits for a round, or its store does not answer: a sentence
     health: list[str]  # a sentence for each fault of hardware that lasts
     devices: list[dict[str, Any]]  # the newest figures of each GPU and of the hosts, see health.json
     damaged: list[str]  # a sentence for each file with damaged lines
@@ -121,9 +115,6 @@ class StatusReader:
         self._restoring = False
         self._waits: WaitsForData | None = None  # the newest report
         self._unsaved: CheckpointFailed | CheckpointSkipped | None = None  # None once a checkpoint is saved
-        self._round: RoundApplied | None = None  # the newest one
-        self._awaited: RoundAwaited | None = None
-        self._cut_off: IslandsCutOff | None = None
         self._faults: dict[tuple[str, str, str], HealthFound] = {}  # by worker, device and signal
         self._unstored: CheckpointNotStored | None = None  # the same as `_unsaved`, for the store
 
@@ -186,8 +177,6 @@ class StatusReader:
             recovering=alive and self._recovering(committed),
             waits=self._waiting(committed, now) if alive else None,
             unsaved=self._not_saved(now),
-            island=self._island(committed),
-            island_waits=self._island_waits(now) if alive else None,
             health=[fault.text() for fault in self._faults.values()],
             devices=self._devices(),
             damaged=[str(damage) for damage in damaged],
@@ -215,14 +204,6 @@ class StatusReader:
                 self._unsaved = self._unstored = None
                 self._layout = self._moving = None
                 self._faults.clear()
-            case RoundApplied():
-                self._round, self._awaited = event, None
-            case RoundAwaited():
-                self._awaited = event
-            case IslandsCutOff():
-                self._cut_off = event
-            case IslandsInTouch():
-                self._cut_off = None
             case HealthFound(worker=worker, device=device, signal=signal):
                 self._faults[worker, device, signal] = event
             case HealthOver(worker=worker, device=device, signal=signal):
@@ -284,17 +265,6 @@ class StatusReader:
             return None
         return replace(waits, seconds=waits.seconds + max(0.0, now - waits.time)).text()
 
-    def _island(self, committed: int) -> dict[str, Any] | None:
-        if self._round is None:
-            return None
-        lag = max(0, committed - self._round.step)
-        return self._round.figures() | {"names": self._round.islands, "lag": lag, "traffic": self._round.traffic()}
-
-    def _island_waits(self, now: float) -> str | None:
-        cut = self._cut_off
-        silent = cut and replace(cut, seconds=cut.seconds + max(0.0, now - cut.time))
-        return "; ".join(event.text() for event in (self._awaited, silent) if event is not None) or None
-
     def _not_saved(self, now: float) -> str | None:
         def text(event: CheckpointFailed | CheckpointSkipped | CheckpointNotStored) -> str:
             return replace(event, unsaved_seconds=event.unsaved_seconds + max(0.0, now - event.time)).text()
@@ -341,10 +311,7 @@ def text(status: Status) -> str:
             )
     if status.recovering:
         lines.append("the job is recovering")
-    if status.island is not None:
-        lines += _island(status.island)
-    waits = (status.waits, status.island_waits, status.unsaved)
-    lines += [sentence for sentence in waits if sentence is not None]
+    lines += [sentence for sentence in (status.waits, status.unsaved) if sentence is not None]
     if status.last_stall_seconds is not None:
         total = f"{plural(status.stalls, 'stall')}, {1000 * status.stall_seconds:.0f} ms in all"
         lines.append(f"{total}, the last {1000 * status.last_stall_seconds:.0f} ms")
@@ -353,12 +320,6 @@ def text(status: Status) -> str:
         lines.append(figures)
     lines += status.damaged
     return "\n".join(lines)
-
-
-def _island(figures: dict[str, Any]) -> list[str]:
-    cosine = f", cosine {figures['cosine']:.2f}" if "cosine" in figures else ""
-    of = f"{', '.join(figures['names'])}: norm {figures['norm']:.3g}{cosine}"
-    return [f"round {figures['round']} of {of}; {plural(figures['lag'], 'step')} since then", figures["traffic"]]
 
 
 def _figures(devices: Sequence[dict[str, Any]]) -> str:

@@ -18,7 +18,6 @@ from recycle_pp.linux.processes import process_stat
 from recycle_pp.status import main
 from recycle_pp.telemetry import heartbeat
 from recycle_pp.telemetry.events.health import HealthFound, HealthOver
-from recycle_pp.telemetry.events.islands import RoundApplied, RoundAwaited
 from recycle_pp.telemetry.heartbeat import Heartbeat, Sign
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.status import StatusReader, worker_map
@@ -335,27 +334,3 @@ def test_faults_of_hardware_are_shown_while_they_last(recorded, tmp_path, capsys
     assert seen["devices"][0]["temperature"] == 88.0
     main([str(tmp_path)])
     assert "2 GPUs: 51 to 88 C, 1410 MHz" in capsys.readouterr().out
-
-
-def test_the_newest_round_of_islands_is_shown_and_a_wait_until_it_is_over(recorded, tmp_path, capsys):
-    run = RunFolder(tmp_path)
-    for name in ("config.yaml", "metrics.jsonl"):
-        (tmp_path / name).write_bytes((recorded.run.path / name).read_bytes())
-    newest = recorded.run.lines(recorded.run.metrics)[-1]["step"]
-    applied = RoundApplied(
-        step=newest - 2, round=7, islands=["a", "b"], samples=64, norm=0.25, cosine=0.5, late=False, steps=10,
-        sent_bytes=4_000_000, received_bytes=9_000_000, dollars=0.0, damaged=[],
-    )  # fmt: skip
-    run.events.write_text(json.dumps(applied.line()) + "\n")
-    seen = status(run, capsys)["island"]
-    assert (seen["round"], seen["names"], seen["lag"], seen["sent_bytes"]) == (7, ["a", "b"], 2, 4_000_000)
-    main([str(tmp_path)])
-    shown = capsys.readouterr().out
-    assert "round 7 of a, b: norm 0.25, cosine 0.50; 2 steps since then\n4 MB sent, 9 MB received" in shown
-    Heartbeat(run, lambda: 0, "127.0.0.1:1").write([])
-    with run.events.open("a") as events:
-        events.write(json.dumps(RoundAwaited(step=newest, round=8, steps=30).line()) + "\n")
-    assert status(run, capsys)["island_waits"] == "the island waits for round 8, after 30 steps of its own"
-    with run.events.open("a") as events:
-        events.write(json.dumps(msgspec.structs.replace(applied, round=8).line()) + "\n")
-    assert status(run, capsys)["island_waits"] is None

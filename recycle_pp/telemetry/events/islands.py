@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from recycle_pp.config.sizes import format_size
 from recycle_pp.telemetry.words import plural
 from recycle_pp.wire.records import Count, Number, Seconds
 
@@ -35,44 +34,6 @@ class RoundApplied(Event):
         late = "; the delta of this island was late and is not in it" if self.late else ""
         refused = "".join(f"; not used: {why}" for why in self.damaged[:2])
         return f"round {self.round} of {of} applied: norm {self.norm:.3g}{cosine}{late}{refused}"
-
-    def figures(self) -> dict[str, float]:
-        """The numbers of the round by name, as exporters show them."""
-        found = {
-            "round": self.round, "members": len(self.islands), "samples": self.samples, "norm": self.norm,
-            "cosine": self.cosine, "late": int(self.late), "steps": self.steps, "sent_bytes": self.sent_bytes,
-            "received_bytes": self.received_bytes, "dollars": self.dollars,
-        }  # fmt: skip
-        return {name: value for name, value in found.items() if value is not None}
-
-    def traffic(self) -> str:
-        """The traffic in words: "8.1 GB sent for 0.73 dollars, 97 GB received"."""
-        price = f" for {self.dollars:.2f} dollars" if self.dollars else ""
-        return f"{format_size(self.sent_bytes)} sent{price}, {format_size(self.received_bytes)} received"
-
-
-class IslandJoined(Event):
-    """Another island takes part in the rounds, or does so again. `island`: its name. `round`: the first one with its
-    delta."""
-
-    exported = True
-    island: str
-    round: Count
-
-    def text(self) -> str:
-        return f"island {self.island} takes part from round {self.round} on"
-
-
-class IslandLeft(Event):
-    """Another island that was in the previous round is not in this one: it is gone, or its delta was late. `island`:
-    its name. `round`: the first one without it."""
-
-    exported = True
-    island: str
-    round: Count
-
-    def text(self) -> str:
-        return f"round {self.round} has no delta of island {self.island}, which is gone or late"
 
 
 class RoundAwaited(Event):

@@ -3,8 +3,7 @@
 Gauges show the measures of the newest step (`recycle_loss`, `recycle_tokens_per_second`, ...). Counters count deaths,
 seconds of stalls, lost ops, and events of each kind. Grafana can annotate changes:
 `changes(recycle_deaths_total[1m]) > 0`. `recycle_device_...` are the figures of health.json, by worker, host and
-device. `recycle_health` is 1 for each finding that lasts. `recycle_island_...` are the figures of the newest round
-of islands.
+device. `recycle_health` is 1 for each finding that lasts.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_serv
 from recycle_pp.telemetry.events.catalog import parse
 from recycle_pp.telemetry.events.deaths import DeathDetected
 from recycle_pp.telemetry.events.health import HealthFound, HealthOver
-from recycle_pp.telemetry.events.islands import RoundApplied
 from recycle_pp.telemetry.events.job import Started
 from recycle_pp.telemetry.events.recovery import Resumed
 from recycle_pp.telemetry.run_folder import RunFolder
@@ -34,20 +32,6 @@ FIGURES = {
 }
 """Field of `records.Device` -> its unit."""
 
-ROUND = {
-    "round": "newest round of islands that was applied",
-    "members": "islands in the round",
-    "samples": "samples in the round",
-    "norm": "norm of the mean delta",
-    "cosine": "mean cosine between the deltas of two islands",
-    "late": "1 if the delta of this island was late",
-    "steps": "steps of this island in the round",
-    "sent_bytes": "bytes sent to the store since the coordinator began",
-    "received_bytes": "bytes received from the store since the coordinator began",
-    "dollars": "price of the bytes sent",
-}
-"""Figure of `RoundApplied.figures` -> its meaning."""
-
 
 def make(run: RunFolder, port: str) -> Prometheus:
     return Prometheus(run, int(port))
@@ -62,7 +46,6 @@ class Prometheus:
 
         self._gauges = {key: gauge(key, f"{key} of the newest step (metrics.jsonl)") for key in MEASURES}
         self._gauges["step"] = gauge("step", "newest committed step")
-        self._round = {key: gauge(f"island_{key}", about) for key, about in ROUND.items()}
         self._deaths = Counter("recycle_deaths", "workers that died", ["run", "cause"], registry=registry)
         self._stalls = Counter("recycle_stall_seconds", "seconds of all stalls", ["run"], registry=registry)
         self._lost = Counter("recycle_lost_ops", "ops lost by deaths", ["run"], registry=registry)
@@ -94,9 +77,6 @@ class Prometheus:
         elif isinstance(event, Resumed):
             self._stalls.labels(self._name).inc(event.stall_seconds)
             self._lost.labels(self._name).inc(event.lost_ops)
-        elif isinstance(event, RoundApplied):
-            for key, value in event.figures().items():
-                self._round[key].labels(self._name).set(value)
         elif isinstance(event, Started):
             self._findings.clear()
             self._lasting.clear()

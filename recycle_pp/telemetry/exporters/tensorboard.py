@@ -2,8 +2,7 @@
 
 The Text tab has the events under the tag `events`. It shows only the last text of a step, so each text repeats the
 earlier events of its step. The curve `events/deaths` counts deaths. `events/stall_ms` and `events/lost_ops` have a
-point for every recovery, and `islands/...` for every round of islands. TensorBoard's own package, which does not need
-torch, writes the files.
+point for every recovery. TensorBoard's own package, which does not need torch, writes the files.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from recycle_pp.telemetry.events.catalog import parse
 from recycle_pp.telemetry.events.deaths import DeathDetected
-from recycle_pp.telemetry.events.islands import RoundApplied
 from recycle_pp.telemetry.events.recovery import Resumed
 from recycle_pp.telemetry.run_folder import RunFolder
 
@@ -48,8 +46,6 @@ class TensorBoard:
         elif isinstance(event, Resumed):
             marks = {"events/stall_ms": 1e3 * event.stall_seconds, "events/lost_ops": event.lost_ops}
             self._scalars(event.step, marks, event.time)
-        elif isinstance(event, RoundApplied):
-            self._scalars(event.step, {f"islands/{key}": value for key, value in event.figures().items()}, event.time)
         if event.exported:
             earlier = self._texts[1] if self._texts[0] == event.step else []
             self._texts = event.step, [*earlier, event.sentence(self._steps)]

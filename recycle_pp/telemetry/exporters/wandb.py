@@ -15,7 +15,6 @@ import wandb
 
 from recycle_pp.telemetry.events.catalog import parse
 from recycle_pp.telemetry.events.deaths import DeathDetected
-from recycle_pp.telemetry.events.islands import RoundApplied
 from recycle_pp.telemetry.events.recovery import Resumed
 from recycle_pp.telemetry.run_folder import RunFolder
 
@@ -52,8 +51,6 @@ class Wandb:
             values = {"events/deaths": self._deaths}
         elif isinstance(event, Resumed):
             values = {"events/stall_ms": 1e3 * event.stall_seconds, "events/lost_ops": event.lost_ops}
-        elif isinstance(event, RoundApplied):
-            values = {f"islands/{key}": value for key, value in event.figures().items()}
         if event.exported:
             values[f"events/{event.name()}"] = event.sentence(self._steps)
         if values:

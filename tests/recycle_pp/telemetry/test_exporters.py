@@ -93,47 +93,6 @@ def test_prometheus_shows_the_newest_step_and_counts_deaths(recorded):
     assert float(values['recycle_live_workers{run="run"}']) == 4
 
 
-ROUND = {
-    "event": "round_applied", "step": 40, "time": 9.0, "worker": None, "round": 3, "islands": ["a", "b"],
-    "samples": 640, "norm": 0.5, "cosine": 0.75, "late": False, "steps": 10, "sent_bytes": 4_000_000,
-    "received_bytes": 9_000_000, "dollars": 0.25, "damaged": [],
-}  # fmt: skip
-
-
-def test_tensorboard_has_the_figures_of_each_round_of_islands(tmp_path):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    from recycle_pp.telemetry.exporters.tensorboard import TensorBoard
-
-    exported = TensorBoard(RunFolder.create(Settings().with_values({"run.dir": str(tmp_path / "run")})))
-    exported.event(ROUND)
-    exported.event(ROUND | {"round": 4, "step": 50, "cosine": None})
-    exported.close()
-    board = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
-    board.Reload()
-    points = {tag: [(e.step, e.value) for e in board.Scalars(f"islands/{tag}")] for tag in ("round", "cosine", "norm")}
-    assert points == {"round": [(40, 3.0), (50, 4.0)], "cosine": [(40, 0.75)], "norm": [(40, 0.5), (50, 0.5)]}
-
-
-def test_prometheus_has_the_figures_of_the_newest_round_of_islands(tmp_path):
-    pytest.importorskip("prometheus_client")
-    from recycle_pp.telemetry.exporters.prometheus import make
-
-    port = free_ports()
-    exported = make(RunFolder(tmp_path), str(port))
-    try:
-        exported.event(ROUND)
-        exported.event(ROUND | {"round": 4})
-        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
-    finally:
-        exported.close()
-    shown = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("recycle_island_"))
-    run = f'{{run="{tmp_path.name}"}}'
-    assert float(shown[f"recycle_island_round{run}"]) == 4 and float(shown[f"recycle_island_members{run}"]) == 2
-    assert float(shown[f"recycle_island_cosine{run}"]) == 0.75 and float(shown[f"recycle_island_dollars{run}"]) == 0.25
-
-
 def test_wandb_works_offline(recorded):
     pytest.importorskip("wandb")
     (folder,) = (recorded.run.path / "wandb").glob("offline-run-*")

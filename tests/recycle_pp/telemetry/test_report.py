@@ -102,24 +102,6 @@ def test_each_death_has_its_own_stall_even_if_its_event_comes_after_the_recovery
     assert text.index("step 25: worker 1.2") < text.index("stalled 200 ms")
 
 
-def test_the_rounds_of_an_island_are_summed_up(run):
-    common = {"time": 9.0, "samples": 64, "damaged": [], "steps": 10, "received_bytes": 9_000_000, "dollars": 0.5}
-    applied = {"event": "round_applied", "islands": ["a", "b"], "late": False, **common}
-    write_events(
-        run,
-        applied | {"step": 10, "round": 0, "norm": 0.5, "cosine": 0.5, "sent_bytes": 4_000_000},
-        {"event": "island_left", "step": 20, "time": 9.0, "island": "b", "round": 1},
-        applied
-        | {"step": 20, "round": 1, "norm": 0.25, "cosine": None, "late": True, "islands": [], "sent_bytes": 5_000_000},
-    )
-    lines = report(run).splitlines()
-    assert "  step 20: round 1 has no delta of island b, which is gone or late" in lines
-    assert (
-        "  2 rounds of islands: norm 0.5 in the first, 0.25 in the last, mean cosine 0.50, 1 without this island; "
-        "5 MB sent for 0.50 dollars, 9 MB received"
-    ) in lines
-
-
 def test_the_command_reads_the_named_or_the_newest_run_and_rejects_other_folders(run, tmp_path):
     def command(*arguments):
         return subprocess.run(
