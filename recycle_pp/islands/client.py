@@ -43,8 +43,8 @@ from recycle_pp.wire.messages.units import UnitId
 
 from . import objects, rounds
 from .codec import encode, seal
+from .leader import Leader
 from .outer import difference, merged
-from .ownership import owner
 from .reader import Reader
 from .rounds import Apply, Close, Position, Share
 from .theta import Outer, advanced
@@ -98,10 +98,10 @@ class Client:
         self._store: Store | None = None
         self._closings: dict[int, dict[str, Share]] = {}
         self._complete: tuple[int, float] | None = None  # round, time when its delta of this island was complete
-        self._renewed = self._pruned = 0.0
+        self._leader = Leader(settings, send)
         self._sent = self._received = 0
         self._answered = self._told = time.monotonic()
-        self._failure = ""
+        self._failure = self._told_failure = ""
 
     # -- the start -----------------------------------------------------------------------------------------------
 
@@ -263,7 +263,7 @@ class Client:
     def _look(self, store: Store) -> None:
         with self._changed:
             order, turns, cut, uploads = self._order, dict(self._turns), self._cut, list(self._uploads)
-            step = self._step
+            step, generation = self._step, self._generation
         assert order is not None
         listing = store.objects()
         view, state = objects.View.of(listing), order.state
@@ -277,12 +277,14 @@ class Client:
                 self._sent += len(content)
             with self._changed:
                 self._uploads.remove((due, path, content))
-        if self._leads(view):
-            self._lead(store, view, state, step)
+        if leads := self._leads(view):
+            self._leader.maintain(store, view, state, step)
         closings = self._read_closings(store, view, state.applied)
+        if leads:
+            self._leader.report(view, closings, generation)
         at = Position(state.applied, state.sent is not None)
         decision = rounds.decide(view, closings, self._me, at, self._waited(view, at), self._islands.patience)
-        if isinstance(decision, Close) and self._leads(view):
+        if isinstance(decision, Close) and leads:
             content = rounds.closing_text(decision.islands, self._me)
             store.put_if_absent(objects.closed_path(decision.number), content)
             self._changed_soon()
@@ -336,6 +338,7 @@ class Client:
                 return
             told = self._reported[1] == path.applied
             self._result, self._reported = result, (generation, path.applied)
+        self._report_traffic(now=True)  # so that the record of the round contains it
         self._send(RoundReady(generation, path.applied, [] if told else result.statistics))
 
     def _computed(
@@ -364,33 +367,10 @@ class Client:
         names = sorted(closings[path.rounds[-1]]) if path.rounds else []
         return _Result(path.applied, found, list(statistics.values()), names[:1] == [self._me])
 
-    # -- of the leader: the first holder of the first unit -------------------------------------------------------
-
     def _leads(self, view: objects.View | None = None) -> bool:
+        """Whether this worker is the first holder of the first unit of the model (`Leader`)."""
         first = UnitId(min(view.layout if view is not None else self._layout.layers, default=0), 0)
         return self._turns.get(first) == 0
-
-    def _lead(self, store: Store, view: objects.View, state: OuterState, step: int) -> None:
-        now = time.monotonic()
-        if now - self._renewed >= rounds.RENEW_SECONDS or not self._renewed:
-            store.put(objects.lease_path(self._me), self._lease(state, step))
-            self._renewed = now
-        if now - self._pruned >= 10 * LATER:
-            first = rounds.prunable(view, state.applied, self._islands.keep)
-            old = [
-                path
-                for number in [*view.delivered, *(number for number, _ in view.partial)]
-                if number < first
-                for path in store.list(f"rounds/{number:06d}")
-                if path.endswith(".delta")
-            ]
-            old += [part.path for number, parts in view.snapshots.items() if number < first for part in parts]
-            store.delete(old)
-            self._pruned = now
-
-    def _lease(self, state: OuterState, step: int) -> bytes:
-        about = {"owner": owner(self._settings.run.dir), "step": step, "round": state.applied, "time": time.time()}
-        return json.dumps({"name": self._me, **about}).encode()
 
     # -- helpers -------------------------------------------------------------------------------------------------
 
@@ -440,13 +420,15 @@ class Client:
         with self._changed:
             self._changed.notify()
 
-    def _report_traffic(self) -> None:
-        now = time.monotonic()
-        failing = now - self._answered if self._failure else 0.0
-        if now - self._told < TRAFFIC_SECONDS or not (self._sent or self._received or self._failure):
+    def _report_traffic(self, now: bool = False) -> None:
+        """now: whether to report it although the last report is recent"""
+        time_ = time.monotonic()
+        failing = time_ - self._answered if self._failure else 0.0
+        changed = self._sent or self._received or self._failure or self._told_failure
+        if not changed or (time_ - self._told < TRAFFIC_SECONDS and not now):
             return
         self._send(StoreTraffic(self._sent, self._received, failing, self._failure))
-        self._told, self._sent, self._received = now, 0, 0
+        self._told, self._told_failure, self._sent, self._received = time_, self._failure, 0, 0
 
 
 def runs(units: Sequence[UnitId], sizes: Mapping[UnitId, int]) -> list[list[UnitId]]:
