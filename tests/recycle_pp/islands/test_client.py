@@ -16,7 +16,7 @@ from recycle_pp.model.stage import Stage
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.protocol.outer_rounds import OuterRounds
 from recycle_pp.storage.store import Store, StoreError
-from recycle_pp.wire.messages.islands import OuterState, RoundReady, StoreTraffic
+from recycle_pp.wire.messages.islands import IslandsSeen, OuterState, RoundReady, StoreTraffic
 from tests.recycle_pp.in_process import CPU, small
 from tests.s3_server import S3Server
 
@@ -157,6 +157,26 @@ def test_islands_of_different_shapes_have_the_same_theta_after_every_round(url, 
     assert [each["round"] for each in found["rounds"]] == [0, 1, 2, 3]
     assert all(len({*each["theta_sha256"].values()}) == 1 and each["islands"] == ["a", "b"] for each in found["rounds"])
     assert {each["name"] for each in found["islands"]} == {"a", "b"}
+
+
+def test_one_worker_reports_which_islands_live_and_which_rounds_are_closed(folder, island):
+    store, seen = Store(folder), []
+    store.put("islands/gone.json", b"{}")
+    os.utime(Path(folder) / "islands/gone.json", (old := time.time() - 2 * rules.GONE_SECONDS, old))
+    store.put("islands/a.json", b"{}")  # by the admission
+    a = island(folder, "a", stages=2, islands__patience=0.1)
+    a.receive, receive = lambda: (seen.extend(a.messages), receive()), a.receive
+    a.train(3)
+    b = island(folder, "b", islands__max_local=50)
+    a.train(2)
+    a.until(lambda: any(isinstance(message, IslandsSeen) and "b" in message.live for _, message in seen))
+    b.close()
+    store.delete(["islands/b.json"])
+    found = [(member, message) for member, message in seen if isinstance(message, IslandsSeen)]
+    assert {member for member, _ in found} == {0} and all(message.silent == ["gone"] for _, message in found)
+    assert found[0][1].live == ["a"] and found[-1][1].live == ["a", "b"]
+    assert {number: of for _, message in found for number, of in message.closed.items()}[0].keys() == {"a"}
+    assert len(found) == len({repr(message) for _, message in found}), "only changes are reported"
 
 
 def test_a_late_island_takes_theta_and_goes_on(folder, island, monkeypatch):
