@@ -42,7 +42,7 @@ from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.messages.units import UnitId
 
 from . import objects, rounds
-from .codec import encode, seal
+from .codec import Floats, encode, seal
 from .leader import Leader
 from .outer import difference, merged
 from .reader import Reader
@@ -93,7 +93,7 @@ class Client:
         self._result: _Result | None = None
         self._reported = -1, -1  # (generation, number of rounds) of the last `RoundReady`
         self._uploads: list[tuple[float, str, bytes]] = []  # (due time, path, content) of checksums and snapshots
-        self._closed = False
+        self._closed = self._resumed = False
         # Only the thread uses these.
         self._store: Store | None = None
         self._closings: dict[int, dict[str, Share]] = {}
@@ -125,6 +125,7 @@ class Client:
             found = self._with_mine(store, view, position)
         with self._changed:
             self._order = OuterOrder(found)
+            self._resumed = found.applied > 0
         return found
 
     def start(self) -> None:
@@ -170,7 +171,12 @@ class Client:
                 self._result = None  # computed again, because this worker holds other units now
             cut = self._cut
             has = cut.contents.keys() if cut is not None and cut.number == position.applied else set()
+            resumed, self._resumed = self._resumed, False
             self._changed.notify()
+        if resumed:  # the island may have ended before it uploaded the checksums of this round
+            uploads = self._checksums(position.applied, self._theta)
+            with self._changed:
+                self._uploads += uploads
         stored = position.mine.get(position.applied) == position.sent  # since before the start
         if position.sent is not None and not stored and not has >= {unit for unit, turn in turns.items() if turn == 0}:
             self._send(CutMissing(generation, position.sent))
@@ -190,7 +196,7 @@ class Client:
                 vectors["model"] = merged(weights, outer.theta, self._islands.mix)
             values[number] = {name: torch.from_numpy(vector) for name, vector in vectors.items()}
         self._optimizer.replace(values)
-        uploads = self._checksums(result)
+        uploads = self._checksums(result.applied, lambda unit: result.outer[unit].theta)
         if result.first and result.applied % self._islands.snapshot_every == 0:
             uploads += self._snapshot(result)
         with self._changed:
@@ -394,17 +400,22 @@ class Client:
             self._complete = at.applied, time.monotonic()
         return time.monotonic() - self._complete[1]
 
-    def _checksums(self, result: _Result) -> list[tuple[float, str, bytes]]:
-        """The objects with checksums of theta, each due when it is this worker's turn."""
+    def _checksums(self, applied: int, theta: Callable[[UnitId], Floats]) -> list[tuple[float, str, bytes]]:
+        """The objects with checksums of theta after `applied` rounds, each due when it is this worker's turn."""
         found = []
         for turn in sorted({*self._turns.values()}):
             mine = sorted(unit for unit, of in self._turns.items() if of == turn)
             due = time.monotonic() + TURN * turn
             for run in runs(mine, dict.fromkeys(mine, 0)):
-                sums = [hashlib.sha256(result.outer[unit].theta.astype("<f4").tobytes()).hexdigest() for unit in run]
+                sums = [hashlib.sha256(theta(unit).astype("<f4").tobytes()).hexdigest() for unit in run]
                 part = run[0].layer, run[0].number, run[-1].number
-                found.append((due, objects.sums_path(result.applied - 1, self._me, part), json.dumps(sums).encode()))
+                found.append((due, objects.sums_path(applied - 1, self._me, part), json.dumps(sums).encode()))
         return found
+
+    def _theta(self, unit: UnitId) -> Floats:
+        """Theta of a unit of this worker, as in the newest commit."""
+        theta: Floats = self._optimizer.outer(self._layout.number(unit))[THETA].numpy()
+        return theta
 
     def _snapshot(self, result: _Result) -> list[tuple[float, str, bytes]]:
         """The objects of a snapshot, for the units of which this worker is the first holder."""

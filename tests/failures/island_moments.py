@@ -85,9 +85,9 @@ def delta(self, unit, digest, number, island):
     return values
 
 
-def checksums(self, result):
-    reached("apply", result.applied - 1)  # theta and the weights are replaced, and the update of the step is not made
-    return _checksums(self, result)
+def checksums(self, applied, theta):
+    reached("apply", applied - 1)  # theta and the weights are replaced, and the update of the step is not made
+    return _checksums(self, applied, theta)
 
 
 Client.cut, Client._upload, Client._checksums = cut, upload, checksums

@@ -204,6 +204,23 @@ def test_a_new_island_begins_with_a_snapshot_and_the_rounds_after_it(folder, isl
     assert same(a.state("outer_momentum"), b.state("outer_momentum"))
 
 
+def test_an_island_that_ends_before_it_uploads_checksums_uploads_them_when_it_resumes(folder, island):
+    a, store = island(folder, "a", stages=2, islands__patience=0.1), Store(folder)
+    a.train(3)
+    a.until(lambda: len(state(store)["rounds"][0]["theta_sha256"]) == 1)
+    before = state(store)["rounds"][0]["theta_sha256"]
+    a.close()
+    store.delete([path for path in store.list("rounds") if path.endswith(".sums")])
+    position = a.rounds.state
+    a.clients = [Client(a.settings, optimizer, lambda message: None) for optimizer in a.optimizers]
+    for client in a.clients:
+        client.open(position)
+    a.begin(position)
+    for client in a.clients:
+        client.start()
+    a.until(lambda: state(store)["rounds"][0]["theta_sha256"] == before)
+
+
 def test_a_damaged_object_is_left_out_by_all_islands(folder, island):
     a = island(folder, "a", islands__max_local=50)
     Store(folder).put("islands/b.json", b"{}")  # so that `a` waits for `b`
