@@ -15,7 +15,7 @@
 #SBATCH --signal=TERM@120
 set -eu
 
-export NODES="$SLURM_JOB_NUM_NODES" WORKERS="${SLURM_GPUS_PER_NODE:-8}" RUN_DIR="$PWD/runs/$SLURM_JOB_ID"
+export NODES="$SLURM_JOB_NUM_NODES" WORKERS="${SLURM_GPUS_PER_NODE:-8}" RUN_DIR="${RUN_DIR:-$PWD/runs/$SLURM_JOB_ID}"
 MASTER=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 RECYCLE_TOKEN=$(openssl rand -hex 32)  # srun passes it to the nodes; it is never printed
 NODE_SH="${NODE_SH:-examples/node.sh}"

@@ -2,9 +2,10 @@
 
     rounds = Rounds(state)          # a handler of the job's events
     rounds.traffic(message)         # a worker's traffic with the store
+    rounds.seen(message)            # what the store shows about all islands
 
-The events are round_applied, round_awaited, islands_cut_off and islands_in_touch. Decides nothing;
-`protocol.outer_rounds` does.
+The events are round_closed, round_applied, round_awaited, island_joined, island_left, island_late, islands_cut_off and
+islands_in_touch. Decides nothing; `protocol.outer_rounds` does.
 """
 
 from __future__ import annotations
@@ -13,8 +14,17 @@ import math
 from collections.abc import Mapping
 
 from recycle_pp.protocol.events import Event, Outcome
-from recycle_pp.telemetry.events.islands import IslandsCutOff, IslandsInTouch, RoundApplied, RoundAwaited
-from recycle_pp.wire.messages.islands import OuterState, RoundStatistics, StoreTraffic
+from recycle_pp.telemetry.events.islands import (
+    IslandJoined,
+    IslandLate,
+    IslandLeft,
+    IslandsCutOff,
+    IslandsInTouch,
+    RoundApplied,
+    RoundAwaited,
+    RoundClosed,
+)
+from recycle_pp.wire.messages.islands import IslandsSeen, OuterState, RoundStatistics, StoreTraffic
 from recycle_pp.wire.messages.steps import Commit
 
 from .state import JobState
@@ -25,11 +35,13 @@ QUIET_SECONDS = 30.0  # silence of the store until it is reported
 class Rounds:
     def __init__(self, state: JobState) -> None:
         self._state = state
-        self._before = OuterState()  # position before the latest commit
+        self._before = OuterState()  # position after the latest event of the job
         self._statistics: dict[int, list[RoundStatistics]] = {}
-        self._sent = self._received = 0  # bytes
+        self._sent = self._received = 0  # bytes since the latest event that contains them
         self._awaited = -1  # step whose commit waits for a round
         self._cut_off = False
+        self._live: set[str] | None = None  # islands; None before the first `seen`
+        self._closed = -1  # number of the newest closed round
 
     def handled(self, event: Event, outcome: Outcome) -> None:
         job = self._state.job
@@ -45,6 +57,7 @@ class Rounds:
             self._awaited = job.committed
             steps = job.committed + 1 - job.outer.state.begun
             self._state.recorder.event(RoundAwaited(round=job.outer.state.applied, steps=steps))
+        self._before = job.outer.state
 
     def traffic(self, message: StoreTraffic) -> None:
         self._sent += message.sent
@@ -56,18 +69,35 @@ class Rounds:
             self._cut_off = False
             self._state.recorder.event(IslandsInTouch())
 
+    def seen(self, message: IslandsSeen) -> None:
+        """Records islands that have joined or left, and rounds that were closed, since the previous message."""
+        record, before, live = self._state.recorder.event, self._live, set(message.live)
+        for name in sorted(live - (before or set()) - {self._state.settings.islands.name}):
+            record(IslandJoined(island=name))
+        for name in sorted((before or set()) - live):
+            record(IslandLeft(island=name, ended=name not in message.silent))
+        for number in sorted(number for number in message.closed if number > self._closed):
+            shares = message.closed[number]
+            record(RoundClosed(round=number, islands=sorted(shares), samples=sum(shares.values())))
+            # An island that this message shows for the first time may have joined after the round was closed.
+            for name in sorted((before or set()) & live - shares.keys()):
+                record(IslandLate(round=number, island=name))
+            self._closed = number
+        self._live = live
+
     def _committed(self, commit: Commit) -> None:
         order, before = commit.outer, self._before
         assert order is not None
-        self._before = order.state
         if order.apply is None:
             return
         for number in sorted(of for of in self._statistics if of < order.apply):
-            self._record(number, self._statistics.pop(number), commit.step - before.begun, before)
+            self._record(number, self._statistics.pop(number), commit.step, before)
 
-    def _record(self, number: int, found: list[RoundStatistics], steps: int, before: OuterState) -> None:
+    def _record(self, number: int, found: list[RoundStatistics], step: int, before: OuterState) -> None:
+        """step: the step whose commit applies the round. before: the position before it"""
         islands, shares = self._state.settings.islands, found[0].shares
-        sent = number == before.applied and before.sent is not None
+        sent = before.sent if number == before.applied else None
+        price = islands.egress_per_gb
         self._state.recorder.event(
             RoundApplied(
                 round=number,
@@ -75,14 +105,16 @@ class Rounds:
                 samples=sum(shares.values()),
                 norm=math.sqrt(sum(each.square for each in found)),
                 cosine=cosine(_added(found)),
-                late=sent and islands.name not in shares,
-                steps=steps,
+                late=sent is not None and islands.name not in shares,
+                steps=step - before.begun,
+                lag_steps=None if sent is None else step + 1 - sent,
                 sent_bytes=self._sent,
                 received_bytes=self._received,
-                dollars=round(self._sent * islands.egress_per_gb / 1e9, 6),
+                dollars=self._sent * price / 1e9 if price else None,
                 damaged=[why for each in found for why in each.refused],
             )
         )
+        self._sent = self._received = 0
 
 
 def cosine(dots: Mapping[str, Mapping[str, float]]) -> float | None:

@@ -25,7 +25,7 @@ from recycle_pp.telemetry.events.workers import Evicted, Refused
 from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.messages.generations import Broken, LinksMeasured, Report, Resumed, Unreachable
 from recycle_pp.wire.messages.handshake import WorkerHello
-from recycle_pp.wire.messages.islands import CutMissing, RoundReady, StoreTraffic
+from recycle_pp.wire.messages.islands import CutMissing, IslandsSeen, RoundReady, StoreTraffic
 from recycle_pp.wire.messages.lifecycle import (
     CannotRun,
     FirstOps,
@@ -115,6 +115,7 @@ class Workers:
             Profiled: operators.profiled,
             State: self._returned,
             StoreTraffic: lambda rank, message: rounds.traffic(message),
+            IslandsSeen: lambda rank, message: rounds.seen(message),
             **dict.fromkeys((Report, Vote, Evaluated, Synced, Prepared, NoRoom, RoundReady, CutMissing), self._drive),
         }
 

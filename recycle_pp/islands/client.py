@@ -42,9 +42,9 @@ from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.messages.units import UnitId
 
 from . import objects, rounds
-from .codec import encode, seal
+from .codec import Floats, encode, seal
+from .leader import Leader
 from .outer import difference, merged
-from .ownership import owner
 from .reader import Reader
 from .rounds import Apply, Close, Position, Share
 from .theta import Outer, advanced
@@ -93,15 +93,15 @@ class Client:
         self._result: _Result | None = None
         self._reported = -1, -1  # (generation, number of rounds) of the last `RoundReady`
         self._uploads: list[tuple[float, str, bytes]] = []  # (due time, path, content) of checksums and snapshots
-        self._closed = False
+        self._closed = self._resumed = False
         # Only the thread uses these.
         self._store: Store | None = None
         self._closings: dict[int, dict[str, Share]] = {}
         self._complete: tuple[int, float] | None = None  # round, time when its delta of this island was complete
-        self._renewed = self._pruned = 0.0
+        self._leader = Leader(settings, send)
         self._sent = self._received = 0
         self._answered = self._told = time.monotonic()
-        self._failure = ""
+        self._failure = self._told_failure = ""
 
     # -- the start -----------------------------------------------------------------------------------------------
 
@@ -125,6 +125,7 @@ class Client:
             found = self._with_mine(store, view, position)
         with self._changed:
             self._order = OuterOrder(found)
+            self._resumed = found.applied > 0
         return found
 
     def start(self) -> None:
@@ -170,7 +171,12 @@ class Client:
                 self._result = None  # computed again, because this worker holds other units now
             cut = self._cut
             has = cut.contents.keys() if cut is not None and cut.number == position.applied else set()
+            resumed, self._resumed = self._resumed, False
             self._changed.notify()
+        if resumed:  # the island may have ended before it uploaded the checksums of this round
+            uploads = self._checksums(position.applied, self._theta)
+            with self._changed:
+                self._uploads += uploads
         stored = position.mine.get(position.applied) == position.sent  # since before the start
         if position.sent is not None and not stored and not has >= {unit for unit, turn in turns.items() if turn == 0}:
             self._send(CutMissing(generation, position.sent))
@@ -190,7 +196,7 @@ class Client:
                 vectors["model"] = merged(weights, outer.theta, self._islands.mix)
             values[number] = {name: torch.from_numpy(vector) for name, vector in vectors.items()}
         self._optimizer.replace(values)
-        uploads = self._checksums(result)
+        uploads = self._checksums(result.applied, lambda unit: result.outer[unit].theta)
         if result.first and result.applied % self._islands.snapshot_every == 0:
             uploads += self._snapshot(result)
         with self._changed:
@@ -263,7 +269,7 @@ class Client:
     def _look(self, store: Store) -> None:
         with self._changed:
             order, turns, cut, uploads = self._order, dict(self._turns), self._cut, list(self._uploads)
-            step = self._step
+            step, generation = self._step, self._generation
         assert order is not None
         listing = store.objects()
         view, state = objects.View.of(listing), order.state
@@ -277,12 +283,14 @@ class Client:
                 self._sent += len(content)
             with self._changed:
                 self._uploads.remove((due, path, content))
-        if self._leads(view):
-            self._lead(store, view, state, step)
+        if leads := self._leads(view):
+            self._leader.maintain(store, view, state, step)
         closings = self._read_closings(store, view, state.applied)
+        if leads:
+            self._leader.report(view, closings, generation)
         at = Position(state.applied, state.sent is not None)
         decision = rounds.decide(view, closings, self._me, at, self._waited(view, at), self._islands.patience)
-        if isinstance(decision, Close) and self._leads(view):
+        if isinstance(decision, Close) and leads:
             content = rounds.closing_text(decision.islands, self._me)
             store.put_if_absent(objects.closed_path(decision.number), content)
             self._changed_soon()
@@ -336,6 +344,7 @@ class Client:
                 return
             told = self._reported[1] == path.applied
             self._result, self._reported = result, (generation, path.applied)
+        self._report_traffic(now=True)  # so that the record of the round contains it
         self._send(RoundReady(generation, path.applied, [] if told else result.statistics))
 
     def _computed(
@@ -364,33 +373,10 @@ class Client:
         names = sorted(closings[path.rounds[-1]]) if path.rounds else []
         return _Result(path.applied, found, list(statistics.values()), names[:1] == [self._me])
 
-    # -- of the leader: the first holder of the first unit -------------------------------------------------------
-
     def _leads(self, view: objects.View | None = None) -> bool:
+        """Whether this worker is the first holder of the first unit of the model (`Leader`)."""
         first = UnitId(min(view.layout if view is not None else self._layout.layers, default=0), 0)
         return self._turns.get(first) == 0
-
-    def _lead(self, store: Store, view: objects.View, state: OuterState, step: int) -> None:
-        now = time.monotonic()
-        if now - self._renewed >= rounds.RENEW_SECONDS or not self._renewed:
-            store.put(objects.lease_path(self._me), self._lease(state, step))
-            self._renewed = now
-        if now - self._pruned >= 10 * LATER:
-            first = rounds.prunable(view, state.applied, self._islands.keep)
-            old = [
-                path
-                for number in [*view.delivered, *(number for number, _ in view.partial)]
-                if number < first
-                for path in store.list(f"rounds/{number:06d}")
-                if path.endswith(".delta")
-            ]
-            old += [part.path for number, parts in view.snapshots.items() if number < first for part in parts]
-            store.delete(old)
-            self._pruned = now
-
-    def _lease(self, state: OuterState, step: int) -> bytes:
-        about = {"owner": owner(self._settings.run.dir), "step": step, "round": state.applied, "time": time.time()}
-        return json.dumps({"name": self._me, **about}).encode()
 
     # -- helpers -------------------------------------------------------------------------------------------------
 
@@ -414,17 +400,22 @@ class Client:
             self._complete = at.applied, time.monotonic()
         return time.monotonic() - self._complete[1]
 
-    def _checksums(self, result: _Result) -> list[tuple[float, str, bytes]]:
-        """The objects with checksums of theta, each due when it is this worker's turn."""
+    def _checksums(self, applied: int, theta: Callable[[UnitId], Floats]) -> list[tuple[float, str, bytes]]:
+        """The objects with checksums of theta after `applied` rounds, each due when it is this worker's turn."""
         found = []
         for turn in sorted({*self._turns.values()}):
             mine = sorted(unit for unit, of in self._turns.items() if of == turn)
             due = time.monotonic() + TURN * turn
             for run in runs(mine, dict.fromkeys(mine, 0)):
-                sums = [hashlib.sha256(result.outer[unit].theta.astype("<f4").tobytes()).hexdigest() for unit in run]
+                sums = [hashlib.sha256(theta(unit).astype("<f4").tobytes()).hexdigest() for unit in run]
                 part = run[0].layer, run[0].number, run[-1].number
-                found.append((due, objects.sums_path(result.applied - 1, self._me, part), json.dumps(sums).encode()))
+                found.append((due, objects.sums_path(applied - 1, self._me, part), json.dumps(sums).encode()))
         return found
+
+    def _theta(self, unit: UnitId) -> Floats:
+        """Theta of a unit of this worker, as in the newest commit."""
+        theta: Floats = self._optimizer.outer(self._layout.number(unit))[THETA].numpy()
+        return theta
 
     def _snapshot(self, result: _Result) -> list[tuple[float, str, bytes]]:
         """The objects of a snapshot, for the units of which this worker is the first holder."""
@@ -440,13 +431,15 @@ class Client:
         with self._changed:
             self._changed.notify()
 
-    def _report_traffic(self) -> None:
-        now = time.monotonic()
-        failing = now - self._answered if self._failure else 0.0
-        if now - self._told < TRAFFIC_SECONDS or not (self._sent or self._received or self._failure):
+    def _report_traffic(self, now: bool = False) -> None:
+        """now: whether to report it although the last report is recent"""
+        time_ = time.monotonic()
+        failing = time_ - self._answered if self._failure else 0.0
+        changed = self._sent or self._received or self._failure or self._told_failure
+        if not changed or (time_ - self._told < TRAFFIC_SECONDS and not now):
             return
         self._send(StoreTraffic(self._sent, self._received, failing, self._failure))
-        self._told, self._sent, self._received = now, 0, 0
+        self._told, self._told_failure, self._sent, self._received = time_, self._failure, 0, 0
 
 
 def runs(units: Sequence[UnitId], sizes: Mapping[UnitId, int]) -> list[list[UnitId]]:

@@ -16,6 +16,7 @@ from .events.event import Event
 from .events.layers import Rebalanced
 from .events.recovery import Resumed
 from .events.workers import Rejoined
+from .island_figures import IslandRounds, in_words
 from .run_folder import RunFolder
 from .run_reader import RunReader
 from .words import plural
@@ -37,6 +38,7 @@ def report(run: RunFolder) -> str:
             lines += [f"  {event.sentence(total)}", f"    {_comparison(event)}"]
     if not any(isinstance(event, DeathDetected) for event in events):
         lines.append("  no worker died")
+    lines += _rounds(run, events)
     if (summary := reader.summary()) is not None:
         lines += _summary(summary)
     return "\n".join(lines)
@@ -73,6 +75,15 @@ def _comparison(move: Rebalanced) -> str:
     """The expected gain and cost of a move of layers, and the bytes sent, as text."""
     expected = f"expected to gain {move.gain_seconds:.3g} s and to cost {move.cost_seconds:.2g} s"
     return f"{expected}; {format_size(move.bytes)} sent"
+
+
+def _rounds(run: RunFolder, events: Sequence[Event]) -> list[str]:
+    """The figures of the rounds if the run is an island."""
+    rounds = IslandRounds(run.read_settings().islands.name or "")
+    for event in events:
+        rounds.follow(event)
+    figures = rounds.figures()
+    return [] if figures is None else [f"  {line}" for line in in_words(figures)]
 
 
 def _loss_around(step: int, steps: Sequence[Step]) -> str:

@@ -41,6 +41,8 @@ from .events.layers import Rebalanced, Rebalancing, RebalancingAbandoned, in_wor
 from .events.recovery import Restored, Resumed, StageLost
 from .events.workers import Left, Rejoined
 from .heartbeat import Life, Pulse, Sign
+from .island_figures import Figures, IslandRounds
+from .island_figures import in_words as rounds_in_words
 from .progress import duration, hardware
 from .run_folder import RunFolder
 from .run_reader import RunReader
@@ -88,6 +90,7 @@ class Status:
     recovering: bool  # whether a death or a restore has interrupted a step that is not yet committed
     waits: str | None  # while the disk of the training data does not answer, a sentence with the file and the duration
     unsaved: str | None  # if the last due checkpoint was not saved, a sentence with the reason and the newest one's age
+    islands: Figures | None  # the rounds of this island; None if it has no event of them
     health: list[str]  # a sentence for each fault of hardware that lasts
     devices: list[dict[str, Any]]  # the newest figures of each GPU and of the hosts, see health.json
     damaged: list[str]  # a sentence for each file with damaged lines
@@ -115,6 +118,7 @@ class StatusReader:
         self._restoring = False
         self._waits: WaitsForData | None = None  # the newest report
         self._unsaved: CheckpointFailed | CheckpointSkipped | None = None  # None once a checkpoint is saved
+        self._rounds = IslandRounds(self._settings.islands.name or "")
         self._faults: dict[tuple[str, str, str], HealthFound] = {}  # by worker, device and signal
         self._unstored: CheckpointNotStored | None = None  # the same as `_unsaved`, for the store
 
@@ -128,6 +132,7 @@ class StatusReader:
         self._steps.extend(self._lines.steps.new())
         for event in self._lines.events.new():
             self._follow(event)
+            self._rounds.follow(event)
         s = self._settings
         now = sign.time + age if sign else time.time()  # on the coordinator's clock
         last = self._steps[-1] if self._steps else None
@@ -177,6 +182,7 @@ class StatusReader:
             recovering=alive and self._recovering(committed),
             waits=self._waiting(committed, now) if alive else None,
             unsaved=self._not_saved(now),
+            islands=self._rounds.figures(),
             health=[fault.text() for fault in self._faults.values()],
             devices=self._devices(),
             damaged=[str(damage) for damage in damaged],
@@ -315,6 +321,7 @@ def text(status: Status) -> str:
     if status.last_stall_seconds is not None:
         total = f"{plural(status.stalls, 'stall')}, {1000 * status.stall_seconds:.0f} ms in all"
         lines.append(f"{total}, the last {1000 * status.last_stall_seconds:.0f} ms")
+    lines += [] if status.islands is None else rounds_in_words(status.islands)
     lines += status.health
     if figures := _figures(status.devices):
         lines.append(figures)

@@ -15,9 +15,12 @@ import psutil
 import pytest
 import yaml
 
+from recycle_pp.islands.__main__ import state
+from recycle_pp.storage.store import Store
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.testing.ports import free_ports
 from tests.failures import network
+from tests.s3_server import S3Server
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TINY = ["model=tiny", "run.validate_every=0", "numerics=reproducible", "run.sample_log=true"]
@@ -133,10 +136,11 @@ def slurm(tmp_path):
     variables |= {"SLURM_JOB_NODELIST": "n[0-1]", "REQUESTS": str(tmp_path / "requests")}
     variables |= {"PATH": f"{tmp_path}:{BIN}:{os.environ['PATH']}", "NODE_SH": str(EXAMPLES / "node.sh")}
 
-    def start(*settings: str) -> subprocess.Popen[str]:
+    def start(*settings: str, script: str = "slurm.sh", first: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+        """first: arguments of the script before the settings"""
         return subprocess.Popen(
-            ["sh", EXAMPLES / "slurm.sh", *TINY, *settings], env=ENVIRONMENT | variables, cwd=tmp_path, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            ["sh", EXAMPLES / script, *first, *TINY, *settings], env=os.environ | ENVIRONMENT | variables, cwd=tmp_path,
+            text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
     return start
@@ -171,6 +175,23 @@ def test_a_slurm_job_with_a_mistake_is_not_requeued(slurm, tmp_path):
     assert "run.stepz is not a configuration key" in output
 
 
+@pytest.mark.slow
+@pytest.mark.torchrun
+def test_an_island_under_slurm_takes_part_in_rounds_in_s3(slurm, tmp_path, monkeypatch):
+    with S3Server() as server:
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("SLURM_SH", str(EXAMPLES / "slurm.sh"))
+        url = f"{server.url('islands')}/run"
+        words = ["run.steps=12", "islands.steps=3", "islands.max_local=3"]
+        job = slurm(*words, script="islands_slurm.sh", first=("oregon", url))
+        output, _ = job.communicate(timeout=200)
+        assert job.returncode == 0, output
+        found = state(Store(url))
+    assert [each["islands"] for each in found["rounds"]] == [["oregon"]] * 3
+    assert steps(RunFolder(tmp_path / "runs" / "oregon")) == list(range(12))
+
+
 # ----------------------------------------------------------------------------------------------------------- Modal
 
 
@@ -194,6 +215,7 @@ def test_the_modal_example_passes_all_variables_to_node_sh(monkeypatch):
     assert "NOT TRIED" in names["__doc__"]
 
 
-@pytest.mark.parametrize("script", ["node.sh", "slurm.sh"])
+@pytest.mark.parametrize("script", ["node.sh", "slurm.sh", "islands.sh", "islands_slurm.sh"])
 def test_the_scripts_are_posix_shell(script):
-    assert subprocess.run(["sh", "-n", EXAMPLES / script]).returncode == 0
+    for shell in ("sh", "bash"):
+        assert subprocess.run([shell, "-n", EXAMPLES / script]).returncode == 0

@@ -89,6 +89,19 @@ def test_islands_have_equal_theta_after_every_round_and_no_sample_twice(undistur
     check(*undisturbed, rounds=3)
 
 
+def test_each_island_records_the_rounds_the_other_island_and_its_traffic(undisturbed):
+    for name, job in undisturbed[0].items():
+        events = job.run.lines(job.run.events)
+        of = {kind: [line for line in events if line["event"] == kind] for kind in {line["event"] for line in events}}
+        assert [line["island"] for line in of["island_joined"]] == ["b" if name == "a" else "a"]
+        assert [line["round"] for line in of["round_closed"]] == [0, 1, 2]
+        assert all(line["islands"] == ["a", "b"] and line["samples"] == 160 for line in of["round_closed"])
+        assert [line["round"] for line in of["round_applied"]] == [0, 1, 2] and "island_late" not in of
+        assert all(line["lag_steps"] == 1 and line["dollars"] is None for line in of["round_applied"])
+        # each of two pipelines reads the deltas of two islands
+        assert all(line["received_bytes"] > 3 * line["sent_bytes"] > 0 for line in of["round_applied"])
+
+
 @pytest.mark.parametrize(
     "faults",
     [

@@ -12,8 +12,10 @@ class RoundApplied(Event):
     """This island has taken the result of a round. `round`: its number. `islands`: the islands in it. `samples`: number
     of samples in the round. `norm`: norm of the mean of their deltas. `cosine`: mean cosine between the deltas of two
     islands, or null for a single island. `late`: whether this island had sent a delta that is not in the round.
-    `steps`: steps of this island since the previous round. `sent_bytes`, `received_bytes`: traffic with the store since
-    this coordinator began. `dollars`: price of `sent_bytes`. `damaged`: objects that were not used, and why."""
+    `steps`: steps of this island since the previous round. `lag_steps`: steps from the delta of this island to the use
+    of the result, or null without a delta. `sent_bytes`, `received_bytes`: traffic with the store since the previous
+    event of this kind. `dollars`: price of `sent_bytes`, or null without islands.egress_per_gb. `damaged`: objects that
+    were not used, and why."""
 
     exported = True
     round: Count
@@ -23,9 +25,10 @@ class RoundApplied(Event):
     cosine: Number | None
     late: bool
     steps: Count
+    lag_steps: Count | None
     sent_bytes: Count
     received_bytes: Count
-    dollars: Number
+    dollars: Number | None
     damaged: list[str]
 
     def text(self) -> str:
@@ -34,6 +37,19 @@ class RoundApplied(Event):
         late = "; the delta of this island was late and is not in it" if self.late else ""
         refused = "".join(f"; not used: {why}" for why in self.damaged[:2])
         return f"round {self.round} of {of} applied: norm {self.norm:.3g}{cosine}{late}{refused}"
+
+
+class RoundClosed(Event):
+    """The islands in a round are decided. `round`: its number. `islands`: their names. `samples`: number of samples in
+    their deltas. This island uses the result later (`round_applied`)."""
+
+    printed = False
+    round: Count
+    islands: list[str]
+    samples: Count
+
+    def text(self) -> str:
+        return f"round {self.round} is closed, with {', '.join(self.islands) or 'no island'}"
 
 
 class RoundAwaited(Event):
@@ -45,6 +61,41 @@ class RoundAwaited(Event):
 
     def text(self) -> str:
         return f"the island waits for round {self.round}, after {plural(self.steps, 'step')} of its own"
+
+
+class IslandJoined(Event):
+    """Another island takes part in the rounds, or did so when this coordinator began. `island`: its name."""
+
+    exported = True
+    island: str
+
+    def text(self) -> str:
+        return f"island {self.island} takes part in the rounds"
+
+
+class IslandLeft(Event):
+    """Another island takes no part in the rounds any more. `island`: its name. `ended`: whether its job has reported
+    its end. If not, its lease in the store was not renewed for two minutes."""
+
+    exported = True
+    island: str
+    ended: bool
+
+    def text(self) -> str:
+        why = "its job has ended" if self.ended else "its lease in the store was not renewed"
+        return f"island {self.island} has left the rounds: {why}"
+
+
+class IslandLate(Event):
+    """A round was closed without the delta of an island that lives. `island`: its name, possibly that of this island.
+    `round`: number of the round."""
+
+    exported = True
+    island: str
+    round: Count
+
+    def text(self) -> str:
+        return f"island {self.island} is late: round {self.round} was closed without its delta"
 
 
 class IslandsCutOff(Event):

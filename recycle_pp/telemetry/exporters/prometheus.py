@@ -3,7 +3,8 @@
 Gauges show the measures of the newest step (`recycle_loss`, `recycle_tokens_per_second`, ...). Counters count deaths,
 seconds of stalls, lost ops, and events of each kind. Grafana can annotate changes:
 `changes(recycle_deaths_total[1m]) > 0`. `recycle_device_...` are the figures of health.json, by worker, host and
-device. `recycle_health` is 1 for each finding that lasts.
+device. `recycle_health` is 1 for each finding that lasts. `recycle_islands_...` are the figures of the rounds of
+islands; bytes and dollars are counters.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_serv
 from recycle_pp.telemetry.events.catalog import parse
 from recycle_pp.telemetry.events.deaths import DeathDetected
 from recycle_pp.telemetry.events.health import HealthFound, HealthOver
+from recycle_pp.telemetry.events.islands import RoundApplied
 from recycle_pp.telemetry.events.job import Started
 from recycle_pp.telemetry.events.recovery import Resumed
+from recycle_pp.telemetry.island_figures import GAUGES, IslandRounds, traffic
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.run_reader import RunReader
 from recycle_pp.wire.files import UnreadableFile
@@ -52,6 +55,13 @@ class Prometheus:
         self._events = Counter(
             "recycle_events", "events of the job (events.jsonl)", ["run", "event"], registry=registry
         )
+        self._rounds = IslandRounds()
+        self._islands = {key: gauge(f"islands_{key}", about) for key, about in GAUGES.items()}
+        about = "traffic with the store of the islands, up to the newest round"
+        self._traffic = {
+            key: Counter(f"recycle_islands_{key}", about, ["run"], registry=registry)
+            for key in ("sent_bytes", "received_bytes", "dollars")
+        }
         labels = ["run", "worker", "host", "device"]
         self._figures = {
             key: Gauge(f"recycle_device_{key}", f"{unit} (health.json)", labels, registry=registry)
@@ -82,6 +92,15 @@ class Prometheus:
             self._lasting.clear()
         elif isinstance(event, HealthFound | HealthOver):
             self._follow_finding(event)
+        elif isinstance(event, RoundApplied):
+            for key, value in traffic(event).items():
+                self._traffic[key].labels(self._name).inc(value)
+        if self._rounds.follow(event) and (figures := self._rounds.figures()):
+            values = figures.gauges()
+            for key, gauge in self._islands.items():
+                gauge.clear()  # a single island has no cosine any more
+                if key in values:
+                    gauge.labels(self._name).set(values[key])
         if event.exported:
             self._events.labels(self._name, event.name()).inc()
 

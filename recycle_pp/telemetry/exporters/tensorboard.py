@@ -2,7 +2,8 @@
 
 The Text tab has the events under the tag `events`. It shows only the last text of a step, so each text repeats the
 earlier events of its step. The curve `events/deaths` counts deaths. `events/stall_ms` and `events/lost_ops` have a
-point for every recovery. TensorBoard's own package, which does not need torch, writes the files.
+point for every recovery, and `islands/...` for every round of an island. TensorBoard's own package, which does not need
+torch, writes the files.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from recycle_pp.telemetry.events.catalog import parse
 from recycle_pp.telemetry.events.deaths import DeathDetected
+from recycle_pp.telemetry.events.islands import RoundApplied
 from recycle_pp.telemetry.events.recovery import Resumed
+from recycle_pp.telemetry.island_figures import IslandRounds, traffic
 from recycle_pp.telemetry.run_folder import RunFolder
 
 from .exporter import MEASURES, Record
@@ -33,6 +36,7 @@ class TensorBoard:
         self._steps = run.steps()
         self._writer = EventFileWriter(str(run.path / "tensorboard"))
         self._deaths = 0
+        self._rounds = IslandRounds()
         self._texts: tuple[int, list[str]] = -1, []  # the newest step with events, and their sentences
 
     def step(self, record: Record) -> None:
@@ -40,12 +44,16 @@ class TensorBoard:
 
     def event(self, record: Record) -> None:
         event = parse(record)
+        self._rounds.follow(event)
         if isinstance(event, DeathDetected):
             self._deaths += 1
             self._scalars(event.step, {"events/deaths": self._deaths}, event.time)
         elif isinstance(event, Resumed):
             marks = {"events/stall_ms": 1e3 * event.stall_seconds, "events/lost_ops": event.lost_ops}
             self._scalars(event.step, marks, event.time)
+        elif isinstance(event, RoundApplied) and (figures := self._rounds.figures()):
+            points = {**figures.gauges(), **traffic(event)}
+            self._scalars(event.step, {f"islands/{key}": of for key, of in points.items()}, event.time)
         if event.exported:
             earlier = self._texts[1] if self._texts[0] == event.step else []
             self._texts = event.step, [*earlier, event.sentence(self._steps)]

@@ -90,6 +90,21 @@ class CutMissing(Message, frozen=True):
 
 
 @sent(WORKER, COORDINATOR)
+class IslandsSeen(Message, frozen=True):
+    """What the store shows about all islands, for records only. Sent by one worker of the island whenever it changes,
+    and again in every generation.
+
+    live    names of islands whose lease is valid, with this island
+    silent  names of islands whose lease has not been renewed for `rounds.GONE_SECONDS`
+    closed  number of each closed round that this island has not applied yet -> island -> number of its samples
+    """
+
+    live: list[str]
+    silent: list[str]
+    closed: dict[int, dict[str, int]]
+
+
+@sent(WORKER, COORDINATOR)
 class StoreTraffic(Message, frozen=True):
     """Measurements of the worker's traffic with the store of the islands, for records only.
 

@@ -2,6 +2,7 @@
 
 import os
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from recycle_pp.model.stage import Stage
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.protocol.outer_rounds import OuterRounds
 from recycle_pp.storage.store import Store, StoreError
-from recycle_pp.wire.messages.islands import OuterState, RoundReady, StoreTraffic
+from recycle_pp.wire.messages.islands import IslandsSeen, OuterState, RoundReady, StoreTraffic
 from tests.recycle_pp.in_process import CPU, small
 from tests.s3_server import S3Server
 
@@ -159,6 +160,26 @@ def test_islands_of_different_shapes_have_the_same_theta_after_every_round(url, 
     assert {each["name"] for each in found["islands"]} == {"a", "b"}
 
 
+def test_one_worker_reports_which_islands_live_and_which_rounds_are_closed(folder, island):
+    store, seen = Store(folder), []
+    store.put("islands/gone.json", b"{}")
+    os.utime(Path(folder) / "islands/gone.json", (old := time.time() - 2 * rules.GONE_SECONDS, old))
+    store.put("islands/a.json", b"{}")  # by the admission
+    a = island(folder, "a", stages=2, islands__patience=0.1)
+    a.receive, receive = lambda: (seen.extend(a.messages), receive()), a.receive
+    a.train(3)
+    b = island(folder, "b", islands__max_local=50)
+    a.train(2)
+    a.until(lambda: any(isinstance(message, IslandsSeen) and "b" in message.live for _, message in seen))
+    b.close()
+    store.delete(["islands/b.json"])
+    found = [(member, message) for member, message in seen if isinstance(message, IslandsSeen)]
+    assert {member for member, _ in found} == {0} and all(message.silent == ["gone"] for _, message in found)
+    assert found[0][1].live == ["a"] and found[-1][1].live == ["a", "b"]
+    assert {number: of for _, message in found for number, of in message.closed.items()}[0].keys() == {"a"}
+    assert all(one != other for one, other in pairwise(found)), "only changes are reported"
+
+
 def test_a_late_island_takes_theta_and_goes_on(folder, island, monkeypatch):
     a, b = island(folder, "a", islands__patience=0.5), island(folder, "b", islands__max_local=50)
     b.train(1)  # alive, but slow
@@ -181,6 +202,23 @@ def test_a_new_island_begins_with_a_snapshot_and_the_rounds_after_it(folder, isl
     b.until(lambda: b.rounds.applies(b.live, b.step))
     assert b.train(1) == [5] and same(a.state(), b.state())
     assert same(a.state("outer_momentum"), b.state("outer_momentum"))
+
+
+def test_an_island_that_ends_before_it_uploads_checksums_uploads_them_when_it_resumes(folder, island):
+    a, store = island(folder, "a", stages=2, islands__patience=0.1), Store(folder)
+    a.train(3)
+    a.until(lambda: len(state(store)["rounds"][0]["theta_sha256"]) == 1)
+    before = state(store)["rounds"][0]["theta_sha256"]
+    a.close()
+    store.delete([path for path in store.list("rounds") if path.endswith(".sums")])
+    position = a.rounds.state
+    a.clients = [Client(a.settings, optimizer, lambda message: None) for optimizer in a.optimizers]
+    for client in a.clients:
+        client.open(position)
+    a.begin(position)
+    for client in a.clients:
+        client.start()
+    a.until(lambda: state(store)["rounds"][0]["theta_sha256"] == before)
 
 
 def test_a_damaged_object_is_left_out_by_all_islands(folder, island):

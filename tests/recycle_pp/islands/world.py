@@ -139,7 +139,7 @@ class Island:
             outer = OuterState(outer.applied, outer.begun, None)
         self.rounds = OuterRounds(H, DELAY, MOST)
         self.rounds.begin(OuterState(outer.applied, outer.begun, outer.sent, mine))
-        self.pending: dict[str, bytes] = {}
+        self.cuts: dict[str, bytes] = {}  # objects of the current delta, in memory
         self.result: tuple[int, dict] | None = None
         self.delivered_at: float | None = None
         self.renew()
@@ -161,7 +161,7 @@ class Island:
                 model.weights[unit] = merged(model.weights[unit], outer.theta, 0.0)
             model.since = frozenset()
             self.world.took(self.name, order.apply, model.theta)
-            self.pending, self.result, self.delivered_at = {}, None, None
+            self.cuts, self.result, self.delivered_at = {}, None, None
         sample = (self.number, step)
         for n, unit in enumerate(UNITS):
             change = np.random.default_rng((self.number, step, n)).standard_normal(SIZE) * 1e-2
@@ -187,7 +187,7 @@ class Island:
         size = content_bytes(SIZE, 8)
         for layer, unit in UNITS:
             path = delta_path(number, self.name, (layer, unit, unit), state.sent or 0, samples, size)
-            self.pending[path] = seal(codes[layer, unit], DIGEST, SIZE, 8)
+            self.cuts[path] = seal(codes[layer, unit], DIGEST, SIZE, 8)
         self.world.cut(self.name, number, state.sent or 0, model.since)
 
     def look(self) -> None:
@@ -227,11 +227,12 @@ class Island:
 
     def upload(self) -> None:
         store = self.world.store
-        while self.pending and not store.out and self.world.rng.random() < 0.8:
-            path, content = self.pending.popitem()
-            if path not in store.objects or store.objects[path].size != len(content):
-                late = self.world.rng.choice([0.0, 0.0, 0.0, 4.0])
-                store.put(path, content, late)
+        missing = [
+            path for path, of in self.cuts.items() if path not in store.objects or store.objects[path].size != len(of)
+        ]
+        while missing and not store.out and self.world.rng.random() < 0.8:
+            path = missing.pop()
+            store.put(path, self.cuts[path], self.world.rng.choice([0.0, 0.0, 0.0, 4.0]))
 
     def snapshot(self) -> None:
         """Uploads a snapshot, or dies in the middle of it."""
@@ -336,12 +337,16 @@ class World:
                 getattr(island, kind)()
 
     def _damage(self, kind: str) -> None:
-        """Damages an object before its round is closed: afterwards stores do not change objects."""
-        objects = self.store.objects
+        """Damages an object. A store changes no object later.
+
+        kind  flip: a bit is wrong since before the close. truncate: an upload is cut short, and the delta incomplete
+        """
+        objects, whole = self.store.objects, View.of(self.store.objects).delivered
         open_ = [
             path
             for path, of in objects.items()
             if path.endswith(".delta") and of.size and closed_path(round_of(path) or 0) not in objects
+            if kind == "flip" or path.split("/")[2] not in whole.get(round_of(path) or 0, {})
         ]
         if open_:
             path = self.rng.choice(sorted(open_))

@@ -69,7 +69,7 @@ def test_these_events_are_shown_by_exporters():
         "death_detected", "resumed", "rejoined", "left", "slow", "slow_no_more", "plan_adopted", "stage_lost",
         "restored", "rebalanced", "coordinator_elected", "node_joined", "checkpoint_saved", "checkpoint_stored",
         "stopped", "finished", "health_found", "health_over",
-        "took_over", "understudy_in_step", "round_applied",
+        "took_over", "understudy_in_step", "round_applied", "island_joined", "island_left", "island_late",
     }  # fmt: skip
 
 

@@ -1,0 +1,70 @@
+"""The duties of one worker of an island: its lease, the removal of old objects, reports about all islands.
+
+    leader = Leader(settings, send)
+    if first_holder_of_the_first_unit:                      # so an island has one leader, and a dead one is replaced
+        leader.maintain(store, view, state, step)           # raises StoreError
+        leader.report(view, closings, generation)
+
+Used by the thread of a `Client`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+from recycle_pp.config.settings import Settings
+from recycle_pp.storage.store import Store
+from recycle_pp.wire.messages.islands import IslandsSeen, OuterState
+from recycle_pp.wire.messages.table import Message
+
+from . import objects, rounds
+from .ownership import owner
+
+PRUNE_SECONDS = 50.0  # between two removals of old objects
+
+
+class Leader:
+    def __init__(self, settings: Settings, send: Callable[[Message], None]) -> None:
+        """send: sends a message to the coordinator"""
+        assert settings.islands.name is not None
+        self._me, self._keep, self._owner = settings.islands.name, settings.islands.keep, owner(settings.run.dir)
+        self._send = send
+        self._renewed = self._pruned = 0.0
+        self._reported: tuple[int, IslandsSeen] | None = None  # generation, message
+
+    def maintain(self, store: Store, view: objects.View, state: OuterState, step: int) -> None:
+        """Renews the lease and deletes old objects when it is time for it.
+
+        state  the position of the island
+        step   number of committed steps
+        """
+        now = time.monotonic()
+        if now - self._renewed >= rounds.RENEW_SECONDS or not self._renewed:
+            about = {"owner": self._owner, "step": step, "round": state.applied, "time": time.time()}
+            store.put(objects.lease_path(self._me), json.dumps({"name": self._me, **about}).encode())
+            self._renewed = now
+        if now - self._pruned >= PRUNE_SECONDS:
+            first = rounds.prunable(view, state.applied, self._keep)
+            old = [
+                path
+                for number in [*view.delivered, *(number for number, _ in view.partial)]
+                if number < first
+                for path in store.list(f"rounds/{number:06d}")
+                if path.endswith(".delta")
+            ]
+            old += [part.path for number, parts in view.snapshots.items() if number < first for part in parts]
+            store.delete(old)
+            self._pruned = now
+
+    def report(self, view: objects.View, closings: rounds.Closings, generation: int) -> None:
+        """Tells the coordinator which islands live and which rounds are closed, if that has changed."""
+        live = {*rounds.alive(view.leases), self._me}
+        closed = {
+            number: {name: share.samples for name, share in sorted(of.items())} for number, of in closings.items()
+        }
+        seen = IslandsSeen(sorted(live), sorted(view.leases.keys() - live), closed)
+        if self._reported != (generation, seen):
+            self._send(seen)
+            self._reported = generation, seen

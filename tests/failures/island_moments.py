@@ -1,0 +1,94 @@
+"""Kills a process at a moment of an island's round, in workers of a zygote's jobs (see Zygote.preload).
+
+RECYCLE_ISLAND_KILL='{"moment": "upload", "round": 1, "once": "/tmp/flag", "victim": "/tmp/pid"}'
+
+The first worker that reaches the moment kills a process.
+
+moment  key of MOMENTS
+round   number of the round
+once    a file that the first worker creates
+victim  a file with the process id to kill; if it is absent, the worker waits for it. If it is empty: the worker itself
+
+RECYCLE_ISLAND_KILL='{"passive": true}'      # this island closes no round
+"""
+
+import json
+import os
+import signal
+import time
+
+from recycle_pp.islands.client import Client
+from recycle_pp.islands.reader import Reader
+from recycle_pp.storage.store import Store
+
+MOMENTS = {
+    "cut": "before the cut",
+    "upload": "while uploading",
+    "uploaded": "after the upload, before the close",
+    "close": "at the close",
+    "read": "while reading",
+    "apply": "while applying",
+}
+_cut, _upload, _checksums = Client.cut, Client._upload, Client._checksums
+_put, _put_if_absent, _delta = Store.put, Store.put_if_absent, Reader.delta
+
+
+def orders():
+    return json.loads(os.environ.get("RECYCLE_ISLAND_KILL", "{}"))
+
+
+def reached(moment, number):
+    now = orders()
+    if (now.get("moment"), now.get("round")) != (moment, number):
+        return
+    try:
+        os.close(os.open(now["once"], os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return
+    while not os.path.exists(now["victim"]):
+        time.sleep(0.01)
+    with open(now["victim"]) as file:
+        pid = file.read()
+    os.kill(int(pid or os.getpid()), signal.SIGKILL)
+    time.sleep(0.2)  # if the victim is the launcher, this worker dies with it; if it is the coordinator, it continues
+
+
+def cut(self, order):
+    reached("cut", order.state.applied)
+    _cut(self, order)
+
+
+def put(self, path, content):
+    _put(self, path, content)
+    if path.endswith(".delta"):
+        reached("upload", int(path.split("/")[1]))  # other objects of this delta are missing
+
+
+def upload(self, store, view, cut, turns):
+    _upload(self, store, view, cut, turns)
+    reached("uploaded", cut.number)
+
+
+def put_if_absent(self, path, content):
+    if not path.endswith("closed.json"):
+        return _put_if_absent(self, path, content)
+    if orders().get("passive"):
+        return False
+    first = _put_if_absent(self, path, content)
+    reached("close", int(path.split("/")[1]))
+    return first
+
+
+def delta(self, unit, digest, number, island):
+    values = _delta(self, unit, digest, number, island)
+    reached("read", number)  # the deltas of other units and islands are not read yet
+    return values
+
+
+def checksums(self, applied, theta):
+    reached("apply", applied - 1)  # theta and the weights are replaced, and the update of the step is not made
+    return _checksums(self, applied, theta)
+
+
+Client.cut, Client._upload, Client._checksums = cut, upload, checksums
+Store.put, Store.put_if_absent, Reader.delta = put, put_if_absent, delta
