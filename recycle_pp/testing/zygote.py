@@ -74,14 +74,15 @@ def _serve(descriptor: int, folder: str, preload: str) -> None:
 
 
 def _preload() -> None:
-    import hydra  # noqa: F401
     import torch.distributed.checkpoint  # noqa: F401
     from recycle_schedules.compiled import load
 
     from recycle_pp.config import checks as validation  # noqa: F401
+    from recycle_pp.config.compose import compose
     from recycle_pp.coordinator import host  # noqa: F401
     from recycle_pp.execution import worker  # noqa: F401
 
+    compose([])  # Hydra looks for its plugins only once in a process
     load()  # loads the compiled code now, because forked processes would lack the thread that loads it
 
 

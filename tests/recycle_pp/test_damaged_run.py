@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import zlib
-from collections.abc import Iterator, Sequence
-from copy import deepcopy
-from functools import cache
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,11 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from recycle_pp import report, status, visualize
-from recycle_pp.config import resume as resume_module
 from recycle_pp.config.checks import validate
-from recycle_pp.config.compose import compose as read_command_line
+from recycle_pp.config.compose import compose
 from recycle_pp.config.resume import take_up
-from recycle_pp.config.settings import Settings
 from recycle_pp.coordinator.checkpoints import newest_whole
 from recycle_pp.coordinator.planning import load
 from recycle_pp.fitting.profile import Profile
@@ -49,19 +45,6 @@ FILES = (
     f"{CHECKPOINT}/about.json",
 )
 EVENT = {"time": 1.0, "step": 3, "generation": 1, "worker": "1.1", "cause": "signal", "detail": "SIGKILL"}
-
-
-_composed = cache(read_command_line)
-
-
-def compose(arguments: Sequence[str]) -> Settings:
-    """The settings of a command line. Equal command lines are composed only once, because that takes a second."""
-    return deepcopy(_composed(tuple(arguments)))
-
-
-@pytest.fixture(autouse=True)
-def composes_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resume_module, "compose", compose)
 
 
 @pytest.fixture(scope="module")
