@@ -1,6 +1,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
-FAULTS ?= +fail_at=20:1.2 +rejoin_at=40:1.2
+FAULTS ?= +fail_at=20:1.1 +rejoin_at=40:1.1
 
 # Unit tests of the pure parts, without their slowest files. They start no job and train no model.
 FAST := tests/schedules tests/test_documentation.py \
@@ -8,7 +8,7 @@ FAST := tests/schedules tests/test_documentation.py \
   $(addprefix --ignore=tests/recycle_pp/,protocol/test_recovery.py protocol/test_sharded_recovery.py) \
   --ignore=tests/recycle_pp/telemetry/test_exporters.py --ignore=tests/schedules/planner
 
-# One thread a process: 12 workers share the machine. A value from the environment has precedence.
+# One thread a process: all workers share the machine. A value from the environment has precedence.
 export OMP_NUM_THREADS ?= 1
 # Without bytecode every process of a test would compile the product, and every run of pytest all tests.
 unexport PYTHONDONTWRITEBYTECODE
@@ -23,8 +23,8 @@ list: ## this list
 install: $(BIN)/pytest ## create .venv with everything that training and tests need
 
 # ARGS="run.steps=100 model=tiny" adds settings; FAULTS= removes the faults.
-train: $(BIN)/pytest ## train a small model on 12 workers; one is killed and comes back
-	$(BIN)/torchrun --nproc-per-node=12 -m recycle_pp.train $(FAULTS) $(ARGS)
+train: $(BIN)/pytest ## train a small model on 6 workers; one is killed and comes back
+	$(BIN)/torchrun --nproc-per-node=6 -m recycle_pp.train parallel=3x2 $(FAULTS) $(ARGS)
 
 help: $(BIN)/pytest ## every setting of a run
 	@$(BIN)/python -m recycle_pp.train --help

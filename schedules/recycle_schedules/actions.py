@@ -136,7 +136,7 @@ class _Ops(NamedTuple):
         a, p = plan.arrays, plan.problem
         if forwards is not None:
             # each micro-batch's index in its pipeline; the last entry is for O
-            index = np.concatenate([np.arange(m) for m in (*p.counts, 1)])
+            index = np.concat([np.arange(m) for m in (*p.counts, 1)])
             a = a.take((a.kind == F) & (index[a.microbatch] < forwards))
         a = a.take(plan.running_order(a))
         worker = a.pipeline * np.int64(p.stages) + a.stage
@@ -208,27 +208,29 @@ def _merged(plan: Plan, ops: _Ops, messages: _Messages, reduced: list[int]) -> A
     reduced: the stages that run an all-reduce. A worker's all-reduce comes after the worker's last gradient."""
     p, a, m = plan.problem, ops.arrays, messages
     peers, n = p.pipelines * p.stages, len(m.made)
-    worker, peer, number = np.r_[m.sender, m.receiver], np.r_[m.receiver, m.sender], np.tile(np.arange(n), 2)
-    gap = _gaps(worker, number, np.r_[m.made, m.used], np.arange(2 * n) < n)
+    worker = np.concat((m.sender, m.receiver))
+    peer = np.concat((m.receiver, m.sender))
+    number = np.tile(np.arange(n), 2)
+    gap = _gaps(worker, number, np.concat((m.made, m.used)), np.arange(2 * n) < n)
     live = np.array([w.pipeline * p.stages + w.stage for w in p.workers()])
     summing = live[np.isin(live % p.stages, reduced)]
     last = np.full(peers, -1)
     gradients = _COMPLETES_GRADIENT[a.kind]
     np.maximum.at(last, ops.worker[gradients], ops.place[gradients])
 
-    where = np.r_[worker, summing, ops.worker]
-    gaps = np.r_[gap, last[summing] + 1, ops.place]
+    where = np.concat((worker, summing, ops.worker))
+    gaps = np.concat((gap, last[summing] + 1, ops.place))
     what = np.repeat([_MESSAGE, _SUM, _OP], (2 * n, len(summing), len(a)))
-    turn = np.r_[number, np.zeros(len(where) - 2 * n, np.int64)]
+    turn = np.concat((number, np.zeros(len(where) - 2 * n, np.int64)))
     order = np.argsort(((where * (gaps.max(initial=0) + 1) + gaps) * 3 + what) * (n + 1) + turn)
 
     none = np.full(len(summing), -1)
-    kind = np.r_[_SENDS[m.gradient], _RECEIVES[m.gradient], np.full(len(summing), OpKind.REDUCE.code), a.kind]
-    mb = np.r_[m.microbatch, m.microbatch, none, a.microbatch]
-    others = np.r_[peer, none, np.full(len(a), -1)]
+    kind = np.concat((_SENDS[m.gradient], _RECEIVES[m.gradient], np.full(len(summing), OpKind.REDUCE.code), a.kind))
+    mb = np.concat((m.microbatch, m.microbatch, none, a.microbatch))
+    others = np.concat((peer, none, np.full(len(a), -1)))
     first = p.first
     pipeline = np.where(mb < 0, -1, np.searchsorted(first, mb, side="right") - 1)
-    stage = np.r_[m.stage, where[n:] % p.stages]  # the stage of a SEND is the one that made the tensor
+    stage = np.concat((m.stage, where[n:] % p.stages))  # the stage of a SEND is the one that made the tensor
     columns = (kind, stage, pipeline, np.where(mb < 0, -1, mb - first[pipeline]),
                np.where(others < 0, -1, others // p.stages), np.where(others < 0, -1, others % p.stages))  # fmt: skip
     table = np.stack(columns, axis=1).astype(_ROW)[order]
@@ -250,10 +252,10 @@ def _gaps(worker: np.ndarray, number: np.ndarray, op: np.ndarray, sends: np.ndar
     order = np.argsort(worker * len(worker) + number)
     worker, op, sends = worker[order], op[order], sends[order]
     gap = np.where(sends, op + 1, np.maximum(op - 1, 0))
-    new = np.r_[True, worker[1:] != worker[:-1]][: len(worker)]
+    new = np.concat(([True], worker[1:] != worker[:-1]))[: len(worker)]
     # a receive comes no later than the next receive or the producer of the next send
     latest = np.where(sends, np.maximum(op, 0), gap)
-    back = np.cumsum((sends | np.r_[new[1:], True][: len(new)])[::-1])
+    back = np.cumsum((sends | np.concat((new[1:], [True]))[: len(new)])[::-1])
     gap = np.where(sends, gap, _running(-latest[::-1], back)[::-1] * -1)
     # a receive comes no earlier than the previous receive or send
     gap = _running(gap, np.cumsum(sends | new))

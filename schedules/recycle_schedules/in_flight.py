@@ -37,13 +37,13 @@ def in_flight(p: Problem, a: OpArrays) -> Changes:
     """The changes on every worker. Among simultaneous changes, ends come before starts."""
     gain = {F: 1.0} | {kind.code: -share for kind in COMPUTE if (share := kind.frees(p.i_release))}
     ops = [(np.flatnonzero(a.kind == code), x) for code, x in gain.items()]
-    worker = np.concatenate([a.pipeline[k].astype(np.int64) * p.stages + a.stage[k] for k, _ in ops])
-    time = np.concatenate([(a.start if x > 0 else a.end)[k] for k, x in ops])
-    change = np.concatenate([np.full(len(k), x) for k, x in ops])
+    worker = np.concat([a.pipeline[k].astype(np.int64) * p.stages + a.stage[k] for k, _ in ops])
+    time = np.concat([(a.start if x > 0 else a.end)[k] for k, x in ops])
+    change = np.concat([np.full(len(k), x) for k, x in ops])
     order = np.lexsort((time, worker))
     worker, time, change = worker[order], time[order], change[order]
-    first = np.r_[True, worker[1:] != worker[:-1]][: len(worker)]
-    instant = np.cumsum(np.r_[True, first[1:] | (time[1:] > time[:-1] + EPS)][: len(worker)])
+    first = np.concat(([True], worker[1:] != worker[:-1]))[: len(worker)]
+    instant = np.cumsum(np.concat(([True], first[1:] | (time[1:] > time[:-1] + EPS)))[: len(worker)])
     order = np.lexsort((change, instant))
     time, change = time[order], change[order]
     held = np.zeros(p.pipelines * p.stages)
@@ -52,7 +52,7 @@ def in_flight(p: Problem, a: OpArrays) -> Changes:
     total = np.cumsum(change)
     head = np.flatnonzero(first)
     before = (total - change)[head]
-    level = total - np.repeat(before, np.diff(np.r_[head, len(worker)])) + held[worker]
+    level = total - np.repeat(before, np.diff(np.concat((head, [len(worker)])))) + held[worker]
     return Changes(worker, time, change, level)
 
 

@@ -116,9 +116,9 @@ def _two_stages(
     F, early, whole = (np.array(each) for each in (t.forward, t.early, t.whole))
     L = np.array([_most_in_flight(p, s) for s in range(p.stages)] if limits is None else limits)
     # entry s: the sum over the stages before stage s
-    down = np.r_[0.0, np.cumsum(F / fast)]
-    back = np.r_[0.0, np.cumsum(early / fast)]
-    hop = np.r_[0.0, np.cumsum(hops)]
+    down = np.concat(([0.0], np.cumsum(F / fast)))
+    back = np.concat(([0.0], np.cumsum(early / fast)))
+    hop = np.concat(([0.0], np.cumsum(hops)))
     beyond = down[-1] - down[1:] + back[-1] - back[1:] + 2 * (hop[-1] - hop)
     hop_up = hop - hop[:, None]  # [v, u]
     up = back[:-1] - back[1:, None] + hop_up
