@@ -25,6 +25,7 @@ from pathlib import Path
 
 import msgspec
 import torch
+import torch.fx.experimental.symbolic_shapes  # else the first backward imports it while others wait
 from msgspec import structs
 
 from recycle_pp.comm.device_errors import is_gpu_failure, is_out_of_memory

@@ -62,7 +62,7 @@ def check_exact(job, expected):
 @pytest.mark.parametrize("seconds", [4, pytest.param(40, marks=pytest.mark.slow)])
 def test_a_run_folder_that_does_not_answer_delays_no_worker_and_no_recovery(seconds, disk, tmp_path, expected):
     """A worker dies while the disk is frozen. The others write to their logs, and a replacement is started."""
-    steps = 40 * seconds
+    steps = 25 * seconds
     arguments = [*QUICK, f"run.steps={steps}", "checkpoint.every=100"]
     with Launched(tmp_path, nodes=1, workers=2, arguments=arguments, run=disk.path / "run") as job:
         job.wait_for_step(20)

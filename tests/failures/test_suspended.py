@@ -8,7 +8,7 @@ import pytest
 from .launched import COMMON, Launched
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(300)]
-SHAPE = ("parallel.pipelines=2", "parallel.stages=2", "parallel.microbatches=3")
+SHAPE = ("parallel.pipelines=2", "parallel.stages=2", "parallel.microbatches=3", "run.standby=off")
 STEPS = 60
 ARGUMENTS = (*SHAPE, f"run.steps={STEPS}", "run.validate_every=0", "checkpoint.every=20")
 

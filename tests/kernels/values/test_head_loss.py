@@ -33,7 +33,7 @@ def test_loss_and_gradients_agree_with_float64(tokens, vocabulary, scale, dtype,
         assert error(value, reference) < (1e-5 if dtype == torch.float32 else 2e-2)  # logits are rounded to the dtype
 
 
-@pytest.mark.parametrize("counted", [150, 1, 0])
+@pytest.mark.parametrize("counted", [150, pytest.param(1, marks=pytest.mark.slow), 0])
 def test_ignored_targets_have_no_loss_and_no_gradient(counted, small_chunks):
     """The loss is the mean over the rows with a target. If there is none, it is NaN and the gradients are 0."""
     x, weight, targets = problem(200, 130, 48)

@@ -94,7 +94,7 @@ def test_every_tile_of_the_table_gives_the_right_product(tile):
     assert error(total, product) < 1e-6 and not bad.any()
 
 
-@pytest.mark.parametrize("order", [(3, 2, 1, 0), (2, 0, 3, 1)])
+@pytest.mark.parametrize("order", [pytest.param((3, 2, 1, 0), marks=pytest.mark.slow), (2, 0, 3, 1)])
 def test_micro_batches_add_up_to_the_same_bits_in_any_order(order):
     parts = [(randn(30, 130, scale=10.0**-i), randn(30, 70)) for i in range(4)]
     bad = torch.zeros(2, dtype=torch.float64, device=DEVICE)

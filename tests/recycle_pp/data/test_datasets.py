@@ -1,6 +1,7 @@
 """Saved datasets and datasets of the Hugging Face hub give the same tokens as a file of the same documents."""
 
 import json
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from recycle_pp.data.documents import Corpus, Position
 from tests.recycle_pp.data import formats
 from tests.recycle_pp.in_process import small
 
-datasets = pytest.importorskip("datasets")
+pytestmark = pytest.mark.skipif(find_spec("datasets") is None, reason="datasets is not installed")
 TEXTS = [formats.text(5, seed) for seed in range(40)]
 
 
@@ -20,6 +21,12 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
 
 
+def dataset(columns):
+    from datasets import Dataset
+
+    return Dataset.from_dict(columns)
+
+
 def tokens(path, column="text"):
     settings = small(data__path=str(path), data__tokenizer="bytes", data__column=column)
     (source,) = sources.training(settings)
@@ -27,7 +34,7 @@ def tokens(path, column="text"):
 
 
 def test_a_saved_dataset_gives_the_tokens_of_the_same_lines(tmp_path):
-    saved = datasets.Dataset.from_dict({"id": list(range(40)), "text": TEXTS})
+    saved = dataset({"id": list(range(40)), "text": TEXTS})
     saved.save_to_disk(tmp_path / "saved", num_shards=3)
     assert np.array_equal(tokens(tmp_path / "saved"), tokens(formats.jsonl(tmp_path / "a.jsonl", TEXTS)))
     saved.select(range(39, 9, -1)).save_to_disk(tmp_path / "some")
@@ -35,7 +42,7 @@ def test_a_saved_dataset_gives_the_tokens_of_the_same_lines(tmp_path):
 
 
 def test_reading_starts_at_any_row(tmp_path):
-    datasets.Dataset.from_dict({"text": [*TEXTS, None, "last"]}).save_to_disk(tmp_path / "saved")
+    dataset({"text": [*TEXTS, None, "last"]}).save_to_disk(tmp_path / "saved")
     corpus = Corpus.of([str(tmp_path / "saved")])
     pieces = [(piece.text, behind) for piece, behind in corpus.pieces(Position(0, 0))]
     assert [text for text, _ in pieces] == [*TEXTS, "last"]
@@ -69,13 +76,15 @@ def test_a_dataset_without_text_is_refused_in_one_sentence(tmp_path, make, sente
 
 
 def splits(at):
-    one = datasets.Dataset.from_dict({"text": TEXTS})
-    datasets.DatasetDict({"train": one, "test": one}).save_to_disk(at / "both")
+    from datasets import DatasetDict
+
+    one = dataset({"text": TEXTS})
+    DatasetDict({"train": one, "test": one}).save_to_disk(at / "both")
     return at / "both"
 
 
 def other(at):
-    datasets.Dataset.from_dict({"body": TEXTS}).save_to_disk(at / "other")
+    dataset({"body": TEXTS}).save_to_disk(at / "other")
     return at / "other"
 
 
@@ -85,7 +94,7 @@ def test_conversations_may_be_rows_of_a_dataset(tmp_path):
     from tests.recycle_pp.data.chat import chats
 
     records = [{"messages": chats.conversation(seed)} for seed in range(20)]
-    datasets.Dataset.from_list(records).save_to_disk(tmp_path / "saved")
+    dataset({"messages": [record["messages"] for record in records]}).save_to_disk(tmp_path / "saved")
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     folder = str(chats.tokenizer(tmp_path / "tokenizer"))
     for name in ("saved", "a.jsonl"):
