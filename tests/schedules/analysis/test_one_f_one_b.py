@@ -7,10 +7,13 @@ from recycle_schedules import KINDS, Problem, Worker
 from recycle_schedules.analysis.one_f_one_b import one_f_one_b
 from recycle_schedules.validate import validate
 
-schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+
+@pytest.fixture
+def schedules():
+    return pytest.importorskip("torch.distributed.pipelining.schedules")
 
 
-def torch_actions(stages, stage, microbatches):
+def torch_actions(schedules, stages, stage, microbatches):
     """The forwards and backwards that Schedule1F1B calls on a stage, recorded without processes or tensors."""
     ran = []
 
@@ -26,15 +29,15 @@ def torch_actions(stages, stage, microbatches):
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(1, 3), (2, 2), (4, 6), (4, 16), (8, 8), (4, 2)])
-def test_1f1b_equals_torchs(stages, microbatches):
+def test_1f1b_equals_torchs(stages, microbatches, schedules):
     ours = one_f_one_b(Problem(pipelines=1, stages=stages, microbatches=microbatches, durations={"F": 1, "B": 2}))
     for stage in range(stages):
         mine = [f"{stage}{op.kind}{op.microbatch[1]}" for op in ours.of(Worker(0, stage)) if op.kind != "O"]
-        assert mine == torch_actions(stages, stage, microbatches)
+        assert mine == torch_actions(schedules, stages, stage, microbatches)
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 2), (4, 6), (8, 8)])
-def test_1f1b_equals_torchs_pipeline_order(stages, microbatches):
+def test_1f1b_equals_torchs_pipeline_order(stages, microbatches, schedules):
     """torch's pipeline order numbers the last stage's micro-batches from 1, so the test skips that stage."""
 
     class Shape:  # the attributes that _get_pipeline_order reads
