@@ -2,14 +2,15 @@
 
     python bench/curve.py [--failures 2000] [--every 2] [--seed 1] [--pictures docs/pictures] [SETTING ...]
 
-Twelve workers (3 x 4) train `model=small` on the sources of Python's standard library, with exact sums. The first job
-has no deaths. The second one has as many steps, and every two seconds a random worker gets SIGKILL until there were
-`--failures` deaths. A worker is not killed while it is the last member of its stage. Killed workers are forked from a
-process that has all imports, so they need not import torch on this machine's cores. No checkpoint is read.
+Two jobs of twelve workers (3 x 4) train `model=small` on the sources of Python's standard library, with exact sums.
+They run side by side, so their speeds say nothing. One has no deaths. In the other a random worker gets SIGKILL every
+two seconds until there were `--failures` deaths. A worker is not killed while it is the last member of its stage.
+Killed workers are forked from a process that has all imports, so they need not import torch on this machine's cores. No
+checkpoint is read.
 
-The number of steps comes from a short job before both: the undisturbed job takes about `--failures` times `--every`
-seconds. The table has the losses at ten steps and the sha256 of all final weights, which must be equal. The folders in
-bench/out/curve have the raw events, bench/out/curve.json both curves and all kills.
+The number of steps comes from a short job before both, so that they take a little more than `--failures` times
+`--every` seconds. The table has the losses at ten steps and the sha256 of all final weights, which must be equal. The
+folders in bench/out/curve have the raw events, bench/out/curve.json both curves and all kills.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import signal
 import statistics
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ COMMON = [
     "optimizer.schedule=constant", "control.suspicion=30",
 ]  # fmt: skip
 CALIBRATION = 40  # steps
+SHARE = 2.4  # seconds in which both jobs make the steps that one job alone makes in a second
 STARTED = 300.0  # seconds
 Json = dict[str, Any]
 
@@ -54,28 +56,36 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", default=[])
     given = parser.parse_args()
     with Zygote() as zygote:
-        begin = train(zygote, "calibration", CALIBRATION, given)
+        (begin,) = train(zygote, ["calibration"], CALIBRATION, given)
         step = statistics.median(begin["step_seconds"][CALIBRATION // 2 :])
-        steps = max(CALIBRATION, round(given.failures * given.every / step))
-        undisturbed, disturbed = (train(zygote, name, steps, given) for name in ("undisturbed", "disturbed"))
+        steps = max(CALIBRATION, round(given.failures * given.every / step / SHARE))
+        undisturbed, disturbed = train(zygote, ["undisturbed", "disturbed"], steps, given)
     arguments = {key: str(value) for key, value in vars(given).items()}
     (OUT / "curve.json").write_text(json.dumps({"jobs": [undisturbed, disturbed], "arguments": arguments}))
     table(undisturbed, disturbed)
     picture(undisturbed, disturbed, given.pictures / "curve.svg")
 
 
-def train(zygote: Zygote, name: str, steps: int, given: argparse.Namespace) -> Json:
-    """Runs a job to its end. Only the disturbed one has deaths."""
-    folder = OUT / "curve" / name
-    shutil.rmtree(folder, ignore_errors=True)
-    run = RunFolder(folder)
-    kills: list[Json] = []
-    with zygote.run([*COMMON, *given.overrides, f"run.steps={steps}", f"run.dir={folder}"]) as job:
-        if name == "disturbed":
-            kills = disturb(job, given)
-        code = job.wait(10 * given.failures * given.every + STARTED)
-        if code:
-            raise SystemExit(f"{name}: exit code {code}\n{job.output[-3000:]}")
+def train(zygote: Zygote, names: list[str], steps: int, given: argparse.Namespace) -> list[Json]:
+    """Runs jobs side by side to their ends. Only the disturbed one has deaths."""
+    kills: dict[str, list[Json]] = {name: [] for name in names}
+    with ExitStack() as stack:
+        jobs = {}
+        for name in names:
+            folder = OUT / "curve" / name
+            shutil.rmtree(folder, ignore_errors=True)
+            arguments = [*COMMON, *given.overrides, f"run.steps={steps}", f"run.dir={folder}"]
+            jobs[name] = stack.enter_context(zygote.run(arguments))
+        if "disturbed" in jobs:
+            kills["disturbed"] = disturb(jobs["disturbed"], given)
+        for name, job in jobs.items():
+            if code := job.wait(10 * given.failures * given.every + STARTED):
+                raise SystemExit(f"{name}: exit code {code}\n{job.output[-3000:]}")
+    return [results(name, kills[name]) for name in names]
+
+
+def results(name: str, kills: list[Json]) -> Json:
+    run = RunFolder(OUT / "curve" / name)
     lines, summary = RunReader(run).steps(), json.loads(run.summary.read_text())
     print(f"{name}: {len(lines)} steps, {len(kills)} deaths, load {os.getloadavg()[0]:.1f}", file=sys.stderr)
     return {
