@@ -374,8 +374,10 @@ def _stage(
 
 
 def _prepare(ahead: Ahead) -> None:
-    """Reads the data ahead in a standby process. Ignores errors, because the worker reports them when it needs the
-    data."""
+    """In a standby process: imports what the first checkpoint needs, and reads the data. Ignores errors, because the
+    worker reports them when it needs the data."""
+    import torch.distributed.checkpoint  # noqa: F401
+
     with suppress(Exception):
         settings = msgspec.convert(ahead.settings, Settings)
         _read_ahead[_of_data(settings)] = Batches(settings)
