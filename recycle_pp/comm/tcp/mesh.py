@@ -191,10 +191,12 @@ class Mesh:
         """Members whose connection may not work.
 
         If a member has been unreachable for SURE seconds, includes all members on its machine. The link between the
-        machines may be cut, and idle connections detect this late."""
+        machines may be cut, and idle connections detect this late. No link can be cut within this machine: there a
+        member is only slow, and attempts of all members to reach all others would make it slower."""
         members = self._members & addresses.keys()
         doubtful = {rank for rank in members if self._is_doubtful(rank, now)}
-        machines = {addresses[rank].host for rank in doubtful if self._reachability.failing(rank) > SURE}
+        unreachable = {addresses[rank].host for rank in doubtful if self._reachability.failing(rank) > SURE}
+        machines = unreachable - {self._listener.getsockname()[0]}
         return doubtful | {rank for rank in members if addresses[rank].host in machines}
 
     def _is_doubtful(self, rank: int, now: float) -> bool:
