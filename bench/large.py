@@ -2,8 +2,9 @@
 
     python bench/large.py [--shapes 3x4 6x8 12x8] [--op 0.24] [--microbatches 6] [--times 3] [SETTING ...]
 
-All workers are processes on this machine, forked from one with all imports. Their ops sleep for `--op` seconds, long
-enough that the cores are not busy: 96 workers run 400 ops a second at 0.24 s. A fault is SIGKILL to all its victims, at
+All workers are processes on this machine, forked from one with all imports. Their ops sleep for `--op` seconds. Between
+faults 96 workers run up to 400 ops a second at 0.24 s; a recovery keeps two cores busy, so its times are upper bounds.
+A fault is SIGKILL to all its victims, at
 a random instant of a step. Ten random victims leave each stage a worker. A node has eight workers with consecutive
 ranks. The next fault follows when all workers are back. Columns:
 

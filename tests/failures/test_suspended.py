@@ -8,9 +8,9 @@ import pytest
 from .launched import COMMON, Launched
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.timeout(300)]
-SHAPE = ("parallel.pipelines=2", "parallel.stages=2", "parallel.microbatches=3", "run.standby=off")
+SHAPE = ("parallel.pipelines=2", "parallel.stages=2", "parallel.microbatches=3")
 STEPS = 60
-ARGUMENTS = (*SHAPE, f"run.steps={STEPS}", "run.validate_every=0", "checkpoint.every=20")
+ARGUMENTS = (*SHAPE, f"run.steps={STEPS}", "run.validate_every=0", "run.standby=off", "checkpoint.every=20")
 
 
 @pytest.fixture(scope="module")

@@ -74,7 +74,8 @@ class Mesh:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, 0), family=family, backlog=max(128, size))
         self._listener.setblocking(False)
-        self.address: bytes = json.dumps([*self._listener.getsockname()[:2], self._secret.hex()]).encode()
+        self._host, port = self._listener.getsockname()[:2]
+        self.address: bytes = json.dumps([self._host, port, self._secret.hex()]).encode()
         self._lock = threading.Lock()
         self._others = frozenset(range(size)) - {rank}
         self._connections: dict[int, Connection] = {}
@@ -191,12 +192,12 @@ class Mesh:
         """Members whose connection may not work.
 
         If a member has been unreachable for SURE seconds, includes all members on its machine. The link between the
-        machines may be cut, and idle connections detect this late. No link can be cut within this machine: there a
-        member is only slow, and attempts of all members to reach all others would make it slower."""
+        machines may be cut, and idle connections detect this late. No link is cut within this machine: a member there
+        is dead or slow, and attempts of all to reach all would make it slower."""
         members = self._members & addresses.keys()
         doubtful = {rank for rank in members if self._is_doubtful(rank, now)}
         unreachable = {addresses[rank].host for rank in doubtful if self._reachability.failing(rank) > SURE}
-        machines = unreachable - {self._listener.getsockname()[0]}
+        machines = unreachable - {self._host}
         return doubtful | {rank for rank in members if addresses[rank].host in machines}
 
     def _is_doubtful(self, rank: int, now: float) -> bool:

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from recycle_pp.comm.handshakes import PENDING
+from recycle_pp.comm.tcp import mesh as mesh_module
 from recycle_pp.comm.tcp.connection import ConnectionLost
-from recycle_pp.comm.tcp.mesh import HELLO, SECRET, Mesh
+from recycle_pp.comm.tcp.mesh import HELLO, SECRET, SURE, Mesh
 from recycle_pp.comm.tcp.reachability import Reachability
 from recycle_pp.comm.waiting import Generation, LinkBroken, Pool
 from tests.recycle_pp.comm.idle import still_open
@@ -83,6 +84,29 @@ def test_refused_connections_are_retried_and_reported_after_a_while(meshes):
     last.link({0: meshes[0].address})
     assert last.linked(0).wait(10) and reachability.failing(0) == 0
     last.close()
+
+
+@pytest.mark.parametrize(("host", "tried"), [("127.0.0.2", True), ("127.0.0.1", False)])
+def test_with_an_unreachable_member_all_on_its_machine_are_tried_unless_it_is_this_machine(host, tried, monkeypatch):
+    """If each of 96 processes on a busy machine tried all others there, they would stay too busy to answer."""
+    ports = []
+
+    class Attempts(mesh_module.Attempts):
+        def __init__(self, selector, address, reached):
+            ports.append(address[1])
+            super().__init__(selector, address, reached)
+
+    with socket.create_server((host, 0)) as closed:
+        gone = json.dumps([host, closed.getsockname()[1], "00"]).encode()
+    peer, mesh = Mesh(1, 3, host, Pool()), Mesh(2, 3, "127.0.0.1", Pool())
+    peer.link({2: mesh.address})
+    mesh.link({0: gone, 1: peer.address})
+    assert mesh.linked(1).wait(10)
+    monkeypatch.setattr(mesh_module, "Attempts", Attempts)
+    time.sleep(2 * SURE + 0.5)
+    assert (json.loads(peer.address)[1] in ports) == tried
+    mesh.close()
+    peer.close()
 
 
 def test_a_thousand_idle_connections_occupy_no_thread_and_block_no_member(meshes, descriptors):
