@@ -209,9 +209,10 @@ def use(elements, count):
         pins = [pin for _, pin in blocks]  # between the blocks: what is freed there does not go back by itself
         del blocks
     return pins
-before = held(); pins = use(1 << 18, 100); kept = held() - before
+large_blocks_apart()
+before = held(); pins = use(2 << 20, 20); apart = held() - before
+before = held(); pins = use(1 << 17, 200); kept = held() - before
 give_back_free_memory(); after = held() - before
-large_blocks_apart(); pins = use(2 << 20, 20); apart = held() - before
 print(kept, after, apart)
 """
 
