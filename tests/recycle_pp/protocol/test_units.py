@@ -92,6 +92,19 @@ def test_a_worker_that_returns_without_state_is_sent_its_units_and_all_weights()
     assert shares.knows == 0
 
 
+def test_a_worker_that_returns_without_state_is_sent_exponents_although_no_peer_has_gathered_weights_for_two_steps():
+    units, found = running(0, 0, 1)
+    found.pop(1)
+    share(units, found, 0)
+    heal(found, 0)
+    for step in (1, 2, 3):
+        found[0].commit(step, [])  # each time, a new generation begins before the weights are sent
+    found[1] = blank(1)
+    found[1].join(committed=3)
+    shares = share(units, found, 3)
+    assert [copy[1:] for copy in shares.copies] == [(0, 1)] * COUNT and shares.knows == 0
+
+
 def test_an_interrupted_heal_continues_with_the_units_that_have_arrived():
     units, found = running(2, 0, 1, 2)
     found.pop(0)
