@@ -174,12 +174,18 @@ def _validate_islands(settings: Settings) -> None:
         raise ValueError("islands.store needs islands.name: a name that no other island has")
     if islands.bits not in (8, 32):
         raise ValueError(f"islands.bits must be 8 or 32, not {islands.bits}")
-    if islands.delay > islands.steps:
-        raise ValueError(f"islands.delay must be at most islands.steps = {islands.steps}, not {islands.delay}")
-    least = islands.steps + islands.delay - 1
+    layers, each = settings.model.layers, "" if islands.fragments == 1 else " / islands.fragments"
+    if islands.steps % islands.fragments:
+        raise ValueError(f"islands.fragments must divide islands.steps = {islands.steps}, not {islands.fragments}")
+    if isinstance(layers, int) and islands.fragments > layers:
+        raise ValueError(f"islands.fragments must be at most model.layers = {layers}, not {islands.fragments}")
+    if islands.delay > islands.every:
+        raise ValueError(f"islands.delay must be at most islands.steps{each} = {islands.every}, not {islands.delay}")
+    least = islands.every + islands.delay - 1
     if islands.most_local < least:
         raise ValueError(
-            f"islands.max_local must be at least islands.steps + islands.delay - 1 = {least}, not {islands.max_local}"
+            f"islands.max_local must be at least islands.steps{each} + islands.delay - 1 = {least}, "
+            f"not {islands.max_local}"
         )
     for key, needed, given in (
         ("optimizer.stagger", "false", settings.optimizer.stagger),

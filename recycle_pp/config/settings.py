@@ -348,7 +348,12 @@ class Islands:
         pattern=r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}",
         form="up to 40 letters, digits, - and _",
     )
-    steps: int = fixed(100, "steps of an island between two rounds, H", at_least=1)
+    steps: int = fixed(
+        100, "steps between two rounds, H; with islands.fragments, between two rounds of the same layer", at_least=1
+    )
+    fragments: int = fixed(
+        1, "parts of the layers, F: a round every H/F steps, with one part each; spreads the traffic", at_least=1
+    )
     delay: int = fixed(
         1, "steps between the end of a round's work and the use of its result, for the transfer", at_least=1
     )
@@ -380,6 +385,11 @@ class Islands:
         None, "set by the start: the part of the data that this island reads", at_least=0, change=Change.START
     )
     egress_per_gb: float = setting(0.0, "price of 10^9 bytes sent to the store, in dollars", at_least=0)
+
+    @property
+    def every(self) -> int:
+        """Steps between two rounds."""
+        return self.steps // self.fragments
 
     @property
     def most_local(self) -> int:

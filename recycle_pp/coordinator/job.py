@@ -46,5 +46,5 @@ def new_job(
         generation=generation,
         committed=committed,
         assignment=dict(assignment or {}),
-        islands=None if s.islands.store is None else (s.islands.steps, s.islands.delay, s.islands.most_local),
+        islands=None if s.islands.store is None else (s.islands.every, s.islands.delay, s.islands.most_local),
     )

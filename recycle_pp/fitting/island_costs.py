@@ -26,8 +26,8 @@ LINK, SHARE = 1.0, 0.05  # defaults: gigabits per second, share of the time
 class Costs:
     """
     parameters  number of parameters of the model
-    sent        bytes that one island sends in a round
-    received    bytes that one island receives in a round
+    sent        bytes that one island sends in a round, on average over the fragments
+    received    bytes that one island receives in a round, likewise
     seconds     time of both, one after the other, at the speed of the island's link
     dollars     price of the bytes that one island sends
     steps       smallest islands.steps at which the transfers take at most the given share of the time; None: unknown
@@ -55,10 +55,11 @@ def costs(settings: Settings, islands: int, link: float, share: float, step_seco
     if not isinstance(model.layers, int) or not model.own:
         raise ValueError("--islands needs one of this project's models, for instance model=llama1b")
     count = parameters(model, range(model.layers))
-    sent = math.ceil(count * (ROW if settings.islands.bits == 8 else 4))
+    fragments = settings.islands.fragments
+    sent = math.ceil(count * (ROW if settings.islands.bits == 8 else 4) / fragments)
     received = sent * islands * settings.parallel.pipelines
     seconds = (sent + received) * 8 / (link * 1e9)
-    steps = None if step_seconds is None else max(1, math.ceil(seconds / (share * step_seconds)))
+    steps = None if step_seconds is None else fragments * max(1, math.ceil(seconds / (share * step_seconds)))
     return Costs(count, sent, received, seconds, sent * settings.islands.egress_per_gb / 1e9, steps)
 
 

@@ -18,9 +18,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from recycle_pp.storage.store import Store, StoreError
+from recycle_pp.storage.store import Absent, Store, StoreError
 
-from .objects import View, closed_path, covers, lease_path
+from .objects import RUN, View, closed_path, covers, lease_path, of_round
 from .rounds import alive, closing_of
 
 PATIENCE = 20.0  # seconds for which requests are repeated
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def state(store: Store, newest: int = NEWEST) -> dict[str, Any]:
     """The newest rounds and all islands. Raises StoreError."""
-    view = View.of(store.objects())
+    view = View.of(store.objects(), _fragments(store))
     rounds = []
     for number in sorted(view.closed)[-newest:] if newest > 0 else []:
         closing = closing_of(store.get(closed_path(number)))
@@ -77,11 +77,24 @@ def state(store: Store, newest: int = NEWEST) -> dict[str, Any]:
     return {"rounds": rounds, "islands": islands}
 
 
+def _fragments(store: Store) -> int:
+    """islands.fragments, as the first island has written it."""
+    try:
+        return int(json.loads(store.get(RUN))["settings"].get("islands.fragments", 1))
+    except Absent:
+        return 1
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if isinstance(error, StoreError):
+            raise
+        raise StoreError(f"{store.url}/{RUN} is damaged: {error}") from None
+
+
 def _sums(store: Store, view: View, number: int) -> dict[str, str]:
-    """Island -> SHA-256 of the SHA-256 of all units of theta after the round, in order of layers and units."""
+    """Island -> SHA-256 of the SHA-256 of all units of theta that the round has synchronised, in order of layers and
+    units."""
     found = {}
     for name, parts in view.sums.get(number, {}).items():
-        if not covers(parts, view.layout):
+        if not covers(parts, of_round(view.layout, number, view.fragments)):
             continue
         units: dict[tuple[int, int], str] = {}
         for part in parts:

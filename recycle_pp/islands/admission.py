@@ -27,7 +27,7 @@ from .rounds import GONE_SECONDS
 STORE_SECONDS = 20.0  # for which a request is repeated if the store does not answer
 EXTRA_SECONDS = 60.0  # for the start of Python on a busy machine
 SHARED = (  # settings that must be the same on all islands, because theta or its meaning depends on them
-    *(f"islands.{key}" for key in ("steps", "lr", "momentum", "bits", "parts")),
+    *(f"islands.{key}" for key in ("steps", "fragments", "lr", "momentum", "bits", "parts")),
     *(
         f"model.{key}"
         for key in ("kind", "layers", "width", "heads", "kv_heads", "head_dim", "ffn", "vocabulary", "init", "tied")
@@ -100,15 +100,16 @@ def _compare(store: Store, name: str, mine: dict[str, Any]) -> None:
         return
     try:
         first = json.loads(store.get(RUN))
-        island, theirs = str(first["island"]), dict(first["settings"])
+        # Without a setting if it is from a version that did not have it.
+        island, theirs = str(first["island"]), shared(Settings()) | first["settings"]
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, StoreError):
             raise
         raise StoreError(f"{store.url}/{RUN} is damaged: {error}") from None
     for key, value in mine.items():
-        if theirs.get(key) != value:
+        if theirs[key] != value:
             raise StoreError(
-                f"{key} is {theirs.get(key)} in island {island} and {value} in island {name}; all islands in "
+                f"{key} is {theirs[key]} in island {island} and {value} in island {name}; all islands in "
                 f"{store.url} need the same value"
             )
 

@@ -43,6 +43,7 @@ from recycle_pp.wire.messages.units import UnitId
 
 from . import objects, rounds
 from .codec import Floats, encode, seal
+from .fragments import takes_part
 from .leader import Leader
 from .outer import difference, merged
 from .reader import Reader
@@ -69,9 +70,9 @@ class _Cut:
 
 @dataclass(frozen=True)
 class _Result:
-    """Theta and momentum after `applied` rounds. first: whether this island writes snapshots of it"""
+    """Theta and momentum after the rounds of `path`. first: whether this island writes snapshots of it"""
 
-    applied: int
+    path: Apply
     outer: Mapping[UnitId, Outer]
     statistics: list[RoundStatistics]
     first: bool
@@ -113,10 +114,11 @@ class Client:
         """
         store, layout = Store(self._url, STORE_SECONDS), self._layout
         self._refuse_ties()
+        self._refuse_empty_rounds()
         for layer, units in layout.layers.items():
             digest = layout_digest(layout, layer)
             store.put_if_absent(objects.layout_path(layer, len(units), digest), self._me.encode())
-        view = objects.View.of(store.objects())
+        view = objects.View.of(store.objects(), self._islands.fragments)
         for layer in layout.layers:
             if len(view.digests[layer]) > 1:
                 raise ValueError(f"islands.store={self._url}: {self._other_layout(store, layer)}")
@@ -153,6 +155,12 @@ class Client:
         if any(borrows(name) for name in self._layout.names):
             raise ValueError("islands.store needs a model without weights that several stages share")
 
+    def _refuse_empty_rounds(self) -> None:
+        last, fragments = getattr(self._optimizer.tensors, "last", False), self._islands.fragments
+        layers = max(self._layout.layers, default=0)  # the last stage has the part after all layers
+        if last and fragments > layers:
+            raise ValueError(f"islands.fragments must be at most {layers}, the number of layers, not {fragments}")
+
     def _other_layout(self, store: Store, layer: int) -> str:
         paths = [path for path in store.list(objects.LAYOUT) if path.startswith(f"{objects.LAYOUT}/{layer}.")]
         names = sorted(store.get(path).decode() for path in paths)
@@ -178,7 +186,8 @@ class Client:
             with self._changed:
                 self._uploads += uploads
         stored = position.mine.get(position.applied) == position.sent  # since before the start
-        if position.sent is not None and not stored and not has >= {unit for unit, turn in turns.items() if turn == 0}:
+        needed = {unit for unit in self._in_round(position.applied) if turns[unit] == 0}
+        if position.sent is not None and not stored and not has >= needed:
             self._send(CutMissing(generation, position.sent))
 
     def apply(self, order: OuterOrder) -> None:
@@ -186,9 +195,11 @@ class Client:
         with self._changed:
             result = self._result
             # The coordinator orders this only after every worker has computed it.
-            assert result is not None and result.applied == order.apply, (result and result.applied, order)
+            assert result is not None and result.path.applied == order.apply, (result and result.path, order)
         layout, values = self._layout, {}
         for unit in self._turns:
+            if not result.path.changes(unit.layer, self._islands.fragments):
+                continue
             outer, number = result.outer[unit], layout.number(unit)
             weights = self._optimizer.outer(number)["model"].numpy()
             vectors = {THETA: outer.theta, MOMENTUM: outer.momentum}
@@ -196,17 +207,17 @@ class Client:
                 vectors["model"] = merged(weights, outer.theta, self._islands.mix)
             values[number] = {name: torch.from_numpy(vector) for name, vector in vectors.items()}
         self._optimizer.replace(values)
-        uploads = self._checksums(result.applied, lambda unit: result.outer[unit].theta)
-        if result.first and result.applied % self._islands.snapshot_every == 0:
+        uploads = self._checksums(result.path.applied, lambda unit: result.outer[unit].theta)
+        if result.first and result.path.applied % self._islands.snapshot_every == 0:
             uploads += self._snapshot(result)
         with self._changed:
             self._result, self._cut = None, None
             self._uploads += uploads
 
     def cut(self, order: OuterOrder) -> None:
-        """Cuts the deltas of this worker's units. Call it after the update of the step."""
+        """Cuts the deltas of this worker's units that the round synchronises. Call it after the update of the step."""
         layout, contents, values = self._layout, {}, {}
-        for unit in self._turns:
+        for unit in self._in_round(order.state.applied):
             number = layout.number(unit)
             own = {name: vector.numpy() for name, vector in self._optimizer.outer(number).items()}
             delta = difference(own[THETA], own["model"], own[RESIDUAL])
@@ -272,7 +283,7 @@ class Client:
             step, generation = self._step, self._generation
         assert order is not None
         listing = store.objects()
-        view, state = objects.View.of(listing), order.state
+        view, state = objects.View.of(listing, self._islands.fragments), order.state
         if cut is not None and cut.number == state.applied and state.applied not in view.closed:
             self._upload(store, view, cut, turns)
         for due, path, content in uploads:
@@ -337,7 +348,7 @@ class Client:
             result, generation, turns = self._result, self._generation, dict(self._turns)
             if self._reported == (generation, path.applied) and result is not None:
                 return
-        if result is None or result.applied != path.applied or not result.outer.keys() >= turns.keys():
+        if result is None or result.path.applied != path.applied or not result.outer.keys() >= turns.keys():
             result = self._computed(store, view, closings, path, turns)
         with self._changed:
             if self._generation != generation or self._order is None or self._order.state.applied >= path.applied:
@@ -364,14 +375,14 @@ class Client:
             vectors = self._optimizer.outer(number)
             before = Outer(vectors[THETA].numpy(), vectors[MOMENTUM].numpy())
             first = turns[unit] == 0
-            of = reader.unit(unit, unit_digest(layout, number))
-            after = advanced(before, path, closings, of, islands.lr, islands.momentum, measured=first)
+            of, part = reader.unit(unit, unit_digest(layout, number)), path.of_layer(unit.layer, islands.fragments)
+            after = advanced(before, part, closings, of, islands.lr, islands.momentum, measured=first)
             found[unit] = after.outer
             for each in after.rounds if first else ():
                 statistics[each.number] = _added(statistics[each.number], each.square, each.dots, each.refused)
         self._received += reader.received
         names = sorted(closings[path.rounds[-1]]) if path.rounds else []
-        return _Result(path.applied, found, list(statistics.values()), names[:1] == [self._me])
+        return _Result(path, found, list(statistics.values()), names[:1] == [self._me])
 
     def _leads(self, view: objects.View | None = None) -> bool:
         """Whether this worker is the first holder of the first unit of the model (`Leader`)."""
@@ -401,16 +412,21 @@ class Client:
         return time.monotonic() - self._complete[1]
 
     def _checksums(self, applied: int, theta: Callable[[UnitId], Floats]) -> list[tuple[float, str, bytes]]:
-        """The objects with checksums of theta after `applied` rounds, each due when it is this worker's turn."""
-        found = []
+        """The objects with checksums of theta after `applied` rounds, for the units that the last of them has
+        synchronised. Each is due when it is this worker's turn."""
+        found, units = [], self._in_round(applied - 1)
         for turn in sorted({*self._turns.values()}):
-            mine = sorted(unit for unit, of in self._turns.items() if of == turn)
+            mine = sorted(unit for unit in units if self._turns[unit] == turn)
             due = time.monotonic() + TURN * turn
             for run in runs(mine, dict.fromkeys(mine, 0)):
                 sums = [hashlib.sha256(theta(unit).astype("<f4").tobytes()).hexdigest() for unit in run]
                 part = run[0].layer, run[0].number, run[-1].number
                 found.append((due, objects.sums_path(applied - 1, self._me, part), json.dumps(sums).encode()))
         return found
+
+    def _in_round(self, number: int) -> list[UnitId]:
+        """The units of this worker that a round synchronises."""
+        return [unit for unit in self._turns if takes_part(unit.layer, number, self._islands.fragments)]
 
     def _theta(self, unit: UnitId) -> Floats:
         """Theta of a unit of this worker, as in the newest commit."""
@@ -424,7 +440,7 @@ class Client:
         for run in runs(mine, {unit: 8 * result.outer[unit].theta.size for unit in mine}):
             content = b"".join(snapshot_bytes(result.outer[unit]) for unit in run)
             part = run[0].layer, run[0].number, run[-1].number
-            found.append((0.0, objects.state_path(result.applied, part, len(content)), content))
+            found.append((0.0, objects.state_path(result.path.applied, part, len(content)), content))
         return found
 
     def _changed_soon(self) -> None:

@@ -10,7 +10,7 @@
     rounds/000012/oregon/3.0-13.sums                SHA-256 of theta after the round, for each of these units
     theta/000010/3.0-13.BYTES.state                 theta and momentum after 10 rounds
 
-    view = View.of(store.objects())
+    view = View.of(store.objects(), fragments=1)
     view.delivered[12]["oregon"]                    # Delivery(steps=1200, samples=6400, objects=[...])
 
 Everything that decides a round is in the names. So a round can be judged from a listing, without reading objects.
@@ -23,6 +23,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
+
+from .fragments import takes_part
 
 NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}"  # name of an island
 RUN = "run.json"
@@ -66,7 +68,7 @@ class Delivery:
 
     steps    number of steps of the island at which it was cut
     samples  number of samples that it is from
-    parts    its objects, which hold every unit of the model
+    parts    its objects, which hold every unit of the layers that the round synchronises
     """
 
     steps: int
@@ -80,6 +82,7 @@ class View:
 
     layout     layer -> number of its units
     digests    layer -> digests of its units; more than one if islands have different models
+    fragments  islands.fragments
     delivered  round -> island -> its complete delta
     partial    (round, island) of each delta that is not complete
     closed     rounds that are closed
@@ -90,6 +93,7 @@ class View:
 
     layout: Mapping[int, int] = field(default_factory=dict)
     digests: Mapping[int, set[str]] = field(default_factory=dict)
+    fragments: int = 1
     delivered: Mapping[int, Mapping[str, Delivery]] = field(default_factory=dict)
     partial: set[tuple[int, str]] = field(default_factory=set)
     closed: set[int] = field(default_factory=set)
@@ -98,8 +102,8 @@ class View:
     leases: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, listing: Mapping[str, Seen]) -> View:
-        """listing: path -> object"""
+    def of(cls, listing: Mapping[str, Seen], fragments: int) -> View:
+        """listing: path -> object. fragments: islands.fragments"""
         layout: dict[int, int] = {}
         digests: dict[int, set[str]] = {}
         deltas: dict[tuple[int, str], dict[tuple[int, int], list[Part]]] = {}
@@ -127,14 +131,20 @@ class View:
         delivered: dict[int, dict[str, Delivery]] = {}
         partial = set()
         for (number, island), kinds in deltas.items():
-            complete = [(key, parts) for key, parts in sorted(kinds.items()) if covers(parts, layout)]
+            needed = of_round(layout, number, fragments)
+            complete = [(key, parts) for key, parts in sorted(kinds.items()) if covers(parts, needed)]
             if complete:
                 (steps, samples), parts = complete[0]
                 delivered.setdefault(number, {})[island] = Delivery(steps, samples, tuple(parts))
             else:
                 partial.add((number, island))
         snapshots = {number: tuple(parts) for number, parts in states.items() if covers(parts, layout)}
-        return cls(layout, digests, delivered, partial, closed, snapshots, sums, leases)
+        return cls(layout, digests, fragments, delivered, partial, closed, snapshots, sums, leases)
+
+
+def of_round(layout: Mapping[int, int], number: int, fragments: int) -> dict[int, int]:
+    """The part of `View.layout` that a round synchronises."""
+    return {layer: units for layer, units in layout.items() if takes_part(layer, number, fragments)}
 
 
 def covers(parts: Iterable[Part], layout: Mapping[int, int]) -> bool:

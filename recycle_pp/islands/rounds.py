@@ -1,6 +1,6 @@
 """Decides the next action of an island from a listing of the store: wait, close the round, or apply rounds.
 
-    view = View.of(store.objects())
+    view = View.of(store.objects(), fragments=1)
     decision = decide(view, closings, "oregon", Position(applied=12, sent=True), waited=3.0, patience=600.0)
 
     Wait()                                              # look again later
@@ -22,6 +22,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from .fragments import takes_part
 from .objects import View
 
 RENEW_SECONDS = 30.0  # between two renewals of a lease
@@ -70,6 +71,15 @@ class Apply:
     def applied(self) -> int:
         """Number of rounds in the resulting theta."""
         return self.rounds[-1] + 1 if self.rounds else self.snapshot or 0
+
+    def of_layer(self, layer: int, fragments: int) -> Apply:
+        """The same without the rounds that do not synchronise this layer."""
+        return Apply(self.snapshot, tuple(number for number in self.rounds if takes_part(layer, number, fragments)))
+
+    def changes(self, layer: int, fragments: int) -> bool:
+        """Whether theta of this layer changes."""
+        path = self.of_layer(layer, fragments)
+        return path.snapshot is not None or bool(path.rounds)
 
 
 Closings = Mapping[int, Mapping[str, Share]]

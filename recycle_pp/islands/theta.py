@@ -62,6 +62,7 @@ def advanced(
     """The state of a unit after the rounds of `path`.
 
     before    the state of this island; ignored if the path begins with a snapshot
+    path      only the rounds that synchronise this unit, see `Apply.of_layer`
     measured  whether to compute statistics
 
     Raises Damaged if the snapshot is damaged.

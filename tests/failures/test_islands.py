@@ -13,11 +13,12 @@ from recycle_pp.islands.__main__ import state
 from recycle_pp.storage.store import Store
 from tests.s3_server import S3Server
 
-# With islands.max_local = islands.steps, every round is applied at the same step, however busy the machine is.
+# A round every 5 steps, each with half of the layers. Since islands.max_local=5, every round is applied at the same
+# step, however busy the machine is.
 COMMON = [
     "model=tiny", "parallel=2x2", "run.steps=17", "run.validate_every=0", "schedule.profile_steps=0", "run.standby=off",
-    "numerics=reproducible", "run.sample_log=true", "control.suspicion=60", "islands.steps=5", "islands.max_local=5",
-    "islands.patience=1000", "islands.parts=2",
+    "numerics=reproducible", "run.sample_log=true", "control.suspicion=60", "islands.steps=10", "islands.fragments=2",
+    "islands.max_local=5", "islands.patience=1000", "islands.parts=2",
 ]  # fmt: skip
 SECONDS = 240
 
@@ -149,6 +150,7 @@ def test_an_island_that_is_killed_and_resumed_under_another_shape_has_the_same_b
         (["islands.store=/tmp/x", "islands.name=a", "islands.bits=9"], "islands.bits must be 8 or 32, not 9"),
         (["islands.store=/tmp/x", "islands.name=a", "optimizer.stagger=true"], "optimizer.stagger must be false"),
         (["islands.store=/tmp/x", "islands.name=a", "islands.max_local=9"], "islands.max_local must be at least"),
+        (["islands.store=/tmp/x", "islands.name=a", "islands.fragments=3"], "islands.fragments must divide"),
         (["islands.store=/tmp/x", "islands.name=a/b"], "islands.name must be"),
     ],
 )

@@ -20,10 +20,12 @@ def test_the_bytes_are_those_of_a_real_model(bits):
     assert found.received == 6 * found.sent and found.steps is None
 
 
-def test_more_steps_keep_the_link_below_the_share():
-    settings = small(islands__egress_per_gb=0.09)
+@pytest.mark.parametrize("fragments", [1, 3])
+def test_more_steps_keep_the_link_below_the_share(fragments):
+    settings = small(islands__egress_per_gb=0.09, islands__fragments=fragments)
     found = costs(settings, islands=2, link=0.001, share=0.1, step_seconds=2.0)
-    assert found.seconds / (found.steps * 2.0) <= 0.1 < found.seconds / ((found.steps - 1) * 2.0)
+    every = found.steps / fragments
+    assert every.is_integer() and found.seconds / (every * 2.0) <= 0.1 < found.seconds / ((every - 1) * 2.0)
     assert found.dollars == pytest.approx(found.sent * 0.09 / 1e9)
 
 

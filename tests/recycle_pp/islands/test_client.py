@@ -62,7 +62,7 @@ class Island:
         self.settings = small(parallel__stages=stages, islands__store=url, islands__name=name, **(defaults | changes))
         islands = self.settings.islands
         self.name, self.step, self.messages = name, 0, []
-        self.rounds = OuterRounds(islands.steps, islands.delay, islands.most_local)
+        self.rounds = OuterRounds(islands.every, islands.delay, islands.most_local)
         self.stages = [Stage(self.settings, stage, CPU) for stage in range(stages)]
         self.optimizers = [StageOptimizer(self.settings, stage) for stage in self.stages]
         self.clients = [
@@ -114,10 +114,13 @@ class Island:
         return applied
 
     def _changed(self, stage, optimizer, number):
-        seed = [*self.name.encode(), self.step, *stage.layout.unit_names[number].encode()]
         before = optimizer.outer(number)["model"]
-        noise = np.random.default_rng(seed).standard_normal(before.numel()).astype(np.float32)
-        return before + torch.from_numpy(noise) * 1e-3
+        return before + torch.from_numpy(self.noise(stage.layout.unit_names[number], before.numel()))
+
+    def noise(self, unit, size):
+        """What this step adds to the weights of a unit."""
+        noise = np.random.default_rng([*self.name.encode(), self.step, *unit.encode()]).standard_normal(size)
+        return noise.astype(np.float32) * np.float32(1e-3)
 
     def state(self, vector="theta"):
         """Name of a unit -> its vector, of the whole model."""
@@ -158,6 +161,37 @@ def test_islands_of_different_shapes_have_the_same_theta_after_every_round(url, 
     assert [each["round"] for each in found["rounds"]] == [0, 1, 2, 3]
     assert all(len({*each["theta_sha256"].values()}) == 1 and each["islands"] == ["a", "b"] for each in found["rounds"])
     assert {each["name"] for each in found["islands"]} == {"a", "b"}
+
+
+def test_with_fragments_each_round_changes_and_sends_a_part_of_the_layers(url, island):
+    def changed(before, after):
+        return {name for name in before if before[name].tobytes() != after[name].tobytes()}
+
+    a = island(url, "a", islands__steps=4, islands__fragments=2)
+    b = island(url, "b", stages=2, islands__steps=4, islands__fragments=2)
+    admit(Store(url), a.settings, 0)
+    parts, before = [], a.state()
+    for steps in (3, 2, 2, 2):
+        together([a, b], steps - 1)
+        own = {name: weights + a.noise(name, weights.size) for name, weights in a.state("model").items()}
+        together([a, b], 1)
+        kept = before.keys() - changed(own, a.state("model"))
+        assert same(a.state(), b.state())
+        parts.append(changed(before, a.state()))
+        assert kept == before.keys() - parts[-1], "other layers keep their own weights"
+        before = a.state()
+    assert a.rounds.state.applied == 4 and parts[0] == parts[2] and parts[1] == parts[3]
+    assert parts[0] | parts[1] == before.keys() and not parts[0] & parts[1]
+    sizes = [sum(before[name].size for name in part) for part in parts[:2]]
+    sent = [sum(Store(url).list(f"rounds/{number:06d}/a/").values()) for number in (0, 1)]
+    assert all(size <= bytes_ <= 2 * size + 3000 for size, bytes_ in zip(sizes, sent, strict=True))
+    a.until(lambda: all(len(each["theta_sha256"]) == 2 for each in state(Store(url))["rounds"]))
+    assert all(len({*each["theta_sha256"].values()}) == 1 for each in state(Store(url))["rounds"])
+
+
+def test_more_fragments_than_layers_are_refused(folder):
+    with pytest.raises(ValueError, match="fragments must be at most"):
+        Island(folder, "a", islands__steps=4, islands__fragments=4)
 
 
 def test_one_worker_reports_which_islands_live_and_which_rounds_are_closed(folder, island):
@@ -289,6 +323,7 @@ def test_each_name_has_its_own_part_of_the_data_for_ever(folder):
     ("changes", "sentence"),
     [
         ({"islands__steps": 7}, "islands.steps is 100 in island a and 7 in island b; all islands in"),
+        ({"islands__fragments": 2}, "islands.fragments is 1 in island a and 2 in island b"),
         ({"model__width": 48}, "model.width is 24 in island a and 48 in island b"),
         ({"islands__bits": 32}, "islands.bits is 8 in island a and 32 in island b"),
     ],

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from recycle_pp.islands.codec import Damaged, content_bytes, encode, opened, seal
+from recycle_pp.islands.fragments import takes_part
 from recycle_pp.islands.objects import (
     View,
     closed_path,
@@ -47,7 +48,7 @@ LAYOUT = {-1: 1, 0: 2}  # layer -> number of units
 SIZE = 5  # elements of a unit
 UNITS = [(layer, number) for layer, units in LAYOUT.items() for number in range(units)]
 DIGEST = bytes(16)
-H, DELAY, MOST = 2, 1, 5
+STEPS, DELAY, MOST = 2, 1, 5  # STEPS: between two rounds
 LR, DECAY = 0.7, 0.9
 PATIENCE, KEEP, SNAPSHOT_EVERY = 20.0, 2, 3
 KINDS = {  # action or fault -> how often it happens
@@ -106,7 +107,8 @@ class Model:
     residual: dict
     step: int = 0  # completed steps
     outer: OuterState = field(default_factory=OuterState)
-    since: frozenset = frozenset()  # samples in the weights since the island took theta
+    since: dict = field(default_factory=lambda: dict.fromkeys(LAYOUT, frozenset()))
+    # layer -> samples in its weights since the island took its theta
 
 
 def fresh() -> Model:
@@ -123,7 +125,7 @@ class Island:
         self._begin()
 
     def _begin(self) -> None:
-        view = View.of(self.world.store.listing())
+        view = self.world.view()
         mine = {
             number: view.delivered[number][self.name].steps
             for number in view.delivered
@@ -137,10 +139,10 @@ class Island:
         outer = self.model.outer
         if sent is not None and mine.get(outer.applied) != sent:
             outer = OuterState(outer.applied, outer.begun, None)
-        self.rounds = OuterRounds(H, DELAY, MOST)
+        self.rounds = OuterRounds(STEPS, DELAY, MOST)
         self.rounds.begin(OuterState(outer.applied, outer.begun, outer.sent, mine))
         self.cuts: dict[str, bytes] = {}  # objects of the current delta, in memory
-        self.result: tuple[int, dict] | None = None
+        self.result: tuple[Apply, dict] | None = None
         self.delivered_at: float | None = None
         self.renew()
 
@@ -155,18 +157,20 @@ class Island:
             return
         order = self.rounds.commit({0}, step)
         if order.apply is not None:
-            assert self.result is not None and self.result[0] == order.apply
-            for unit, outer in self.result[1].items():
+            assert self.result is not None and self.result[0].applied == order.apply
+            path, found = self.result
+            for unit, outer in found.items():
                 model.theta[unit], model.momentum[unit] = outer
-                model.weights[unit] = merged(model.weights[unit], outer.theta, 0.0)
-            model.since = frozenset()
+                if path.changes(unit[0], self.world.fragments):
+                    model.weights[unit] = merged(model.weights[unit], outer.theta, 0.0)
+                    model.since[unit[0]] = frozenset()
             self.world.took(self.name, order.apply, model.theta)
             self.cuts, self.result, self.delivered_at = {}, None, None
         sample = (self.number, step)
         for n, unit in enumerate(UNITS):
             change = np.random.default_rng((self.number, step, n)).standard_normal(SIZE) * 1e-2
             model.weights[unit] = model.weights[unit] + change.astype(np.float32)
-        model.since |= {sample}
+        model.since = {layer: samples | {sample} for layer, samples in model.since.items()}
         model.step += 1
         if order.cut:
             self._cut(order.state, order.samples)
@@ -178,14 +182,16 @@ class Island:
         model, number = self.model, state.applied
         codes = {}
         for unit in UNITS:
+            if not takes_part(unit[0], number, self.world.fragments):
+                continue
             x = difference(model.theta[unit], model.weights[unit], model.residual[unit])
             codes[unit], sent = encode(x, 8)
             model.residual[unit] = x - sent
-        view = View.of(self.world.store.listing())
+        view = self.world.view()
         if self.name in view.delivered.get(number, {}):
             return
         size = content_bytes(SIZE, 8)
-        for layer, unit in UNITS:
+        for layer, unit in codes:
             path = delta_path(number, self.name, (layer, unit, unit), state.sent or 0, samples, size)
             self.cuts[path] = seal(codes[layer, unit], DIGEST, SIZE, 8)
         self.world.cut(self.name, number, state.sent or 0, model.since)
@@ -194,7 +200,7 @@ class Island:
         store = self.world.store
         if store.out:
             return
-        view = View.of(store.listing())
+        view = self.world.view()
         at = Position(self.rounds.state.applied, self.rounds.state.sent is not None)
         closings = {}
         for number in view.closed:
@@ -211,18 +217,17 @@ class Island:
         self._clean(view)
 
     def _compute(self, view: View, closings: dict, path: Apply) -> None:
-        if self.result is not None and self.result[0] == path.applied:
+        if self.result is not None and self.result[0].applied == path.applied:
             return
         found = {}
         for unit in UNITS:
             before = Outer(self.model.theta[unit], self.model.momentum[unit])
             try:
-                found[unit] = advanced(
-                    before, path, closings, Reader(self.world.store, view, closings, unit), LR, DECAY
-                ).outer
+                reader, part = Reader(self.world.store, view, closings, unit), path.of_layer(unit[0], view.fragments)
+                found[unit] = advanced(before, part, closings, reader, LR, DECAY).outer
             except LookupError:
                 return  # the listing lacks an object
-        self.result = path.applied, found
+        self.result = path, found
         self.rounds.ready(0, path.applied)
 
     def upload(self) -> None:
@@ -289,17 +294,22 @@ class Reader:
 
 class World:
     def __init__(self, seed: int, islands: int = 3) -> None:
-        self.rng = random.Random(seed)
+        self.rng, self.fragments = random.Random(seed), 1 + seed % 2
         self.store = FakeStore(self.rng)
         for layer, units in LAYOUT.items():
             self.store.put(layout_path(layer, units, DIGEST), b"")
-        self.cuts: dict[tuple[str, int, int], frozenset] = {}  # island, round, steps -> samples in the delta
+        self.cuts: dict[tuple[str, int, int], dict] = {}  # island, round, steps -> layer -> samples in the delta
         self.closed: dict[int, bytes] = {}
         self.thetas: dict[int, dict[str, bytes]] = {}
         self.islands = [Island(self, chr(97 + n), n) for n in range(islands)]
 
-    def cut(self, name: str, number: int, steps: int, samples: frozenset) -> None:
-        self.cuts[name, number, steps] = samples
+    def view(self) -> View:
+        return View.of(self.store.listing(), self.fragments)
+
+    def cut(self, name: str, number: int, steps: int, samples: dict) -> None:
+        self.cuts[name, number, steps] = {
+            layer: of for layer, of in samples.items() if takes_part(layer, number, self.fragments)
+        }
 
     def took(self, name: str, applied: int, theta: dict) -> None:
         self.thetas.setdefault(applied, {})[name] = b"".join(theta[unit].tobytes() for unit in UNITS)
@@ -341,7 +351,7 @@ class World:
 
         kind  flip: a bit is wrong since before the close. truncate: an upload is cut short, and the delta incomplete
         """
-        objects, whole = self.store.objects, View.of(self.store.objects).delivered
+        objects, whole = self.store.objects, View.of(self.store.objects, self.fragments).delivered
         open_ = [
             path
             for path, of in objects.items()
@@ -381,14 +391,14 @@ class World:
         self._note()
         for applied, thetas in self.thetas.items():
             assert len({*thetas.values()}) == 1, f"theta after {applied} rounds differs: {sorted(thetas)}"
-        counted: dict[tuple[int, int], int] = {}
+        counted: dict[tuple[int, tuple[int, int]], int] = {}  # layer, sample -> round
         for number, content in self.closed.items():
             for name, share in closing_of(content).items():
-                for sample in self.cuts[name, number, share.steps]:
-                    assert counted.setdefault(sample, number) == number, (
-                        f"{sample} counts in {counted[sample]}, {number}"
-                    )
-                    assert sample[0] == ord(name) - 97
+                for layer, samples in self.cuts[name, number, share.steps].items():
+                    for sample in samples:
+                        before = counted.setdefault((layer, sample), number)
+                        assert before == number, f"{sample} counts in {before}, {number}"
+                        assert sample[0] == ord(name) - 97
 
     def _note(self) -> None:
         for path, of in self.store.objects.items():
