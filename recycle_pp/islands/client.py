@@ -16,7 +16,6 @@ seconds later, because the first holder may have died.
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -41,10 +40,11 @@ from recycle_pp.wire.messages.members import Member
 from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.messages.units import UnitId
 
-from . import objects, rounds
+from . import objects, rounds, written
 from .codec import Floats, encode, seal
 from .fragments import takes_part
 from .leader import Leader
+from .opening import opened
 from .outer import difference, merged
 from .reader import Reader
 from .rounds import Apply, Close, Position, Share
@@ -52,7 +52,6 @@ from .theta import Outer, advanced
 
 SOON, LATER = 0.2, 5.0  # seconds between two looks into the store: shortest and longest
 TURN = 3.0  # seconds after which the next holder of a unit uploads what is missing
-MOST = 16 << 20  # bytes of an object with deltas, unless it has a single unit; limits the memory for uploads and reads
 STORE_SECONDS = 20.0  # for which a failing request is repeated
 LAST_SECONDS = 5.0  # the same, at the end of a job
 TRAFFIC_SECONDS = 5.0  # between two messages about the traffic
@@ -107,24 +106,8 @@ class Client:
     # -- the start -----------------------------------------------------------------------------------------------
 
     def open(self, position: OuterState | None) -> OuterState:
-        """Compares the layout of this worker's layers with that of the other islands, and starts the thread.
-
-        position: that of the checkpoint; None at the first start of an island. Returns the position to start from.
-        Raises ValueError, with one sentence, if the layouts differ, or if the store cannot be used.
-        """
-        store, layout = Store(self._url, STORE_SECONDS), self._layout
-        self._refuse_ties()
-        self._refuse_empty_rounds()
-        for layer, units in layout.layers.items():
-            digest = layout_digest(layout, layer)
-            store.put_if_absent(objects.layout_path(layer, len(units), digest), self._me.encode())
-        view = objects.View.of(store.objects(), self._islands.fragments)
-        for layer in layout.layers:
-            if len(view.digests[layer]) > 1:
-                raise ValueError(f"islands.store={self._url}: {self._other_layout(store, layer)}")
-        found = OuterState() if position is None else position
-        if position is not None:
-            found = self._with_mine(store, view, position)
+        """The position to start from, see `opening.opened`. Raises ValueError, with one sentence."""
+        found = opened(Store(self._url, STORE_SECONDS), self._settings, self._optimizer.tensors, position)
         with self._changed:
             self._order = OuterOrder(found)
             self._resumed = found.applied > 0
@@ -132,39 +115,6 @@ class Client:
 
     def start(self) -> None:
         threading.Thread(target=self._serve, name="islands", daemon=True).start()
-
-    def _with_mine(self, store: Store, view: objects.View, position: OuterState) -> OuterState:
-        """The position, with the deltas that an earlier start of this island has in the store (`OuterState.mine`)."""
-        mine = {}
-        for number in sorted({*view.closed, *view.delivered}):
-            if number < position.applied:
-                continue
-            share = None
-            if number in view.closed:
-                share = rounds.closing_of(store.get(objects.closed_path(number))).get(self._me)
-            elif self._me in view.delivered[number]:
-                share = Share(view.delivered[number][self._me].steps, 0)
-            if share is not None:
-                mine[number] = share.steps
-        sent = position.sent if mine.get(position.applied) == position.sent else None
-        return OuterState(position.applied, position.begun, sent, mine)
-
-    def _refuse_ties(self) -> None:
-        stage = self._optimizer.tensors
-        borrows = getattr(stage, "borrows", lambda name: False)
-        if any(borrows(name) for name in self._layout.names):
-            raise ValueError("islands.store needs a model without weights that several stages share")
-
-    def _refuse_empty_rounds(self) -> None:
-        last, fragments = getattr(self._optimizer.tensors, "last", False), self._islands.fragments
-        layers = max(self._layout.layers, default=0)  # the last stage has the part after all layers
-        if last and fragments > layers:
-            raise ValueError(f"islands.fragments must be at most {layers}, the number of layers, not {fragments}")
-
-    def _other_layout(self, store: Store, layer: int) -> str:
-        paths = [path for path in store.list(objects.LAYOUT) if path.startswith(f"{objects.LAYOUT}/{layer}.")]
-        names = sorted(store.get(path).decode() for path in paths)
-        return f"the islands {rounds.names(names)} have different models, because layer {layer} has other tensors"
 
     # -- in the executor's thread --------------------------------------------------------------------------------
 
@@ -333,10 +283,8 @@ class Client:
         waited = time.monotonic() - cut.at
         due = [unit for unit, turn in turns.items() if waited >= TURN * turn and unit in cut.contents]
         there = store.list(f"rounds/{cut.number:06d}/{self._me}")
-        for run in runs(due, {unit: len(content) for unit, content in cut.contents.items()}):
-            content = b"".join(cut.contents[unit] for unit in run)
-            part = run[0].layer, run[0].number, run[-1].number
-            path = objects.delta_path(cut.number, self._me, part, cut.share.steps, cut.share.samples, len(content))
+        contents = {unit: cut.contents[unit] for unit in due}
+        for path, content in written.deltas(self._me, cut.number, cut.share, contents):
             if there.get(path) != len(content):
                 store.put(path, content)
                 self._sent += len(content)
@@ -414,15 +362,12 @@ class Client:
     def _checksums(self, applied: int, theta: Callable[[UnitId], Floats]) -> list[tuple[float, str, bytes]]:
         """The objects with checksums of theta after `applied` rounds, for the units that the last of them has
         synchronised. Each is due when it is this worker's turn."""
-        found, units = [], self._in_round(applied - 1)
-        for turn in sorted({*self._turns.values()}):
-            mine = sorted(unit for unit in units if self._turns[unit] == turn)
-            due = time.monotonic() + TURN * turn
-            for run in runs(mine, dict.fromkeys(mine, 0)):
-                sums = [hashlib.sha256(theta(unit).astype("<f4").tobytes()).hexdigest() for unit in run]
-                part = run[0].layer, run[0].number, run[-1].number
-                found.append((due, objects.sums_path(applied - 1, self._me, part), json.dumps(sums).encode()))
-        return found
+        units = self._in_round(applied - 1)
+        return [
+            (time.monotonic() + TURN * turn, *each)
+            for turn in sorted({*self._turns.values()})
+            for each in written.checksums(self._me, applied - 1, [u for u in units if self._turns[u] == turn], theta)
+        ]
 
     def _in_round(self, number: int) -> list[UnitId]:
         """The units of this worker that a round synchronises."""
@@ -435,13 +380,8 @@ class Client:
 
     def _snapshot(self, result: _Result) -> list[tuple[float, str, bytes]]:
         """The objects of a snapshot, for the units of which this worker is the first holder."""
-        mine = sorted(unit for unit, turn in self._turns.items() if turn == 0)
-        found = []
-        for run in runs(mine, {unit: 8 * result.outer[unit].theta.size for unit in mine}):
-            content = b"".join(snapshot_bytes(result.outer[unit]) for unit in run)
-            part = run[0].layer, run[0].number, run[-1].number
-            found.append((0.0, objects.state_path(result.path.applied, part, len(content)), content))
-        return found
+        mine = {unit: result.outer[unit] for unit, turn in self._turns.items() if turn == 0}
+        return [(0.0, *each) for each in written.snapshot(result.path.applied, mine)]
 
     def _changed_soon(self) -> None:
         with self._changed:
@@ -458,32 +398,9 @@ class Client:
         self._told, self._told_failure, self._sent, self._received = time_, self._failure, 0, 0
 
 
-def runs(units: Sequence[UnitId], sizes: Mapping[UnitId, int]) -> list[list[UnitId]]:
-    """The units as runs of neighbours in a layer, each of at most MOST bytes, but at least one unit."""
-    found: list[list[UnitId]] = []
-    total = 0
-    for unit in sorted(units):
-        last = found[-1][-1] if found else None
-        total += sizes[unit]
-        if last != UnitId(unit.layer, unit.number - 1) or total > MOST:
-            found.append([])
-            total = sizes[unit]
-        found[-1].append(unit)
-    return found
-
-
 def unit_digest(layout: Layout, number: int) -> bytes:
     """16 bytes that identify a unit: its name and its size."""
     return hashlib.blake2b(f"{layout.unit_names[number]} {layout.unit_sizes[number]}".encode(), digest_size=16).digest()
-
-
-def layout_digest(layout: Layout, layer: int) -> bytes:
-    """16 bytes that identify the names and sizes of the units of a layer."""
-    return hashlib.blake2b(repr(layout.described[layer]).encode(), digest_size=16).digest()
-
-
-def snapshot_bytes(outer: Outer) -> bytes:
-    return outer.theta.astype("<f4").tobytes() + outer.momentum.astype("<f4").tobytes()
 
 
 def _statistics(number: int, closing: Mapping[str, Share]) -> RoundStatistics:

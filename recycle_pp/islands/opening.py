@@ -1,0 +1,77 @@
+"""The start of a worker of an island: compares its layers with those of the other islands, and finds its position.
+
+position = opened(store, settings, tensors, position)      # raises ValueError, with one sentence
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from recycle_pp.config.settings import Settings
+from recycle_pp.numerics.layer_tensors import LayerTensors
+from recycle_pp.numerics.layout import Layout
+from recycle_pp.storage.store import Store
+from recycle_pp.wire.messages.islands import OuterState
+
+from . import objects, rounds
+
+
+def opened(store: Store, settings: Settings, tensors: LayerTensors, position: OuterState | None) -> OuterState:
+    """The position to start from.
+
+    tensors   of the worker's stage
+    position  that of the checkpoint; None at the first start of an island
+
+    Raises ValueError, with one sentence, if the island does not fit to the others, or if the store cannot be used.
+    """
+    assert settings.islands.name is not None
+    me, layout, fragments = settings.islands.name, tensors.layout, settings.islands.fragments
+    _refuse_ties(tensors)
+    _refuse_empty_rounds(tensors, fragments)
+    for layer, units in layout.layers.items():
+        store.put_if_absent(objects.layout_path(layer, len(units), layout_digest(layout, layer)), me.encode())
+    view = objects.View.of(store.objects(), fragments)
+    for layer in layout.layers:
+        if len(view.digests[layer]) > 1:
+            raise ValueError(f"islands.store={store.url}: {_other_layout(store, layer)}")
+    return OuterState() if position is None else _with_mine(store, view, me, position)
+
+
+def layout_digest(layout: Layout, layer: int) -> bytes:
+    """16 bytes that identify the names and sizes of the units of a layer."""
+    return hashlib.blake2b(repr(layout.described[layer]).encode(), digest_size=16).digest()
+
+
+def _refuse_ties(tensors: LayerTensors) -> None:
+    borrows = getattr(tensors, "borrows", lambda name: False)
+    if any(borrows(name) for name in tensors.layout.names):
+        raise ValueError("islands.store needs a model without weights that several stages share")
+
+
+def _refuse_empty_rounds(tensors: LayerTensors, fragments: int) -> None:
+    layers = max(tensors.layout.layers, default=0)  # in the last stage, which has the part after all layers
+    if getattr(tensors, "last", False) and fragments > layers:
+        raise ValueError(f"islands.fragments must be at most {layers}, the number of layers, not {fragments}")
+
+
+def _other_layout(store: Store, layer: int) -> str:
+    paths = [path for path in store.list(objects.LAYOUT) if path.startswith(f"{objects.LAYOUT}/{layer}.")]
+    names = sorted(store.get(path).decode() for path in paths)
+    return f"the islands {rounds.names(names)} have different models, because layer {layer} has other tensors"
+
+
+def _with_mine(store: Store, view: objects.View, me: str, position: OuterState) -> OuterState:
+    """The position, with the deltas that an earlier start of this island has in the store (`OuterState.mine`)."""
+    mine = {}
+    for number in sorted({*view.closed, *view.delivered}):
+        if number < position.applied:
+            continue
+        share = None
+        if number in view.closed:
+            share = rounds.closing_of(store.get(objects.closed_path(number))).get(me)
+        elif me in view.delivered[number]:
+            share = rounds.Share(view.delivered[number][me].steps, 0)
+        if share is not None:
+            mine[number] = share.steps
+    sent = position.sent if mine.get(position.applied) == position.sent else None
+    return OuterState(position.applied, position.begun, sent, mine)
