@@ -242,6 +242,10 @@ class Shards:
         """The state in a donor's parcel: block -> (step in it, its fault or None)."""
         return {block: (step, self.wrong.get(block)) for block, step in self.state.items()}
 
+    def after(self, step: int) -> set[UnitId]:
+        """The held blocks in their state after this step."""
+        return {block for block, of in self.state.items() if of == step}
+
     def forget(self) -> None:
         """Drops all state, for a new session in which the worker follows its blocks."""
         self.state, self.wrong, self.tainted = {}, {}, set()
