@@ -87,7 +87,8 @@ def main() -> None:
         for kind, store in (("plain", None), ("islands", f"{bucket}/run")):
             train(zygote, kind, store, server.environment(link.port), given)
             for name in NAMES:
-                print(f"{kind:<8}{name:<10}{speed(RunFolder(OUT / f'{kind}-{name}'), given.every // given.fragments):.3f}")
+                found = speed(RunFolder(OUT / f"{kind}-{name}"), given.every // given.fragments)
+                print(f"{kind:<8}{name:<10}{found:.3f}")
     up, down = (link.bytes[direction] / 1e6 for direction in ("up", "down"))
     print(f"islands.steps={given.every} islands.fragments={given.fragments}: {up:.1f} MB up, {down:.1f} MB down")
 
