@@ -1,6 +1,6 @@
 """Speed of two islands that meet in a store far away, beside the same two jobs without islands.
 
-    python -m bench.islands [--steps 150] [--every 50] [--fragments 1] [SETTING ...]
+    python bench/islands.py [--steps 150] [--every 50] [--fragments 1] [SETTING ...]
 
 The store is moto's S3 server in its own process. Between it and the islands is a link: each byte arrives half of
 `--delay` later, in both directions, and each direction carries `--link` Gb/s for all connections together. The jobs
@@ -27,7 +27,7 @@ from typing import Any
 
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.testing.local_cluster import Zygote
-from tests.s3_server import S3Server
+from recycle_pp.testing.s3_server import S3Server
 
 OUT = Path(__file__).parent / "out" / "islands"
 COMMON = [

@@ -19,8 +19,8 @@ from recycle_pp.islands.__main__ import state
 from recycle_pp.storage.store import Store
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.testing.ports import free_ports
+from recycle_pp.testing.s3_server import S3Server
 from tests.failures import network
-from tests.s3_server import S3Server
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TINY = ["model=tiny", "run.validate_every=0", "numerics=reproducible", "run.sample_log=true"]

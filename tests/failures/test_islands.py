@@ -11,7 +11,7 @@ import pytest
 
 from recycle_pp.islands.__main__ import state
 from recycle_pp.storage.store import Store
-from tests.s3_server import S3Server
+from recycle_pp.testing.s3_server import S3Server
 
 # A round every 5 steps, each with half of the layers. Since islands.max_local=5, every round is applied at the same
 # step, however busy the machine is.

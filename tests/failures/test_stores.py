@@ -15,7 +15,7 @@ from recycle_pp.storage.store import Store
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.status import StatusReader
 from recycle_pp.telemetry.stored_run import local
-from tests.s3_server import Proxy, S3Server
+from recycle_pp.testing.s3_server import Proxy, S3Server
 
 from .launched import Launched
 

@@ -17,9 +17,9 @@ from recycle_pp.model.stage import Stage
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.protocol.outer_rounds import OuterRounds
 from recycle_pp.storage.store import Store, StoreError
+from recycle_pp.testing.s3_server import S3Server
 from recycle_pp.wire.messages.islands import IslandsSeen, OuterState, RoundReady, StoreTraffic
 from tests.recycle_pp.in_process import CPU, small
-from tests.s3_server import S3Server
 
 SECONDS = 60  # limit on a wait; the machine may be busy
 

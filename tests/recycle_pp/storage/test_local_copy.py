@@ -8,7 +8,7 @@ import pytest
 
 from recycle_pp.storage.local_copy import copy, is_copied, place
 from recycle_pp.storage.store import Absent, Store, StoreError
-from tests.s3_server import Proxy, S3Server
+from recycle_pp.testing.s3_server import Proxy, S3Server
 
 PIECE, SYNCED = 1000, 4000  # bytes, instead of megabytes
 

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from recycle_pp.storage.store import PIECE, Absent, Store, StoreError
-from tests.s3_server import Proxy, S3Server
+from recycle_pp.testing.s3_server import Proxy, S3Server
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@
         os.environ |= server.environment(proxy.port)
         proxy.judge = lambda method, path: 500 if method == "PUT" else None
 
-    python -m tests.s3_server                     # prints its port; ends with its standard input
+    python -m recycle_pp.testing.s3_server                     # prints its port; ends with its standard input
 
 moto has conditional puts: a put with `If-None-Match: *` fails with 412 if the object exists. Its own server needs
 flask; this one calls the same functions.
@@ -32,7 +32,10 @@ REGION, KEY, SECRET = "us-east-1", "the-key", "the-secret"
 class S3Server(contextlib.AbstractContextManager["S3Server"]):
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.s3_server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "recycle_pp.testing.s3_server"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert self._process.stdout is not None
         self.port = int(self._process.stdout.readline())
@@ -78,11 +81,12 @@ class Proxy(contextlib.AbstractContextManager["Proxy"]):
             def _handle(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 verdict = proxy.judge(self.command, self.path)
-                if verdict == "close":
+                if isinstance(verdict, str):
                     self.close_connection = True
                     return
                 if verdict is not None:
-                    self._answer(*(verdict, b"") if isinstance(verdict, int) else verdict, {})
+                    status, text = (verdict, b"") if isinstance(verdict, int) else verdict
+                    self._answer(status, text, {})
                     return
                 onward = http.client.HTTPConnection("127.0.0.1", server.port)
                 headers = {name: value for name, value in self.headers.items() if name.lower() not in proxy.without}
