@@ -81,6 +81,8 @@ def main() -> None:
     parser.add_argument("--link", type=float, default=1.0, help="Gb/s")
     parser.add_argument("overrides", nargs="*", default=[])
     given = parser.parse_args()
+    if given.every // given.fragments <= NEAR or given.steps <= given.every:
+        parser.error(f"--every / --fragments must be above {NEAR}, and --steps above --every")
     shutil.rmtree(OUT, ignore_errors=True)
     with Zygote() as zygote, S3Server() as server, Link(server.port, given.delay / 2, given.link) as link:
         bucket = server.url("islands")

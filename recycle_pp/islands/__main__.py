@@ -3,7 +3,8 @@
     python -m recycle_pp.islands STORE               # two tables
     python -m recycle_pp.islands STORE --json        # {"rounds": [...], "islands": [...]}
 
-A round has the checksum of theta on each island that has applied it. They must be equal.
+A round has a checksum from each island that has applied it, of theta of the layers that it has synchronised. They must
+be equal.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
         os.environ |= server.environment(proxy.port)
         proxy.judge = lambda method, path: 500 if method == "PUT" else None
 
-    python -m recycle_pp.testing.s3_server                     # prints its port; ends with its standard input
+    python -m recycle_pp.testing.s3_server       # prints its port; ends with its standard input
 
 moto has conditional puts: a put with `If-None-Match: *` fails with 412 if the object exists. Its own server needs
 flask; this one calls the same functions.

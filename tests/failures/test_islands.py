@@ -151,6 +151,7 @@ def test_an_island_that_is_killed_and_resumed_under_another_shape_has_the_same_b
         (["islands.store=/tmp/x", "islands.name=a", "optimizer.stagger=true"], "optimizer.stagger must be false"),
         (["islands.store=/tmp/x", "islands.name=a", "islands.max_local=9"], "islands.max_local must be at least"),
         (["islands.store=/tmp/x", "islands.name=a", "islands.fragments=3"], "islands.fragments must divide"),
+        (["islands.store=/tmp/x", "islands.name=a", "islands.fragments=50"], "must be at most model.layers"),
         (["islands.store=/tmp/x", "islands.name=a/b"], "islands.name must be"),
     ],
 )

@@ -1,5 +1,6 @@
 """Workers of islands and a real store: a folder, and S3 through a server in its own process."""
 
+import json
 import os
 import time
 from itertools import pairwise
@@ -189,9 +190,21 @@ def test_with_fragments_each_round_changes_and_sends_a_part_of_the_layers(url, i
     assert all(len({*each["theta_sha256"].values()}) == 1 for each in state(Store(url))["rounds"])
 
 
-def test_more_fragments_than_layers_are_refused(folder):
-    with pytest.raises(ValueError, match="fragments must be at most"):
-        Island(folder, "a", islands__steps=4, islands__fragments=4)
+def test_more_fragments_than_layers_are_refused_for_every_kind_of_model(folder):
+    """The settings of some models do not tell the number of layers. The last stage knows it."""
+    with pytest.raises(ValueError, match=r"islands\.fragments must be at most 3, the number of layers, not 4"):
+        Island(folder, "a", stages=2, islands__steps=4, islands__fragments=4)
+
+
+def test_a_store_of_a_version_without_fragments_has_one(folder):
+    store = Store(folder)
+    admit(store, settings_of(folder, "a"), 0)
+    first = json.loads(store.get("run.json"))
+    del first["settings"]["islands.fragments"]
+    store.put("run.json", json.dumps(first).encode())
+    admit(store, settings_of(folder, "b"), 0)
+    with pytest.raises(StoreError, match=r"islands\.fragments is 1 in island a and 2 in island c"):
+        admit(store, settings_of(folder, "c", islands__fragments=2), 0)
 
 
 def test_one_worker_reports_which_islands_live_and_which_rounds_are_closed(folder, island):
