@@ -42,7 +42,7 @@ from recycle_pp.wire.messages.units import UnitId
 
 from . import objects, rounds, written
 from .codec import Floats, encode, seal
-from .fragments import takes_part
+from .fragments import changes, takes_part
 from .leader import Leader
 from .opening import opened
 from .outer import difference, merged
@@ -69,9 +69,9 @@ class _Cut:
 
 @dataclass(frozen=True)
 class _Result:
-    """Theta and momentum after the rounds of `path`. first: whether this island writes snapshots of it"""
+    """Theta and momentum after `applied` rounds. first: whether this island writes snapshots of it"""
 
-    path: Apply
+    applied: int
     outer: Mapping[UnitId, Outer]
     statistics: list[RoundStatistics]
     first: bool
@@ -143,12 +143,13 @@ class Client:
     def apply(self, order: OuterOrder) -> None:
         """Replaces theta, and merges the weights with it. Call it before the update of the step."""
         with self._changed:
-            result = self._result
+            assert self._order is not None
+            result, before = self._result, self._order.state.applied
             # The coordinator orders this only after every worker has computed it.
-            assert result is not None and result.path.applied == order.apply, (result and result.path, order)
+            assert result is not None and result.applied == order.apply, (result and result.applied, order)
         layout, values = self._layout, {}
         for unit in self._turns:
-            if not result.path.changes(unit.layer, self._islands.fragments):
+            if not changes(unit.layer, before, result.applied, self._islands.fragments):
                 continue
             outer, number = result.outer[unit], layout.number(unit)
             weights = self._optimizer.outer(number)["model"].numpy()
@@ -157,8 +158,8 @@ class Client:
                 vectors["model"] = merged(weights, outer.theta, self._islands.mix)
             values[number] = {name: torch.from_numpy(vector) for name, vector in vectors.items()}
         self._optimizer.replace(values)
-        uploads = self._checksums(result.path.applied, lambda unit: result.outer[unit].theta)
-        if result.first and result.path.applied % self._islands.snapshot_every == 0:
+        uploads = self._checksums(result.applied, lambda unit: result.outer[unit].theta)
+        if result.first and result.applied % self._islands.snapshot_every == 0:
             uploads += self._snapshot(result)
         with self._changed:
             self._result, self._cut = None, None
@@ -296,7 +297,7 @@ class Client:
             result, generation, turns = self._result, self._generation, dict(self._turns)
             if self._reported == (generation, path.applied) and result is not None:
                 return
-        if result is None or result.path.applied != path.applied or not result.outer.keys() >= turns.keys():
+        if result is None or result.applied != path.applied or not result.outer.keys() >= turns.keys():
             result = self._computed(store, view, closings, path, turns)
         with self._changed:
             if self._generation != generation or self._order is None or self._order.state.applied >= path.applied:
@@ -330,7 +331,7 @@ class Client:
                 statistics[each.number] = _added(statistics[each.number], each.square, each.dots, each.refused)
         self._received += reader.received
         names = sorted(closings[path.rounds[-1]]) if path.rounds else []
-        return _Result(path, found, list(statistics.values()), names[:1] == [self._me])
+        return _Result(path.applied, found, list(statistics.values()), names[:1] == [self._me])
 
     def _leads(self, view: objects.View | None = None) -> bool:
         """Whether this worker is the first holder of the first unit of the model (`Leader`)."""
@@ -381,7 +382,7 @@ class Client:
     def _snapshot(self, result: _Result) -> list[tuple[float, str, bytes]]:
         """The objects of a snapshot, for the units of which this worker is the first holder."""
         mine = {unit: result.outer[unit] for unit, turn in self._turns.items() if turn == 0}
-        return [(0.0, *each) for each in written.snapshot(result.path.applied, mine)]
+        return [(0.0, *each) for each in written.snapshot(result.applied, mine)]
 
     def _changed_soon(self) -> None:
         with self._changed:

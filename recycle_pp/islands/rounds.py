@@ -76,11 +76,6 @@ class Apply:
         """The same without the rounds that do not synchronise this layer."""
         return Apply(self.snapshot, tuple(number for number in self.rounds if takes_part(layer, number, fragments)))
 
-    def changes(self, layer: int, fragments: int) -> bool:
-        """Whether theta of this layer changes."""
-        path = self.of_layer(layer, fragments)
-        return path.snapshot is not None or bool(path.rounds)
-
 
 Closings = Mapping[int, Mapping[str, Share]]
 """round -> island -> its share; the content of the files closed.json that this island has read"""

@@ -190,6 +190,27 @@ def test_with_fragments_each_round_changes_and_sends_a_part_of_the_layers(url, i
     assert all(len({*each["theta_sha256"].values()}) == 1 for each in state(Store(url))["rounds"])
 
 
+def test_an_island_that_reads_a_snapshot_keeps_its_weights_of_layers_that_the_round_has_not_synchronised(
+    folder, island
+):
+    """So it has the same weights as a peer that has read the deltas before they were deleted."""
+    words = {"islands__steps": 4, "islands__fragments": 2, "islands__snapshot_every": 1, "islands__patience": 0.1}
+    a, store = island(folder, "a", **words), Store(folder)
+    start = a.state()
+    a.train(3)
+    a.until(lambda: len({path.split("/")[2].split(".")[0] for path in store.list("theta/000001")}) == 5)
+    a.close()
+    store.delete([path for path in store.list("rounds/000000") if path.endswith(".delta")])
+    b = island(folder, "b", islands__max_local=50, **words)
+    b.until(lambda: b.rounds.applies(b.live, b.step))
+    (stage,), (optimizer,) = b.stages, b.optimizers
+    optimizer.replace({n: {"model": b._changed(stage, optimizer, n)} for n in range(len(stage.layout.units))})
+    own = {name: weights + b.noise(name, weights.size) for name, weights in b.state("model").items()}
+    assert b.train(1) == [1] and same(a.state(), b.state())
+    kept = {name for name, weights in b.state("model").items() if weights.tobytes() == own[name].tobytes()}
+    assert kept and kept == {name for name, theta in b.state().items() if theta.tobytes() == start[name].tobytes()}
+
+
 def test_more_fragments_than_layers_are_refused_for_every_kind_of_model(folder):
     """The settings of some models do not tell the number of layers. The last stage knows it."""
     with pytest.raises(ValueError, match=r"islands\.fragments must be at most 3, the number of layers, not 4"):

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from recycle_pp.islands.codec import Damaged, content_bytes, encode, opened, seal
-from recycle_pp.islands.fragments import takes_part
+from recycle_pp.islands.fragments import changes, takes_part
 from recycle_pp.islands.objects import (
     View,
     closed_path,
@@ -142,7 +142,7 @@ class Island:
         self.rounds = OuterRounds(STEPS, DELAY, MOST)
         self.rounds.begin(OuterState(outer.applied, outer.begun, outer.sent, mine))
         self.cuts: dict[str, bytes] = {}  # objects of the current delta, in memory
-        self.result: tuple[Apply, dict] | None = None
+        self.result: tuple[int, dict] | None = None
         self.delivered_at: float | None = None
         self.renew()
 
@@ -157,11 +157,11 @@ class Island:
             return
         order = self.rounds.commit({0}, step)
         if order.apply is not None:
-            assert self.result is not None and self.result[0].applied == order.apply
-            path, found = self.result
+            assert self.result is not None and self.result[0] == order.apply
+            before, found = model.outer.applied, self.result[1]
             for unit, outer in found.items():
                 model.theta[unit], model.momentum[unit] = outer
-                if path.changes(unit[0], self.world.fragments):
+                if changes(unit[0], before, order.apply, self.world.fragments):
                     model.weights[unit] = merged(model.weights[unit], outer.theta, 0.0)
                     model.since[unit[0]] = frozenset()
             self.world.took(self.name, order.apply, model.theta)
@@ -217,7 +217,7 @@ class Island:
         self._clean(view)
 
     def _compute(self, view: View, closings: dict, path: Apply) -> None:
-        if self.result is not None and self.result[0].applied == path.applied:
+        if self.result is not None and self.result[0] == path.applied:
             return
         found = {}
         for unit in UNITS:
@@ -227,7 +227,7 @@ class Island:
                 found[unit] = advanced(before, part, closings, reader, LR, DECAY).outer
             except LookupError:
                 return  # the listing lacks an object
-        self.result = path, found
+        self.result = path.applied, found
         self.rounds.ready(0, path.applied)
 
     def upload(self) -> None:
