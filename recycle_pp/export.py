@@ -5,6 +5,7 @@
     python -m recycle_pp.export runs/mine out --best           # the lowest validation loss (checkpoint.keep_best)
     python -m recycle_pp.export runs/mine s3://bucket/models/mine  # also gs://, az://
     python -m recycle_pp.export runs/lora out --merge          # without --merge: the adapters, for peft
+    python -m recycle_pp.export runs/oregon out --theta        # the common weights of all islands
 
 Writes safetensors (with an index if there are several files), config.json and the tokenizer. The project's own model
 becomes a Llama. A model from a folder (model.path) keeps that folder's config.json, tokenizer and names. A model from
@@ -39,7 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         out = arguments.out
         refuse_stored(out) if is_stored(out) else refuse_existing(Path(out))
         step = best_step(arguments.run_dir) if arguments.best else arguments.step
-        model, path = of_run(arguments.run_dir, step, DTYPES[arguments.dtype], arguments.merge)
+        vector = "theta" if arguments.theta else "model"
+        model, path = of_run(arguments.run_dir, step, DTYPES[arguments.dtype], arguments.merge, vector)
         if is_stored(out):
             has_tokenizer = upload(model, out, report=_report)
         else:
@@ -82,6 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--best", action="store_true", help="the checkpoint with the lowest validation loss")
     add("--merge", action="store_true", help="of a run with model.lora: the whole model, not only the adapters")
+    add("--theta", action="store_true", help="of an island: the common weights after the latest round that it applied")
     add("--dtype", choices=list(DTYPES), default="float32", help="dtype of the weights (default float32)")
     return parser
 

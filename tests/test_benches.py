@@ -42,6 +42,7 @@ SLOW = [
     "faultfree.py --steps 5 --rounds 1 model=small",
     "kernels.py --only norm rope swiglu optimizer",
     "islands.py --steps 24 --every 12 model=tiny",
+    "islands_loss.py --steps 24 --every 12 --outer 12:0.7:0.9 model=tiny",
     "large.py --shapes 3x4 --op 0.02 --microbatches 2 --times 1",
     "links.py --rounds 1",
     "lost_work.py --launcher fork --mtbf 3 --seconds 12",

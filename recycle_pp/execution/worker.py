@@ -201,7 +201,8 @@ class Process:
             if settings.islands.store is not None:
                 self._doing.starts("inputs")
                 island = Client(settings, optimizer, session.send)
-                outer = island.open(checkpoint.position_in(path) if welcome.resume else None)
+                at = checkpoint.position_in(path) if welcome.resume else None
+                outer = island.open(at, patient=self._spec.incarnation > 0 or welcome.joins)
             takes = measured_memory(stage) if settings.parallel.memory and not settings.model.own else []
             participant.holdings = Holdings(participant.member, stage.layout.ids, welcome.resume - 1)
         except ValueError as error:

@@ -105,9 +105,21 @@ class Client:
 
     # -- the start -----------------------------------------------------------------------------------------------
 
-    def open(self, position: OuterState | None) -> OuterState:
-        """The position to start from, see `opening.opened`. Raises ValueError, with one sentence."""
-        found = opened(Store(self._url, STORE_SECONDS), self._settings, self._optimizer.tensors, position)
+    def open(self, position: OuterState | None, patient: bool = False) -> OuterState:
+        """The position to start from, see `opening.opened`. Raises ValueError, with one sentence.
+
+        patient: whether to wait until the store answers, because the job has been training already"""
+        while True:
+            try:
+                found = opened(Store(self._url, STORE_SECONDS), self._settings, self._optimizer.tensors, position)
+                break
+            except StoreError as error:
+                if not patient:
+                    raise
+                self._failure = str(error)
+                self._report_traffic()
+                time.sleep(SOON)
+        self._answered, self._failure = time.monotonic(), ""
         with self._changed:
             self._order = OuterOrder(found)
             self._resumed = found.applied > 0

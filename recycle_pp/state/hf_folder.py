@@ -2,6 +2,7 @@
 
     model, path = of_run("runs/mine", step=None, dtype=torch.float32)    # the newest undamaged checkpoint
     model, path = of_run("runs/lora", None, torch.float32, merge=True)   # merge=False: only the adapters
+    model, path = of_run("runs/oregon", None, torch.float32, vector="theta")     # the common weights of all islands
     write(model, Path("out"))                                # blocks until the folder is on disk
     model.config; model.load(["lm_head.weight"])             # config.json and single tensors
 
@@ -65,18 +66,21 @@ class Exported:
     parts   name -> Part, in the model's order
     stem    name of a file of weights, without its number and suffix
 
-    Raises ValueError if the checkpoint does not match the run's configuration.
+    vector: "model", the weights; "theta": the common weights of all islands after the latest round
+
+    Raises ValueError if the checkpoint does not match the run's configuration, or has no such vector.
     """
 
     stem = "model"
     needs_weights = False  # whether the weights in model.path are read, not only its small files
 
-    def __init__(self, run: Mapping[str, Any], path: Path, dtype: torch.dtype):
-        self._path, self.dtype = path, dtype
+    def __init__(self, run: Mapping[str, Any], path: Path, dtype: torch.dtype, vector: str = "model"):
+        self._path, self.dtype, self._vector = path, dtype, vector
         self._run, self._folder = run, _copied(run["model"].get("path"), self.needs_weights)
-        held = {
-            name[len("model.") :]: shape for name, shape in checkpoint.shapes(path).items() if name.startswith("model.")
-        }
+        named = [(name.partition("."), shape) for name, shape in checkpoint.shapes(path).items()]
+        held = {name: shape for (of, _, name), shape in named if of == vector}
+        if not held:
+            raise ValueError(f"{path} has no common weights of islands, because its run had no islands.store")
         self.own = "layers.0.attention.wqkv.weight" in held
         if self.own:
             known = {field.name for field in fields(Model)}
@@ -109,11 +113,11 @@ class Exported:
     def load(self, names: Sequence[str]) -> dict[str, Tensor]:
         """The named tensors, contiguous and in `dtype`. Each one has its own memory."""
         sources = dict.fromkeys(self.parts[name].source for name in names)
-        whole = checkpoint.load(self._path, [f"model.{source}" for source in sources])
+        whole = checkpoint.load(self._path, [f"{self._vector}.{source}" for source in sources])
         out = {}
         for name in names:
             part = self.parts[name]
-            out[name] = whole[f"model.{part.source}"][part.rows].to(self.dtype, copy=True).contiguous()
+            out[name] = whole[f"{self._vector}.{part.source}"][part.rows].to(self.dtype, copy=True).contiguous()
         return out
 
     def write_config(self, folder: Path) -> bool:
@@ -131,8 +135,8 @@ class Adapter(Exported):
     stem = "adapter_model"
     entries = ("adapter_config.json",)  # type: ignore[assignment]
 
-    def __init__(self, run: Mapping[str, Any], path: Path, dtype: torch.dtype):
-        super().__init__(run, path, dtype)
+    def __init__(self, run: Mapping[str, Any], path: Path, dtype: torch.dtype, vector: str = "model"):
+        super().__init__(run, path, dtype, vector)
         self.parts = {f"base_model.model.{name.replace('.default.', '.')}": of for name, of in self.parts.items()}
 
     def write_config(self, folder: Path) -> bool:
@@ -145,8 +149,8 @@ class Merged(Exported):
 
     needs_weights = True
 
-    def __init__(self, run: Mapping[str, Any], path: Path, dtype: torch.dtype):
-        super().__init__(run, path, dtype)
+    def __init__(self, run: Mapping[str, Any], path: Path, dtype: torch.dtype, vector: str = "model"):
+        super().__init__(run, path, dtype, vector)
         settings: Settings = load(run)
         lora, source = settings.model.lora, HuggingFace(settings.with_values({"model.lora.rank": 0}))
         with torch.device("meta"):
@@ -165,15 +169,18 @@ class Merged(Exported):
         value, (module, _, kind) = self._base.read(name).float(), name.rpartition(".")
         if module not in self._adapted or kind != "weight":
             return value
-        a, b = checkpoint.load(self._path, [f"model.{module}{end}" for end in (A, B)]).values()
+        a, b = checkpoint.load(self._path, [f"{self._vector}.{module}{end}" for end in (A, B)]).values()
         return value + ((b @ a).T if self._adapted[module] else b @ a) * self._scale
 
 
-def of_run(run_dir: str | Path, step: int | None, dtype: torch.dtype, merge: bool = False) -> tuple[Exported, Path]:
+def of_run(
+    run_dir: str | Path, step: int | None, dtype: torch.dtype, merge: bool = False, vector: str = "model"
+) -> tuple[Exported, Path]:
     """The model of a run's checkpoint, and the checkpoint's path. step=None selects the newest undamaged checkpoint.
 
     run_dir: the run folder, or the URL of its store, from which the checkpoint is then downloaded
     merge: for a run with model.lora: whether to export the whole model instead of only the adapters
+    vector: see `Exported`
 
     Raises ValueError if the run or the checkpoint does not exist, or if the checkpoint is damaged.
     """
@@ -187,7 +194,7 @@ def of_run(run_dir: str | Path, step: int | None, dtype: torch.dtype, merge: boo
         before = finished(run.checkpoints)
         try:
             path = _checkpoint(run, step)
-            return kind(settings, path, dtype), path
+            return kind(settings, path, dtype, vector), path
         except (ValueError, OSError):
             if last or finished(run.checkpoints) == before:  # the job has not deleted a checkpoint meanwhile
                 raise

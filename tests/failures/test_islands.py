@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from recycle_pp import export
 from recycle_pp.islands.__main__ import state
 from recycle_pp.storage.store import Store
 from recycle_pp.testing.s3_server import S3Server
@@ -101,6 +102,16 @@ def test_each_island_records_the_rounds_the_other_island_and_its_traffic(undistu
         assert all(line["lag_steps"] == 1 and line["dollars"] is None for line in of["round_applied"])
         # each of two pipelines reads the deltas of two islands
         assert all(line["received_bytes"] > 3 * line["sent_bytes"] > 0 for line in of["round_applied"])
+
+
+def test_an_export_of_the_common_weights_is_the_same_from_every_island(undisturbed, tmp_path):
+    theta, own = [], []
+    for name, job in undisturbed[0].items():
+        for files, words in ((theta, ["--theta"]), (own, [])):
+            out = tmp_path / f"{name}{len(files)}{words}"
+            assert export.main([str(job.run.path), str(out), *words]) == 0
+            files.append((out / "model.safetensors").read_bytes())
+    assert len({*theta}) == 1 and len({*theta, *own}) == 3
 
 
 @pytest.mark.parametrize(

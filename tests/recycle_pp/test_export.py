@@ -113,6 +113,11 @@ def test_an_export_to_a_store_has_the_same_files_and_is_loadable_only_as_a_whole
         hf_upload.upload(model, str(stored))
 
 
+def test_common_weights_of_a_run_without_islands_are_refused(run, tmp_path, capsys):
+    assert export.main([str(run), str(tmp_path / "out"), "--theta"]) == 2
+    assert "has no common weights of islands, because its run had no islands.store" in capsys.readouterr().err
+
+
 def test_a_chosen_dtype_applies_to_the_files_and_the_model(run, tmp_path):
     assert export.main([str(run), str(tmp_path / "out"), "--dtype", "bfloat16"]) == 0
     assert loaded(tmp_path / "out").dtype == torch.bfloat16

@@ -344,6 +344,27 @@ def settings_of(folder, name, **changes):
     return small(islands__store=folder, islands__name=name, run__dir=f"/runs/{name}", **changes)
 
 
+def test_a_restarted_worker_waits_for_the_store_and_a_first_start_is_refused(folder, island, monkeypatch):
+    each = island(folder, "a")
+    listing, refusals = Store.objects, ["no answer", "no answer"]
+
+    def refuse(store):
+        if refusals:
+            raise StoreError(refusals.pop())
+        return listing(store)
+
+    monkeypatch.setattr(Store, "objects", refuse)
+    monkeypatch.setattr("recycle_pp.islands.client.TRAFFIC_SECONDS", 0.0)
+    sent = []
+    client = Client(each.settings, each.optimizers[0], sent.append)
+    with pytest.raises(StoreError, match="no answer"):
+        client.open(None)
+    assert refusals == ["no answer"] and not sent
+    assert client.open(None, patient=True) == OuterState()
+    (told,) = sent
+    assert told.failing > 0 and told.detail == "no answer"
+
+
 def test_each_name_has_its_own_part_of_the_data_for_ever(folder):
     store = Store(folder)
     assert [admit(store, settings_of(folder, name), 0) for name in ("b", "a", "b", "c")] == [0, 1, 0, 2]

@@ -309,7 +309,7 @@ def test_a_slow_joiner_restarts_from_the_newest_state_and_queues_stay_bounded(pi
         assert len(line._waiting) <= WAITING
     pipe.taking.release(1000)
     deadline = time.monotonic() + 10
-    while pipe.parcels[-1][0].step < step:
+    while not pipe.parcels or pipe.parcels[-1][0].step < step:
         assert time.monotonic() < deadline
         time.sleep(0.001)
     assert len(pipe.parcels) <= 2 * WAITING + 3
