@@ -27,6 +27,7 @@ from recycle_pp.comm.store import ControlStore
 from recycle_pp.comm.waiting import LinkBroken
 from recycle_pp.protocol.participant import Orders, Participant
 from recycle_pp.wire.messages.generations import Adopt, Announce, Broken, Resumed, SteadyPlan
+from recycle_pp.wire.messages.islands import RoundGoal
 from recycle_pp.wire.messages.lifecycle import Donate, Exit, Expect, Leave, Profile, StoreValues
 from recycle_pp.wire.messages.members import Assignment
 from recycle_pp.wire.messages.saving import Assemble, Save, Seal, Upload
@@ -68,12 +69,13 @@ class Session:
         self.times: dict[str, float] = {}  # phase of the current generation ("announced", ...) -> its end, monotonic
         self.busy: Callable[[], float] = lambda: 0.0  # seconds until the executor can start its next op
         self.moment: Callable[[str], None] = lambda name: None  # called during a recovery, see faults.MOMENTS
-        self.donate: Callable[[Donate], None] = _not_yet  # this and the next five are set before the first request
+        self.donate: Callable[[Donate], None] = _not_yet  # this and the next six are set before the first request
         self.expect: Callable[[Expect], None] = _not_yet
         self.save: Callable[[Save], None] = _not_yet
         self.assemble: Callable[[Assemble], None] = _not_yet
         self.upload: Callable[[Upload | Seal], None] = _not_yet
         self.profile: Callable[[Profile], None] = _not_yet
+        self.aim: Callable[[RoundGoal], None] = _not_yet
         self._handlers: dict[type[Message], Callable[[Any], None]] = {
             Announce: self._announced,
             Adopt: self._adopt,
@@ -87,6 +89,7 @@ class Session:
             Upload: lambda message: self.upload(message),
             Seal: lambda message: self.upload(message),
             Profile: lambda message: self.profile(message),
+            RoundGoal: lambda message: self.aim(message),
             Exit: lambda message: self._end("done"),
             Leave: lambda message: self._end("left"),
         }

@@ -203,6 +203,7 @@ class Process:
                 island = Client(settings, optimizer, session.send)
                 at = checkpoint.position_in(path) if welcome.resume else None
                 outer = island.open(at, patient=self._spec.incarnation > 0 or welcome.joins)
+                session.aim = island.aim
             takes = measured_memory(stage) if settings.parallel.memory and not settings.model.own else []
             participant.holdings = Holdings(participant.member, stage.layout.ids, welcome.resume - 1)
         except ValueError as error:

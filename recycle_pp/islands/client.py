@@ -3,6 +3,7 @@
     client = Client(settings, optimizer, send)
     position = client.open(position)          # at the start, before the worker is ready; raises ValueError
     client.begin(generation, holders, me)     # in every generation: the holders of this worker's units
+    client.aim(message)                       # another worker has computed a newer theta
     client.apply(order); client.cut(order); client.committed(order, step)      # at a commit, in the executor's thread
     client.close(finished=True)
 
@@ -32,6 +33,7 @@ from recycle_pp.wire.messages.islands import (
     CutMissing,
     OuterOrder,
     OuterState,
+    RoundGoal,
     RoundReady,
     RoundStatistics,
     StoreTraffic,
@@ -92,6 +94,7 @@ class Client:
         self._cut: _Cut | None = None
         self._result: _Result | None = None
         self._reported = -1, -1  # (generation, number of rounds) of the last `RoundReady`
+        self._goal = 0  # number of rounds in the newest theta of another worker, see `RoundGoal`
         self._uploads: list[tuple[float, str, bytes]] = []  # (due time, path, content) of checksums and snapshots
         self._closed = self._resumed = False
         # Only the thread uses these.
@@ -137,6 +140,7 @@ class Client:
         turns = {unit: of.index(me) for unit, of in holders.items() if me in of}
         with self._changed:
             self._generation, self._turns, self._order = generation, turns, OuterOrder(position)
+            self._goal = 0
             if self._result is not None and not self._result.outer.keys() >= turns.keys():
                 self._result = None  # computed again, because this worker holds other units now
             cut = self._cut
@@ -151,6 +155,13 @@ class Client:
         needed = {unit for unit in self._in_round(position.applied) if turns[unit] == 0}
         if position.sent is not None and not stored and not has >= needed:
             self._send(CutMissing(generation, position.sent))
+
+    def aim(self, message: RoundGoal) -> None:
+        """Another worker has computed a newer theta than this one. Called in the session's thread."""
+        with self._changed:
+            if message.generation == self._generation:
+                self._goal = message.applied
+                self._changed.notify()
 
     def apply(self, order: OuterOrder) -> None:
         """Replaces theta, and merges the weights with it. Call it before the update of the step."""
@@ -269,24 +280,11 @@ class Client:
             store.put_if_absent(objects.closed_path(decision.number), content)
             self._changed_soon()
         elif isinstance(decision, Apply):
-            chosen = self._to_goal(view, closings, at, decision, order.goal)
+            with self._changed:
+                goal, reported = self._goal, self._reported[1] if self._reported[0] == generation else 0
+            chosen = rounds.chosen(view, closings, self._me, at, decision, goal, reported)
             if chosen is not None:
                 self._compute(store, view, closings, chosen)
-
-    def _to_goal(
-        self, view: objects.View, closings: rounds.Closings, at: Position, mine: Apply, goal: int
-    ) -> Apply | None:
-        """The rounds to apply, so that all workers of the island compute the same theta. None: look again later.
-
-        mine  the rounds that this worker sees
-        goal  largest number of rounds that a worker has computed
-        """
-        if goal <= at.applied or goal == mine.applied:
-            return mine
-        path = rounds.path_from(view, closings, self._me, at, goal)
-        if path is not None and path.applied == goal:
-            return path
-        return mine if mine.applied > goal else None  # None: the listing lacks what another worker has seen
 
     def _upload(self, store: Store, view: objects.View, cut: _Cut, turns: Mapping[UnitId, int]) -> None:
         """Uploads the deltas that are missing in the store, if it is this worker's turn."""

@@ -125,6 +125,26 @@ def path_from(view: View, closings: Closings, me: str, at: Position, goal: int |
     return Apply(snapshot, tuple(rounds))
 
 
+def chosen(
+    view: View, closings: Closings, me: str, at: Position, mine: Apply, goal: int, reported: int
+) -> Apply | None:
+    """The rounds that a worker applies, so that all workers of its island compute the same theta. None: look again
+    later.
+
+    mine      the rounds that this worker sees
+    goal      number of rounds in the newest theta of another worker (`RoundGoal`); 0 if none is newer
+    reported  number of rounds in the theta that this worker has reported; 0 without one
+    """
+    if at.applied < reported and goal <= reported:
+        return None  # the commit that applies the reported theta may be on its way
+    if goal <= at.applied or goal == mine.applied:
+        return mine
+    path = path_from(view, closings, me, at, goal)
+    if path is not None and path.applied == goal:
+        return path
+    return mine if mine.applied > goal else None  # None: the listing lacks what another worker has seen
+
+
 def _is_there(view: View, closings: Closings, number: int) -> bool:
     """Whether a round is closed, and all its deltas are in the listing. Old deltas are deleted."""
     found = view.delivered.get(number, {})

@@ -28,7 +28,7 @@ from recycle_schedules import Plan, Problem, Worker
 
 from recycle_pp.wire.messages.ctl import Value
 from recycle_pp.wire.messages.generations import FIRST, Announce, Report
-from recycle_pp.wire.messages.islands import CutMissing, RoundReady
+from recycle_pp.wire.messages.islands import CutMissing, RoundGoal, RoundReady
 from recycle_pp.wire.messages.lifecycle import Leave, NoRoom, Prepared, Synced
 from recycle_pp.wire.messages.members import Assignment, Member
 from recycle_pp.wire.messages.saving import Finished
@@ -535,7 +535,8 @@ class Job:
             return []
         self.outer.ready(member, message.applied)
         self._note("round_computed", statistics=message.statistics)
-        return self._count()
+        behind = self.outer.behind(self.live)
+        return [*(Send(of, RoundGoal(self.generation, goal)) for of, goal in behind.items()), *self._count()]
 
     def _cut_missing(self, member: Member, message: CutMissing) -> list[Send]:
         """Records that a worker of an island lacks the cut delta. With sharded state, others may lack it too."""

@@ -3,11 +3,13 @@
     rounds = OuterRounds(steps=100, delay=1, max_local=200)
     rounds.begin(state)                        # the position in the checkpoint, at a start
     rounds.ready(member, 3)                    # a worker has computed theta after 3 rounds
+    rounds.behind(live)                        # members that must compute a newer theta: {member: number of rounds}
     rounds.waits(live, step)                   # whether the commit of this step must wait for theta
     order = rounds.commit(live, step)          # the part of the commit message that concerns the rounds
 
 All workers of an island apply a round in the same commit, so peers stay equal, and a death in between is an ordinary
-one. The position travels in every commit, so a new coordinator continues from there. Pure: no clock, no store.
+one. The position travels in every commit, so a new coordinator continues from there. A worker keeps the theta that it
+has reported until it is applied, or until another worker has a newer one. Pure: no clock, no store.
 
 A delta is cut after `steps` steps, and applied `delay` steps later, before the update of that step. If theta is late,
 the island continues with its own weights. It waits once it has made `max_local` steps since it began the round.
@@ -52,13 +54,17 @@ class OuterRounds:
         self._lacking.add(member)
         self._lost = self._lost or (self.state.sent == sent and self._lacking >= set(holders))
 
-    def goal(self, live: Collection[Member]) -> int:
-        """Largest number of rounds in a theta that a live worker has computed."""
+    def behind(self, live: Collection[Member]) -> dict[Member, int]:
+        """Live members that have reported an older theta than another one -> number of rounds in the newest."""
+        goal = self._goal(live)
+        return {member: goal for member in sorted(live) if self._ready.get(member, goal) < goal}
+
+    def _goal(self, live: Collection[Member]) -> int:
         return max((self._ready.get(member, 0) for member in live), default=0)
 
     def applies(self, live: Collection[Member], step: int) -> bool:
         """Whether the commit of this step applies a round."""
-        goal, sent = self.goal(live), self.state.sent
+        goal, sent = self._goal(live), self.state.sent
         agreed = goal > self.state.applied and all(self._ready.get(member) == goal for member in live)
         # If the rounds of an earlier start were deleted, first repeat the steps that they contain, so that no sample
         # counts twice.
@@ -74,8 +80,8 @@ class OuterRounds:
 
     def commit(self, live: Collection[Member], step: int, last: bool = False) -> OuterOrder:
         """Decides for the commit of `step`. last: whether the job ends with this commit; then no delta is cut"""
-        state, goal = self.state, self.goal(live)
-        apply = goal if self.applies(live, step) else None
+        state = self.state
+        apply = self._goal(live) if self.applies(live, step) else None
         if apply is not None:
             on_time = state.sent is not None and step < state.sent + self.delay
             begun = state.sent if on_time and state.sent is not None else step
@@ -92,4 +98,4 @@ class OuterRounds:
         if cut:
             state = msgspec.structs.replace(state, sent=step + 1)
         self.state = state
-        return OuterOrder(state, apply, cut, step + 1 - state.begun if cut else 0, goal)
+        return OuterOrder(state, apply, cut, step + 1 - state.begun if cut else 0)

@@ -34,14 +34,12 @@ class OuterOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     apply    number of rounds in theta after this commit, to be applied before the update; None: no round is applied
     cut      whether to cut a delta after the update
     samples  number of samples in the delta that is cut, in micro-batches
-    goal     largest number of applied rounds for which a worker has computed theta
     """
 
     state: OuterState
     apply: int | None = None
     cut: bool = False
     samples: int = 0
-    goal: int = 0
 
     @property
     def changes_state(self) -> bool:
@@ -77,6 +75,16 @@ class RoundReady(Message, frozen=True):
     generation: int
     applied: int
     statistics: list[RoundStatistics] = msgspec.field(default_factory=list)
+
+
+@sent(COORDINATOR, WORKER)
+class RoundGoal(Message, frozen=True):
+    """Another worker has computed theta after `applied` rounds, which is newer than the one this worker has reported.
+    Without this message, a worker keeps the theta that it has reported until a commit applies it.
+    """
+
+    generation: int
+    applied: int
 
 
 @sent(WORKER, COORDINATOR, of_generation=True)

@@ -19,7 +19,7 @@ from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.protocol.outer_rounds import OuterRounds
 from recycle_pp.storage.store import Store, StoreError
 from recycle_pp.testing.s3_server import S3Server
-from recycle_pp.wire.messages.islands import IslandsSeen, OuterState, RoundReady, StoreTraffic
+from recycle_pp.wire.messages.islands import IslandsSeen, OuterState, RoundGoal, RoundReady, StoreTraffic
 from tests.recycle_pp.in_process import CPU, small
 
 SECONDS = 60  # limit on a wait; the machine may be busy
@@ -70,7 +70,7 @@ class Island:
             Client(self.settings, optimizer, lambda message, member=member: self.messages.append((member, message)))
             for member, optimizer in enumerate(self.optimizers)
         ]
-        self.live = set(range(stages))
+        self.live, self.theta = set(range(stages)), {}
         for client in self.clients:
             client.open(None)
         self.begin(OuterState())
@@ -86,7 +86,14 @@ class Island:
         while self.messages:
             member, message = self.messages.pop(0)
             if isinstance(message, RoundReady):
+                self.theta[member] = message.applied
                 self.rounds.ready(member, message.applied)
+                for behind, goal in self.rounds.behind(self.live).items():
+                    self.clients[behind].aim(RoundGoal(0, goal))
+
+    def reported(self):
+        """Number of rounds in the newest theta that all workers have reported; 0 without one."""
+        return min(self.theta.get(member, 0) for member in self.live)
 
     def until(self, condition):
         deadline = time.monotonic() + SECONDS
@@ -252,11 +259,36 @@ def test_a_late_island_takes_theta_and_goes_on(folder, island, monkeypatch):
     a, b = island(folder, "a", islands__patience=0.5), island(folder, "b", islands__max_local=50)
     b.train(1)  # alive, but slow
     assert a.train(5) == [1, 2]
-    b.until(lambda: b.rounds.goal(b.live) == 2)
-    assert b.train(1) == [2] and same(a.state(), b.state())
+    while b.rounds.state.applied < 2:
+        b.until(lambda: b.reported() > b.rounds.state.applied)
+        b.train(1)
+    assert same(a.state(), b.state())
     together([a, b], 2)
-    a.until(lambda: a.rounds.goal(a.live) == 3)
+    a.until(lambda: a.reported() == 3)
     assert rules.closing_of(Store(folder).get("rounds/000002/closed.json")).keys() >= {"a"}
+
+
+def test_a_worker_keeps_the_result_that_it_has_reported_until_the_coordinator_knows_of_a_newer_one(
+    folder, island, monkeypatch
+):
+    a, b = island(folder, "a", islands__patience=0.1), island(folder, "b", islands__max_local=50)
+    b.train(1)  # alive, but slow
+    assert a.train(5) == [1, 2]
+    b.until(lambda: b.reported() > 0)
+    first = b.reported()
+    receive, b.receive = b.receive, lambda: None  # what b's worker sends from now on arrives after the next order
+    a.train(2)
+    a.until(lambda: a.reported() == 3)
+    listing, looks = Store.objects, []
+    monkeypatch.setattr(Store, "objects", lambda store: (looks.append(1), listing(store))[1])
+    b.until(lambda: len(looks) > 9)
+    assert b.train(1) == [first]
+    b.receive = receive
+    b.until(lambda: b.reported() == 3)
+    assert b.train(1) == [3]
+    while a.rounds.state.applied < 3:
+        a.train(1)
+    assert same(a.state(), b.state())
 
 
 def test_a_new_island_begins_with_a_snapshot_and_the_rounds_after_it(folder, island):
@@ -301,7 +333,7 @@ def test_a_damaged_object_is_left_out_by_all_islands(folder, island):
     b = island(folder, "b", islands__max_local=50)
     b.train(2)
     for each in (a, b):
-        each.until(lambda each=each: each.rounds.goal(each.live) == 1)
+        each.until(lambda each=each: each.reported() == 1)
         assert each.train(1) == [1]
     assert same(a.state(), b.state())
 
@@ -333,7 +365,7 @@ def test_training_continues_while_the_store_fails_and_the_coordinator_is_told(fo
     heard = []
     a.until(lambda: heard.extend(a.messages) or any(isinstance(m, StoreTraffic) and m.detail for _, m in heard))
     monkeypatch.setattr(Store, "objects", objects)
-    a.until(lambda: a.rounds.goal(a.live) == 1)
+    a.until(lambda: a.reported() == 1)
     assert a.train(1) == [1]
 
 
