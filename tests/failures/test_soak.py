@@ -17,8 +17,8 @@ _missing = network.missing()
 in_namespaces = pytest.mark.skipif(_missing is not None, reason=str(_missing))
 
 
-def soak(folder, *options, seconds):
-    command = [sys.executable, "-m", "tests.failures.soak", "--out", folder / "soak", *options]
+def soak(folder, *options, seconds, module="tests.failures.soak"):
+    command = [sys.executable, "-m", module, "--out", folder / "soak", *options]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=seconds)
     print(done.stdout)
     return done
@@ -41,6 +41,15 @@ def test_a_job_under_every_kind_of_short_fault_ends_with_the_bits_of_an_undistur
 @pytest.mark.timeout(1800)
 def test_ten_minutes_of_faults_change_no_bit_and_leave_no_process_behind(tmp_path):
     done = soak(tmp_path, "--minutes", "10", "--seed", str(random.randrange(10**6)), seconds=1700)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.torchrun
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_islands_that_come_and_go_have_equal_theta_and_read_no_sample_twice(tmp_path):
+    options = ("--minutes", "5", "--seed", str(random.randrange(10**6)), "--mean", "6")
+    done = soak(tmp_path, *options, seconds=1100, module="tests.failures.soak.islands")
     assert done.returncode == 0, done.stdout
 
 
