@@ -4,7 +4,8 @@
     unit = reader.unit(UnitId(3, 0), digest)        # a `theta.Unit`; read units in ascending order
     reader.received                                 # bytes that were read
 
-Deltas of this island are read too. They could differ in the store, and all islands must use the same values.
+Deltas of this island are read too. They could differ in the store, and all islands must use the same values. An object
+that has been deleted since the listing raises Absent, not Damaged: a new listing shows what is there.
 
 An object holds several units, so the newest object of each island is kept until a unit of another one is read.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from recycle_pp.numerics.layout import Layout
-from recycle_pp.storage.store import Absent, Store
+from recycle_pp.storage.store import Store
 from recycle_pp.wire.messages.units import UnitId
 
 from .codec import Damaged, Floats, content_bytes, opened
@@ -33,6 +34,14 @@ class Reader:
         return _OneUnit(self, unit, digest)
 
     def delta(self, unit: UnitId, digest: bytes, number: int, island: str) -> Floats:
+        """Reads a damaged object again, because all islands must find the same damage."""
+        try:
+            return self._delta(unit, digest, number, island)
+        except Damaged:
+            self._newest.pop((number, island), None)
+            return self._delta(unit, digest, number, island)
+
+    def _delta(self, unit: UnitId, digest: bytes, number: int, island: str) -> Floats:
         size = self._layout.unit_sizes[self._layout.number(unit)]
         part = holding(self._view.delivered[number][island].parts, unit.layer, unit.number)
         if part is None:
@@ -60,10 +69,7 @@ class Reader:
     def _content(self, key: tuple[int, str], part: Part) -> bytes:
         path, content = self._newest.get(key, ("", b""))
         if path != part.path:
-            try:
-                content = self._store.get(part.path)
-            except Absent:
-                raise Damaged(f"{part.path} is absent") from None
+            content = self._store.get(part.path)
             self.received += len(content)
             self._newest[key] = part.path, content
         return content

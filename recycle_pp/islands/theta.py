@@ -29,7 +29,7 @@ class Outer(NamedTuple):
 
 
 class Unit(Protocol):
-    """Reads the objects of one unit. Both methods raise Damaged if the object is absent or damaged."""
+    """Reads the objects of one unit. Both methods raise Damaged if the object is damaged."""
 
     def delta(self, number: int, island: str) -> Floats:
         """The delta of an island in a closed round."""

@@ -17,7 +17,7 @@ from recycle_pp.islands.client import Client
 from recycle_pp.model.stage import Stage
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.protocol.outer_rounds import OuterRounds
-from recycle_pp.storage.store import Store, StoreError
+from recycle_pp.storage.store import Absent, Store, StoreError
 from recycle_pp.testing.s3_server import S3Server
 from recycle_pp.wire.messages.islands import IslandsSeen, OuterState, RoundGoal, RoundReady, StoreTraffic
 from tests.recycle_pp.in_process import CPU, small
@@ -70,7 +70,7 @@ class Island:
             Client(self.settings, optimizer, lambda message, member=member: self.messages.append((member, message)))
             for member, optimizer in enumerate(self.optimizers)
         ]
-        self.live, self.theta = set(range(stages)), {}
+        self.live, self.theta, self.refused = set(range(stages)), {}, []
         for client in self.clients:
             client.open(None)
         self.begin(OuterState())
@@ -87,6 +87,7 @@ class Island:
             member, message = self.messages.pop(0)
             if isinstance(message, RoundReady):
                 self.theta[member] = message.applied
+                self.refused += [text for each in message.statistics for text in each.refused]
                 self.rounds.ready(member, message.applied)
                 for behind, goal in self.rounds.behind(self.live).items():
                     self.clients[behind].aim(RoundGoal(0, goal))
@@ -336,6 +337,28 @@ def test_a_damaged_object_is_left_out_by_all_islands(folder, island):
         each.until(lambda each=each: each.reported() == 1)
         assert each.train(1) == [1]
     assert same(a.state(), b.state())
+
+
+@pytest.mark.parametrize("wrong", ["absent", "damaged"])
+def test_an_object_that_is_read_wrongly_once_is_read_again_and_not_left_out(folder, island, monkeypatch, wrong):
+    a, b = island(folder, "a", islands__max_local=50), island(folder, "b", islands__max_local=50)
+    read, spoiled = Store.get, []
+
+    def get(store, path):
+        if "/a/" in path and path.endswith(".delta") and path not in spoiled:
+            spoiled.append(path)
+            if wrong == "absent":
+                raise Absent(path)
+            return read(store, path)[:-1] + b"?"
+        return read(store, path)
+
+    monkeypatch.setattr(Store, "get", get)
+    for each in (a, b):
+        each.train(2)
+    for each in (a, b):
+        each.until(lambda each=each: each.reported() == 1)
+        assert each.train(1) == [1] and not each.refused
+    assert spoiled and same(a.state(), b.state())
 
 
 def _wait_for(folder, prefix, count=3):
