@@ -61,7 +61,7 @@ class Outer(NamedTuple):
         return f"H={self.steps}, lr {self.lr:g}, momentum {self.momentum:g}"
 
 
-OUTER = [Outer(50, 0.7, 0.9), Outer(10, 0.7, 0.9), Outer(10, 1.0, 0.0)]
+OUTER = [Outer(50, 0.7, 0.9), Outer(50, 1.0, 0.0), Outer(10, 0.7, 0.9), Outer(10, 1.0, 0.0)]
 
 
 def main() -> int:
