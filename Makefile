@@ -32,7 +32,8 @@ help: $(BIN)/pytest ## every setting of a run
 fast: $(BIN)/pytest ## unit tests that start no job: a few minutes
 	$(BIN)/python -m pytest $(FAST)
 
-test: lint types quick ## everything that CI checks: lint, types, all tests but the slow ones
+test: $(BIN)/pytest ## everything that CI checks, side by side: lint, types, all tests but the slow ones
+	@$(MAKE) --no-print-directory -j3 lint types quick
 
 lint: $(BIN)/pytest ## ruff and the import contract
 	$(BIN)/ruff check .

@@ -535,7 +535,7 @@ class Job:
             return []
         self.outer.ready(member, message.applied)
         self._note("round_computed", statistics=message.statistics)
-        behind = self.outer.behind(self.live)
+        behind = self.outer.behind(self.live, member)
         return [*(Send(of, RoundGoal(self.generation, goal)) for of, goal in behind.items()), *self._count()]
 
     def _cut_missing(self, member: Member, message: CutMissing) -> list[Send]:

@@ -3,7 +3,7 @@
     rounds = OuterRounds(steps=100, delay=1, max_local=200)
     rounds.begin(state)                        # the position in the checkpoint, at a start
     rounds.ready(member, 3)                    # a worker has computed theta after 3 rounds
-    rounds.behind(live)                        # members that must compute a newer theta: {member: number of rounds}
+    rounds.behind(live, member)                # then these must compute a newer theta: {member: number of rounds}
     rounds.waits(live, step)                   # whether the commit of this step must wait for theta
     order = rounds.commit(live, step)          # the part of the commit message that concerns the rounds
 
@@ -54,10 +54,15 @@ class OuterRounds:
         self._lacking.add(member)
         self._lost = self._lost or (self.state.sent == sent and self._lacking >= set(holders))
 
-    def behind(self, live: Collection[Member]) -> dict[Member, int]:
-        """Live members that have reported an older theta than another one -> number of rounds in the newest."""
+    def behind(self, live: Collection[Member], member: Member) -> dict[Member, int]:
+        """Members that do not know yet that another one has a newer theta than they have reported -> number of rounds
+        in it. member: the one that has just reported"""
         goal = self._goal(live)
-        return {member: goal for member in sorted(live) if self._ready.get(member, goal) < goal}
+        if self._ready[member] < goal:
+            return {member: goal}
+        if sum(self._ready.get(of) == goal for of in live) > 1:
+            return {}
+        return {of: goal for of in sorted(live) if self._ready.get(of, goal) < goal}
 
     def _goal(self, live: Collection[Member]) -> int:
         return max((self._ready.get(member, 0) for member in live), default=0)

@@ -89,7 +89,7 @@ class Island:
                 self.theta[member] = message.applied
                 self.refused += [text for each in message.statistics for text in each.refused]
                 self.rounds.ready(member, message.applied)
-                for behind, goal in self.rounds.behind(self.live).items():
+                for behind, goal in self.rounds.behind(self.live, member).items():
                     self.clients[behind].aim(RoundGoal(0, goal))
 
     def reported(self):

@@ -57,10 +57,10 @@ def test_a_round_is_applied_only_if_all_workers_have_computed_the_same_one():
     run(rounds, 10)
     rounds.ready(0, 3)
     rounds.ready(1, 1)
-    assert rounds.behind(LIVE) == {1: 3} and rounds.behind({1}) == {}
+    assert rounds.behind(LIVE, 1) == {1: 3} == rounds.behind(LIVE, 0)
     assert rounds.commit(LIVE, 10).apply is None
     rounds.ready(1, 3)
-    assert rounds.behind(LIVE) == {}
+    assert rounds.behind(LIVE, 1) == {} == rounds.behind(LIVE, 0)
     assert rounds.commit(LIVE, 11).apply == 3
 
 
