@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 # Maximum bytes of text to tokenise at the start of a job with several processes, which wait only ten minutes for rank 0
 AT_MOST = 256_000_000
 STORE_SECONDS = 20.0  # time for which a request to a store that does not answer is repeated before the job starts
+RESUME_SECONDS = 300.0  # the same if this folder has the run already, so the store has answered before
 
 
 def main(arguments: list[str]) -> int:
@@ -210,7 +211,7 @@ def continued(settings: Settings, arguments: list[str]) -> tuple[Settings, list[
         before = folder.read_config()
         group = before.get("checkpoint")
         url = settings.checkpoint.store or (group.get("store") if isinstance(group, dict) else None)
-        if finished(folder.checkpoints) or (isinstance(url, str) and survey(url, STORE_SECONDS).step):
+        if finished(folder.checkpoints) or (isinstance(url, str) and survey(url, RESUME_SECONDS).step):
             return take_up(arguments, before)
     return settings, []
 
@@ -235,7 +236,8 @@ def look_into_store(settings: Settings) -> Survey:
     if url is None:
         return Survey()
     startup.update(f"looks into {url}")
-    found = survey(url, STORE_SECONDS, probe=True)
+    again = settings.run.resume and RunFolder(settings.run.dir).config.exists()
+    found = survey(url, RESUME_SECONDS if again else STORE_SECONDS, probe=True)
     if found.step and not settings.run.resume:
         raise ValueError(
             f"checkpoint.store={url} holds step-{found.step:06d} of another run; continue it with run.resume=true, or "

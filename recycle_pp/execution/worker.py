@@ -202,7 +202,8 @@ class Process:
                 self._doing.starts("inputs")
                 island = Client(settings, optimizer, session.send)
                 at = checkpoint.position_in(path) if welcome.resume else None
-                outer = island.open(at, patient=self._spec.incarnation > 0 or welcome.joins)
+                again = self._spec.incarnation > 0 or welcome.joins or welcome.resume > 0
+                outer = island.open(at, patient=again)
                 session.aim = island.aim
             takes = measured_memory(stage) if settings.parallel.memory and not settings.model.own else []
             participant.holdings = Holdings(participant.member, stage.layout.ids, welcome.resume - 1)

@@ -25,6 +25,7 @@ from .ownership import owner
 from .rounds import GONE_SECONDS
 
 STORE_SECONDS = 20.0  # for which a request is repeated if the store does not answer
+RESUME_SECONDS = 300.0  # the same for a run that is resumed: the store has answered before, so nothing is wrong with it
 EXTRA_SECONDS = 60.0  # for the start of Python on a busy machine
 SHARED = (  # settings that must be the same on all islands, because theta or its meaning depends on them
     *(f"islands.{key}" for key in ("steps", "fragments", "lr", "momentum", "bits", "parts")),
@@ -44,15 +45,13 @@ def admitted(settings: Settings, done: int) -> int:
 
     Raises StoreError, with one sentence, if the store cannot be used, or if the other islands do not fit to this one.
     """
-    command = [sys.executable, "-m", "recycle_pp.islands.admission"]
+    command, seconds = [sys.executable, "-m", "recycle_pp.islands.admission"], _patience(done) + EXTRA_SECONDS
     given = json.dumps([asdict(settings), done])
     url = settings.islands.store
     try:
-        found = subprocess.run(
-            command, input=given, stdout=subprocess.PIPE, text=True, timeout=STORE_SECONDS + EXTRA_SECONDS, check=False
-        )
+        found = subprocess.run(command, input=given, stdout=subprocess.PIPE, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
-        raise StoreError(f"{url} did not answer within {STORE_SECONDS + EXTRA_SECONDS:.0f} s") from None
+        raise StoreError(f"{url} did not answer within {seconds:.0f} s") from None
     if found.returncode:
         raise StoreError(found.stdout.strip() or f"{url} could not be read: exit code {found.returncode}")
     return int(found.stdout)
@@ -125,11 +124,15 @@ def _number(store: Store, name: str, parts: int) -> int:
     )
 
 
+def _patience(done: int) -> float:
+    return RESUME_SECONDS if done else STORE_SECONDS
+
+
 def main() -> int:
     data, done = json.load(sys.stdin)
     settings: Settings = load(data)
     try:
-        print(admit(Store(str(settings.islands.store), STORE_SECONDS), settings, done))
+        print(admit(Store(str(settings.islands.store), _patience(done)), settings, done))
     except StoreError as error:
         print(error)
         return 2

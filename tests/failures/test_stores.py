@@ -178,6 +178,22 @@ def test_a_checkpoint_waits_for_a_store_that_refuses_for_a_minute(zygote, enviro
         assert job.wait(60) == 143, job.output
 
 
+@pytest.mark.slow
+def test_a_resume_waits_for_a_store_that_refuses_for_forty_seconds(zygote, environment, proxy, tmp_path):
+    islands = (f"islands.store={url()}", "islands.name=a", "islands.steps=4")
+    job_of = (*SHAPE, *JOB, f"run.dir={tmp_path}/run", f"checkpoint.store={url()}", *islands)
+    with zygote.run([*job_of, "run.steps=100000"], environment) as job:
+        job.wait_for_event("checkpoint_stored", 100)
+        job.signal(signal.SIGTERM)
+        assert job.wait(60) == 143, job.output
+    begun = time.monotonic()
+    proxy.judge = lambda method, path: 503 if time.monotonic() < begun + 40 else None
+    last = len(job.run.lines(job.run.metrics))
+    with zygote.run([*job_of, f"run.steps={last + 4}", "run.resume=auto"], environment) as job:
+        assert job.wait(200) == 0, job.output
+    assert time.monotonic() > begun + 40 and len(job.run.lines(job.run.metrics)) == last + 4
+
+
 class Apart(Launched):
     """Each agent sees a disk of its own at the path of the run folder, by a mount in its own namespace."""
 
