@@ -44,7 +44,11 @@ from recycle_pp.telemetry.checkpoint_folders import finished
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.testing.s3_server import Proxy, S3Server
 
-SHAPES = (("2", "1"), ("2", "2"), ("3", "1"))  # pipelines and stages of the first three islands, and so on
+SHAPES = (  # of the first three islands, and again of the next ones: number of workers, settings
+    (2, ("parallel=2x1",)),
+    (4, ("parallel=2x2",)),
+    (3, ("parallel=3x1", "parallel.sharded=true")),
+)
 PARTS = 8
 COMMON = (
     "model=tiny", "parallel.microbatches=1", "run.steps=1000000", "run.validate_every=0", "run.sample_log=true",
@@ -87,10 +91,10 @@ class Island:
         self.codes: list[int] = []
         self.proxy = Proxy(server)
         self._log = out / f"{self.name}.log"
-        pipelines, stages = SHAPES[number % len(SHAPES)]
+        workers, shape = SHAPES[number % len(SHAPES)]
         launcher = str(Path(sys.executable).with_name("torchrun"))
-        self._command = [launcher, f"--nproc-per-node={int(pipelines) * int(stages)}", "--standalone", "-m"]
-        self._command += ["recycle_pp.train", *COMMON, f"parallel.pipelines={pipelines}", f"parallel.stages={stages}"]
+        self._command = [launcher, f"--nproc-per-node={workers}", "--standalone", "-m", "recycle_pp.train"]
+        self._command += [*COMMON, *shape]
         self._command += [f"run.dir={self.run.path}", f"islands.store={store}", f"islands.name={self.name}"]
         self._environment = {**os.environ, **server.environment(self.proxy.port), "OMP_NUM_THREADS": "1"}
 
