@@ -35,12 +35,12 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_xdist_auto_num_workers(config):
-    """Runs six tests at a time in separate processes, because jobs under test mostly wait. A single test runs in this
+    """Runs four tests at a time in separate processes, because jobs under test mostly wait. A single test runs in this
     process, so that -s and --pdb work."""
     if any("::" in argument for argument in config.args) or config.option.keyword:
         config.option.dist = "no"
         return 0
-    return 6
+    return 4
 
 
 @pytest.fixture(scope="session")
