@@ -194,6 +194,24 @@ def test_a_resume_waits_for_a_store_that_refuses_for_forty_seconds(zygote, envir
     assert time.monotonic() > begun + 40 and len(job.run.lines(job.run.metrics)) == last + 4
 
 
+@pytest.mark.slow
+def test_an_island_trains_on_and_can_be_ended_while_a_restarted_worker_waits_for_the_store(
+    zygote, environment, proxy, tmp_path
+):
+    islands = (f"islands.store={url()}", "islands.name=a", "islands.steps=10", "islands.max_local=1000000")
+    job_of = ("parallel=2x1", *JOB, "run.steps=100000", f"run.dir={tmp_path}/run")
+    with zygote.run([*job_of, *islands], environment) as job:
+        job.wait_for_event("checkpoint_saved", 100)
+        proxy.judge = lambda method, path: 503
+        victim = [event["pid"] for event in events(job, "spawned") if event["worker"] == "1.0"][-1]
+        os.kill(victim, signal.SIGKILL)
+        before = len(job.run.lines(job.run.metrics))
+        time.sleep(30)  # longer than the worker's requests are repeated
+        assert len(job.run.lines(job.run.metrics)) > before + 20 and not events(job, "rejoined")
+        job.signal(signal.SIGTERM)
+        assert job.wait(60) == 143, job.output
+
+
 class Apart(Launched):
     """Each agent sees a disk of its own at the path of the run folder, by a mount in its own namespace."""
 
