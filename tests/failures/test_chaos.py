@@ -38,10 +38,10 @@ def soak(runs, shape, steps, options, bound, stagger=False, overrides=()):
 
 @pytest.mark.parametrize("stagger", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_job_under_chaos_ends_with_the_weights_of_an_undisturbed_one(stagger, runs):
-    """A fast machine does 30 steps per second. So there are two seconds of faults, of which about six of ten are kills,
-    after the second in which chaos starts."""
-    options = ["--mtbf", "250ms", "--seed", "7", "--kinds", "all", "--until-step", "65"]
-    outcome, said = soak(runs, "3x2", 75, options, 120, stagger)
+    """A fast machine does 40 steps per second. So there are two seconds of faults, of which about six of ten are kills,
+    after the second or two in which chaos starts."""
+    options = ["--mtbf", "250ms", "--seed", "7", "--kinds", "all", "--until-step", "130"]
+    outcome, said = soak(runs, "3x2", 140, options, 120, stagger)
     assert outcome.deaths >= 2, said
     runs.check_exact(outcome)
     assert "stall, 99 %" in said and "goodput" in said
