@@ -32,10 +32,10 @@ from torch.nn import functional as F
 from recycle_pp.config.compose import compose
 from recycle_pp.config.settings import Settings
 from recycle_pp.data.batches import Batches
+from recycle_pp.linux.processes import die_with_parent
 from recycle_pp.model.split import layers_of
 from recycle_pp.model.transformer import Build, Linear, Transformer, depth
 from recycle_pp.numerics.hyperparameters import learning_rate
-from recycle_pp.supervisor.child import die_with_parent
 from recycle_pp.testing import reference_trainer as plain
 from recycle_pp.testing.local_cluster import Zygote
 

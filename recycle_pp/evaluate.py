@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import BinaryIO, NoReturn
 
-from recycle_pp.supervisor.child import die_with_parent
+from recycle_pp.linux.processes import die_with_parent
 from recycle_pp.telemetry.checkpoint_folders import finished, name
 from recycle_pp.telemetry.run_folder import RunFolder
 

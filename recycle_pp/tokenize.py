@@ -33,8 +33,8 @@ from recycle_pp.data.hub import local
 from recycle_pp.data.token_file import Description
 from recycle_pp.data.tokenization import Preparation, Recipe, Report, tokenise, verify
 from recycle_pp.data.tokenizer import load as load_tokenizer
+from recycle_pp.linux.processes import die_with_parent
 from recycle_pp.storage.local_copy import ProgressLines, copy, is_stored
-from recycle_pp.supervisor.child import die_with_parent
 
 
 def main(argv: Sequence[str] | None = None) -> int:

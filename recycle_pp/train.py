@@ -28,8 +28,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from recycle_pp.config.settings import Settings
+from recycle_pp.linux.processes import die_with_parent
 from recycle_pp.state.survey import Survey, survey
-from recycle_pp.supervisor.child import die_with_parent
 from recycle_pp.supervisor.dismissal import REFUSED_SECONDS, dismiss
 from recycle_pp.supervisor.supervisor import supervise
 from recycle_pp.telemetry import startup

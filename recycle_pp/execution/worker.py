@@ -1,7 +1,7 @@
 """One worker process: connects to the coordinator, builds its stage, runs its orders.
 
     python -m recycle_pp.execution.worker       # started by a supervisor, reads its spec from standard input
-    main(spec)                                  # in a fork of a process that has imported torch
+    start()                                     # the same in a fork of a process that has imported torch
 
 A failing worker sends the cause of its death (`last_words`) to its supervisor and ends. The job continues without it.
 On SIGTERM (its machine will be reclaimed) the worker leaves after the commit of the current step, so no work is lost.
@@ -10,7 +10,6 @@ On SIGUSR1 the worker writes the stacks of all its threads to its log.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import os
 import signal
@@ -19,9 +18,11 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -38,7 +39,7 @@ from recycle_pp.data.batches import Batches
 from recycle_pp.data.file_tokens import slowest_read
 from recycle_pp.fitting.understudy_policy import bytes_per_element
 from recycle_pp.islands.client import Client
-from recycle_pp.linux.processes import boot_id
+from recycle_pp.linux.processes import boot_id, name_process
 from recycle_pp.model.document_check import refuse_leaks
 from recycle_pp.model.measured_memory import measured_memory
 from recycle_pp.model.stage import Stage
@@ -82,6 +83,14 @@ from .session import Session
 from .transports import transport_for
 
 _read_ahead: dict[str, Batches] = {}  # key from `_of_data` -> data that this process has read in standby
+
+
+def start() -> int:
+    """Waits as a standby process for the spec on the standard input, then runs it, see `main`."""
+    name_process("recycle-standby")
+    spec = WorkerSpec.read(_prepare)
+    name_process("recycle-worker")
+    return main(spec)
 
 
 def main(spec: WorkerSpec) -> int:
@@ -376,12 +385,19 @@ def _stage(
     return real, optimizer
 
 
-def _prepare(ahead: Ahead) -> None:
-    """In a standby process: imports what the first checkpoint needs, and reads the data. Ignores errors, because the
-    worker reports them when it needs the data."""
+def import_ahead(settings: Mapping[str, Any]) -> None:
+    """Imports what a worker needs only later, for its first checkpoint and for a model of Hugging Face."""
     import torch.distributed.checkpoint  # noqa: F401
 
+    if settings["model"]["kind"] == "hf":
+        import transformers.modeling_utils  # noqa: F401
+
+
+def _prepare(ahead: Ahead) -> None:
+    """In a standby process: imports and reads the data. Ignores errors, because the worker reports them when it needs
+    the data."""
     with suppress(Exception):
+        import_ahead(ahead.settings)
         settings = msgspec.convert(ahead.settings, Settings)
         _read_ahead[_of_data(settings)] = Batches(settings)
 
@@ -391,13 +407,5 @@ def _of_data(settings: Settings) -> str:
     return repr(replace(settings, control=Control()))
 
 
-def _call(name: str) -> None:
-    """Sets the process name for `ps` and `top` (prctl(2), PR_SET_NAME: 15 characters)."""
-    ctypes.CDLL(None).prctl(15, name.encode(), 0, 0, 0)
-
-
 if __name__ == "__main__":
-    _call("recycle-standby")  # until its supervisor sends a spec
-    spec = WorkerSpec.read(_prepare)
-    _call("recycle-worker")
-    sys.exit(main(spec))
+    sys.exit(start())

@@ -1,4 +1,4 @@
-"""Processes on this machine, from /proc (proc(5)).
+"""Processes on this machine, from /proc (proc(5)), and what prctl(2) sets for this one.
 
 process_stat(pid).started                # identifies a process uniquely, together with the pid and `boot_id()`
 process_stat(pid, thread=pid).cpu_ticks  # processor time of the main thread alone
@@ -8,11 +8,15 @@ process_size(pid)                        # ProcessSize(mib=310.2, threads=14, de
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 Self = Literal["self"]
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 class ProcessStat(NamedTuple):
@@ -104,6 +108,20 @@ def children_of(pid: int) -> list[int]:
 def boot_id() -> str:
     """A random id of this boot of the kernel. It is the same in all containers of a machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def name_process(name: str) -> None:
+    """Sets the name of this process for `ps` and `top` (prctl(2), PR_SET_NAME: 15 characters)."""
+    _libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Makes the kernel send signal `number` to this process when the thread that forked this process ends. Exits if
+    process `parent` has already ended."""
+    if _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def pid_namespace(pid: int | Self = "self") -> str:

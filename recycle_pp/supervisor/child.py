@@ -13,40 +13,34 @@
 The worker receives its spec, which contains the job's token, through a pipe on its standard input, never on its command
 line or in its environment. Later messages use the same pipe, one line of JSON each. The worker leads its own session,
 so Ctrl-C in the terminal reaches only the supervisor. It dies with its supervisor (PR_SET_PDEATHSIG). A supervisor
-never imports torch, so it starts the worker in a fresh interpreter. In tests the supervisor has imported torch, and the
-worker is a plain fork.
+never imports torch, so it starts the worker in a fresh interpreter or has a `ForkServer` fork it. In tests the
+supervisor has imported torch, and the worker is a plain fork.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import gc
-import importlib
 import os
 import select
 import signal
-import socket
 import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 
-from recycle_pp.comm.nccl.environment import ENVIRONMENT
 from recycle_pp.linux.memory import oom_kills
 from recycle_pp.telemetry.log_file import LogFile
 from recycle_pp.wire.messages.supervisors import CoordinatorAt, Death
 from recycle_pp.wire.worker_spec import Ahead, LastWords, WorkerSpec
 
+from .fork_server import ForkServer
 from .lifeline import Lifeline
 from .output import Output
 from .vital_signs import Board, VitalSigns
-
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None, use_errno=True)
+from .worker_start import LIFELINE, WORDS, become_worker
 
 
 class Child:
@@ -54,7 +48,7 @@ class Child:
 
     incarnation = -1  # until `assign`
 
-    def __init__(self, pid: int, stdin: int, words: tuple[int, int], lifeline: Lifeline, output: Output):
+    def __init__(self, pid: int, stdin: int, words: int, lifeline: Lifeline, output: Output):
         self.pid = pid
         self._output = output
         self._stdin = stdin
@@ -62,37 +56,44 @@ class Child:
         self._died_at: float | None = None
         self.pidfd = os.pidfd_open(pid)
         self.signs = VitalSigns(pid, Board(lifeline.memory))
-        self._words, self._inherited_words = words
+        self._words = words
         self._oom_kills = oom_kills()
 
     @classmethod
-    def spawn(cls, settings: Mapping[str, Any], log: LogFile, module: str = "recycle_pp.execution.worker") -> Child:
+    def spawn(
+        cls,
+        settings: Mapping[str, Any],
+        log: LogFile,
+        module: str = "recycle_pp.execution.worker",
+        server: ForkServer | None = None,
+    ) -> Child:
         """Starts `module` as a process that imports everything a worker needs, then waits for `assign`.
 
-        The standard output and error of the process go to `log`. Never waits for a disk. A fresh interpreter runs the
-        module as `__main__`, a plain fork imports it; both call its main(WorkerSpec.read()).
+        The standard output and error of the process go to `log`. Never waits for a disk. A fork of `server` or of this
+        process imports the module and calls its start(). If neither can be forked, a fresh interpreter runs the module
+        as `__main__`.
         """
-        words_read, inherited_words = os.pipe()
+        words, inherited_words = os.pipe()
         lifeline = Lifeline.create()
         stdin, spec_end = os.pipe()
         output = Output(log)
         parent = os.getpid()
-        sys.stdout.flush(), sys.stderr.flush()  # otherwise a forked child would print these buffers again
-        pid = os.fork()
-        if pid == 0:
-            _become_worker(settings, module, parent, stdin, output.descriptor, (inherited_words, lifeline.descriptor))
+        descriptors = (stdin, output.descriptor, output.descriptor, inherited_words, lifeline.descriptor)
+        pid = None if server is None else server.fork(descriptors)
+        if pid is None:
+            sys.stdout.flush(), sys.stderr.flush()  # otherwise a forked child would print these buffers again
+            pid = os.fork()
+            if pid == 0:
+                become_worker(module, parent, descriptors, settings)
         for descriptor in (stdin, inherited_words):
             os.close(descriptor)
         output.copy()
-        return cls(pid, spec_end, (words_read, inherited_words), lifeline, output)
+        return cls(pid, spec_end, words, lifeline, output)
 
     def assign(self, spec: WorkerSpec) -> None:
         """Makes the process the worker that `spec` describes."""
         self.incarnation = spec.incarnation
-        spec.last_words, spec.lifeline = (
-            self._inherited_words,
-            self._lifeline.descriptor,
-        )  # descriptors that the process inherits
+        spec.last_words, spec.lifeline = WORDS, LIFELINE
         self.send(spec)
 
     @property
@@ -165,75 +166,6 @@ class Child:
         line = self._output.last_line()
         ending = f"; its log ends: {line[:500]}" if line else ""
         return Death("exit", f"exit code {os.WEXITSTATUS(status)}{ending}", seen)
-
-
-# ------------------------------------------------------------------------------------------------- in the child
-
-
-def default_environment(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Defaults for a worker's environment variables: one thread and, with parallel.backend=nccl, the variables of
-    `comm.nccl.environment`. Variables that the user has set take precedence."""
-    environment = {
-        "OMP_NUM_THREADS": "1",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",  # keeps torch's warnings out of the worker's log
-    }
-    if settings.get("parallel", {}).get("backend") == "nccl":
-        environment |= ENVIRONMENT
-    interface = settings.get("control", {}).get("interface")
-    if interface in (name for _, name in socket.if_nameindex()):
-        environment["NCCL_SOCKET_IFNAME"] = f"={interface}"
-    return environment
-
-
-def _become_worker(
-    settings: Mapping[str, Any], module: str, parent: int, stdin: int, output: int, inherited: tuple[int, int]
-) -> NoReturn:
-    """The child's side of the fork: runs the worker's main function and exits."""
-    status = 1
-    try:
-        die_with_parent(parent)
-        os.setsid()
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
-            signal.signal(number, signal.SIG_DFL)
-        os.dup2(stdin, 0)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        if "torch" not in sys.modules:
-            for name, value in default_environment(settings).items():
-                os.environ.setdefault(name, value)
-            for descriptor in inherited:
-                os.set_inheritable(descriptor, True)
-            os.execv(sys.executable, [sys.executable, "-m", module])
-        status = _run_forked(module, inherited)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        with suppress(Exception):
-            sys.stdout.flush(), sys.stderr.flush()
-        os._exit(status)
-
-
-def _run_forked(module: str, inherited: tuple[int, int]) -> int:
-    # Inherited sockets and the event loop belong to the supervisor. Their descriptors are redirected to /dev/null, not
-    # closed: otherwise a stale Python object would later close a new file that reuses the descriptor's number.
-    null = os.open(os.devnull, os.O_RDWR)
-    for descriptor in [int(name) for name in os.listdir("/proc/self/fd")]:
-        if descriptor > 2 and descriptor not in (*inherited, null):
-            with suppress(OSError):  # already closed: listdir's own descriptor
-                os.fstat(descriptor)
-                os.dup2(null, descriptor, inheritable=False)
-    gc.freeze()
-    return importlib.import_module(module).main(WorkerSpec.read()) or 0
-
-
-def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Makes the kernel send signal `number` to this process when the thread that forked this process ends. Exits if
-    process `parent` has already ended."""
-    if _libc.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 # ------------------------------------------------------------------------------------------------------- causes

@@ -9,7 +9,7 @@ monitor.evict()                             # with SIGTERM, so that the worker c
 monitor.bar(death)                          # kills the worker and starts no other one: its GPU is broken
 monitor.bar(death, signal.SIGTERM)          # the same, after the worker has handed over
 monitor.signs(max_interval)                         # vital signs of the worker, for a heartbeat
-monitor.start_standby(settings)             # starts a process that imports in advance and becomes the next worker
+monitor.start_standby(settings)             # prepares the next worker: a fork server, and a process that reads its data
 await monitor.end(gently=True)              # starts no more workers; the last one has time to exit by itself
 monitor.close()                             # kills every process that is left
 """
@@ -34,6 +34,7 @@ from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.worker_spec import Ahead, WorkerSpec
 
 from .child import Child
+from .fork_server import ForkServer
 
 END_SECONDS = 30.0  # time for a worker to end by itself when the job is done
 STACKS_SECONDS = 1.0  # time for a hung worker to write its stack traces; shorter than the wait for a death's cause
@@ -56,6 +57,7 @@ class ProcessMonitor:
         self.gone = asyncio.Event()  # set while no worker is alive
         self.gone.set()
         self._child: Child | None = None
+        self._server: ForkServer | None = None
         self._standby: Child | None = None
         self._killed: set[Child] = set()  # processes that were killed but are not yet reaped
         self._log: LogFile | None = None  # log of the current worker and of the standby process
@@ -79,15 +81,24 @@ class ProcessMonitor:
         else:
             self._child.send_signal(signal.SIGKILL)
 
-    def start_standby(self, settings: Mapping[str, Any]) -> bool:
-        """Starts a process in advance, so that the next worker need not import or read anything. Returns whether the
-        process was started."""
+    def start_standby(self, settings: Mapping[str, Any]) -> None:
+        """Starts a process in advance, so that the next worker need not import or read anything. The first time it
+        first starts the fork server, from which the process then comes."""
         if self._child is None or self._standby or self._ending or self._barred or self._log is None:
-            return False
+            return
         with suppress(OSError):
-            self._standby = Child.spawn(settings, self._log, self._module)
-            self._standby.send(Ahead(dict(settings)))
-        return self._standby is not None
+            if self._server is None or self._server.lost:
+                self._server = ForkServer(settings, self._module)
+                asyncio.get_running_loop().add_reader(self._server.fileno(), self._server_is_ready, settings)
+            else:
+                self._standby = Child.spawn(settings, self._log, self._module, self._server)
+                self._standby.send(Ahead(dict(settings)))
+
+    def _server_is_ready(self, settings: Mapping[str, Any]) -> None:
+        assert self._server is not None
+        asyncio.get_running_loop().remove_reader(self._server.fileno())
+        self._server.listen()
+        self.start_standby(settings)
 
     def send_to_worker(self, message: CoordinatorAt) -> None:
         if self._child is not None:
@@ -131,7 +142,7 @@ class ProcessMonitor:
         death: the reason why no worker may run here. If the signal is SIGKILL, this is also reported as the worker's
         death."""
         self._barred = death
-        self._kill_standby()
+        self._end_preparations()
         if self._child is not None:
             if number == signal.SIGKILL:
                 self._condemned = self._child
@@ -140,7 +151,7 @@ class ProcessMonitor:
     def stop_starting(self) -> None:
         self._ending = True
         self._next = None
-        self._kill_standby()
+        self._end_preparations()
 
     async def end(self, gently: bool) -> None:
         self.stop_starting()
@@ -153,7 +164,7 @@ class ProcessMonitor:
                 return
 
     def close(self) -> None:
-        self._kill_standby()
+        self._end_preparations()
         if self._child is not None:
             self._child.send_signal(signal.SIGKILL)
             asyncio.get_running_loop().remove_reader(self._child.pidfd)
@@ -180,7 +191,7 @@ class ProcessMonitor:
         try:
             spec = make_spec(incarnation)
             child = self._take_standby(log)
-            self._child = child or Child.spawn(spec.settings, self._open(log), self._module)
+            self._child = child or Child.spawn(spec.settings, self._open(log), self._module, self._server)
             self._child.assign(spec)
         except OSError as error:
             self._report(Death("exit", f"could not be started: {error}", loop.time()), incarnation)
@@ -206,6 +217,12 @@ class ProcessMonitor:
                 self._log.close()
             self._log = LogFile(log)
         return self._log
+
+    def _end_preparations(self) -> None:
+        self._kill_standby()
+        if self._server is not None and self._server.fileno() != -1:
+            asyncio.get_running_loop().remove_reader(self._server.fileno())
+            self._server.close()
 
     def _kill_standby(self) -> None:
         """Kills the standby process. It is reaped later, because a process that waits for a disk cannot exit before the

@@ -3,10 +3,10 @@
     standby = Standby(launch, settings)
     if standby.due(signs): monitor.start_standby(settings)        # at every heartbeat
 
-The replacement of a killed worker has to import torch, join the job and receive the state. The import takes seconds and
-does not depend on the job, so a standby process imports torch in advance. The first standby process starts after the
-worker's first step, so that it delays no worker's start. The ranks of a machine take turns. Later standby processes
-start without waiting for a turn, after the first step of the new worker.
+The replacement of a killed worker has to import torch, read its data, join the job and receive the state. A standby
+process imports and reads in advance. The first one starts after the worker's first step, so that it delays no worker's
+start, and comes from a fork server that imports torch once for all that follow. The ranks of a machine take turns.
+Later standby processes start without waiting for a turn, after the first step of the new worker.
 """
 
 from __future__ import annotations

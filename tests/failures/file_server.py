@@ -24,7 +24,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from recycle_pp.supervisor.child import die_with_parent
+from recycle_pp.linux.processes import die_with_parent
 
 _LOOKUP, _FORGET, _GETATTR, _OPEN, _READ, _RELEASE, _FLUSH, _INIT, _INTERRUPT, _BATCH_FORGET = (
     1, 2, 3, 14, 15, 18, 25, 26, 36, 42,

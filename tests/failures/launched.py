@@ -23,7 +23,7 @@ from typing import Any
 
 import psutil
 
-from recycle_pp.supervisor.child import die_with_parent
+from recycle_pp.linux.processes import die_with_parent
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.testing.ports import free_ports
 

@@ -15,7 +15,7 @@ import pytest
 
 from recycle_pp.diagnosis.finding import BROKEN, WARNING, WELL
 from recycle_pp.doctor import of_run, text
-from recycle_pp.supervisor.child import die_with_parent
+from recycle_pp.linux.processes import die_with_parent
 
 from . import network, nodes
 from .disk import Disk

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from recycle_pp.supervisor.child import die_with_parent
+from recycle_pp.linux.processes import die_with_parent
 from recycle_pp.telemetry.run_folder import RunFolder
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.torchrun]

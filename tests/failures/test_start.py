@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from recycle_pp.supervisor.child import die_with_parent
+from recycle_pp.linux.processes import die_with_parent
 from recycle_pp.testing.ports import free_ports
 
 from .launched import TOKEN, Launched

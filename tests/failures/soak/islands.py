@@ -38,8 +38,8 @@ from typing import Any
 import psutil
 
 from recycle_pp.islands.__main__ import state
+from recycle_pp.linux.processes import die_with_parent
 from recycle_pp.storage.store import Store, StoreError
-from recycle_pp.supervisor.child import die_with_parent
 from recycle_pp.telemetry.checkpoint_folders import finished
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.testing.s3_server import Proxy, S3Server

@@ -1,19 +1,27 @@
 """A worker for tests of the supervisor. `data.path` of its settings selects what it does.
 
-The supervisor executes it (`python -m fake_worker`) or forks it (`main`).
+The supervisor executes it (`python -m fake_worker`) or forks it (`start`).
 """
 
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 
 from recycle_pp.wire.worker_spec import WorkerSpec, last_words
 
 
-def main(spec: WorkerSpec) -> int:
+def import_ahead(settings: dict) -> None:
+    """A real worker imports torch here. With a thread, the process must not be forked."""
+    if settings["data"]["path"] == "thread":
+        threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+
+
+def start() -> int:
+    spec = WorkerSpec.read()
     play = spec.settings["data"]["path"]
     print(f"incarnation {spec.incarnation} plays {play}", flush=True)
     match play:
@@ -46,4 +54,4 @@ def main(spec: WorkerSpec) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(WorkerSpec.read()))
+    sys.exit(start())

@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from recycle_pp.supervisor.child import Child, default_environment
+from recycle_pp.supervisor.child import Child
+from recycle_pp.supervisor.worker_start import default_environment
 from recycle_pp.telemetry.log_file import LogFile
 from recycle_pp.wire.worker_spec import WorkerSpec
 
@@ -159,11 +160,12 @@ from pathlib import Path
 sys.path.insert(0, {str(HERE)!r})
 sys.modules["torch"] = types.ModuleType("torch")  # simulates an import
 fork_worker = types.ModuleType("fork_worker")
-def main(spec):
+def start():
+    WorkerSpec.read()
     kinds = [os.readlink(f"/proc/self/fd/{{fd}}") for fd in range(3, 20) if os.path.exists(f"/proc/self/fd/{{fd}}")]
     print("sockets", sum("socket" in kind for kind in kinds), "parent", os.getppid() == PARENT, flush=True)
     return 5
-fork_worker.main = main
+fork_worker.start = start
 sys.modules["fork_worker"] = fork_worker
 from recycle_pp.supervisor.child import Child
 from recycle_pp.telemetry.log_file import LogFile

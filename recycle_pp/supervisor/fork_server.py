@@ -1,0 +1,149 @@
+"""A process that has imported all modules of a worker, and forks one in milliseconds.
+
+    server = ForkServer(settings, module)           # its process imports for seconds
+    loop.add_reader(server.fileno(), ...)           # readable once it has imported, or has ended; then:
+    server.listen()
+    pid = server.fork(parent's descriptors)         # a new child of this process; None if it cannot fork
+    server.close()
+
+A worker's imports take seconds. With a fork server, a rank imports once, not again for every replacement, and a
+worker that dies soon after the previous one is replaced as fast. The server forks twice: its grandchild becomes a child
+of the supervisor (PR_SET_CHILD_SUBREAPER), so that the supervisor is told of its death and the worker dies with it.
+
+A process with several threads or an open GPU must not be forked: the copy would lack the threads, and CUDA does not
+work in it. Such a server cannot fork, and workers are started in a fresh interpreter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import os
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from recycle_pp.linux.processes import die_with_parent, name_process
+
+from .worker_start import become_worker, default_environment
+
+ANSWER_SECONDS = 1.0  # longest time for a fork; meanwhile the supervisor waits, and sends no heartbeat
+_PR_SET_CHILD_SUBREAPER = 36
+_READY, _UNFIT = b"ready", b"unfit"
+
+
+class ForkServer:
+    def __init__(self, settings: Mapping[str, Any], module: str) -> None:
+        """settings: those of the job. module: see `Child.spawn`; its import_ahead(settings) is called once."""
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.usable = False  # whether it can fork now
+        self.lost = False  # whether it could fork and has ended
+        with theirs:
+            arguments = [str(theirs.fileno()), str(os.getpid()), module]
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "recycle_pp.supervisor.fork_server", *arguments],
+                pass_fds=[theirs.fileno()],
+                env={**default_environment(settings), **os.environ},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # a fresh interpreter fails in the same way, and writes to the worker's log
+                start_new_session=True,
+            )
+        self._socket.send(msgspec.json.encode(settings))
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def listen(self) -> None:
+        """Reads whether the process can fork. Call it when the descriptor is readable."""
+        with suppress(OSError):
+            self.usable = self._socket.recv(16) == _READY
+        if not self.usable:
+            self.close()
+
+    def fork(self, descriptors: Sequence[int]) -> int | None:
+        """The process id of a new worker with these descriptors, see `become_worker`. None if it cannot be forked."""
+        if not self.usable:
+            return None
+        _adopt_orphans(True)
+        try:
+            socket.send_fds(self._socket, [b"fork"], list(descriptors))
+            if select.select([self._socket], [], [], ANSWER_SECONDS)[0]:
+                return int(self._socket.recv(16))
+        except (OSError, ValueError):  # it has ended
+            pass
+        finally:
+            _adopt_orphans(False)
+        self.close()
+        self.lost = True
+        return None
+
+    def close(self) -> None:
+        """Ends the process. Its workers live on."""
+        self.usable = False
+        self._socket.close()
+        self._process.kill()
+        with suppress(subprocess.TimeoutExpired):  # it waits for a disk
+            self._process.wait(0.2)
+
+
+def _adopt_orphans(do: bool) -> None:
+    """Whether descendants of this process that lose their parent become children of this process."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(do), 0, 0, 0)
+
+
+# ------------------------------------------------------------------------------------------------ in the process
+
+
+def _serve(descriptor: int, supervisor: int, module: str) -> None:
+    die_with_parent(supervisor)
+    name_process("recycle-forks")
+    with socket.socket(fileno=descriptor) as requests:
+        settings = msgspec.json.decode(requests.recv(1 << 18))
+        importlib.import_module(module).import_ahead(settings)
+        gc.collect()
+        gc.freeze()  # keeps garbage collection in forked processes from copying all imported objects
+        requests.send(_READY if _may_be_forked() else _UNFIT)
+        while True:
+            _, descriptors, _, _ = socket.recv_fds(requests, 16, 8)
+            if not descriptors:
+                return
+            _fork(requests, supervisor, module, descriptors)
+            for number in descriptors:
+                os.close(number)
+
+
+def _may_be_forked() -> bool:
+    opened = []
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the descriptor of this listing
+            opened.append(os.readlink(link))
+    return len(os.listdir("/proc/self/task")) == 1 and not any(path.startswith("/dev/nvidia") for path in opened)
+
+
+def _fork(requests: socket.socket, supervisor: int, module: str, descriptors: Sequence[int]) -> None:
+    middle = os.fork()
+    if middle:
+        os.waitpid(middle, 0)
+        return
+    middle = os.getpid()
+    if os.fork():
+        os._exit(0)
+    while os.getppid() == middle:
+        time.sleep(0.0001)
+    with suppress(OSError):  # the supervisor has given up; then it is not the parent either
+        requests.send(str(os.getpid()).encode())
+    become_worker(module, supervisor, descriptors)
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
