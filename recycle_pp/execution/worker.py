@@ -11,6 +11,7 @@ On SIGUSR1 the worker writes the stacks of all its threads to its log.
 from __future__ import annotations
 
 import faulthandler
+import math
 import os
 import signal
 import socket
@@ -38,6 +39,7 @@ from recycle_pp.config.stored_inputs import stored_inputs
 from recycle_pp.data.batches import Batches
 from recycle_pp.data.file_tokens import slowest_read
 from recycle_pp.fitting.understudy_policy import bytes_per_element
+from recycle_pp.islands.admission import RESUME_SECONDS
 from recycle_pp.islands.client import Client
 from recycle_pp.linux.processes import boot_id, name_process
 from recycle_pp.model.document_check import refuse_leaks
@@ -211,8 +213,9 @@ class Process:
                 self._doing.starts("inputs")
                 island = Client(settings, optimizer, session.send)
                 at = checkpoint.position_in(path) if welcome.resume else None
-                again = self._spec.incarnation > 0 or welcome.joins or welcome.resume > 0
-                outer = island.open(at, patient=again)
+                # The others of a job that runs already train on. Those of a resumed job wait for this worker.
+                running = self._spec.incarnation > 0 or welcome.joins
+                outer = island.open(at, math.inf if running else RESUME_SECONDS if welcome.resume else 0.0)
                 session.aim = island.aim
             takes = measured_memory(stage) if settings.parallel.memory and not settings.model.own else []
             participant.holdings = Holdings(participant.member, stage.layout.ids, welcome.resume - 1)

@@ -108,16 +108,17 @@ class Client:
 
     # -- the start -----------------------------------------------------------------------------------------------
 
-    def open(self, position: OuterState | None, patient: bool = False) -> OuterState:
+    def open(self, position: OuterState | None, patience: float = 0.0) -> OuterState:
         """The position to start from, see `opening.opened`. Raises ValueError, with one sentence.
 
-        patient: whether to wait until the store answers, because the job has been training already"""
+        patience: seconds for which to try again if the store cannot be used"""
+        until = time.monotonic() + patience
         while True:
             try:
                 found = opened(Store(self._url, STORE_SECONDS), self._settings, self._optimizer.tensors, position)
                 break
             except StoreError as error:
-                if not patient:
+                if time.monotonic() >= until:
                     raise
                 self._failure = str(error)
                 self._report_traffic()

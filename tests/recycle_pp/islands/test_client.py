@@ -399,7 +399,7 @@ def settings_of(folder, name, **changes):
     return small(islands__store=folder, islands__name=name, run__dir=f"/runs/{name}", **changes)
 
 
-def test_a_restarted_worker_waits_for_the_store_and_a_first_start_is_refused(folder, island, monkeypatch):
+def test_a_worker_waits_for_the_store_as_long_as_it_is_told_to(folder, island, monkeypatch):
     each = island(folder, "a")
     listing, refusals = Store.objects, ["no answer", "no answer"]
 
@@ -415,9 +415,13 @@ def test_a_restarted_worker_waits_for_the_store_and_a_first_start_is_refused(fol
     with pytest.raises(StoreError, match="no answer"):
         client.open(None)
     assert refusals == ["no answer"] and not sent
-    assert client.open(None, patient=True) == OuterState()
+    assert client.open(None, patience=60.0) == OuterState()
     (told,) = sent
     assert told.failing > 0 and told.detail == "no answer"
+    refusals[:] = 100 * ["no key"]
+    with pytest.raises(StoreError, match="no key"):
+        client.open(None, patience=0.3)
+    assert len(refusals) < 99, "it tried more than once"
 
 
 def test_each_name_has_its_own_part_of_the_data_for_ever(folder):
