@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import select
 import signal
 import sys
 import time
@@ -31,6 +30,7 @@ from typing import Any
 
 import msgspec
 
+from recycle_pp.linux.descriptors import readable
 from recycle_pp.linux.memory import oom_kills
 from recycle_pp.telemetry.log_file import LogFile
 from recycle_pp.wire.messages.supervisors import CoordinatorAt, Death
@@ -99,7 +99,7 @@ class Child:
     @property
     def ended(self) -> bool:
         """Whether the process is dead and can be reaped."""
-        return bool(select.select([self.pidfd], [], [], 0.0)[0])
+        return readable(self.pidfd)
 
     def send(self, message: WorkerSpec | Ahead | CoordinatorAt) -> None:
         """Writes one line to the standard input of the process."""
@@ -138,7 +138,7 @@ class Child:
         seen = self._died_at or time.monotonic()
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)  # the worker's session, before waitpid frees the process id
-        select.select([self.pidfd], [], [], seconds)
+        readable(self.pidfd, seconds)
         gone, status = os.waitpid(self.pid, os.WNOHANG)
         status = status if gone else signal.SIGKILL
         words = _read_words(self._words)

@@ -20,7 +20,6 @@ import ctypes
 import gc
 import importlib
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -32,6 +31,7 @@ from typing import Any
 
 import msgspec
 
+from recycle_pp.linux.descriptors import readable
 from recycle_pp.linux.processes import die_with_parent, name_process
 
 from .worker_start import become_worker, default_environment
@@ -77,7 +77,7 @@ class ForkServer:
         _adopt_orphans(True)
         try:
             socket.send_fds(self._socket, [b"fork"], list(descriptors))
-            if select.select([self._socket], [], [], ANSWER_SECONDS)[0]:
+            if readable(self.fileno(), ANSWER_SECONDS):
                 return int(self._socket.recv(16))
         except (OSError, ValueError):  # it has ended
             pass

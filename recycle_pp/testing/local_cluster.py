@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import select
 import shutil
 import signal
 import socket
@@ -33,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from recycle_pp.config.compose import compose
+from recycle_pp.linux.descriptors import readable
 from recycle_pp.linux.processes import children_of
 from recycle_pp.telemetry.follower import Follower
 from recycle_pp.telemetry.run_folder import RunFolder
@@ -59,7 +59,7 @@ class LocalJob:
 
         Raises TimeoutError with the output if the job still runs after `seconds`."""
         if self._code is None:
-            if not select.select([self._status], [], [], seconds)[0]:
+            if not readable(self._status, seconds):
                 raise TimeoutError(f"the job still runs after {seconds} s; it printed:\n{self.output}")
             self._code = int(os.read(self._status, 16) or b"-1")
         return self._code
@@ -69,7 +69,7 @@ class LocalJob:
         or `seconds` pass before the event."""
         deadline, events = time.monotonic() + seconds, Follower(self.run.events)
         while True:
-            over = bool(select.select([self._status], [], [], 0.02)[0]) or time.monotonic() > deadline
+            over = readable(self._status, 0.02) or time.monotonic() > deadline
             for record in events.new():
                 if record["event"] == event:
                     return record
@@ -98,7 +98,7 @@ class LocalJob:
         with suppress(TimeoutError):
             self.wait(2 * TERM_SECONDS)
         self.signal(signal.SIGKILL)  # the supervisors die with the launcher, and the workers with their supervisors
-        select.select([self._pidfd], [], [], 5.0)
+        readable(self._pidfd, 5.0)
         os.close(self._status)
         os.close(self._pidfd)
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,6 +1,7 @@
 """Starting a worker, detecting its death and finding the cause."""
 
 import os
+import resource
 import select
 import signal
 import subprocess
@@ -150,6 +151,24 @@ def test_a_reaped_worker_leaves_no_open_descriptor(tmp_path, monkeypatch):
         with spawned("leave", tmp_path, monkeypatch) as child:
             wait_for_death(child)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_death_is_found_by_a_supervisor_with_thousands_of_open_files(tmp_path, monkeypatch):
+    """Such as the coordinator of a job with a thousand workers. select(2) refuses descriptors above 1023."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    null = os.open(os.devnull, os.O_RDONLY)
+    opened = [null, *(os.dup(null) for _ in range(1100))]
+    try:
+        with spawned("leave", tmp_path, monkeypatch) as child:
+            assert child.pidfd > 1023
+            while not child.ended:
+                time.sleep(0.01)
+            assert "exit code 7" in child.reap().detail
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_forked_worker_has_no_descriptors_of_its_supervisor(tmp_path):
