@@ -1,11 +1,15 @@
-"""Waiting for file descriptors.
+"""Waiting for file descriptors, and the limit of their number.
 
 readable(pidfd, 0.5)        # whether the process ends within half a second
+raise_limit()               # the number of files that this process and its children may open now
 """
 
 from __future__ import annotations
 
+import resource
 import select
+
+ENOUGH = 1 << 18  # open files; a coordinator has a few for each worker of the job
 
 
 def readable(descriptor: int, seconds: float = 0.0) -> bool:
@@ -15,4 +19,15 @@ def readable(descriptor: int, seconds: float = 0.0) -> bool:
     """
     waiting = select.poll()
     waiting.register(descriptor, select.POLLIN)
-    return bool(waiting.poll(1000 * seconds))
+    return bool(waiting.poll(1000 * max(0.0, seconds)))
+
+
+def raise_limit() -> int:
+    """Raises the soft limit of open files to the hard limit, up to ENOUGH, and returns it.
+
+    Most systems set the soft limit to 1,024, for programs that use select(2)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < ENOUGH:
+        soft = min(hard, ENOUGH)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return soft

@@ -32,6 +32,7 @@ from recycle_pp.consensus.agreement import LostMajority
 from recycle_pp.consensus.choice import make_agreement
 from recycle_pp.consensus.process_identity import identity
 from recycle_pp.consensus.refusal import REFUSED
+from recycle_pp.linux.descriptors import raise_limit
 from recycle_pp.telemetry import startup
 from recycle_pp.telemetry.background import in_thread
 from recycle_pp.telemetry.contact_log import ContactLog
@@ -77,6 +78,8 @@ if TYPE_CHECKING:
     from recycle_pp.config.node_settings import NodeSettings
     from recycle_pp.coordinator.host import Host
 
+FILES = 64  # open files of a coordinator without the connections of workers
+FILES_PER_WORKER = 3  # the worker's connection, its supervisor's, and a new one while an old one ends
 PREPARE_SECONDS = 2.0  # delay before the import of the coordinator's modules (0.7 s, or 3 s on a busy machine)
 
 
@@ -129,6 +132,7 @@ class Supervisor:
         joins: bool = False,
         node: NodeSettings | None = None,
     ):
+        raise_limit()  # for this process, which may become the coordinator, and for its worker
         self._launch = launch
         self._joins = joins
         self._node = node
@@ -161,6 +165,12 @@ class Supervisor:
 
     async def start_job(self, address: Address | None, settings: Settings, run: RunFolder) -> Address:
         """Starts a new job as its first leader and publishes the address. Raises ValueError if this is impossible."""
+        need, limit = FILES + FILES_PER_WORKER * self._launch.world, raise_limit()
+        if limit < need:
+            raise ValueError(
+                f"the coordinator of {self._launch.world} workers may need {need} open files, and the hard limit is "
+                f"{limit}; raise it (ulimit -Hn {need}, docker run --ulimit nofile={need})"
+            )
         wanted = address or Address("127.0.0.1", 0, new_token())
         startup.update("imports the coordinator")
         try:

@@ -19,11 +19,12 @@ import asyncio
 import contextlib
 import logging
 import math
-import select
 import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+
+from recycle_pp.linux.descriptors import readable
 
 from .authentication import Prover, Refused, Verifier, prove
 from .frames import LENGTH, MAX_FRAME, MAX_HANDSHAKE_FRAME, ChannelClosed, Frames, Malformed, encode, length_of
@@ -117,7 +118,7 @@ class Channel:
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._receiving:
             while (body := self._frames.next(limit)) is None:
-                if deadline is not None and not _readable(self._socket, deadline - time.monotonic()):
+                if deadline is not None and not readable(self._socket.fileno(), deadline - time.monotonic()):
                     raise TimeoutError("no message in time")
                 try:
                     data = self._socket.recv(1 << 16)
@@ -317,9 +318,3 @@ class Refusals:
             self._logged[refusal] = now
             self._left -= 1
             _log.warning("refused a connection from %s: %s", *refusal)
-
-
-def _readable(sock: socket.socket, seconds: float) -> bool:
-    poll = select.poll()  # unlike select(), it accepts any descriptor number
-    poll.register(sock, select.POLLIN)
-    return bool(poll.poll(max(0.0, seconds) * 1000))

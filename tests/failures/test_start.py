@@ -1,6 +1,7 @@
 """At the start of a job under real torchrun agents, all ranks find each other, or each node prints the reason."""
 
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -80,6 +81,21 @@ def test_a_rank_outside_of_its_job_is_rejected_at_once():
     assert done.stderr.splitlines() == [done.stderr.strip()]
     assert "RANK=5 LOCAL_RANK=5 LOCAL_WORLD_SIZE=2 cannot be in a job of WORLD_SIZE=2" in done.stderr
     assert time.monotonic() - begun < 10
+
+
+def test_a_limit_of_open_files_that_is_too_small_for_the_job_is_rejected_at_once():
+    def limit():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))
+        die_with_parent(parent)
+
+    parent = os.getpid()
+    variables = {"RANK": "0", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "6"}
+    done = subprocess.run(
+        [sys.executable, "-m", "recycle_pp.train", "model=tiny", "parallel=3x2"],
+        env={**os.environ, **variables}, capture_output=True, text=True, timeout=60, preexec_fn=limit,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "the coordinator of 6 workers may need 82 open files, and the hard limit is 60; raise it" in done.stderr
 
 
 def test_a_mistake_that_only_rank_0_checks_ends_the_other_nodes_with_the_same_sentence_and_2():
