@@ -2,6 +2,7 @@
 
     python bench/recovery.py [--deaths 20] [--launcher torchrun|fork] [--compute sleep|real] [--seed 1]
     python bench/recovery.py --mtbf 5 [--seconds 120]
+    python bench/recovery.py --again [--deaths 20]
 
 Twelve workers (3 pipelines, 4 stages, 6 micro-batches) train. The bench repeatedly sends SIGKILL to a random worker at
 a random instant of a step. The supervisor restarts the worker, and it rejoins. `sleep` emulates compute (20 ms per op),
@@ -15,6 +16,9 @@ With --mtbf, workers are killed at random, one in that many seconds on average, 
 The table has the phases until a killed worker takes part again. `live work` is the number of committed steps, divided
 by the number that all workers would commit in the same time and by the share of live workers. 1 means that a death
 costs only the dead worker's own work.
+
+With --again, one worker is killed, and again 0.3 s after each return, usually before it has a new standby process. The
+bench prints the seconds from a kill until the worker takes part again.
 """
 
 from __future__ import annotations
@@ -59,6 +63,7 @@ def main() -> None:
     parser.add_argument("--compute", choices=list(COMPUTE), default="sleep")
     parser.add_argument("--mtbf", type=float, help="seconds between two deaths, on average")
     parser.add_argument("--seconds", type=float, default=120.0, help="with --mtbf: for how long (default 120)")
+    parser.add_argument("--again", action="store_true", help="kill the same worker as soon as it is back")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("overrides", nargs="*", help="further settings, for instance optimizer.stagger=true")
     arguments = parser.parse_args()
@@ -68,6 +73,9 @@ def main() -> None:
         with LAUNCHERS[arguments.launcher]([*overrides, f"run.dir={run.path}"]):
             if arguments.mtbf is not None:
                 live_work(run, *kill_at_random(run, arguments, random.Random(arguments.seed)), arguments)
+                return
+            if arguments.again:
+                returns(kill_again(run, arguments.deaths))
                 return
             kills = kill_one_by_one(run, arguments.deaths, random.Random(arguments.seed))
         table(run, kills, arguments)
@@ -92,6 +100,27 @@ def kill_one_by_one(run: RunFolder, deaths: int, rng: random.Random) -> list[flo
         print(f"\r{number + 1} of {deaths} deaths", end="", file=sys.stderr, flush=True)
     print(file=sys.stderr)
     return kills
+
+
+def kill_again(run: RunFolder, deaths: int) -> list[float]:
+    """Kills worker 1.2 again after each of its returns. Returns the seconds from each kill to the return."""
+    _until(lambda: _steps(run) > STEADY, 600)
+    time.sleep(WARM_SECONDS)
+    found = []
+    for number in range(deaths):
+        pid = [e["pid"] for e in run.lines(run.events) if e["event"] == "spawned" and e["worker"] == "1.2"][-1]
+        at = time.time()
+        os.kill(pid, signal.SIGKILL)
+        _until(partial(lambda before: _count(run, "rejoined") > before, number), 120)
+        found.append([e["time"] for e in run.lines(run.events) if e["event"] == "rejoined"][-1] - at)
+        time.sleep(0.3)
+    return found
+
+
+def returns(seconds: list[float]) -> None:
+    """Prints the first return, which an idle standby process serves, apart from the others."""
+    later = seconds[1:]
+    print(f"first return {seconds[0]:.2f} s; later ones {statistics.median(later):.2f} s, most {max(later):.2f} s")
 
 
 def kill_at_random(run: RunFolder, arguments: argparse.Namespace, rng: random.Random) -> tuple[Kills, float, float]:

@@ -54,6 +54,7 @@ SLOW = [
     "precision.py --steps 3 model.layers=2",
     "peers.py --jobs recycle_pp restart-warm --cases free 2 --seconds 4 --slot 0.01",
     "recovery.py --launcher fork --deaths 1",
+    "recovery.py --launcher fork --again --deaths 2",
     "regroup.py --workers 8 --times 1",
     "rejoin.py --gigabytes 0.01 --ops 4",
     "spot.py trace.csv --shape 2x2 --microbatches 2 --layers 4 --steps 4",

@@ -2,7 +2,7 @@
 
     server = ForkServer(settings, module)           # its process imports for seconds
     loop.add_reader(server.fileno(), ...)           # readable once it has imported, or has ended; then:
-    server.listen()
+    problem = server.listen()                       # "", or why it cannot fork
     pid = server.fork(parent's descriptors)         # a new child of this process; None if it cannot fork
     server.close()
 
@@ -38,7 +38,7 @@ from .worker_start import become_worker, default_environment
 
 ANSWER_SECONDS = 1.0  # longest time for a fork; meanwhile the supervisor waits, and sends no heartbeat
 _PR_SET_CHILD_SUBREAPER = 36
-_READY, _UNFIT = b"ready", b"unfit"
+_READY = "ready"
 
 
 class ForkServer:
@@ -63,12 +63,17 @@ class ForkServer:
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def listen(self) -> None:
-        """Reads whether the process can fork. Call it when the descriptor is readable."""
+    def listen(self) -> str:
+        """Reads whether the process can fork. Call it when the descriptor is readable. Returns "", or the reason why it
+        cannot."""
+        said = ""
         with suppress(OSError):
-            self.usable = self._socket.recv(16) == _READY
-        if not self.usable:
-            self.close()
+            said = self._socket.recv(200).decode()
+        self.usable = said == _READY
+        if self.usable:
+            return ""
+        self.close()
+        return said or "its imports have failed"
 
     def fork(self, descriptors: Sequence[int]) -> int | None:
         """The process id of a new worker with these descriptors, see `become_worker`. None if it cannot be forked."""
@@ -112,7 +117,7 @@ def _serve(descriptor: int, supervisor: int, module: str) -> None:
         importlib.import_module(module).import_ahead(settings)
         gc.collect()
         gc.freeze()  # keeps garbage collection in forked processes from copying all imported objects
-        requests.send(_READY if _may_be_forked() else _UNFIT)
+        requests.send((_problem() or _READY).encode())
         while True:
             _, descriptors, _, _ = socket.recv_fds(requests, 16, 8)
             if not descriptors:
@@ -122,12 +127,16 @@ def _serve(descriptor: int, supervisor: int, module: str) -> None:
                 os.close(number)
 
 
-def _may_be_forked() -> bool:
+def _problem() -> str:
+    """Why this process must not be forked; "" if it may be."""
     opened = []
     for link in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # the descriptor of this listing
             opened.append(os.readlink(link))
-    return len(os.listdir("/proc/self/task")) == 1 and not any(path.startswith("/dev/nvidia") for path in opened)
+    if devices := [path for path in opened if path.startswith("/dev/nvidia")]:
+        return f"it has opened {devices[0]}"
+    threads = len(os.listdir("/proc/self/task"))
+    return "" if threads == 1 else f"it has {threads} threads"
 
 
 def _fork(requests: socket.socket, supervisor: int, module: str, descriptors: Sequence[int]) -> None:

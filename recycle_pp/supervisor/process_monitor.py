@@ -95,9 +95,12 @@ class ProcessMonitor:
                 self._standby.send(Ahead(dict(settings)))
 
     def _server_is_ready(self, settings: Mapping[str, Any]) -> None:
-        assert self._server is not None
+        assert self._server is not None and self._log is not None
         asyncio.get_running_loop().remove_reader(self._server.fileno())
-        self._server.listen()
+        if problem := self._server.listen():
+            self._log.write(
+                f"supervisor: each standby process imports by itself, as none can be forked: {problem}\n".encode()
+            )
         self.start_standby(settings)
 
     def send_to_worker(self, message: CoordinatorAt) -> None:

@@ -12,11 +12,16 @@ mount namespaces, each with its own torchrun and four workers (3 x 4). One job r
 - cut node: no packet leaves or reaches a node for 10 seconds. The job continues without its four workers; the node
   leaves, and 3 seconds later its agent is started again and joins.
 
-The share is the ratio of the steps per second; the first job counts for --undisturbed steps. *Of the living* relates it
-to the work that the workers of the current generation could have done, that is to the mean of live/12 over the time.
-*Lost*: time beyond that of undisturbed steps, from the fault to the next one. *Absent*: the share of the missing
-workers in this time. Both jobs must have the same losses and, with real compute, the same final weights; then both
-have --steps steps, because the learning rate depends on them. Events and metrics of both jobs stay in OUT.
+Two shares of undisturbed work are printed. The first is the ratio of the steps per second of both jobs, the first one
+in its first --undisturbed steps. On a machine whose speed drifts, the second says more: what the second job would have
+done if all of its steps were as long as its own undisturbed ones, that is as the median of the steps with all workers
+in the second half of the time between two faults.
+
+*Of the living*: the second share, divided by the mean of live/12 over the time; with real compute on few cores this has
+no meaning, because fewer workers then have more of the cores. *Lost*: time beyond that of undisturbed steps, from the
+fault to the next one. *Absent*: the share of the missing workers in this time. Both jobs must have the same losses and,
+with real compute, the same final weights; then both have --steps steps, because the learning rate depends on them.
+Events and metrics of both jobs stay in OUT.
 """
 
 from __future__ import annotations
@@ -115,23 +120,32 @@ def compare(undisturbed: dict[str, Any], disturbed: dict[str, Any]) -> list[str]
 
 def summary(undisturbed: dict[str, Any], disturbed: dict[str, Any]) -> dict[str, Any]:
     whole, broken = _rate(undisturbed["metrics"]), _rate(disturbed["metrics"])
-    usual = median(seconds for _, seconds, _ in _steps(undisturbed["metrics"]))
     lines, steps = disturbed["metrics"], _steps(disturbed["metrics"])
-    living = sum(seconds * live for _, seconds, live in steps) / sum(seconds for _, seconds, _ in steps) / 12
+    total = sum(seconds for _, seconds, _ in steps)
+    living = sum(seconds * live for _, seconds, live in steps) / total / 12
+    usual = median(seconds for _, seconds, live in steps if live == 12)
     costs: dict[str, list[dict[str, float]]] = {kind: [] for kind in SHARES}
-    ends = [step for _, step in disturbed["faults"][1:]] + [lines[-1]["step"] + 1]
-    for (kind, step), end in zip(disturbed["faults"], ends, strict=True):
+    faults = [(kind, max(step, lines[0]["step"])) for kind, step in disturbed["faults"]]
+    ends = [step for _, step in faults[1:]] + [lines[-1]["step"] + 1]
+    lost = 0.0
+    for (kind, step), end in zip(faults, ends, strict=True):
         own = [(seconds, live) for number, seconds, live in steps if step <= number < end]
+        calm = [seconds for seconds, live in own[len(own) // 2 :] if live == 12]
+        usual = median(calm) if calm else usual
         if own:
             absent = sum(seconds * (1 - live / 12) for seconds, live in own)
-            longest, lost = max(seconds for seconds, _ in own), sum(seconds - usual for seconds, _ in own)
-            costs[kind].append({"longest": longest, "lost": lost, "absent": absent})
+            costs[kind].append({
+                "longest": max(seconds for seconds, _ in own),
+                "lost": sum(seconds - usual for seconds, _ in own),
+                "absent": absent,
+            })  # fmt: skip
+            lost += costs[kind][-1]["lost"]
     return {
         "costs": costs,
         "deaths": sum(event["event"] == "death_detected" for event in disturbed["events"]),
-        "joins": disturbed["joins"], "seconds": lines[-1]["time"] - lines[0]["time"],
-        "undisturbed": whole, "disturbed": broken, "share": broken / whole,
-        "living": living, "of_the_living": broken / whole / living,
+        "joins": disturbed["joins"], "seconds": total, "undisturbed": whole, "disturbed": broken,
+        "share": broken / whole, "own_share": 1 - lost / total,
+        "living": living, "of_the_living": (1 - lost / total) / living,
     }  # fmt: skip
 
 
@@ -155,7 +169,7 @@ def show(result: dict[str, Any]) -> None:
             print(f"{kind:>14}{len(costs):>8}{gap:>13.2f}{lost:>9.2f}{absent:>14.2f}")
     print(f"{result['deaths']} deaths, {result['joins']} starts of an agent that joined")
     print(f"undisturbed {result['undisturbed']:.3f}, disturbed {result['disturbed']:.3f} steps/s")
-    print(f"share of undisturbed work: {result['share']:.3f}")
+    print(f"share of undisturbed work: {result['share']:.3f}; by its own undisturbed steps {result['own_share']:.3f}")
     print(f"live workers: {result['living']:.3f} of all; share of what they can do: {result['of_the_living']:.3f}")
     print("bits: " + ("; ".join(result["differences"]) or "equal"))
 

@@ -16,6 +16,8 @@ from recycle_pp.wire.worker_spec import WorkerSpec, last_words
 
 def import_ahead(settings: dict) -> None:
     """A real worker imports torch here. With a thread, the process must not be forked."""
+    if settings["data"]["path"] == "broken":
+        raise ImportError("no such library")
     if settings["data"]["path"] == "thread":
         threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
 

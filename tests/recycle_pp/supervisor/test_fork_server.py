@@ -32,7 +32,7 @@ def serving(play="wait"):
     server = ForkServer({"data": {"path": play}}, "fake_worker")
     try:
         assert select.select([server], [], [], 30)[0]
-        server.listen()
+        server.problem = server.listen()
         yield server
     finally:
         server.close()
@@ -146,9 +146,10 @@ def test_if_the_server_does_not_answer_the_worker_is_started_in_a_fresh_interpre
             assert not was_forked(child)
 
 
-def test_a_process_with_threads_is_not_forked(tmp_path):
-    with serving("thread") as server:
-        assert not server.usable and not server.lost
+@pytest.mark.parametrize(("play", "problem"), [("thread", "it has 2 threads"), ("broken", "its imports have failed")])
+def test_a_process_that_must_not_be_forked_says_why_and_workers_start_anew(play, problem, tmp_path):
+    with serving(play) as server:
+        assert (server.problem, server.usable, server.lost) == (problem, False, False)
         with spawned(server, "leave", tmp_path) as child:
             assert not was_forked(child)
             assert select.select([child.pidfd], [], [], 20)[0]
