@@ -50,7 +50,7 @@ async def dismiss(
 
     at = address or Address("127.0.0.1", 0, new_token())
     try:
-        server = await serve(handle, at.host, at.port, at.token)
+        server = await serve(handle, at.host, at.port, at.token, clients=launch.world)
     except OSError as error:
         raise ValueError(
             f"{sentence}; the other ranks cannot be notified: {at.host}:{at.port}: {error.strerror}"

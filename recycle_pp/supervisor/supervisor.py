@@ -174,7 +174,7 @@ class Supervisor:
         wanted = address or Address("127.0.0.1", 0, new_token())
         startup.update("imports the coordinator")
         try:
-            await self._listen(wanted.host, wanted.port, wanted.token)
+            await self._listen(wanted.host, wanted.port, wanted.token, settings)
         except OSError as error:
             at = f"{wanted.host}:{wanted.port}"
             raise ValueError(
@@ -324,7 +324,7 @@ class Supervisor:
         peer.set_keepalive(self._settings.control.suspicion)
         if self._leadership.leader is None:
             self._sent_address = message.leader.host, message.leader.port
-            await self._listen(self._own_settings.control.interface or peer.local_host, 0, self._token)
+            await self._listen(self._own_settings.control.interface or peer.local_host, 0, self._token, self._settings)
             agreement = make_agreement(self._settings, self._launch.rank, self._place, self._token, message.leader)
             self._leadership.join(self._launch.rank, agreement, message.leader)
         monitor = self._monitor
@@ -392,8 +392,9 @@ class Supervisor:
 
     # ------------------------------------------------------------------------------------------- coordination
 
-    async def _listen(self, host: str, port: int, token: str) -> None:
-        self._server = await serve(self._handle, host, port, token)
+    async def _listen(self, host: str, port: int, token: str, settings: Settings) -> None:
+        workers = settings.parallel.pipelines * settings.parallel.stages
+        self._server = await serve(self._handle, host, port, token, clients=2 * workers)  # and their supervisors
         bound = self._server.sockets[0].getsockname()
         self._place = Place(bound[0], bound[1], identity())
 

@@ -34,7 +34,7 @@ from .messages.table import Message, Vocabulary
 
 MAX_UNSENT = 64 << 20  # bytes; an asyncio peer with more queued data apparently does not read, and is disconnected
 HANDSHAKE_SECONDS = 5.0
-UNPROVEN = 400  # maximum number of unauthenticated connections; at the next one the oldest is closed
+UNPROVEN = 400  # number of strangers whose connections may wait for authentication
 REPEAT_SECONDS = 10.0  # seconds between log lines about the same refusal; a node that retries must not flood the log
 
 NO_JOB = "the process that listens there is not a job of recycle_pp"
@@ -256,9 +256,13 @@ async def serve(
     port: int,
     token: str,
     handshake_seconds: float = HANDSHAKE_SECONDS,
+    clients: int = 0,
 ) -> asyncio.Server:
     """Listens at `host` and `port`. Runs `handler(peer)` for each authenticated client, and closes the connection when
     the handler returns.
+
+    clients: how many clients may connect at the same moment, as after a take-over. If more than these and UNPROVEN
+        connections wait for authentication, the oldest one is closed.
 
     The bound address is `server.sockets[0].getsockname()`.
     """
@@ -266,7 +270,7 @@ async def serve(
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = Peer(reader, writer, refusals)
-        if len(unproven) == UNPROVEN:
+        if len(unproven) == UNPROVEN + clients:
             (oldest := next(iter(unproven))).abort()
             del unproven[oldest]
         unproven[peer] = None

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from recycle_pp.linux.descriptors import raise_limit
 from recycle_pp.wire import connection
 from recycle_pp.wire.authentication import Refused
 from recycle_pp.wire.connection import Channel, Peer, connect, serve
@@ -58,6 +59,25 @@ def test_two_ends_with_the_same_token_exchange_messages():
             assert hellos == [HELLO, HELLO]
             peer.close()
 
+    asyncio.run(main())
+
+
+def test_as_many_clients_as_announced_can_connect_at_the_same_moment():
+    """As all workers and supervisors do after a take-over. All connections are open before the first is answered."""
+    count = connection.UNPROVEN + 200
+
+    async def main():
+        async def handle(peer):
+            await asyncio.sleep(30)
+
+        server = await serve(handle, "127.0.0.1", 0, TOKEN, clients=count)
+        port = server.sockets[0].getsockname()[1]
+        peers = await asyncio.gather(*(connect("127.0.0.1", port, TOKEN, HELLO, 30) for _ in range(count)))
+        for peer in peers:
+            peer.abort()
+        server.close()
+
+    assert raise_limit() > 2 * count + 50
     asyncio.run(main())
 
 
