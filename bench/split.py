@@ -42,7 +42,7 @@ def main() -> None:
     settings = {name: of(split, given.overrides) for name, split in SPLITS.items()}
     table("by weights", "slots", settings, {name: counted(initial_problem(s), s) for name, s in settings.items()})
     if given.measure:
-        measured = {name: measure(split, settings[name], given) for name, split in SPLITS.items()}
+        measured = {name: measure(of_one, given) for name, of_one in settings.items()}
         table(f"measured, load {os.getloadavg()[1]:.1f}", "s", settings, measured)
 
 
@@ -51,11 +51,13 @@ def of(split: str, overrides: list[str]) -> Settings:
     return with_first_layout(settings)
 
 
-def measure(split: str, settings: Settings, given: argparse.Namespace) -> Problem:
-    """The problem of the job with durations of its ops that ran alone."""
+def measure(settings: Settings, given: argparse.Namespace) -> Problem:
+    """The problem of the job with durations of its ops that ran alone, in the same layout."""
+    layers = ",".join(map(str, ModelLayers(settings).start))
     alone = [
         f"parallel=1x{settings.parallel.stages}", "parallel.microbatches=1", f"model.sequence={given.sequence}",
-        f"run.steps={given.steps}", "run.validate_every=0", f"model.split={split}",
+        f"run.steps={given.steps}", "run.validate_every=0", f"model.split=[{layers}]",
+        "schedule.rebalance=never",
     ]  # fmt: skip
     with Zygote() as zygote, zygote.run([*JOB, *given.overrides, *alone]) as job:
         if job.wait(900):
