@@ -37,7 +37,7 @@ class Network:
         self._ends: list[Peer] = []  # ends of open connections
         self._cut: set[tuple[str, str]] = set()  # (from, to)
 
-    async def serve(self, handler: Any, host: str, port: int, token: str) -> Any:
+    async def serve(self, handler: Any, host: str, port: int, token: str, clients: int = 0) -> Any:
         process = PROCESS.get()
         assert process is not None
         port = port or 1000 + len(self._servers)
