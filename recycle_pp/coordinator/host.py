@@ -127,8 +127,8 @@ class Host:
         finally:
             if not self._coordinator.stood_down:
                 self._run.later(self._heartbeat.end, self._state.job.workers.values(), code)
-        await self._exporters.close()
         await self._run.later.flushed(WRITE_SECONDS)
+        await self._exporters.close()  # after the last write, so that the copy in a store has the end of the run
         await self._screen.flushed(SCREEN_SECONDS)
         return code
 

@@ -6,6 +6,7 @@ RECYCLE_SABOTAGE='{"err": 1, "step": 3, "once": "/tmp/flag"}'      # one worker'
 RECYCLE_SABOTAGE='{"rot": 1, "step": 3, "once": "/tmp/flag"}'      # a bit of its sharded state flips before that step
 RECYCLE_SABOTAGE='{"nan": 1, "steps": [3, 5]}'    # the stage's output is NaN in these steps
 RECYCLE_SABOTAGE='{"telemetry": ["Traces.died"]}'        # these methods of the telemetry always fail
+RECYCLE_SABOTAGE='{"end": 1.5}'          # the last heartbeat.json is written so many seconds late
 RECYCLE_SABOTAGE='{"census": "/tmp/sizes", "steps": [300, 1500]}'  # the size of all Python objects after these steps
 RECYCLE_SABOTAGE='{"census": "/tmp/sizes", "generations": [9, 39]}'  # or in these generations
 RECYCLE_SABOTAGE='{"unfit": true}'       # the model's kernels need too much shared memory
@@ -46,6 +47,7 @@ from recycle_pp.model.stage import Stage
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.state import checkpoint
 from recycle_pp.telemetry.background import Background
+from recycle_pp.telemetry.heartbeat import Heartbeat
 from recycle_pp.telemetry.lines import Lines
 from recycle_pp.telemetry.progress import Progress
 from recycle_pp.telemetry.recorder import Recorder
@@ -204,6 +206,11 @@ def failing(cls, name):
     setattr(cls, name, fails)
 
 
+def end(self, *arguments):
+    time.sleep(sabotage().get("end", 0))
+    _end(self, *arguments)
+
+
 def jumping_time():
     if "jump" in sabotage():
         return _time() + sabotage()["jump"] * os.path.exists(sabotage()["when"])
@@ -211,6 +218,7 @@ def jumping_time():
 
 
 Stage.__init__, Stage.forward, worker.platform, time.time = init, forward, platform, jumping_time
+_end, Heartbeat.end = Heartbeat.end, end
 _committed, Recorder._committed = Recorder._committed, committed
 _vote, Commits.vote = Commits.vote, vote
 _follow, Recorder._follow = Recorder._follow, follow

@@ -17,6 +17,7 @@ from recycle_pp.telemetry.status import StatusReader
 from recycle_pp.telemetry.stored_run import local
 from recycle_pp.testing.s3_server import Proxy, S3Server
 
+from .harness import Case, explain
 from .launched import Launched
 
 SHAPE = ("parallel.pipelines=2", "parallel.stages=2")
@@ -71,6 +72,13 @@ def resumed(zygote, environment, folder, expected, *overrides):
         assert job.wait(200) == 0, job.output
         assert json.loads(job.run.summary.read_text())["weights_sha256"] == expected, job.output
         return [event["step"] for event in events(job, "started")][-1]
+
+
+def test_the_copy_in_the_store_has_the_end_of_a_run_whose_disk_is_slow(sabotaged, tmp_path):
+    store = f"file://{tmp_path}/store"
+    case = Case("a slow end", "1x1", (f"checkpoint.store={store}",), steps=4, deaths=0)
+    outcome = sabotaged.of(case, "stores", environment={"RECYCLE_SABOTAGE": json.dumps({"end": 1.5})})
+    assert StatusReader(RunFolder(local(store))).read().state == "finished", explain(outcome)
 
 
 def test_a_killed_run_continues_on_another_machine_from_its_store(zygote, environment, weights, tmp_path):
