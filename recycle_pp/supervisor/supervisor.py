@@ -98,7 +98,7 @@ async def supervise(
     node           this node's own settings, if the job has several nodes
     joins          whether this is a new node of a running job
     """
-    supervisor = Supervisor(launch, joins=joins, node=node)
+    supervisor, open_files = Supervisor(launch, joins=joins, node=node), raise_limit()
     try:
         if joins and address is not None:
             try:
@@ -107,6 +107,7 @@ async def supervise(
                 return refuse(str(error), launch.local_rank)
         if settings is not None and run is not None:
             try:
+                _check_open_files(launch.world, open_files)
                 address = await supervisor.start_job(address, settings, run)
             except ValueError as error:
                 startup.end()
@@ -116,6 +117,16 @@ async def supervise(
     finally:
         supervisor.close()
         Shutdown.close()
+
+
+def _check_open_files(world: int, limit: int) -> None:
+    """Raises ValueError if a coordinator of so many workers could not accept their connections."""
+    need = FILES + FILES_PER_WORKER * world
+    if limit < need:
+        raise ValueError(
+            f"the coordinator of {world} workers may need {need} open files, and the hard limit is {limit}; raise it "
+            f"(ulimit -Hn {need}, docker run --ulimit nofile={need})"
+        )
 
 
 def _import_coordinator() -> None:
@@ -132,7 +143,6 @@ class Supervisor:
         joins: bool = False,
         node: NodeSettings | None = None,
     ):
-        raise_limit()  # for this process, which may become the coordinator, and for its worker
         self._launch = launch
         self._joins = joins
         self._node = node
@@ -165,12 +175,6 @@ class Supervisor:
 
     async def start_job(self, address: Address | None, settings: Settings, run: RunFolder) -> Address:
         """Starts a new job as its first leader and publishes the address. Raises ValueError if this is impossible."""
-        need, limit = FILES + FILES_PER_WORKER * self._launch.world, raise_limit()
-        if limit < need:
-            raise ValueError(
-                f"the coordinator of {self._launch.world} workers may need {need} open files, and the hard limit is "
-                f"{limit}; raise it (ulimit -Hn {need}, docker run --ulimit nofile={need})"
-            )
         wanted = address or Address("127.0.0.1", 0, new_token())
         startup.update("imports the coordinator")
         try:

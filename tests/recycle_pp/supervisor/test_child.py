@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -18,39 +17,10 @@ from recycle_pp.supervisor.worker_start import default_environment
 from recycle_pp.telemetry.log_file import LogFile
 from recycle_pp.wire.worker_spec import WorkerSpec
 
+from .children import spawned, wait_for_death, wait_for_log
+
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.timeout(60)
-
-
-@contextmanager
-def spawned(play, tmp_path, monkeypatch):
-    """A fake worker, executed like a real one; killed and reaped at the end."""
-    monkeypatch.setenv("PYTHONPATH", str(HERE))
-    monkeypatch.delitem(sys.modules, "torch", raising=False)  # with torch imported, it would be forked
-    spec = WorkerSpec("127.0.0.1", 1, "a very secret token", 3, 2, str(tmp_path), {"data": {"path": play}})
-    log = LogFile(tmp_path / "log")
-    child = Child.spawn({"parallel": {"backend": "nccl"}}, log, "fake_worker")
-    child.assign(spec)
-    try:
-        yield child
-    finally:
-        if child.pidfd != -1:  # not reaped
-            child.send_signal(signal.SIGKILL)
-            child.reap()
-        log.close()
-        assert log.flush(10.0)
-
-
-def wait_for_death(child, seconds=20.0):
-    assert select.select([child.pidfd], [], [], seconds)[0], "the worker did not die in time"
-    return child.reap()
-
-
-def wait_for_log(path, text, seconds=20.0):
-    deadline = time.monotonic() + seconds
-    while text not in (path.read_text() if path.exists() else ""):
-        assert time.monotonic() < deadline, f"no {text!r} in the log"
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(
@@ -63,8 +33,8 @@ def wait_for_log(path, text, seconds=20.0):
         ("long", "exception", "the end"),
     ],
 )
-def test_the_cause_of_each_death_is_found(play, cause, detail, tmp_path, monkeypatch):
-    with spawned(play, tmp_path, monkeypatch) as child:
+def test_the_cause_of_each_death_is_found(play, cause, detail, tmp_path):
+    with spawned(play, tmp_path) as child:
         death = wait_for_death(child)
     assert death.cause == cause
     assert death.detail.endswith(detail)
@@ -83,18 +53,18 @@ def test_an_import_error_of_a_worker_is_reported_in_its_death(tmp_path, monkeypa
     assert "No module named 'no_such_module_at_all'" in death.detail
 
 
-def test_a_death_is_detected_within_milliseconds(tmp_path, monkeypatch):
+def test_a_death_is_detected_within_milliseconds(tmp_path):
     delays = []
     for _ in range(3):
-        with spawned("kill", tmp_path, monkeypatch) as child:
+        with spawned("kill", tmp_path) as child:
             select.select([child.pidfd], [], [], 20)
             seen = time.monotonic()
             delays.append(seen - child.reap().at)
     assert min(delays) < 0.05
 
 
-def test_the_token_is_neither_in_the_command_line_nor_in_the_environment(tmp_path, monkeypatch):
-    with spawned("wait", tmp_path, monkeypatch) as child:
+def test_the_token_is_neither_in_the_command_line_nor_in_the_environment(tmp_path):
+    with spawned("wait", tmp_path) as child:
         wait_for_log(tmp_path / "log", "plays wait")
         process = Path(f"/proc/{child.pid}")
         assert b"fake_worker" in (process / "cmdline").read_bytes()
@@ -117,7 +87,7 @@ def test_a_worker_gets_default_environment_variables_unless_the_user_sets_them(
     monkeypatch.delenv(name, raising=False)
     if chosen:
         monkeypatch.setenv(name, chosen)
-    with spawned("wait", tmp_path, monkeypatch) as child:
+    with spawned("wait", tmp_path) as child:
         wait_for_log(tmp_path / "log", "plays wait")
         environment = Path(f"/proc/{child.pid}/environ").read_bytes().split(b"\0")
         assert f"{name}={chosen or default}".encode() in environment
@@ -134,8 +104,8 @@ def test_nccl_uses_the_network_interface_of_control_interface(interface, expecte
     assert default_environment({"control": {"interface": interface}}).get("NCCL_SOCKET_IFNAME") == expected
 
 
-def test_the_children_of_a_worker_end_with_it(tmp_path, monkeypatch):
-    with spawned("child", tmp_path, monkeypatch) as child:
+def test_the_children_of_a_worker_end_with_it(tmp_path):
+    with spawned("child", tmp_path) as child:
         deadline = time.monotonic() + 20
         while not (grandchildren := psutil.Process(child.pid).children()):
             assert time.monotonic() < deadline
@@ -145,22 +115,22 @@ def test_the_children_of_a_worker_end_with_it(tmp_path, monkeypatch):
         assert psutil.wait_procs(grandchildren, 5)[1] == []
 
 
-def test_a_reaped_worker_leaves_no_open_descriptor(tmp_path, monkeypatch):
+def test_a_reaped_worker_leaves_no_open_descriptor(tmp_path):
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
-        with spawned("leave", tmp_path, monkeypatch) as child:
+        with spawned("leave", tmp_path) as child:
             wait_for_death(child)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_death_is_found_by_a_supervisor_with_thousands_of_open_files(tmp_path, monkeypatch):
+def test_a_death_is_found_by_a_supervisor_with_thousands_of_open_files(tmp_path):
     """Such as the coordinator of a job with a thousand workers. select(2) refuses descriptors above 1023."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
     null = os.open(os.devnull, os.O_RDONLY)
     opened = [null, *(os.dup(null) for _ in range(1100))]
     try:
-        with spawned("leave", tmp_path, monkeypatch) as child:
+        with spawned("leave", tmp_path) as child:
             assert child.pidfd > 1023
             while not child.ended:
                 time.sleep(0.01)
