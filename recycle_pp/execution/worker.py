@@ -57,6 +57,7 @@ from recycle_pp.state.storing import Uploads
 from recycle_pp.storage.local_copy import copy, is_copied
 from recycle_pp.supervisor.lifeline import Lifeline
 from recycle_pp.supervisor.vital_signs import Board
+from recycle_pp.supervisor.worker_start import say_prepared
 from recycle_pp.wire.messages.generations import Unreachable
 from recycle_pp.wire.messages.lifecycle import (
     CannotRun,
@@ -403,6 +404,7 @@ def _prepare(ahead: Ahead) -> None:
         import_ahead(ahead.settings)
         settings = msgspec.convert(ahead.settings, Settings)
         _read_ahead[_of_data(settings)] = Batches(settings)
+    say_prepared()
 
 
 def _of_data(settings: Settings) -> str:

@@ -32,6 +32,7 @@ import msgspec
 
 from recycle_pp.linux.descriptors import readable
 from recycle_pp.linux.memory import oom_kills
+from recycle_pp.linux.processes import process_stat
 from recycle_pp.telemetry.log_file import LogFile
 from recycle_pp.wire.messages.supervisors import CoordinatorAt, Death
 from recycle_pp.wire.worker_spec import Ahead, LastWords, WorkerSpec
@@ -100,6 +101,17 @@ class Child:
     def ended(self) -> bool:
         """Whether the process is dead and can be reaped."""
         return readable(self.pidfd)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the process is suspended, for example by SIGSTOP."""
+        stat = process_stat(self.pid)
+        return stat is not None and stat.state in "Tt"
+
+    @property
+    def prepared(self) -> bool:
+        """Whether a standby process has imported and read everything (`worker_start.say_prepared`)."""
+        return readable(self._words)
 
     def send(self, message: WorkerSpec | Ahead | CoordinatorAt) -> None:
         """Writes one line to the standard input of the process."""

@@ -1,6 +1,7 @@
 """The child's side of a fork that starts a worker.
 
 become_worker(module, supervisor, descriptors)      # imports the module and calls its start(); never returns
+say_prepared()                                      # in a standby process that waits for its spec only
 """
 
 from __future__ import annotations
@@ -70,6 +71,12 @@ def become_worker(
         with suppress(Exception):
             sys.stdout.flush(), sys.stderr.flush()
         os._exit(status)
+
+
+def say_prepared() -> None:
+    """Tells the supervisor that this standby process can become the worker at once (`Child.prepared`)."""
+    with suppress(OSError):
+        os.write(WORDS, b"\n")  # an empty line, which is no last words
 
 
 def _run_forked(module: str) -> int:

@@ -130,7 +130,9 @@ class RunFolder:
             run.path.mkdir(parents=True, exist_ok=True)
             run.lock()
             run.make()
-            run.first_term = 1 + _newest_term((run.metrics, run.samples, run.events, run.heartbeat))
+            # The lines of a job that was killed may reach the store only after this folder was copied from there.
+            newest = _newest_term((run.metrics, run.samples, run.events, run.heartbeat))
+            run.first_term = 1 + max(newest, 0 if done else EARLIER)
             # Without run.resume, because the file also starts other runs.
             run.write_text(run.config, _yaml(asdict(settings.with_values({"run.resume": False}))))
             for path, kept in lines.items():

@@ -13,7 +13,7 @@ def test_a_worker_that_dies_again_and_again_is_forked_each_time(tmp_path):
     with Launched(tmp_path, nodes=2, workers=1, arguments=ARGUMENTS) as job:
         job.wait_for_step(0)
         (supervisor,) = job.supervisors([0])
-        job.wait_until(lambda: "recycle-standby" in names_of(supervisor.children()), "a standby process")
+        job.wait_until(lambda: standby_of(supervisor), "a standby process")
         for number in (3, 4, 5):  # processes so far; the first two are those of the start
             job.worker("0.0").kill()
             job.wait_for_event("spawned", nth=number)
@@ -21,8 +21,21 @@ def test_a_worker_that_dies_again_and_again_is_forked_each_time(tmp_path):
             assert "recycle_pp.supervisor.fork_server" in worker.cmdline(), job.explain()
             assert worker.ppid() == supervisor.pid, "it dies with its supervisor"
         job.wait_for_event("rejoined")
-        job.wait_until(lambda: "recycle-standby" in names_of(supervisor.children()), "the next standby process")
+        job.wait_until(lambda: standby_of(supervisor), "the next standby process")
 
 
-def names_of(processes):
-    return [process.name() for process in processes]
+def test_a_standby_process_that_is_stopped_does_not_become_the_worker(tmp_path):
+    """It would never connect, and its rank would have no worker for the rest of the job."""
+    with Launched(tmp_path, nodes=2, workers=1, arguments=ARGUMENTS) as job:
+        job.wait_for_step(0)
+        (supervisor,) = job.supervisors([0])
+        job.wait_until(lambda: standby_of(supervisor), "a standby process")
+        (standby,) = standby_of(supervisor)
+        standby.suspend()
+        job.worker("0.0").kill()
+        job.wait_for_event("rejoined", seconds=30)
+        assert job.worker("0.0").pid != standby.pid
+
+
+def standby_of(supervisor):
+    return [child for child in supervisor.children() if child.name() == "recycle-standby"]

@@ -6,6 +6,7 @@ import shutil
 import signal
 import threading
 import time
+import zlib
 
 import numpy as np
 import pytest
@@ -79,6 +80,30 @@ def test_the_copy_in_the_store_has_the_end_of_a_run_whose_disk_is_slow(sabotaged
     case = Case("a slow end", "1x1", (f"checkpoint.store={store}",), steps=4, deaths=0)
     outcome = sabotaged.of(case, "stores", environment={"RECYCLE_SABOTAGE": json.dumps({"end": 1.5})})
     assert StatusReader(RunFolder(local(store))).read().state == "finished", explain(outcome)
+
+
+def test_files_of_a_killed_job_that_arrive_after_its_successor_has_begun_do_not_count(zygote, tmp_path):
+    """The killed job's copying process lives on, and may upload the last files late. Here its files except config.yaml
+    are put into the store when the successor has ended. With equal terms, the last folder in the store's order would
+    count, here that of the killed job."""
+    store = f"file://{tmp_path}/store"
+    second, first = sorted((str(tmp_path / name) for name in "ab"), key=lambda path: f"{zlib.crc32(path.encode()):08x}")
+    with zygote.run([*SHAPE, *JOB, f"run.dir={first}", f"checkpoint.store={store}"]) as job:
+        job.wait_for_event("checkpoint_stored", 60)
+        while not Store(store).list("run"):
+            time.sleep(0.02)
+        job.signal(signal.SIGKILL)
+    time.sleep(1.5)  # until the copying process has ended
+    late = {path: Store(store).get(path) for path in Store(store).list("run") if "config.yaml" not in path}
+    assert late
+    Store(store).delete(sorted(late))
+    with zygote.run([*SHAPE, f"run.dir={second}", f"checkpoint.store={store}", "run.resume=true"]) as job:
+        assert job.wait(100) == 0, job.output
+    for path, content in late.items():
+        Store(store).put(path, content)
+    run = RunFolder(local(store))
+    assert StatusReader(run).read().state == "finished"
+    assert run.lines(run.metrics)[-1]["step"] == 39
 
 
 def test_a_killed_run_continues_on_another_machine_from_its_store(zygote, environment, weights, tmp_path):

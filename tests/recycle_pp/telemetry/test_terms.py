@@ -90,11 +90,16 @@ def test_the_next_job_in_a_folder_writes_newer_terms(run, file):
     assert again(run).first_term == 5
 
 
+def test_a_job_that_continues_a_checkpoint_writes_newer_terms_also_without_the_lines_of_the_killed_job(run):
+    """Only the checkpoint and config.yaml had reached the store when the job was killed."""
+    assert again(run, done=2).first_term == 1
+
+
 def test_lines_of_an_earlier_version_are_older_than_every_term(run):
     write(run.metrics, (None, 0), (None, 1), (None, 2), (None, 1))
     resumed = again(run, done=2)
-    assert resumed.first_term == 0
-    write(run.metrics, (0, 2), (None, 3))
+    assert resumed.first_term == 1
+    write(run.metrics, (1, 2), (None, 3))
     assert [line["step"] for line in resumed.lines(resumed.metrics)] == [0, 1, 2]
 
 
