@@ -70,9 +70,9 @@ class Child:
     ) -> Child:
         """Starts `module` as a process that imports everything a worker needs, then waits for `assign`.
 
-        The standard output and error of the process go to `log`. Never waits for a disk. A fork of `server` or of this
-        process imports the module and calls its start(). If neither can be forked, a fresh interpreter runs the module
-        as `__main__`.
+        The standard output and error of the process go to `log`. A fork of `server` or of this process imports the
+        module and calls its start(). If neither can be forked, a fresh interpreter runs the module as `__main__`. Never
+        waits for a disk, and for the server at most `fork_server.ANSWER_SECONDS`.
         """
         words, inherited_words = os.pipe()
         lifeline = Lifeline.create()
