@@ -224,6 +224,7 @@ class HangDetector:
             known.path,
             signs.delayed,
             tuple(self._state.roster[member].role for member in known.lacks if member in self._state.roster),
+            signs.suspended,
         )
 
     def _expected(self, worker: Worker, activity: Activity) -> float | None:

@@ -36,6 +36,11 @@ class ProcessStat(NamedTuple):
         """Whether the process has ended. Its entry in /proc exists until the parent has waited for it."""
         return self.state in "ZX"
 
+    @property
+    def suspended(self) -> bool:
+        """Whether a signal such as SIGSTOP, or a debugger, has stopped it."""
+        return self.state in "Tt"
+
 
 class ProcessSize(NamedTuple):
     mib: float  # resident memory

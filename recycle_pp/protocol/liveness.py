@@ -11,7 +11,7 @@ An edge leads from a waiting worker to each worker that it waits for. A root is 
 works, or the message that it waits for has already arrived. Only a root can be stuck, and it is stuck if it exceeds its
 limit:
 
-    starts, or runs its first op of a kind (which may compile)    `lease`
+    starts, or runs its first op of a kind (which may compile)    `lease`, or `suspicion` if its process is suspended
     works on an op                                                `suspicion`, or ten times the op's profiled time
     waits for a message that has arrived in its process           `suspicion`
     is silent, or does not answer a new generation                `suspicion`
@@ -64,6 +64,7 @@ class Sign:
     path        the file of that read; "" if it reads no files
     delayed     time of the activity in which its main thread was ready to run but had no core
     lacks       if it waits for a sum: the workers whose messages are missing, if they are known
+    suspended   whether its process is suspended, for example by SIGSTOP
     member      whether it is a member of the current generation; otherwise it is starting or catching up
     """
 
@@ -79,6 +80,7 @@ class Sign:
     path: str = ""
     delayed: float = 0.0
     lacks: tuple[Worker, ...] = ()
+    suspended: bool = False
 
     def waits(self, suspicion: float) -> bool:
         """Whether the worker waits for something that has not arrived. False if the worker is silent or has not
@@ -88,8 +90,8 @@ class Sign:
 
     def to_json(self) -> dict[str, Any]:
         activity = self.activity
-        times = ("seconds", "quiet", "delivered", "silent", "unanswered", "delayed", "reading", "path")
-        about = {name: getattr(self, name) for name in times} | {"lacks": [str(worker) for worker in self.lacks]}
+        shown = ("seconds", "quiet", "delivered", "silent", "unanswered", "delayed", "reading", "path", "suspended")
+        about = {name: getattr(self, name) for name in shown} | {"lacks": [str(worker) for worker in self.lacks]}
         does = activity.at_start() if activity.kind == "starts" else str(activity)
         return {"does": does, "kind": activity.kind, "what": activity.what, "first": activity.first, **about}
 
@@ -218,7 +220,7 @@ def _stuck(sign: Sign, patience: Patience) -> Stuck | None:
 def _limit(sign: Sign, patience: Patience) -> float:
     """Limit on the duration of the worker's activity, in seconds."""
     if sign.activity.kind == "starts" or sign.activity.first:
-        return patience.lease
+        return patience.suspicion if sign.suspended else patience.lease
     if sign.activity.kind == "waits":
         return patience.suspicion
     return _wait(sign, patience.suspicion)

@@ -103,10 +103,9 @@ class Child:
         return readable(self.pidfd)
 
     @property
-    def stopped(self) -> bool:
-        """Whether the process is suspended, for example by SIGSTOP."""
+    def suspended(self) -> bool:
         stat = process_stat(self.pid)
-        return stat is not None and stat.state in "Tt"
+        return stat is not None and stat.suspended
 
     @property
     def prepared(self) -> bool:

@@ -208,13 +208,13 @@ class ProcessMonitor:
     def _take_standby(self, log: Path) -> Child | None:
         """The standby process, if it can become the worker; otherwise kills it and returns None.
 
-        It cannot if it has ended, is stopped, or writes to another log because the rank has become another worker. A
+        It cannot if it has ended, is suspended, or writes to another log because the rank has become another worker. A
         process that is not prepared yet may wait for a disk, so a new fork is better, but not a new interpreter."""
         child = self._standby
         if child is None:
             return None
         prepared = child.prepared or self._server is None or not self._server.usable
-        if child.ended or child.stopped or not prepared or self._log is None or self._log.path != log:
+        if child.ended or child.suspended or not prepared or self._log is None or self._log.path != log:
             self._kill_standby()
             return None
         self._standby = None

@@ -85,9 +85,11 @@ class VitalSigns:
             self._seconds = min(now - since, elapsed)
             self._quiet = min(self._quiet, self._seconds)
             self._delayed = min(self._delayed, self._seconds)
+        suspended = False
         with suppress(OSError):
             stat = process_stat(self._pid, thread=self._pid)
             if stat is not None and (stat.cpu_ticks != self._cpu_ticks or stat.state == "R"):
                 self._cpu_ticks = stat.cpu_ticks
                 self._quiet = 0.0
-        return Signs(incarnation, self._number, self._activity, self._seconds, self._quiet, self._delayed)
+            suspended = stat is not None and stat.suspended
+        return Signs(incarnation, self._number, self._activity, self._seconds, self._quiet, self._delayed, suspended)

@@ -12,6 +12,7 @@ RECYCLE_SABOTAGE='{"census": "/tmp/sizes", "generations": [9, 39]}'  # or in the
 RECYCLE_SABOTAGE='{"unfit": true}'       # the model's kernels need too much shared memory
 RECYCLE_SABOTAGE='{"start": 1}'          # the model of stage 1 cannot be built
 RECYCLE_SABOTAGE='{"foreign": "/tmp/flag", "after": 4}'      # the fifth worker to start has another platform
+RECYCLE_SABOTAGE='{"suspended": "/tmp/flag", "after": 4}'    # the fifth worker to start suspends itself (SIGSTOP)
 RECYCLE_SABOTAGE='{"compile": 2.5}'    # seconds in C++, with Python's lock, before a worker is ready
 RECYCLE_SABOTAGE='{"clock": 3600}'     # time.time() jumps back and forth that far, in all processes
 RECYCLE_SABOTAGE='{"jump": -3600, "when": "/tmp/flag"}'    # time.time() jumps that far once the file exists
@@ -30,8 +31,10 @@ once: a file that the first failure creates, with its process id. If the file ex
 import ctypes
 import functools
 import gc
+import itertools
 import json
 import os
+import signal
 import sys
 import time
 
@@ -156,8 +159,15 @@ def _first(flag):
 def platform(*arguments):
     now = sabotage()
     ctypes.PyDLL(None).usleep(int(1e6 * now.get("compile", 0)))
-    same = "foreign" not in now or any(_first(f"{now['foreign']}.{n}") for n in range(now["after"]))
-    return _platform(*arguments) if same else "another GPU"
+    if "suspended" in now and _workers_before(now["suspended"]) == now["after"]:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    foreign = "foreign" in now and _workers_before(now["foreign"]) >= now["after"]
+    return "another GPU" if foreign else _platform(*arguments)
+
+
+def _workers_before(flag):
+    """The number of workers that have started before this one. Each creates a file whose name begins with `flag`."""
+    return next(n for n in itertools.count() if _first(f"{flag}.{n}"))
 
 
 def census(who, number, of="steps"):

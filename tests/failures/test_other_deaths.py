@@ -169,6 +169,17 @@ def test_a_long_compile_is_not_a_hang(sabotaged):
     assert outcome.seconds > 2.5
 
 
+@slow  # quick counterpart: test_liveness.py
+def test_a_worker_that_is_suspended_while_it_starts_is_replaced_after_the_suspicion(sabotaged, tmp_path):
+    """Its place would be empty for `control.lease` seconds."""
+    case = Case("is suspended while it starts", "2x2", NERVOUS, (SEGMENTATION_FAULT,), steps=100, deaths=2, bound=60)
+    plan = {"suspended": str(tmp_path / "started"), "after": 4}
+    outcome = sabotaged.of(case, "not SIGKILL", environment={"RECYCLE_SABOTAGE": json.dumps(plan)})
+    sabotaged.check_exact(outcome)
+    (found,) = outcome.all("hang_suspected")
+    assert found["seconds"] < 3 and len(outcome.all("rejoined")) == 1, explain(outcome)
+
+
 @slow
 def test_a_clock_that_jumps_makes_no_difference(sabotaged):
     case = Case("the clock jumps", "2x2", (*fails("3:0.1@backward"), *NERVOUS))

@@ -235,11 +235,12 @@ class Stopping(Message, frozen=True):
 class Signs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Vital signs of a worker's main thread.
 
-    number    serial number of its current activity
-    activity  its current activity
-    seconds   seconds since the start of this activity
-    quiet     seconds since the thread last ran on a processor or was ready to run
-    delayed   seconds of this activity in which the thread was ready to run but had no core
+    number     serial number of its current activity
+    activity   its current activity
+    seconds    seconds since the start of this activity
+    quiet      seconds since the thread last ran on a processor or was ready to run
+    delayed    seconds of this activity in which the thread was ready to run but had no core
+    suspended  whether the process is suspended, for example by SIGSTOP
     """
 
     incarnation: int
@@ -248,6 +249,7 @@ class Signs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float
     quiet: float
     delayed: float = 0.0
+    suspended: bool = False
 
 
 @sent(SUPERVISOR, COORDINATOR)

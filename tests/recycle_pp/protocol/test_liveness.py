@@ -152,6 +152,7 @@ def test_there_is_no_deadlock_while_the_coordinator_plans():
     ("sign", "limit"),
     [
         (Sign(Activity(), 0.0), PATIENCE.lease),
+        (Sign(Activity(), 0.0, suspended=True), PATIENCE.suspicion),
         (Sign(Activity("works", "F", 0, (0, 0), first=True), 0.0), PATIENCE.lease),
         (Sign(Activity("works", "F", 7, (0, 0)), 0.0, expected=0.02), PATIENCE.suspicion),
         (Sign(Activity("works", "F", 7, (0, 0)), 0.0, expected=4.0), 40.0),

@@ -119,8 +119,9 @@ def test_if_the_server_does_not_answer_the_worker_is_started_in_a_fresh_interpre
 def test_a_process_that_must_not_be_forked_says_why_and_workers_start_anew(play, problem, tmp_path):
     with serving(play) as server:
         assert (server.problem, server.usable, server.lost) == (problem, False, False)
-        with spawned("leave", tmp_path, server) as child:
+        with spawned("wait", tmp_path, server) as child:
             assert not was_forked(child)
+        with spawned("leave", tmp_path, server) as child:
             assert "exit code 7" in wait_for_death(child).detail
 
 

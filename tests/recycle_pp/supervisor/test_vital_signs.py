@@ -1,6 +1,7 @@
 """Vital signs of a worker's main thread: its activity, the activity's age, whether the thread runs."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -55,6 +56,20 @@ def test_a_running_thread_is_distinguished_from_a_sleeping_one(code, runs):
             time.sleep(0.05)
             quiet = signs.sample(0, 1.0).quiet
         assert quiet == 0.0 if runs else quiet > 0.4
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_suspended_process_is_reported_until_it_continues():
+    process, signs = watched("import time; time.sleep(60)")
+    try:
+        found = []
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            process.send_signal(number)
+            time.sleep(0.1)
+            found.append(signs.sample(0, 1.0).suspended)
+        assert found == [True, False]
     finally:
         process.kill()
         process.wait()
