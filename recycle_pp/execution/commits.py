@@ -113,9 +113,9 @@ class Commits:
             self._waits_for = "copy"
             self._session.doing.works(REDUCTION, step + 1)
             self._faults.inject("spread", step)
-            ahead, known = self._optimizer.is_ahead, holdings.weights == step
+            known = holdings.weights == step
             with named("recycle/weights"):
-                self._exchange.weights(orders.shares, self._peers(orders), ahead, known)
+                self._exchange.weights(orders.shares, self._peers(orders), known)
         self._note(orders, lambda: holdings.gathered(step))
 
     def digests(self, orders: Orders) -> dict[str, str]:
@@ -158,7 +158,9 @@ class Commits:
             self._session.check(orders)
             self._waits_for = "sum"
             with named("recycle/ties"):
-                self.reduced[step] = self._exchange.tied.reduce(orders.shares, self.reduced[step])
+                self.reduced[step] = self._exchange.tied.reduce(
+                    orders.shares, self.reduced[step], self._optimizer.exponents_of_sums
+                )
 
     def _wait(self, pending: Pending, giver: Member | None = None) -> None:
         """Blocks until the message has arrived, and reports the wait. giver: the sender; None: all peers."""

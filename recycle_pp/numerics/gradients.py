@@ -326,12 +326,15 @@ class Gradients:
         empty = torch.empty(0, dtype=self.dtype, device=self.device)
         return torch.cat([empty, *(sums[unit] for unit in self.tied if unit in sums)])
 
-    def restore(self, unit: int, total: Tensor, out: Tensor) -> None:
-        """out (float32) = the gradient of a unit, from its sum `total`, which may have a wider dtype."""
+    def restore(self, unit: int, total: Tensor, out: Tensor, exponents: Tensor | None = None) -> None:
+        """out (float32) = the gradient of a unit, from its sum `total`, which may have a wider dtype.
+
+        exponents: those of the sum, if they are no longer the current ones
+        """
         view = self.layout.matrix(unit, out)
         if self.reproducible:
             of = self.layout.units[unit]
-            self._ops.restore(self.layout.matrix(unit, total), self._exponents_now(of.tensor)[of.rows], view)
+            self._ops.restore(self.layout.matrix(unit, total), self._exponents_now(of.tensor, exponents)[of.rows], view)
         else:
             view.copy_(self.layout.matrix(unit, total))
         out[view.numel() :].zero_()
@@ -371,8 +374,8 @@ class Gradients:
         count = torch.tensor([unit.length for unit in self.layout.units], device=self.device)
         return largest.repeat_interleave(count, output_size=len(self.exponents))
 
-    def _exponents_now(self, index: int) -> Tensor:
-        e = self.exponents_of(index)
+    def _exponents_now(self, index: int, exponents: Tensor | None = None) -> Tensor:
+        e = (self.exponents if exponents is None else exponents).split(self.layout.rows)[index]
         coarser = self._form.step * (self._attempt - self._learnt)
         return (e - coarser).clamp_(min=-126) if coarser else e
 

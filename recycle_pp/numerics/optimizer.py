@@ -294,6 +294,11 @@ class StageOptimizer:
         """Whether a speculation is open."""
         return self._ahead is not None
 
+    @property
+    def exponents_of_sums(self) -> Tensor:
+        """The exponents of the step that is not committed yet: after `speculate`, those before it."""
+        return self.tensors.gradients.exponents if self._ahead is None else self._ahead[2]
+
     def confirm(self) -> None:
         """Commits the open speculation."""
         assert self._ahead is not None, "nothing was speculated"

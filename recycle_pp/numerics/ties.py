@@ -3,7 +3,7 @@ over these stages.
 
     ties = Ties(gradients, stage=3, shared={"wte.weight": [0, 3]})
     parcel = ties.parcel(reduced, mine, units)           # this stage's sums, for another stage
-    reduced = ties.summed(reduced, mine, parcels)        # the sums over all stages; may be called again
+    reduced = ties.summed(reduced, mine, parcels, exponents)     # the sums over all stages; may be called again
 
 A stage first sums its own gradients over its workers. Workers of the stages then exchange these sums (int64, int32 or
 float32) and add them in the order of the stages, so the bits are the same in all stages. Each stage cuts the tensor
@@ -60,13 +60,18 @@ class Ties:
         return torch.empty(size, dtype=self.gradients.dtype, device=self.gradients.device)
 
     def summed(
-        self, reduced: Reduced, mine: Sequence[int], parcels: Sequence[tuple[int, Sequence[int], Tensor]]
+        self,
+        reduced: Reduced,
+        mine: Sequence[int],
+        parcels: Sequence[tuple[int, Sequence[int], Tensor]],
+        exponents: Tensor,
     ) -> Reduced:
         """`reduced`, with the gradients of the units `mine` summed over all stages, and with the norms of these sums.
 
         Includes the norms that another stage counts (see `counted_once`).
 
         parcels: (stage, units, parcel) from every other stage that holds one of the units
+        exponents: those of this step's sums; after an early update `gradients` has those of the next step
         """
         gradients = self.gradients
         # The sums of several stages together may overflow int32: the format leaves no more than one bit of room.
@@ -81,7 +86,7 @@ class Ties:
             total = torch.zeros_like(sums[unit, self.stage], dtype=wide)
             for stage in self.stages(unit):
                 total += sums[unit, stage]
-            gradients.restore(unit, total, grads[unit])
+            gradients.restore(unit, total, grads[unit], exponents)
             if largest is not None and counts[unit]:
                 largest.split(counts)[unit].copy_(gradients.largest_of(unit, grads[unit]))
         found = torch.cat([gradients.square(unit, grads[unit]) for unit in mine]).tolist() if mine else []

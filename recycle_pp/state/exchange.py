@@ -4,7 +4,7 @@
     exchange.exponents(source)                       # if weights are outdated at the start of a generation
     exchange.copies(shares, took)                    # copies units to workers that must hold them
     reduced = exchange.reduce(shares, peers, sent)   # sums the gradients of this worker's units
-    reduced = exchange.tied.reduce(shares, reduced)  # sums tied units over all stages that hold them
+    reduced = exchange.tied.reduce(shares, reduced, exponents)  # sums tied units over all stages that hold them
     exchange.weights(shares, peers, ...)             # after an update: sends each unit from its first holder
     exchange.masters(shares, peers)                  # yields the stage's whole tensors, one at a time
 
@@ -122,12 +122,12 @@ class Exchange:
             self._wait(pending)
         return gradients.concluded(flat, book, squares.tolist(), gradients.shared_of(own), largest, tuple(mine))
 
-    def weights(self, shares: Shares, peers: Sequence[Member], ahead: bool, known: bool) -> None:
+    def weights(self, shares: Shares, peers: Sequence[Member], known: bool) -> None:
         """Sends the weights of each unit from its first holder to the peers that do not hold the unit.
 
-        ahead: whether the update may still be undone. If so, weights are received into a buffer and then copied into
-            place, because a late message could overwrite newer weights. If the update is final, weights are received
-            in place, because a late message would write the same bits again.
+        Receives them into memory of their own and then copies them. If their sender is suspended in the middle of a
+        message, the rest may arrive steps later, and would overwrite newer weights.
+
         known: whether this worker already has these weights. If so, their autograd version does not change, because
             micro-batches in flight still use them.
         """
@@ -141,7 +141,7 @@ class Exchange:
                 place, source = working[run.span].data, run.holders[0]
                 takers = [peer for peer in peers if peer not in run.holders]
                 if self._me in takers:
-                    room = torch.empty_like(place) if ahead else place
+                    room = torch.empty_like(place)
                     coming.append((self._passing.give(room, source, takers, WEIGHTS), room, place))
                 elif takers and (self._passing.collective or self._me == source):
                     given = place if self._me == source else self._spare(len(place), place.dtype)
@@ -149,8 +149,7 @@ class Exchange:
             # Waits for the previous round, so that a slow worker buffers at most one round.
             for pending, room, place in before:
                 self._wait(pending)
-                if ahead:
-                    place.copy_(room)
+                place.copy_(room)
             before = coming
         if not known:
             self._stage.changed()

@@ -2,7 +2,7 @@
 
     tied = Ties(links, stage, me, wait, forward)
     tied.units                                       # numbers of this stage's tied units; empty in most models
-    reduced = tied.reduce(shares, reduced)           # after the stage's own reduction, once per generation
+    reduced = tied.reduce(shares, reduced, exponents)     # after the stage's own reduction, once per generation
 
 Pairs of members from two stages exchange their stages' sums of a unit. If a stage sums all gradients by one all-reduce,
 every member has the sum. Otherwise only the first holder has it, and sends the resulting gradient to the other holders.
@@ -53,14 +53,16 @@ class Ties:
         """Numbers of this stage's tied units, see `numerics.ties`."""
         return self._sums.units
 
-    def reduce(self, shares: Shares, reduced: Reduced) -> Reduced:
+    def reduce(self, shares: Shares, reduced: Reduced, exponents: Tensor) -> Reduced:
         """Adds the sums of the other stages. Afterwards the holders of tied units have the gradients of these units,
         and all peers have the norms. May be called again.
+
+        exponents: see `Ties.summed`
 
         Blocks until the other stages have their sums. Raises LinkBroken when the generation ends."""
         table = [*shares.holders.values()]
         mine = [unit for unit in self.units if shares.together or table[unit][0] == self._me]
-        reduced = self._sums.summed(reduced, mine, self._exchanged(shares, reduced, mine))
+        reduced = self._sums.summed(reduced, mine, self._exchanged(shares, reduced, mine), exponents)
         return self._sums.counted_once(reduced if shares.together else self._agreed(table, reduced, mine))
 
     def _exchanged(self, shares: Shares, reduced: Reduced, mine: list[int]) -> list[tuple[int, list[int], Tensor]]:

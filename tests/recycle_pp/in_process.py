@@ -61,17 +61,21 @@ def reduce_alone(stages: Sequence[Stage]) -> list[Reduced]:
     return summed_over_stages([Ties(stage.gradients, stage.stage, stage.module.shared) for stage in stages], alone)
 
 
-def summed_over_stages(ties: Sequence[Ties], alone: Sequence[Reduced]) -> list[Reduced]:
-    """The gradients of each stage after the stages, with one worker each, have exchanged their tied units."""
+def summed_over_stages(
+    ties: Sequence[Ties], alone: Sequence[Reduced], exponents: Sequence[Tensor] | None = None
+) -> list[Reduced]:
+    """The gradients of each stage after the stages, with one worker each, have exchanged their tied units. exponents:
+    those of each stage's sums; None: the current ones."""
     found = []
-    for here, own in zip(ties, alone, strict=True):
+    of_sums = exponents or [here.gradients.exponents for here in ties]
+    for here, own, e in zip(ties, alone, of_sums, strict=True):
         parcels = []
         for stage, (there, other) in enumerate(zip(ties, alone, strict=True)):
             mine = [unit for unit in here.units if stage in here.stages(unit)]
             if there is not here and mine:
                 theirs = [unit for unit in there.units if here.stage in there.stages(unit)]
                 parcels.append((stage, mine, there.parcel(other, there.units, theirs)))
-        found.append(here.counted_once(here.summed(own, here.units, parcels)) if here.units else own)
+        found.append(here.counted_once(here.summed(own, here.units, parcels, e)) if here.units else own)
     return found
 
 

@@ -27,7 +27,9 @@ full = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def trained(zygote):
-    """trained(overrides): (SHA-256 of the weights, losses, deaths, profile.json) of a job; equal jobs run once."""
+    """trained(overrides): (SHA-256 of the weights, steps, profile.json) of a job; equal jobs run once.
+
+    steps: the loss and the gradient's norm of each step"""
     known = {}
 
     def run(*overrides, deaths=0, ends=0):
@@ -37,21 +39,21 @@ def trained(zygote):
                 if ends:
                     return job.output
                 summary = json.loads(job.run.summary.read_text())
-                losses = [line["loss"] for line in job.run.lines(job.run.metrics)]
+                steps = [(line["loss"], line["grad_norm"]) for line in job.run.lines(job.run.metrics)]
                 profile = json.loads(job.run.profile.read_text()) if job.run.profile.exists() else {}
                 assert summary["deaths"] == deaths and summary["weights_sha256"], job.output
                 assert (job.run.checkpoints / f"step-{STEPS:06}" / ".metadata").exists(), job.output
-            known[overrides] = summary["weights_sha256"], losses, profile
+            known[overrides] = summary["weights_sha256"], steps, profile
         return known[overrides]
 
     return run
 
 
 def same(trained, model, *overrides, deaths=1):
-    """Asserts that weights and losses of the job equal those of a single worker."""
-    (weights, losses, _), alone = trained(*model, *overrides, deaths=deaths), trained(*model, *ALONE)
-    assert (weights, losses) == alone[:2]
-    assert losses[-1] < losses[0]
+    """Asserts that weights, losses and norms of the job equal those of a single worker."""
+    (weights, steps, _), alone = trained(*model, *overrides, deaths=deaths), trained(*model, *ALONE)
+    assert (weights, steps) == alone[:2]
+    assert steps[-1][0] < steps[0][0]
 
 
 def test_the_documented_module_continues_after_a_death(trained):
@@ -111,6 +113,14 @@ def test_a_model_that_cannot_be_split_ends_the_job_with_one_sentence_and_code_2(
 def test_tied_weights_survive_a_death_at_any_moment_on_either_stage(trained, moment, victim, optimizer):
     fault = f"+fail_at=2:{victim}@{moment}"
     same(trained, DOCUMENTED, *THREE, f"optimizer={optimizer}", fault)
+
+
+@full  # quick counterpart: test_ties.py
+def test_tied_gradients_are_summed_again_with_the_exponents_of_their_step(trained):
+    """A worker dies before its vote, when other workers have updated early and have the exponents of the next step."""
+    faults = "+fail_at=[1:0.0@vote,2:1.2@vote,4:0.2@vote]"
+    model = (*DOCUMENTED, "numerics.sums=int32")
+    same(trained, model, *THREE, "optimizer=staggered", faults, deaths=3)
 
 
 @full

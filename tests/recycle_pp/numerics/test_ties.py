@@ -73,6 +73,24 @@ def test_adding_the_stages_sums_again_after_a_death_changes_no_bit():
         assert torch.equal(once_more.flat, before) and once_more.squares == first.squares
 
 
+def test_adding_the_stages_sums_again_after_an_early_update_changes_no_bit():
+    """`gradients` then has the exponents of the next step."""
+    stages = Stages(True)
+    for gradients in stages.gradients:
+        for name in gradients.names:
+            gradients.add(name, torch.randn(SHAPES.get(name, (4,))) / 1000)
+    reduced = stages.reduced()
+    found = summed_over_stages(stages.ties, reduced)
+    exponents = [gradients.exponents for gradients in stages.gradients]
+    before = [each.flat.clone() for each in found]
+    for gradients, each in zip(stages.gradients, found, strict=True):
+        gradients.follow(each)
+        assert not torch.equal(gradients.exponents, exponents[0])
+    again = summed_over_stages(stages.ties, found, exponents)
+    assert all(torch.equal(each.flat, flat) for each, flat in zip(again, before, strict=True))
+    assert [each.squares for each in again] == [each.squares for each in found]
+
+
 def test_a_gradient_that_is_not_finite_in_one_stage_counts_as_not_finite_in_all():
     """Otherwise the stages would derive different exponents for the next step."""
     stages = Stages(True)
@@ -102,6 +120,6 @@ def test_summing_some_or_all_tied_units_gives_the_same_bits():
             for theirs in stages.ties[stage].units
             if stages.gradients[stage].layout.unit_names[theirs] == here.gradients.layout.unit_names[unit]
         ]
-        found = here.summed(alone, [unit], parcels)
+        found = here.summed(alone, [unit], parcels, here.gradients.exponents)
         assert torch.equal(stages.gradients[0].grads(found)[unit], stages.gradients[0].grads(every)[unit])
         assert found.squares[unit] == every.squares[unit]

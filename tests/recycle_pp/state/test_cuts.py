@@ -80,7 +80,7 @@ def train(config, size, copies, ordered, dies, resumed=None):
                 reduced = exchange.reduce(shares, peers, lambda: None)
             assert reduced.fits and sorted(reduced.units) == held(shares.holders, peer)
             optimizer.step(reduced, step, 0.7)
-            exchange.weights(shares, peers, ahead=False, known=False)
+            exchange.weights(shares, peers, known=False)
             stage.gradients.clear()
 
         with ThreadPoolExecutor(len(peers)) as pool:

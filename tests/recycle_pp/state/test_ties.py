@@ -112,9 +112,9 @@ def test_each_holder_of_a_tied_unit_has_the_gradient_of_a_single_worker(numerics
                 optimizers[me].begin(unit)
         reduced = exchange.reduce(share, network.stages[members[me].stage], lambda: None)
         assert exchange.tied.units
-        once = exchange.tied.reduce(share, reduced)
+        once = exchange.tied.reduce(share, reduced, stage.gradients.exponents)
         kept = replace(once, flat=once.flat.clone())
-        return kept, exchange.tied.reduce(share, once)  # again, as in the next generation
+        return kept, exchange.tied.reduce(share, once, stage.gradients.exponents)  # again, as in the next generation
 
     with ThreadPoolExecutor(len(members)) as pool:
         for (me, w), (once, again) in zip(members.items(), pool.map(reduce, members), strict=True):
@@ -195,4 +195,4 @@ def wire(me, number, shares, sent, awaited, order):
     gradients = Gradients(layout, 2, CPU, reproducible=True, ops=ops, shared=["tied"])
     stage = SimpleNamespace(gradients=gradients, stage=number, module=SimpleNamespace(shared={"tied": [0, 1, 3]}))
     tied = Ties(links, stage, me, lambda pending, giver: None, None)
-    tied.reduce(shares, gradients.reduced(gradients.payload()))
+    tied.reduce(shares, gradients.reduced(gradients.payload()), gradients.exponents)
