@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from recycle_pp.protocol.events import Send
 from recycle_pp.state.checksum import damage
+from recycle_pp.state.replacing import set_aside
 from recycle_pp.state.survey import Survey, survey
 from recycle_pp.storage.store import StoreError
 from recycle_pp.telemetry.background import in_thread
@@ -60,7 +61,7 @@ NOTHING = Whole()
 
 def newest_whole(folder: Path, store: str | None = None) -> Whole:
     """The newest intact checkpoint, in the folder or in the store. Reads it and all newer checkpoints of the folder
-    completely, which may block for minutes.
+    completely, which may block for minutes. Renames the newer ones, which are damaged, to `step-000040.damaged`.
 
     store: the URL of `checkpoint.store`, or None. Raises StoreError if it cannot be reached.
     """
@@ -73,10 +74,10 @@ def newest_of(folder: Path, stored: Survey) -> Whole:
     damaged: dict[int, str] = {}
     for step in sorted({*here, *stored.damaged, stored.step} - {0}, reverse=True):
         wrong = damage(here[step], step) if step in here else stored.damaged.get(step)
-        if wrong is not None and step == stored.step:
-            here[step].rename(folder / f"{name(step)}.damaged")  # so that workers download the store's copy instead
-            wrong = None
-        if wrong is None:
+        if wrong is None or step == stored.step:
+            # So workers download the store's copy instead, and `checkpoint.keep` counts no damaged checkpoint.
+            for number in here.keys() & (damaged.keys() | ({step} if wrong else set())):
+                set_aside(here[number])
             return Whole(step, damaged)
         damaged[step] = wrong
     return Whole(0, damaged)

@@ -221,16 +221,18 @@ def newest(folder: str | Path) -> Path | None:
     return found[-1] if (found := complete(folder)) else None
 
 
-def prune(folder: str | Path, keep: int, spared: Collection[int | None] = ()) -> None:
-    """Deletes finished checkpoints, except the newest `keep` and those whose numbers of steps are in `spared`.
+def prune(folder: str | Path, step: int, keep: int, spared: Collection[int | None] = ()) -> None:
+    """Deletes checkpoints up to number `step`, which has just been finished, except the newest `keep` and those whose
+    numbers of steps are in `spared`. Also deletes the folders of older unfinished saves.
 
-    Also deletes the folders of unfinished saves that are older than the newest finished checkpoint."""
-    for path in complete(folder)[:-keep]:
+    Checkpoints with a higher number neither count nor are deleted: they are of a later save, or were there before the
+    job restarted from an older checkpoint, and may be damaged."""
+    older = [path for number, path in finished(Path(folder)).items() if number <= step and (path / TABLE).is_file()]
+    for path in older[:-keep]:
         if step_of(path.name) not in spared:
             shutil.rmtree(path, ignore_errors=True)
-    last = max(finished(Path(folder)), default=0)
-    for path, step in unfinished(Path(folder)).items():
-        if step < last:
+    for path, number in unfinished(Path(folder)).items():
+        if number < step:
             shutil.rmtree(path, ignore_errors=True)
 
 

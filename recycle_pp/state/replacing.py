@@ -2,10 +2,12 @@
 
 write_synced(path, content); sync(folder)     # both return when the content is on disk
 rename(place, final)
+set_aside(folder / "step-000040")             # renames a damaged checkpoint
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from pathlib import Path
@@ -22,6 +24,16 @@ def rename(place: Path, final: Path) -> Path:
     sync(final.parent)
     shutil.rmtree(replaced, ignore_errors=True)
     return final
+
+
+def set_aside(final: Path) -> None:
+    """Renames a damaged checkpoint to `step-000040.damaged`, or to `step-000040.damaged-2` if this name exists. It is
+    then neither read nor deleted."""
+    for number in itertools.count(1):
+        place = final.with_name(f"{final.name}.damaged{f'-{number}' if number > 1 else ''}")
+        if not place.exists():
+            final.rename(place)
+            return
 
 
 def write_synced(path: Path, content: bytes) -> None:

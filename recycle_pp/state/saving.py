@@ -162,7 +162,7 @@ class StageSaving:
                 checkpoint.finish(self._folder, step, message.parts, about | checkpoint.position(message.outer))
                 of = self._settings.checkpoint
                 kept = best(self._folder.parent / "metrics.jsonl", finished(self._folder)) if of.keep_best else None
-                checkpoint.prune(self._folder, of.keep, {kept, message.uploading})
+                checkpoint.prune(self._folder, step, of.keep, {kept, message.uploading})
         except Exception as error:  # a failed checkpoint must not stop training
             self._send(SaveFailed(step, str(error) or type(error).__name__))
         else:

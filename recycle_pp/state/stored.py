@@ -3,7 +3,7 @@
     stored = StoredCheckpoints(Store("s3://bucket/runs/mine"))
     files = stored.upload(20, path)               # a part on this node's disk; {"stage-0-0-ab12/x": [size, crc]}
     stored.seal(20, about, files, table)          # True: the checkpoint is whole now
-    stored.prune(keep=2)
+    stored.prune(20, keep=2)                      # after the seal of checkpoint 20
     stored.steps()                                # whole checkpoints, oldest first
     stored.damage(20)                             # None, or what is missing
     stored.fetch(20, folder)                      # folder/step-000020, as `checkpoint.finish` leaves it
@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -34,7 +35,7 @@ import msgspec
 
 from recycle_pp.storage.store import Absent, Store, StoreError
 from recycle_pp.storage.turn import turn
-from recycle_pp.telemetry.checkpoint_folders import name, step_of, temporary
+from recycle_pp.telemetry.checkpoint_folders import finished, name, step_of, temporary
 
 from .checksum import ABOUT, TABLE, fingerprint
 from .replacing import rename, sync, write_synced
@@ -103,21 +104,25 @@ class StoredCheckpoints:
         self.store.put(NEWEST, str(step).encode())
         return True
 
-    def prune(self, keep: int, losses: Mapping[int, float] | None = None) -> None:
-        """Deletes all whole checkpoints except the newest `keep`, and the parts of unsealed checkpoints that are older
-        than the newest whole one.
+    def prune(self, step: int, keep: int, losses: Mapping[int, float] | None = None) -> None:
+        """Deletes the checkpoints up to number `step`, which has just been sealed, except the newest `keep`, and the
+        parts of older checkpoints without a seal. Deletes damaged checkpoints with a higher number too: they were
+        there before the job restarted from an older one.
 
         losses  number of steps -> validation loss, for checkpoints that have been validated since the last call. The
                 store has the losses from earlier calls. If `losses` is not None, the checkpoint with the lowest loss
                 of all is kept too
         """
-        steps = self.steps()
+        sealed = self.steps()
+        steps = [number for number in sealed if number <= step]
         kept = {*steps[-keep:], *(self._best(steps, losses) if losses is not None else ())}
-        self.store.delete(_seal(step) for step in steps if step not in kept)
-        found = {step for folder in self.store.folders(ROOT) if (step := step_of(folder)) is not None}
-        for step in sorted(found - kept):
-            if step < max(kept, default=0) and not self.is_sealed(step):  # a listing may lack a new seal
-                self.store.delete(self.store.list(f"{ROOT}/{name(step)}"))
+        unwanted = [number for number in sealed if number not in kept and (number <= step or self.damage(number))]
+        self.store.delete(_seal(number) for number in unwanted)
+        found = {number for folder in self.store.folders(ROOT) if (number := step_of(folder)) is not None}
+        for number in sorted(found - kept):
+            # A listing may lack a new seal.
+            if (number < step or number in unwanted) and not self.is_sealed(number):
+                self.store.delete(self.store.list(f"{ROOT}/{name(number)}"))
 
     def _best(self, steps: Sequence[int], losses: Mapping[int, float]) -> list[int]:
         """[number of steps of the checkpoint with the lowest validation loss], or [] if none was validated. Records
@@ -137,6 +142,10 @@ class StoredCheckpoints:
             return self.store.size(_seal(step)) > 0
         except Absent:
             return False
+
+    def is_whole(self, step: int) -> bool:
+        """Whether there is a whole checkpoint with this number of steps, and none of its objects is missing."""
+        return self.is_sealed(step) and self.damage(step) is None
 
     def read(self, step: int) -> Seal:
         """The seal of a checkpoint. Raises Absent if there is no whole checkpoint with this number of steps, ValueError
@@ -163,7 +172,8 @@ class StoredCheckpoints:
 
     def fetch(self, step: int, folder: Path, progress: Callable[[], None] = lambda: None) -> Path:
         """The checkpoint's folder in `folder`, downloaded unless this checkpoint is already there. Processes of a node
-        take turns, and the first one downloads.
+        take turns, and the first one downloads. After a download, deletes older checkpoints in `folder` that the store
+        has too.
 
         progress(): called several times a second while this process downloads or waits
 
@@ -184,7 +194,11 @@ class StoredCheckpoints:
             write_synced(place / TABLE, seal.table)
             write_synced(place / ABOUT, json.dumps(seal.about, indent=1).encode())
             sync(place)
-            return rename(place, final)
+            rename(place, final)
+            for number, path in finished(folder).items():
+                if number < step and self.is_sealed(number):  # on disks without a common folder nothing else deletes it
+                    shutil.rmtree(path, ignore_errors=True)
+            return final
 
     def fetch_files(
         self, step: int, files: Iterable[str], place: Path, progress: Callable[[], None] = lambda: None

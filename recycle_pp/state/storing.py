@@ -48,14 +48,14 @@ class Uploads:
             try:
                 # A new Store for each checkpoint reads the cloud's access keys again.
                 stored = StoredCheckpoints(Store(self._settings.checkpoint.store or ""))
-                if stored.is_sealed(message.step):  # a repeated request, because the coordinator or a link was lost
+                if stored.is_whole(message.step):  # a repeated request, because the coordinator or a link was lost
                     self._send(Sealed(message.step))
                 elif isinstance(message, Upload):
                     self._send(Uploaded(message.step, message.parts, self._upload(stored, message)))
                 elif self._seal(stored, message):
                     with suppress(StoreError):  # the next seal prunes again
                         of = self._settings.checkpoint
-                        stored.prune(of.keep, message.losses if of.keep_best else None)
+                        stored.prune(message.step, of.keep, message.losses if of.keep_best else None)
                     self._send(Sealed(message.step))
                 else:
                     self._send(UploadFailed(message.step, "the store has another checkpoint of this step"))

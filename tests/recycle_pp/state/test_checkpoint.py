@@ -273,9 +273,27 @@ def test_only_the_newest_checkpoints_are_kept_and_leftovers_of_older_saves_are_d
         save(tmp_path, step, optimizers)
     for step in (10, 2_000_000):
         checkpoint.temporary(tmp_path, step).mkdir()
-    checkpoint.prune(tmp_path, 2)
+    checkpoint.prune(tmp_path, 1_000_000, 2)
     assert [path.name for path in checkpoint.complete(tmp_path)] == ["step-999999", "step-1000000"]
     assert not checkpoint.temporary(tmp_path, 10).exists() and checkpoint.temporary(tmp_path, 2_000_000).exists()
+
+
+def test_after_a_restart_a_damaged_checkpoint_is_set_aside_and_does_not_count(tmp_path):
+    """Otherwise it would be kept instead of the newest one of the restarted job."""
+    optimizers = job(1, steps=1)
+    for step in (20, 40):
+        save(tmp_path, step, optimizers)
+    for times in (1, 2):
+        (tmp_path / "step-000040/.metadata").write_bytes(b"damaged")
+        assert newest_whole(tmp_path).step == 20
+        assert (tmp_path / "step-000040.damaged").exists() and not (tmp_path / "step-000040").exists()
+        assert (tmp_path / "step-000040.damaged-2").exists() == (times == 2)
+        save(tmp_path, 40, optimizers)
+    checkpoint.temporary(tmp_path, 35).mkdir()
+    save(tmp_path, 33, optimizers)
+    checkpoint.prune(tmp_path, 33, 1)
+    assert [path.name for path in checkpoint.complete(tmp_path)] == ["step-000033", "step-000040"]
+    assert checkpoint.temporary(tmp_path, 35).exists(), "the job's last checkpoint, for instance"
 
 
 def test_foreign_names_beside_the_checkpoints_are_never_read_moved_or_deleted(tmp_path):
@@ -297,7 +315,7 @@ def test_foreign_names_beside_the_checkpoints_are_never_read_moved_or_deleted(tm
     (tmp_path / "step-000001.tmp").symlink_to(tmp_path / "best")
     before = {name: sorted(p.name for p in (tmp_path / name).rglob("*")) for name in foreign}
     save(tmp_path, 4, optimizers)
-    checkpoint.prune(tmp_path, 1)
+    checkpoint.prune(tmp_path, 4, 1)
     assert (tmp_path / "step-000003").is_file() and (tmp_path / "step-000001.tmp").is_symlink()
     assert {name: sorted(p.name for p in (tmp_path / name).rglob("*")) for name in foreign} == before
     assert [path.name for path in checkpoint.complete(tmp_path)] == ["step-000004"]

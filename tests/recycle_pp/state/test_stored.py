@@ -1,5 +1,6 @@
 """A checkpoint in a store is complete once it is sealed, wherever its parts were written."""
 
+import queue
 import threading
 
 import pytest
@@ -7,8 +8,11 @@ import torch
 
 from recycle_pp.state import checkpoint
 from recycle_pp.state.stored import StoredCheckpoints, here
+from recycle_pp.state.storing import Uploads
 from recycle_pp.state.survey import survey
 from recycle_pp.storage.store import Store
+from recycle_pp.wire.messages.saving import Seal, Sealed, Upload
+from tests.recycle_pp.in_process import small
 
 STATE = {
     "stage-0-0": {"model.a": torch.arange(6.0).reshape(2, 3), "model.b@0/2": torch.tensor([1.0, 2.0])},
@@ -50,6 +54,10 @@ def store(stored, folder, step, *, seals=True):
     return seals and stored.seal(step, {"run.seed": 7}, {f: files[f] for f in data}, place / ".metadata")
 
 
+def lose_an_object(stored, step):
+    stored.store.delete([next(path for path in stored.store.list(f"checkpoints/step-{step:06}") if ".distcp" in path)])
+
+
 def test_a_checkpoint_of_two_nodes_is_loaded_from_a_third(stored, tmp_path):
     assert store(stored, tmp_path / "nodes", 20)
     path = here(stored.store.url, tmp_path / "third", 20)
@@ -75,7 +83,7 @@ def test_if_two_members_seal_one_succeeds_and_its_parts_are_kept(stored, tmp_pat
 def test_a_seal_with_missing_parts_is_reported_and_replaced(stored, tmp_path):
     store(stored, tmp_path / "a", 20)
     store(stored, tmp_path / "b", 40)
-    stored.store.delete([next(path for path in stored.store.list("checkpoints/step-000040") if ".distcp" in path)])
+    lose_an_object(stored, 40)
     found = survey(stored.store.url, 5)
     assert found.step == 20 and "does not exist" in found.damaged[40]
     assert store(stored, tmp_path / "c", 40)
@@ -87,18 +95,57 @@ def test_only_the_newest_checkpoints_are_kept_with_their_parts(stored, tmp_path)
         store(stored, tmp_path / str(step), step)
     store(stored, tmp_path / "killed", 50, seals=False)
     store(stored, tmp_path / "going on", 80, seals=False)
-    stored.prune(keep=2)
+    stored.prune(60, keep=2)
     assert stored.steps() == [40, 60]
     assert stored.store.folders("checkpoints") == {"sealed", "step-000040", "step-000060", "step-000080"}
     assert stored.damage(40) is stored.damage(60) is None
 
 
+def test_after_a_restart_a_damaged_checkpoint_with_a_higher_number_does_not_count(stored, tmp_path):
+    for step in (20, 40, 33):
+        store(stored, tmp_path / str(step), step)
+    lose_an_object(stored, 40)
+    stored.prune(33, keep=1)
+    assert stored.steps() == [33] and stored.damage(33) is None
+    assert stored.store.folders("checkpoints") == {"sealed", "step-000033"}
+
+
+def test_a_damaged_checkpoint_is_uploaded_again_when_the_job_has_repeated_its_steps(stored, tmp_path):
+    """The worker is asked to upload and to seal, and has the parts of both nodes on its disk."""
+    run, answers = tmp_path / "run", queue.SimpleQueue()
+    settings = small(checkpoint__store=stored.store.url)
+    uploads = Uploads(settings, str(run), {"run.seed": 7}, answers.put)
+    for damaged in (False, True):
+        saver = checkpoint.Saver(run / "checkpoints")
+        parts = [saver.save(40, part.removeprefix("stage-"), state(part)).result() for part in STATE]
+        checkpoint.finish(run / "checkpoints", 40, parts, {"run.seed": 7})
+        uploads.asked(Upload(40, parts))
+        files = answers.get(timeout=60).files
+        uploads.asked(Seal(40, parts, files))
+        assert answers.get(timeout=60) == Sealed(40)
+        assert survey(stored.store.url, 5).step == 40
+        if not damaged:
+            lose_an_object(stored, 40)
+            assert survey(stored.store.url, 5).step == 0
+    uploads.asked(Upload(40, parts))  # repeated, because a link was lost
+    assert answers.get(timeout=60) == Sealed(40)
+
+
+def test_a_download_deletes_older_checkpoints_that_the_store_has_too(stored, tmp_path):
+    node = tmp_path / "node"
+    (node / "step-000010").mkdir(parents=True)  # not in the store
+    for step in (20, 40, 60):
+        store(stored, tmp_path / str(step), step)
+        here(stored.store.url, node, step)
+    assert sorted(path.name for path in node.iterdir() if path.is_dir()) == ["step-000010", "step-000060"]
+
+
 def test_the_checkpoint_with_the_lowest_loss_is_kept_beside_the_newest(stored, tmp_path):
     for step, losses in ((20, {}), (40, {20: 2.0}), (60, {40: 1.0}), (80, {60: float("nan")}), (100, {80: 3.0})):
         store(stored, tmp_path / str(step), step)
-        stored.prune(1, losses)
+        stored.prune(step, 1, losses)
     assert stored.steps() == [40, 100]
-    stored.prune(1)
+    stored.prune(100, 1)
     assert stored.steps() == [100]
 
 
@@ -113,7 +160,7 @@ def test_if_a_listing_lacks_new_checkpoints_the_newest_is_found_and_none_of_them
         and "sealed/step-000060" not in path
     })  # fmt: skip
     assert stored.steps() == [20, 60]
-    stored.prune(keep=1)
+    stored.prune(60, keep=1)
     assert stored.steps() == [60] and stored.damage(40) is stored.damage(60) is None
 
 
