@@ -377,7 +377,7 @@ class Islands:
     snapshot_every: int = fixed(
         10, "rounds between two snapshots of theta in the store, for islands that join", at_least=1
     )
-    keep: int = setting(20, "number of newest rounds whose objects are kept in the store", at_least=1)
+    keep: int = setting(20, "number of newest rounds kept in the store; checksums: of ten times as many", at_least=1)
     parts: int = fixed(
         8, "parts into which the training data are cut, one for each island; the largest number of islands", at_least=1
     )

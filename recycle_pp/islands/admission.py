@@ -20,7 +20,7 @@ from recycle_pp.config.loading import flat, load
 from recycle_pp.config.settings import Settings
 from recycle_pp.storage.store import Absent, Store, StoreError
 
-from .objects import RUN, lease_path, number_path
+from .objects import RUN, lease_path, number_path, past_path
 from .ownership import owner
 from .rounds import GONE_SECONDS
 
@@ -79,7 +79,8 @@ def admit(store: Store, settings: Settings, done: int) -> int:
             f"islands.name={name} is used by another job in {store.url}, which was there {age:.0f} s ago; choose "
             f"another name, or wait {GONE_SECONDS - age:.0f} s if that job has ended"
         )
-    if not done and any(f"/{name}/" in path for path in store.list("rounds")):
+    taken_part = any(f"/{name}/" in path for path in store.list("rounds")) or past_path(name) in store.list("past")
+    if not done and taken_part:
         raise StoreError(
             f"islands.name={name} has taken part in rounds in {store.url}, and this run begins at step 0; continue "
             "its run with run.resume=true, or choose another name"

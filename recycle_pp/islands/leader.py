@@ -23,6 +23,7 @@ from . import objects, rounds
 from .ownership import owner
 
 PRUNE_SECONDS = 50.0  # between two removals of old objects
+SUMS = 10  # checksums are kept for this many times as many rounds as deltas
 
 
 class Leader:
@@ -32,6 +33,7 @@ class Leader:
         self._me, self._keep, self._owner = settings.islands.name, settings.islands.keep, owner(settings.run.dir)
         self._send = send
         self._renewed = self._pruned = 0.0
+        self._past: set[str] = set()  # islands whose objects this leader has deleted
         self._reported: tuple[int, IslandsSeen] | None = None  # generation, message
 
     def maintain(self, store: Store, view: objects.View, state: OuterState, step: int) -> None:
@@ -46,17 +48,29 @@ class Leader:
             store.put(objects.lease_path(self._me), json.dumps({"name": self._me, **about}).encode())
             self._renewed = now
         if now - self._pruned >= PRUNE_SECONDS:
-            first = rounds.prunable(view, state.applied, self._keep)
-            old = [
-                path
-                for number in [*view.delivered, *(number for number, _ in view.partial)]
-                if number < first
-                for path in store.list(f"rounds/{number:06d}")
-                if path.endswith(".delta")
-            ]
-            old += [part.path for number, parts in view.snapshots.items() if number < first for part in parts]
-            store.delete(old)
+            self._prune(store, view, state.applied)
             self._pruned = now
+
+    def _prune(self, store: Store, view: objects.View, applied: int) -> None:
+        """Deletes objects that no island needs any more, and notes which islands they were from."""
+        first = rounds.prunable(view, applied, self._keep)
+        first_sums = min(first, applied - SUMS * self._keep)
+        old = [
+            path
+            for number in [*view.delivered, *(number for number, _ in view.partial)]
+            if number < first
+            for path in store.list(f"rounds/{number:06d}")
+            if path.endswith(".delta")
+        ]
+        for number, of_islands in view.sums.items():
+            if number < first_sums:
+                old += [part.path for parts in of_islands.values() for part in parts]
+        names = {path.split("/")[2] for path in old}
+        for name in sorted(names - self._past):
+            store.put(objects.past_path(name), b"")
+        self._past |= names
+        old += [part.path for number, parts in view.snapshots.items() if number < first for part in parts]
+        store.delete(old)
 
     def report(self, view: objects.View, closings: rounds.Closings, generation: int) -> None:
         """Tells the coordinator which islands live and which rounds are closed, if that has changed."""

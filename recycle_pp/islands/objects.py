@@ -8,6 +8,7 @@
                                                     samples; BYTES is the size of the object
     rounds/000012/closed.json                       the islands in the round; created once, only if absent
     rounds/000012/oregon/3.0-13.sums                SHA-256 of theta after the round, for each of these units
+    past/oregon                                     the island was in rounds whose objects have been deleted
     theta/000010/3.0-13.BYTES.state                 theta and momentum after 10 rounds
 
     view = View.of(store.objects(), fragments=1)
@@ -184,6 +185,10 @@ def layout_path(layer: int, units: int, digest: bytes) -> str:
 
 def lease_path(island: str) -> str:
     return f"islands/{island}.json"
+
+
+def past_path(island: str) -> str:
+    return f"past/{island}"
 
 
 def number_path(number: int) -> str:

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,10 +11,13 @@ import numpy as np
 import pytest
 import torch
 
+from recycle_pp.islands import objects
 from recycle_pp.islands import rounds as rules
 from recycle_pp.islands.__main__ import main, state
 from recycle_pp.islands.admission import admit
 from recycle_pp.islands.client import Client
+from recycle_pp.islands.leader import Leader
+from recycle_pp.islands.objects import View
 from recycle_pp.model.stage import Stage
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.protocol.outer_rounds import OuterRounds
@@ -367,6 +371,26 @@ def _wait_for(folder, prefix, count=3):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     return found
+
+
+def test_the_store_of_a_long_job_has_a_bounded_number_of_objects(folder):
+    """Each worker lists the whole store every few seconds."""
+    store, settings = Store(folder), small(islands__store=folder, islands__name="a", islands__keep=2)
+    store.put(objects.layout_path(0, 1, bytes(16)), b"")
+    admit(store, settings, 0)
+    leader = Leader(settings, lambda message: None)
+    for number in range(30):
+        for name in ("a", "b") if number < 5 else ("a",):
+            store.put(objects.delta_path(number, name, (0, 0, 0), 1, 1, 4), bytes(4))
+            store.put(objects.sums_path(number, name, (0, 0, 0)), b"[]")
+        store.put(objects.closed_path(number), rules.closing_text({"a": rules.Share(1, 1)}, "a"))
+    store.put(objects.state_path(29, (0, 0, 0), 8), bytes(8))
+    leader.maintain(store, View.of(store.objects(), 1), OuterState(applied=30), 30)
+    left = Counter(path.rsplit(".")[-1] for path in store.list("rounds"))
+    assert left == {"delta": 2, "sums": 20, "json": 30}
+    for name in ("a", "b"):
+        with pytest.raises(StoreError, match=f"islands.name={name} has taken part in rounds"):
+            admit(store, settings.with_values({"islands.name": name}), 0)
 
 
 def test_islands_with_other_models_are_refused(folder, island):

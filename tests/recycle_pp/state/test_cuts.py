@@ -82,6 +82,9 @@ def train(config, size, copies, ordered, dies, resumed=None):
             optimizer.step(reduced, step, 0.7)
             exchange.weights(shares, peers, known=False)
             stage.gradients.clear()
+            live = {memory(stage.working[span]) for span in layout.spans}
+            received = {memory(room) for room in network.rooms[peer]}
+            assert not received & live, "the rest of a message may arrive steps later"
 
         with ThreadPoolExecutor(len(peers)) as pool:
             list(pool.map(work, peers))
@@ -94,6 +97,10 @@ def train(config, size, copies, ordered, dies, resumed=None):
             state = pieces(optimizers[peer], stages[peer], mine)
             parts.append(checkpoint.Saver(folder).save(3, peer, state, tensors_of(stages[peer])).result())
         return checkpoint.load(checkpoint.finish(folder, 3, parts, {}))
+
+
+def memory(tensor):
+    return tensor.untyped_storage().data_ptr()
 
 
 def held(table, peer):

@@ -41,6 +41,7 @@ class Network:
         self.barriers = {stage: threading.Barrier(len(of), timeout=120) for stage, of in self.stages.items()}
         self.parts = {}
         self.sent = []
+        self.rooms = {member: [] for member in members}  # where each worker received
 
     def links(self, me):
         met, stage = set(), self.members[me].stage
@@ -56,6 +57,7 @@ class Network:
             box(me, to, tag).put(tensor.clone())
 
         def receive(tensor, frm, tag):
+            self.rooms[me].append(tensor)
             return SimpleNamespace(wait=lambda: tensor.copy_(box(frm, me, tag).get(timeout=20)))
 
         def together(tensors, result):
