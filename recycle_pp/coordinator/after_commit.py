@@ -9,7 +9,7 @@ after_commit.report_damage(damaged)           # records damaged checkpoints
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from recycle_pp.protocol.events import Event, Json, Outcome, Send
 from recycle_pp.telemetry.events.checkpoints import (
@@ -21,6 +21,7 @@ from recycle_pp.telemetry.events.checkpoints import (
     CheckpointStored,
 )
 from recycle_pp.telemetry.events.job import UpdateSkipped
+from recycle_pp.wire.messages.members import Member
 from recycle_pp.wire.messages.saving import (
     Assembled,
     Assembling,
@@ -73,10 +74,7 @@ class AfterCommit:
                 CheckpointSkipped(checkpoint=commit.step + 1, by=by, newest=newest, unsaved_seconds=seconds)
             )
         if commit.savers and not state.settings.emulate.mode:
-            outer = None if commit.outer is None else commit.outer.state
-            state.saving.begin(commit.step + 1, commit.savers, commit.last, state.job.live, outer)
-            if commit.last:
-                state.timers.after(state.settings.control.lease, self._abandon_slow_save, commit.step + 1)
+            self.begin_saving(commit, state.job.live)
         self._driver.change(state.profile.problem(state.job.problem))  # last, because it may end the job
 
     def _record_skipped(self, commit: Commit) -> None:
@@ -99,6 +97,15 @@ class AfterCommit:
         state.spans.drop(step - 2)
 
     # -- checkpoints -------------------------------------------------------------------------------------------
+
+    def begin_saving(self, commit: Commit, live: Collection[Member]) -> None:
+        """Expects the parts of a commit's checkpoint. The last one of the run must be done within control.lease.
+
+        live: members that send digests"""
+        outer, step = None if commit.outer is None else commit.outer.state, commit.step + 1
+        self._state.saving.begin(step, commit.savers, commit.last, live, outer)
+        if commit.last:
+            self._state.timers.after(self._state.settings.control.lease, self._abandon_slow_save, step)
 
     def saved(self, rank: Rank, message: Saved) -> None:
         self._driver.send(self._state.saving.saved(rank.number, message))

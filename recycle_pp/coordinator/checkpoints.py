@@ -107,6 +107,7 @@ class Saving:
         self._folder, self._assignment, self._store = folder, assignment, store
         self._uploading = uploading
         self._newest = newest
+        self._found: Collection[int] = ()  # numbers of steps in the finished checkpoints that `look` has found
         self._stored = 0  # number of steps in the newest checkpoint in the store
         self._newest_since = time.monotonic()  # time when the newest checkpoint was saved, or of this start
         self.step = -1
@@ -159,7 +160,8 @@ class Saving:
     async def look(self) -> None:
         """Looks for checkpoints that an earlier coordinator finished."""
         with suppress(OSError):  # if the folder is unreadable, messages to the user name no checkpoint
-            self._newest = max([self._newest, *await in_thread(finished, self._folder)])
+            self._found = await in_thread(finished, self._folder)
+            self._newest = max([self._newest, *self._found])
         if self._store is not None:
             with suppress(StoreError):
                 self._stored = max(self._stored, (await in_thread(survey, self._store, 0.0)).step)
@@ -171,9 +173,9 @@ class Saving:
         except StoreError:
             return await in_thread(newest_whole, self._folder)
 
-    async def exists(self, step: int) -> bool:
-        """Whether the checkpoint with this number of steps is finished."""
-        return await in_thread(self.path(step).exists)
+    def was_found(self, step: int) -> bool:
+        """Whether `look` has found the checkpoint with this number of steps."""
+        return step in self._found
 
     def path(self, step: int) -> Path:
         """The folder of the checkpoint with this number of steps."""

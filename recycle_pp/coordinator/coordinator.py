@@ -18,10 +18,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import suppress
 
 from recycle_pp.config.settings import Settings
-from recycle_pp.consensus.agreement import Agreement, Deposed
+from recycle_pp.consensus.agreement import Agreement
 from recycle_pp.consensus.leader_lease import LeaderLease
 from recycle_pp.telemetry.event_log import EventLog
 from recycle_pp.telemetry.progress import Progress
@@ -107,7 +106,7 @@ class Coordinator:
         self._supervisors = Supervisors(state, leader, driver, deaths, hangs, returns, operators)
         self._workers = Workers(state, driver, after_commit, deaths, hangs, links, rebalancing, operators, rounds)
         self._successor = takeover and Successor(
-            state, driver, deaths, self._workers, agreement, takeover, FailoverDiscovery(token)
+            state, driver, after_commit, deaths, self._workers, agreement, takeover, FailoverDiscovery(token)
         )
         after_commit.report_damage(whole.damaged)
         if whole.damaged and not whole.step:
@@ -120,8 +119,7 @@ class Coordinator:
         state = self.state
         loss = asyncio.create_task(self._stand_down_when_lost())
         if self._successor is not None:
-            with suppress(Deposed):
-                await self._successor.take_over()
+            await state.lifecycle.guard(self._successor.take_over)
         detection = asyncio.create_task(state.lifecycle.guard(self._hangs.run))
         arrivals = asyncio.create_task(self._report_start())
         code = await state.lifecycle.ended()

@@ -1,6 +1,6 @@
 """Takes over from a lost coordinator: restores the job from the reports of supervisors and workers.
 
-    successor = Successor(state, driver, deaths, workers, agreement, takeover, discovery)
+    successor = Successor(state, driver, after_commit, deaths, workers, agreement, takeover, discovery)
     await successor.has_met(peer, hello)  # for each worker that has connected
     await successor.take_over()           # then the coordinator continues like any other
 
@@ -33,6 +33,7 @@ from recycle_pp.wire.messages.steps import Measured
 from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.messages.workers import FROM_WORKER, LASTING, State
 
+from .after_commit import AfterCommit
 from .deaths import Deaths
 from .driver import Driver
 from .failover_discovery import FailoverDiscovery
@@ -50,6 +51,7 @@ class Successor:
         self,
         state: JobState,
         driver: Driver,
+        after_commit: AfterCommit,
         deaths: Deaths,
         workers: Workers,
         agreement: Agreement,
@@ -58,6 +60,7 @@ class Successor:
     ) -> None:
         self._state = state
         self._driver = driver
+        self._after_commit = after_commit
         self._deaths = deaths
         self._workers = workers
         self._agreement = agreement
@@ -86,17 +89,18 @@ class Successor:
         looking = asyncio.create_task(saving.look())
         patience = max(control.suspicion, DISCOVERY_SECONDS)
         await self.discovery.complete(await self._agreement.supervisors(), patience)
-        states = self.discovery.states()
-        found = find(states)
-        committed = max((known.committed for known in states.values()), default=-1)
-        lost = not states and await self._agreement.generation() >= 0
-        if lost:
-            await looking
-        elif not states:
-            committed = (await saving.whole()).step - 1
+        began, whole = await self._agreement.generation() >= 0, None
         await asyncio.wait({looking}, timeout=READ_SECONDS)
         await reading
         await state.lease.wait()
+        while not began and whole is None and not self.discovery.states():
+            whole = (await saving.whole()).step
+            await state.lease.wait()
+        # Nothing below waits for anything. Otherwise a death in this time would be in no report and in no event.
+        states = self.discovery.states()
+        found = find(states)
+        lost = began and not states
+        committed = max((known.committed for known in states.values()), default=(whole or 0) - 1)
         self.discovery.fill(state.roster, parallel.pipelines * parallel.stages)
         steps = state.settings.run.steps
         if saving.newest_step == steps and committed < steps - 1:
@@ -109,11 +113,11 @@ class Successor:
         state.begin(job)
         state.recorder.took_over(self._takeover, found)
         if lost:
-            state.lifecycle.stop(_lost(saving.newest()))
+            state.lifecycle.stop(_lost(saving.newest(), looking.done()))
         self._driver.change(self._problem(found))
         if found.begun:
             state.restarts.taken_over({found.members[member] for member in found.live}, found.committed)
-            await self._continue_saving(found)
+            self._continue_saving(found)
             self._driver.drive(CoordinatorReplaced(found))
         for rank in state.roster:
             rank.last_message = time.monotonic()
@@ -160,18 +164,20 @@ class Successor:
         else:
             self._deaths.found(rank, found.begun)
 
-    async def _continue_saving(self, found: Found) -> None:
+    def _continue_saving(self, found: Found) -> None:
         """Continues an unfinished checkpoint. Workers resend their reports about its parts."""
-        savers = found.commit.savers if found.commit else []
-        done = found.committed + 1
-        if not savers or self._state.settings.emulate.mode:
+        commit = found.commit
+        if commit is None or not commit.savers or self._state.settings.emulate.mode:
             return
-        if not await self._state.saving.exists(done):
-            self._state.saving.begin(done, savers, found.commit is not None and found.commit.last, found.informed)
+        if not self._state.saving.was_found(commit.step + 1):
+            self._after_commit.begin_saving(commit, found.informed)
 
 
-def _lost(newest: Path | str | None) -> str:
+def _lost(newest: Path | str | None, looked: bool) -> str:
     text = "the coordinator and all workers were lost at once; "
+    again = "start again with run.resume=true, which continues from"
     if newest is not None:
-        return text + f"start again with run.resume=true, which continues from checkpoint {Path(newest).name}"
+        return f"{text}{again} checkpoint {Path(newest).name}"
+    if not looked:
+        return f"{text}{again} the newest checkpoint; the run folder or the store does not answer at present"
     return text + "there is no checkpoint to continue from"

@@ -96,9 +96,10 @@ class Supervisors:
             if free is None:
                 peer.send(NoPlace(self._why_no_place()))
                 return None
-            # The new node does not inherit the counts of the lost one.
+            # The new node inherits neither the counts nor the end of the lost one.
             free.supervisor = peer
             free.respawns = 0
+            free.stopping = False
             free.missed_heartbeats = 0
             number = free.number
         elif self._is_taken(number, hello):

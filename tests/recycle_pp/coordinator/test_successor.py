@@ -1,19 +1,30 @@
-"""A new coordinator that finds no worker decides whether the job is lost or has not started yet."""
+"""A new coordinator decides whether the job is lost, and misses nothing that happens while it takes over."""
 
 import asyncio
+import errno
 import io
 import json
 import os
 import threading
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from recycle_schedules import Worker
 
 from recycle_pp.config.settings import Control, Parallel, Run, Settings
+from recycle_pp.coordinator.checkpoints import Saving
 from recycle_pp.coordinator.coordinator import Coordinator
 from recycle_pp.telemetry import background
 from recycle_pp.telemetry.event_log import EventLog
 from recycle_pp.telemetry.history import History
 from recycle_pp.telemetry.progress import Progress
 from recycle_pp.telemetry.run_folder import RunFolder
-from recycle_pp.wire.messages.agreement import Leader, Takeover
+from recycle_pp.wire.messages.agreement import Leader, Place, Takeover
+from recycle_pp.wire.messages.handshake import SupervisorHello, WorkerHello
+from recycle_pp.wire.messages.steps import Commit
+from recycle_pp.wire.messages.supervisors import Death, Died, Registration, Spawn
+from recycle_pp.wire.messages.workers import State
 
 
 class Agreed:
@@ -98,3 +109,143 @@ def test_unreadable_records_and_profiles_do_not_change_the_decision(tmp_path, mo
     reason, events = take_over(tmp_path, generation=-1)
     answers.set()
     assert "were lost at once" not in reason and events[:2] == ["coordinator_lost", "coordinator_elected"]
+
+
+class Client:
+    """A supervisor or a worker that is connected to the coordinator."""
+
+    was_reset = False
+
+    def __init__(self, hello, *messages):
+        self.hello, self.messages = hello, asyncio.Queue()
+        for message in messages:
+            self.messages.put_nowait(message)
+
+    async def recv(self, vocabulary):
+        return await self.messages.get()
+
+    async def listen(self, vocabulary):
+        while (message := await self.messages.get()) is not None:
+            yield message
+
+    def send(self, message):
+        pass
+
+    send_frame = send
+
+    def set_keepalive(self, seconds):
+        pass
+
+    def abort(self):
+        self.messages.put_nowait(None)
+
+
+@asynccontextmanager
+async def three_workers(folder, state, **control):
+    """A new coordinator of three workers of one stage, which have all reported `state`. Gives the coordinator, the
+    clients of their supervisors, and the task that is the coordinator's run."""
+    settings = Settings(
+        run=Run(steps=9, dir=str(folder)),
+        parallel=Parallel(3, 1, microbatches=1),
+        control=Control(suspicion=0.2, **control),
+    )
+    run = RunFolder(folder)
+    progress = Progress(steps=9, workers=3, stream=io.StringIO())
+    events, leader, takeover = EventLog(run.events, steps=9), Leader(1, 0, "127.0.0.1", 1), Takeover(0, 0, 3.0, 4.0)
+    coordinator = Coordinator(
+        settings, run, events, progress, Agreed(state.generation), leader, takeover=takeover, token=""
+    )
+    supervisors, tasks = [], []
+    for rank in range(3):
+        place, spawn = Place("127.0.0.1", 1 + rank), Spawn(0, (rank, 0), 0)
+        supervisors.append(Client(SupervisorHello(rank, f"node{rank}", 7), Registration(place, spawn, True, [])))
+        for client in (supervisors[-1], Client(WorkerHello(rank, 0, moved=True), state)):
+            tasks.append(asyncio.create_task(coordinator.handle(client)))
+    tasks.append(asyncio.create_task(coordinator.run()))
+    try:
+        yield coordinator, supervisors, tasks[-1]
+    finally:
+        for task in tasks:
+            task.cancel()
+        coordinator.stand_down()
+
+
+def state_after(step, **fields):
+    members = {rank: Worker(rank, 0) for rank in range(3)}
+    return State(generation=2, members=members, base=0, committed=step, agreed=(0, 2), **fields)
+
+
+async def until(condition):
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("ends", ["worker", "node"])
+def test_a_death_while_the_coordinator_reads_the_run_folder_is_not_missed(ends, tmp_path, monkeypatch):
+    """After all have reported. Otherwise the job would wait for the dead member until it stops."""
+
+    async def main():
+        read = asyncio.Event()
+        monkeypatch.setattr(Saving, "look", lambda self: read.wait())
+        async with three_workers(tmp_path, state_after(5)) as (coordinator, supervisors, _):
+            await asyncio.sleep(0.5)
+            died = Died(0, Death("signal", "SIGKILL", 0.0), asked=False)
+            supervisors[1].messages.put_nowait(died if ends == "worker" else None)
+            await asyncio.sleep(0.1)
+            read.set()
+            await until(lambda: coordinator.state.job.committed == 5)
+            await until(lambda: coordinator.state.job.live == {0, 2})
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("error", [errno.ESTALE, None], ids=["stale", "silent"])
+def test_a_run_folder_that_fails_does_not_delay_a_takeover_at_a_checkpoint(error, tmp_path, monkeypatch):
+    """For instance because it was on the lost coordinator's node."""
+
+    def failing(method):
+        def call(path):
+            if tmp_path / "checkpoints" not in (path, *path.parents):
+                return method(path)
+            if error is None:
+                answers.wait(60.0)
+            raise OSError(error, "the file system has failed")
+
+        return call
+
+    async def main():
+        commit = Commit(2, 5, 1.0, 1.0, 1.0, savers=[0])
+        async with three_workers(tmp_path, state_after(5, commit=commit)) as (coordinator, _, run):
+            await until(lambda: coordinator.state.job.generation > 2 or run.done())
+            assert not run.done() and coordinator.state.saving.busy
+
+    answers = threading.Event()
+    for name in ("exists", "is_dir", "iterdir"):
+        monkeypatch.setattr(Path, name, failing(getattr(Path, name)))
+    try:
+        asyncio.run(main())
+    finally:
+        answers.set()
+
+
+def test_after_a_takeover_the_last_checkpoint_has_a_time_limit(tmp_path):
+    async def main():
+        commit = Commit(2, 8, 1.0, 1.0, 1.0, savers=[0, 1, 2], last=True)
+        async with three_workers(tmp_path, state_after(8, commit=commit), lease=0.5) as (coordinator, _, _):
+            await until(lambda: coordinator.state.saving.busy)
+            await until(lambda: coordinator.state.saving.failed)
+
+    asyncio.run(main())
+
+
+def test_an_exception_in_a_takeover_ends_the_coordinator(tmp_path, monkeypatch):
+    """Otherwise it would lead on, and no other one would be elected."""
+
+    async def main():
+        monkeypatch.setattr(Saving, "newest_step", property(lambda self: 1 / 0))
+        async with three_workers(tmp_path, state_after(5)) as (coordinator, _, run):
+            assert await asyncio.wait_for(run, 40) == 1
+            assert "ZeroDivisionError" in coordinator.state.lifecycle.reason
+
+    asyncio.run(main())

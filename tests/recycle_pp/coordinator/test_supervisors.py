@@ -11,11 +11,13 @@ from recycle_pp.wire.messages.agreement import Leader, Place
 from recycle_pp.wire.messages.handshake import SupervisorHello
 from recycle_pp.wire.messages.supervisors import (
     TO_SUPERVISOR,
+    Evict,
     KeepLines,
     Line,
     NoPlace,
     Registration,
     Spawn,
+    Stopping,
     SupervisorWelcome,
 )
 
@@ -40,7 +42,8 @@ def of():
     """Two nodes with one worker each."""
     settings = Settings(parallel=Parallel(pipelines=2, stages=1))
     state, returns = job_state(settings), SimpleNamespace(probed=None, cut={})
-    state.timers = SimpleNamespace(after=lambda *_: None)
+    timers = []
+    state.timers = SimpleNamespace(after=lambda seconds, call, *arguments: timers.append(call))
     state.recorder.share_with = lambda send: send(COPIES)
     for number in range(2):
         rank = state.roster.enter(number)
@@ -56,6 +59,7 @@ def of():
         lease=state.lease,
         lost=lost,
         recorder=state.recorder,
+        evict=lambda: timers[-1](),
     )
 
 
@@ -75,6 +79,17 @@ def test_the_silence_of_a_lost_node_does_not_count_against_its_replacement(of):
     number, message = welcome(of, newcomer := Peer(-1, "node2"))
     assert number == message.rank == 1 and of.roster[1].supervisor is newcomer
     assert of.roster[1].missed_heartbeats == 0
+
+
+def test_the_replacement_of_a_drained_node_is_not_drained_with_the_next_node(of):
+    of.roster.enter(2).supervisor = drained = Peer(2, "node2")
+    of.supervisors.receive(1, Stopping("SIGTERM"), of.roster[1].supervisor)
+    of.roster[1].supervisor = None
+    welcome(of, newcomer := Peer(-1, "node3"))
+    of.supervisors.receive(2, Stopping("SIGTERM"), drained)
+    newcomer.received.clear()
+    of.evict()
+    assert drained.received == [Evict()] and not newcomer.received
 
 
 def test_a_replaced_supervisor_is_rejected_and_does_not_get_its_rank_back(of):
