@@ -83,6 +83,10 @@ class Agreement(Protocol):
         """Serves a connection from another supervisor's agreement (CandidateHello) until the connection ends."""
         ...
 
+    def is_me(self, leader: Leader) -> bool:
+        """Whether `leader` is this supervisor, and not a new node with the same rank."""
+        ...
+
     def close(self) -> None: ...
 
 

@@ -5,6 +5,9 @@ agreement = make_agreement(settings, rank, address, token, leader)       # one i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from recycle_pp.config.settings import Settings
 
 from .agreement import PLANNING, Agreement, Leader, Place
@@ -12,20 +15,27 @@ from .refusal import REFUSED
 
 
 def make_agreement(
-    settings: Settings, rank: int, address: Place, token: str, leader: Leader | None, first_term: int = 0
+    settings: Settings,
+    rank: int,
+    address: Place,
+    token: str,
+    leader: Leader | None,
+    first_term: int = 0,
+    others: Mapping[int, Place] = MappingProxyType({}),
 ) -> Agreement:
     """The agreement that `control.coordinator` selects.
 
     leader      the current leader; None in rank 0 at the start of a job, which then calls `leader(after=-1)`
     first_term  the term that `leader(after=-1)` starts; newer than every term in the run folder
+    others      in a new node, which is not a member yet: rank -> address of the other supervisors
     """
     if settings.control.coordinator == "etcd":
         from .etcd import Etcd
         from .etcd_agreement import EtcdAgreement
 
         etcd = Etcd(settings.control.endpoints or [])
-        return EtcdAgreement(etcd, rank, address, token, leader, settings.control.suspicion, first_term)
+        return EtcdAgreement(etcd, rank, address, token, leader, settings.control.suspicion, first_term, bool(others))
     from .election import Election
 
     suspicion = settings.control.suspicion
-    return Election(rank, address, token, leader, suspicion + PLANNING, min(REFUSED, suspicion), first_term)
+    return Election(rank, address, token, leader, suspicion + PLANNING, min(REFUSED, suspicion), first_term, others)

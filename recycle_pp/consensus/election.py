@@ -34,6 +34,7 @@ import asyncio
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any
 
 from recycle_pp.wire.connection import Peer
@@ -71,7 +72,7 @@ class Election:
     patience    seconds after which all other supervisors have noticed a loss that this one has noticed. An election,
                 or the acknowledgement of a membership, may take `patience + SLACK_SECONDS`
     refused     see `VoterClient`
-    first_term  see `make_agreement`
+    first_term, others      see `make_agreement`
     """
 
     def __init__(
@@ -83,12 +84,14 @@ class Election:
         patience: float = 10.0,
         refused: float = REFUSED,
         first_term: int = 0,
+        others: Mapping[int, Place] = MappingProxyType({}),
     ) -> None:
         self._rank = rank
         self._address = address
         self._token = token
         self._patience = patience
         self._refused = refused
+        self._known = others
         self.voter = Voter(rank, address, leader, first_term)
         self._clients: dict[Place, VoterClient] = {}
         self._broadcasts: set[asyncio.Task[None]] = set()
@@ -153,6 +156,9 @@ class Election:
         async for message in peer.listen(TO_VOTER):
             peer.send(self.voter.answer(message))
 
+    def is_me(self, leader: Leader) -> bool:
+        return leader == (leader.term, self._rank, *self._address[:2])
+
     def close(self) -> None:
         for task in self._broadcasts:
             task.cancel()
@@ -164,8 +170,11 @@ class Election:
     async def _run_as_candidate(self) -> None:
         """Runs as a candidate until elected or cancelled. Raises LostMajority if too few supervisors can answer."""
         if self._rank not in self.voter.members():
+            # A new node becomes a member in the next generation, and any leader accepts it.
+            new = bool(self._known) and self.voter.newest.position == (-1, -1)
+            seconds = self._patience + SLACK_SECONDS if new else min(self._patience, NON_MEMBER_SECONDS)
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(self._patience, NON_MEMBER_SECONDS)):
+                async with asyncio.timeout(seconds):
                     await self._find_leader()
             known = _names(self.voter.newest.roster)
             raise LostMajority(f"no majority of supervisors {known} answered in time; this one has no vote")
@@ -180,12 +189,16 @@ class Election:
                 await asyncio.sleep(random.uniform(0, 2 * TURN_SECONDS))  # breaks a tie between two candidates
 
     async def _find_leader(self) -> None:
-        """Asks all members repeatedly who the leader is, until the caller cancels it. Used by a supervisor that is not
-        a member, which cannot be a candidate."""
+        """Asks all other supervisors repeatedly who the leader is, until the caller cancels it. Used by a supervisor
+        that is not a member, which cannot be a candidate."""
+
+        async def ask(rank: int, place: Place) -> None:
+            with suppress(OSError):
+                self.voter.learn_from(rank, await self._client(place).ask(encode(Who())))
+
         while True:
-            for rank, place in self._others():
-                with suppress(OSError):
-                    self.voter.learn_from(rank, await self._client(place).ask(encode(Who())))
+            others = {**self._known, **dict(self._others())}
+            await asyncio.gather(*(ask(rank, place) for rank, place in others.items()))
             await asyncio.sleep(LONGEST_RETRY_SECONDS)
 
     async def _wait_for_turn(self, gone: set[int]) -> None:
@@ -235,7 +248,7 @@ class Election:
         come back).
         """
         leader = self.voter.leader or await self.leader(after=self.voter.lost)
-        if leader.rank != self._rank:
+        if not self.is_me(leader):
             raise Deposed("another supervisor coordinates now")
         confirmed = await self._ask_all(lambda: Leads(leader), set(), among=among)
         if self.voter.leader != leader:

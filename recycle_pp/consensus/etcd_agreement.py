@@ -67,6 +67,7 @@ class EtcdAgreement:
 
     patience    seconds without a renewal after which a leader's lease expires
     first_term  see `make_agreement`
+    new         whether this supervisor is on a new node, and no member yet
     """
 
     def __init__(
@@ -78,8 +79,10 @@ class EtcdAgreement:
         leader: Leader | None,
         patience: float,
         first_term: int = 0,
+        new: bool = False,
     ) -> None:
         self._first_term = first_term
+        self._new = new
         self._etcd = etcd
         self._rank = rank
         self._address = Place(*address)
@@ -101,14 +104,15 @@ class EtcdAgreement:
         while True:
             try:
                 view = await self._read_view()
-                if view.leader is not None and self._is_me(view.leader) and view.leader.term > after:
+                if view.leader is not None and self.is_me(view.leader) and view.leader.term > after:
                     return self._start_leading(view.leader, view)
                 if view.leader is not None and view.leader.term > after >= 0:
                     return view.leader
                 if view.leader is None or self._is_lost(view):
-                    await self._try_to_lead(view, after)
-                    continue
-                if loop.time() > patient_until:
+                    if not self._new or self._is_member(view) or loop.time() > patient_until:
+                        await self._try_to_lead(view, after)
+                        continue
+                elif loop.time() > patient_until:
                     raise LostMajority(self._still_leads(view.leader, after))
                 if after >= 0 and not marked:
                     await self._mark_lost(after)
@@ -172,6 +176,9 @@ class EtcdAgreement:
     async def handle(self, peer: Peer) -> None:
         """Does nothing, because supervisors connect to etcd, not to each other."""
 
+    def is_me(self, leader: Leader) -> bool:
+        return leader == (leader.term, self._rank, *self._address[:2])
+
     def close(self) -> None:
         """Stops the renewals, so a leader's lease expires."""
         for task in self._tasks:
@@ -184,16 +191,19 @@ class EtcdAgreement:
         be faster."""
         if after < 0:  # a new job's first supervisor; existing keys belong to an older job
             new = Membership(secrets.token_hex(8), self._first_term, -1, {self._rank: self._address})
-        elif view.membership is None or view.membership.roster.get(self._rank) != self._address:
-            raise LostMajority("the job has ended or continues without this supervisor")
-        else:
+        elif view.membership is not None and self._is_member(view):
             new = view.membership._replace(term=view.membership.term + 1)
+        else:
+            raise LostMajority("the job has ended or continues without this supervisor")
         if view.leader_revision:  # a leader that most members have lost
             await self._write([Delete(f"{self._prefix}leader")], view)
             return
         self._lease = await self._etcd.grant(self._patience)
         leader = Leader(new.term, self._rank, *self._address[:2])
         await self._write([self._put_leader(leader), self._put(new)], view)
+
+    def _is_member(self, view: View) -> bool:
+        return view.membership is not None and view.membership.roster.get(self._rank) == self._address
 
     def _start_leading(self, leader: Leader, view: View) -> Leader:
         assert view.membership is not None
@@ -231,9 +241,6 @@ class EtcdAgreement:
         if view.membership is None or view.leader is None:
             return False
         return majority([r for r, term in view.lost.items() if term == view.leader.term], view.membership.roster)
-
-    def _is_me(self, leader: Leader) -> bool:
-        return leader == (leader.term, self._rank, *self._address[:2])
 
     async def _mark_lost(self, term: int) -> None:
         lease = await self._etcd.grant(3 * self._patience)

@@ -18,7 +18,7 @@ from recycle_pp.telemetry.events.coordinators import SupervisorBack
 from recycle_pp.telemetry.events.workers import Spawned as SpawnedEvent
 from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.frames import encode
-from recycle_pp.wire.messages.agreement import Leader
+from recycle_pp.wire.messages.agreement import Leader, Place
 from recycle_pp.wire.messages.handshake import SupervisorHello
 from recycle_pp.wire.messages.health import Health
 from recycle_pp.wire.messages.lifecycle import Exit
@@ -88,6 +88,7 @@ class Supervisors:
 
     def welcome(self, peer: Peer, hello: SupervisorHello) -> int | None:
         number = hello.rank
+        places: dict[int, Place] = {}
         if number < 0:
             if not any(self._state.roster):  # no rank is known yet, so this supervisor must ask again
                 peer.send(Redirect(self._leader))
@@ -102,11 +103,12 @@ class Supervisors:
             free.stopping = False
             free.missed_heartbeats = 0
             number = free.number
+            places = {rank: place for rank, place in self._state.roster.places().items() if rank != number}
         elif self._is_taken(number, hello):
             peer.send(NoPlace(f"a new node has taken over rank {number}; this node ends"))
             return None
         self._checks.welcomed(number)
-        peer.send(SupervisorWelcome(self._state.settings, str(self._state.run.path), self._leader, number))
+        peer.send(SupervisorWelcome(self._state.settings, str(self._state.run.path), self._leader, number, places))
         if self._state.lifecycle.code is not None:  # the job has stopped before its start
             peer.send(Finish(self._state.lifecycle.code, self._state.lifecycle.reason))
         return number

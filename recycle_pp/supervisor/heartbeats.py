@@ -31,6 +31,7 @@ class Heartbeats:
         self._monitor = monitor
         self._settings: Settings | None = None
         self._standby: Standby | None = None
+        self._watchdog: EventLoopWatchdog | None = None
         self._watched: asyncio.Task[None] | None = None  # beats the watchdog
         self._unanswered = 0  # heartbeats since the coordinator's last message
 
@@ -41,7 +42,8 @@ class Heartbeats:
         """
         self._settings = settings
         self._standby = Standby(self._launch, settings)
-        self._watched = asyncio.create_task(self._beat_watchdog(settings.control))
+        self._watchdog = EventLoopWatchdog(settings.control.suspicion, f"rank {self._launch.rank}")
+        self._watched = asyncio.create_task(self._beat_watchdog(self._watchdog, settings.control))
 
     async def send(self, peer: Peer) -> None:
         """Sends heartbeats until cancelled. Aborts the connection if the coordinator does not answer.
@@ -65,14 +67,11 @@ class Heartbeats:
         self._unanswered = 0
 
     def close(self) -> None:
-        if self._watched is not None:
+        if self._watchdog is not None and self._watched is not None:
+            self._watchdog.close()  # at once, because the end may block the loop
             self._watched.cancel()
 
-    async def _beat_watchdog(self, control: Control) -> None:
-        watchdog = EventLoopWatchdog(control.suspicion, f"rank {self._launch.rank}")
-        try:
-            while True:
-                watchdog.beat()
-                await asyncio.sleep(min(control.heartbeat, control.suspicion / 4))
-        finally:
-            watchdog.close()
+    async def _beat_watchdog(self, watchdog: EventLoopWatchdog, control: Control) -> None:
+        while True:
+            watchdog.beat()
+            await asyncio.sleep(min(control.heartbeat, control.suspicion / 4))

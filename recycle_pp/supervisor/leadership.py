@@ -1,8 +1,8 @@
 """Follows the leader of the job, or hosts the coordinator if this supervisor is the leader.
 
     leadership = Leadership(start_host, disconnect)
-    await leadership.start(rank, agreement)            # first leader of a job: hosts the coordinator
-    leadership.join(rank, agreement, leader)           # other supervisors, after the welcome of `leader`
+    await leadership.start(agreement)                  # first leader of a job: hosts the coordinator
+    leadership.join(agreement, leader)                 # other supervisors, after the welcome of `leader`
     peer = await leadership.follow(connect)            # after a lost connection: connects to the next coordinator
     await leadership.admit(peer)                       # a supervisor, a worker or an operator has connected
     leadership.close()
@@ -54,22 +54,19 @@ class Leadership:
         self.redirected = False  # the presumed leader has sent `Redirect`, because it does not coordinate (yet)
         self._start_host = start_host
         self._disconnect = disconnect
-        self._rank = -1
         self._starting = False  # the coordinator is being started here
         self._hosting = asyncio.Event()
         self._peers: set[Peer] = set()
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def start(self, rank: int, agreement: Agreement) -> None:
+    async def start(self, agreement: Agreement) -> None:
         """Becomes the first leader. Raises LostMajority if another job with the same token uses the same etcd."""
-        self._rank = rank
         self.agreement = agreement
         leader = await agreement.leader(after=-1)
-        self.join(rank, agreement, leader)
+        self.join(agreement, leader)
         await self._start_coordinator(leader, None)
 
-    def join(self, rank: int, agreement: Agreement, leader: Leader) -> None:
-        self._rank = rank
+    def join(self, agreement: Agreement, leader: Leader) -> None:
         self.agreement = agreement
         self.leader = leader
         self._tasks.append(asyncio.create_task(self._watch(agreement, leader)))
@@ -88,12 +85,12 @@ class Leadership:
         lost_at = loop.time()
         redirected = self.redirected
         self.redirected = False
-        may_live = not redirected and (lost.rank != self._rank or self.host is not None)
+        may_live = not redirected and (not self.agreement.is_me(lost) or self.host is not None)
         if may_live and (peer := await self._reconnect(connect, lost, refused)) is not None:
             return peer
         while True:
             leader = self.leader = await self.agreement.leader(after=self.leader.term)
-            if leader.rank == self._rank and self.host is None:
+            if self.agreement.is_me(leader) and self.host is None:
                 await self._start_coordinator(leader, Takeover(leader.rank, lost.rank, lost_at, loop.time()))
             with suppress(OSError):
                 return await connect(leader, CONNECT_SECONDS)
@@ -125,7 +122,8 @@ class Leadership:
         deadline = loop.time() + GRACE_SECONDS
         while self.host is None:
             if self.leader is not None and not self._starting and loop.time() > deadline:
-                leader = self.leader if self.leader.rank != self._rank else None
+                assert self.agreement is not None
+                leader = None if self.agreement.is_me(self.leader) else self.leader
                 if isinstance(peer.hello, SupervisorHello):
                     peer.send(Redirect(leader))
                 elif isinstance(peer.hello, OperatorHello):  # workers get the address from their supervisors
@@ -170,7 +168,7 @@ class Leadership:
             known = await agreement.successor(known)
             if self.leader is None or known.term <= self.leader.term:
                 continue
-            if known.rank == self.leader.rank:  # the same leader in a later term
+            if known == self.leader._replace(term=known.term):  # the same leader in a later term
                 self.leader = known
                 continue
             self._step_down()

@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from recycle_pp.config.settings import Settings
@@ -34,7 +35,7 @@ from recycle_pp.consensus.process_identity import identity
 from recycle_pp.consensus.refusal import REFUSED
 from recycle_pp.linux.descriptors import raise_limit
 from recycle_pp.telemetry import startup
-from recycle_pp.telemetry.background import in_thread
+from recycle_pp.telemetry.background import in_thread, in_time
 from recycle_pp.telemetry.contact_log import ContactLog
 from recycle_pp.telemetry.failure import fail, record_failure, refuse
 from recycle_pp.telemetry.run_folder import RunFolder
@@ -80,6 +81,7 @@ if TYPE_CHECKING:
 
 FILES = 64  # open files of a coordinator without the connections of workers
 FILES_PER_WORKER = 3  # the worker's connection, its supervisor's, and a new one while an old one ends
+REPORT_SECONDS = 20.0  # longest wait at the end of the job for the report of the run
 PREPARE_SECONDS = 2.0  # delay before the import of the coordinator's modules (0.7 s, or 3 s on a busy machine)
 
 
@@ -158,6 +160,7 @@ class Supervisor:
         self._check = QuickCheck(self._send)
         self._prober = Prober(self._send, prints=launch.local_rank == 0)
         self._finished = False  # the coordinator has sent `Finish`
+        self._token_file: Path | None = None  # set while this rank hosts the coordinator of a job on one node
         self._contact: ContactLog | None = None  # set when a coordinator is lost for the first time
         self._evicted = False  # whether the job continues without this node, whose machine will be taken
         self._shutdown = Shutdown(self._send)
@@ -189,7 +192,7 @@ class Supervisor:
         self._token = wanted.token
         agreement = make_agreement(settings, self._launch.rank, self._place, wanted.token, None, run.first_term)
         try:
-            await self._leadership.start(self._launch.rank, agreement)
+            await self._leadership.start(agreement)
         except LostMajority as lost:
             raise ValueError(str(lost)) from lost
         startup.end()
@@ -220,7 +223,8 @@ class Supervisor:
                 ended = await asyncio.wait_for(host.ended, END_SECONDS)
                 code = code or ended
             if code == 0:
-                await host.report()
+                with suppress(TimeoutError):  # the run folder does not answer any more
+                    await asyncio.wait_for(host.report(), REPORT_SECONDS)
                 await release(self._launch, self._launch.agents - len(host.agents))
         if code == 0 and self._launch.local_rank == 0:
             limit_wait(self._launch)
@@ -233,7 +237,8 @@ class Supervisor:
         self._check.close()
         if self._leadership.host is not None:
             withdraw(self._launch)
-            remove_token(self._run.path)
+            if self._token_file is not None:
+                remove_token(self._token_file)
         self._leadership.close()
         if self._server is not None:
             self._server.close()
@@ -329,8 +334,10 @@ class Supervisor:
         if self._leadership.leader is None:
             self._sent_address = message.leader.host, message.leader.port
             await self._listen(self._own_settings.control.interface or peer.local_host, 0, self._token, self._settings)
-            agreement = make_agreement(self._settings, self._launch.rank, self._place, self._token, message.leader)
-            self._leadership.join(self._launch.rank, agreement, message.leader)
+            agreement = make_agreement(
+                self._settings, self._launch.rank, self._place, self._token, message.leader, others=message.places
+            )
+            self._leadership.join(agreement, message.leader)
         monitor = self._monitor
         begins = self._node is not None and monitor.order is None
         asked, clock = (dict(self._node.shared), time.time()) if self._node is not None and begins else (None, None)
@@ -418,7 +425,7 @@ class Supervisor:
         if self._settings.run.resume and takeover is None:
             whole = await in_thread(newest_whole, self._run.checkpoints, self._settings.checkpoint.store)
         if self._launch.one_node:
-            keep_token(self._run.path, self._token)
+            self._token_file = await in_time(keep_token, self._run.path, self._token)
         agreement = self._leadership.agreement
         return Host(self._settings, self._run, agreement, leader, self._token, takeover, whole)
 

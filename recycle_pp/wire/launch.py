@@ -4,7 +4,7 @@
     publish(launch, address); withdraw(launch)    # on one node, rank 0: writes and removes a private file
     address = find(launch)                        # on one node, the other ranks
     address = Address.of_cluster(launch, settings.control.address)   # on several nodes, all ranks
-    keep_token(run_dir, token); token_of(run_dir); remove_token(run_dir)     # on one node, for commands
+    path = keep_token(run_dir, token); token_of(run_dir); remove_token(path)     # on one node, for commands
 
 - On one node, the coordinator's address and the job's token are in a file that only this user can read, until all ranks
   have joined. The file name contains the launcher's process id.
@@ -142,16 +142,19 @@ def find(launch: Launch) -> Address | None:
     return None
 
 
-def keep_token(run_dir: str | Path, token: str) -> None:
-    """Writes the token of a job on one node into a private file."""
-    _write(lambda: _token_path(run_dir), token)
+def keep_token(run_dir: str | Path, token: str) -> Path:
+    """Writes the token of a job on one node into a private file, and returns its path. May block, because it reads the
+    path of the run folder."""
+    path = _token_path(run_dir)
+    _write(lambda: _private_folder() / path.name, token)
+    return path
 
 
-def remove_token(run_dir: str | Path) -> None:
+def remove_token(path: Path) -> None:
     """Removes the file that `keep_token` wrote. Call it when the job ends."""
     with suppress(OSError):
-        _token_path(run_dir).unlink(missing_ok=True)
-        _private_folder().rmdir()  # fails while another job uses the folder
+        path.unlink(missing_ok=True)
+        path.parent.rmdir()  # fails while another job uses the folder
 
 
 def token_of(run_dir: str | Path) -> str | None:

@@ -42,13 +42,17 @@ class Death(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @sent(COORDINATOR, SUPERVISOR)
 class SupervisorWelcome(Message, frozen=True):
-    """The coordinator accepts the supervisor. rank: the rank in the supervisor's hello, or the rank that a new node
-    gets."""
+    """The coordinator accepts the supervisor.
+
+    rank    the rank in the supervisor's hello, or the rank that a new node gets
+    places  for a new node: rank -> address of all other supervisors, of which the next coordinator is one
+    """
 
     settings: Settings
     run_dir: str
     leader: Leader
     rank: int
+    places: dict[int, Place] = msgspec.field(default_factory=dict)
 
 
 @sent(COORDINATOR, SUPERVISOR)

@@ -13,7 +13,7 @@ from recycle_pp.consensus.election import Election
 from recycle_pp.consensus.voter_client import VoterClient
 from recycle_pp.wire.connection import serve
 from recycle_pp.wire.frames import encode
-from recycle_pp.wire.messages.agreement import Membership, Place, Propose
+from recycle_pp.wire.messages.agreement import Leader, Membership, Place, Propose
 
 TOKEN = "a token of the job"
 pytestmark = pytest.mark.timeout(60)
@@ -25,7 +25,7 @@ class Supervisors:
     def __init__(self):
         self.servers, self.elections, self.places, self.peers = {}, {}, {}, {}
 
-    async def add(self, rank, leader=None, patience=2.0, first_term=0):
+    async def add(self, rank, leader=None, patience=2.0, **more):
         self.peers[rank] = []
 
         async def handler(peer):
@@ -34,7 +34,7 @@ class Supervisors:
 
         self.servers[rank] = await serve(handler, "127.0.0.1", 0, TOKEN)
         self.places[rank] = Place(*self.servers[rank].sockets[0].getsockname()[:2])
-        self.elections[rank] = Election(rank, self.places[rank], TOKEN, leader, patience, first_term=first_term)
+        self.elections[rank] = Election(rank, self.places[rank], TOKEN, leader, patience, **more)
 
     def stop_answering(self, rank):
         self.servers[rank].close()
@@ -303,5 +303,34 @@ def test_a_leader_whose_lease_expired_while_all_others_ended_is_not_confirmed(mo
                 await supervisors.elections[0].confirm(held=False)
         finally:
             supervisors.die(0)
+
+    asyncio.run(main())
+
+
+def test_a_leader_whose_rank_a_new_node_has_does_not_take_that_nodes_election_for_its_own():
+    """It was suspended. Meanwhile its node was replaced, and the new node was elected in its turn."""
+
+    async def main():
+        async with agreed(3) as supervisors:
+            old = supervisors.elections[0]
+            newer = Leader(5, 0, "127.0.0.1", 9)
+            for rank in (1, 2):
+                supervisors.elections[rank].voter.follow(newer)
+            with pytest.raises(Deposed):
+                await old.confirm(held=False)
+            assert old.voter.leader == newer and not old.is_me(newer)
+
+    asyncio.run(main())
+
+
+def test_a_new_node_follows_a_leader_that_is_elected_before_it_is_a_member():
+    async def main():
+        async with agreed(3) as supervisors:
+            lost = supervisors.elections[0].voter.leader
+            others = dict(supervisors.places)
+            await supervisors.add(3, lost, others=others)
+            supervisors.die(0)
+            found = await supervisors.all_notice(lost.term)
+            assert [leader.rank for leader in found] == [1, 1, 1] and len(set(found)) == 1
 
     asyncio.run(main())

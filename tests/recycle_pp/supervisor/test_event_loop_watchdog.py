@@ -48,3 +48,27 @@ def test_a_pause_of_the_process_is_not_a_hang():
     process.send_signal(signal.SIGCONT)
     output, errors = process.communicate(timeout=30)
     assert "it continues" in output and not errors
+
+
+END = """
+import asyncio, time
+from types import SimpleNamespace
+from recycle_pp.config.settings import Control, Settings
+from recycle_pp.supervisor.heartbeats import Heartbeats
+
+async def main():
+    heartbeats = Heartbeats(SimpleNamespace(rank=3, local_rank=0), None)
+    heartbeats.begin(Settings(control=Control(suspicion=0.3)))
+    await asyncio.sleep(0.1)
+    heartbeats.close()
+    time.sleep(1.5)
+    raise SystemExit(1)
+
+asyncio.run(main())
+"""
+
+
+def test_a_disk_that_blocks_the_end_of_a_supervisor_does_not_change_its_exit_code():
+    """The watchdog would end it with 0."""
+    done = subprocess.run([sys.executable, "-c", END], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and "blocked" not in done.stderr

@@ -55,14 +55,14 @@ def test_commands_find_the_token_of_a_run_until_the_job_ends(private, monkeypatc
     run, other = private.parent / "runs" / "mine", private.parent / "runs" / "other"
     run.mkdir(parents=True)
     assert token_of(run) is None
-    keep_token(run, "secret")
+    kept = keep_token(run, "secret")
     (file,) = private.iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     monkeypatch.chdir(run.parent)
     assert token_of("mine") == token_of(run) == "secret" and token_of(other) is None
-    remove_token(run)
+    remove_token(kept)
     assert not private.exists() and token_of(run) is None
-    remove_token(run)
+    remove_token(kept)
 
 
 def test_a_folder_that_other_users_can_enter_is_not_trusted(private):
