@@ -29,7 +29,7 @@ from recycle_pp.telemetry.heartbeat import Sign
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.authentication import Refused
 from recycle_pp.wire.connection import Peer, connect
-from recycle_pp.wire.launch import HOST_AND_PORT, TOKEN_VARIABLE, token_of
+from recycle_pp.wire.launch import HOST_AND_PORT, TOKEN_VARIABLE, host_and_port, token_of
 from recycle_pp.wire.messages.agreement import Place
 from recycle_pp.wire.messages.ctl import (
     TO_OPERATOR,
@@ -222,14 +222,13 @@ class Job:
 
     def _address(self) -> tuple[str, int]:
         """(host, port) of the coordinator, or of the command line. Raises ValueError if the job has ended."""
-        address = self._run
-        if self._folder is not None:
-            sign = Sign.read(self._folder)
-            if sign is None or sign.over:
-                proof = "there is no heartbeat.json" if sign is None else f"it ended with exit code {sign.code}"
-                raise ValueError(f"no job runs in {self._run}: {proof}")
-            address = sign.address
-        host, _, port = address.rpartition(":")
+        if self._folder is None:
+            return host_and_port(self._run, "RUN", " or a run folder")
+        sign = Sign.read(self._folder)
+        if sign is None or sign.over:
+            proof = "there is no heartbeat.json" if sign is None else f"it ended with exit code {sign.code}"
+            raise ValueError(f"no job runs in {self._run}: {proof}")
+        host, _, port = sign.address.rpartition(":")
         return host, int(port)
 
 

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from recycle_pp.command import exit_code
-from recycle_pp.wire.launch import HOST_AND_PORT, Address, Launch
+from recycle_pp.wire.launch import Address, Launch, host_and_port
 
 from .check import as_json, code, text
 from .launched import Launched, launched
@@ -60,16 +60,14 @@ def run(arguments: argparse.Namespace) -> int:
         place = launched()
         if place is not None and not place.speaks:
             return 0
-        return _one(arguments) if place is None or place.machines == 1 else _several(arguments, place)
+        at = host_and_port(arguments.coordinator, "--coordinator") if arguments.coordinator else None
+        return _one(arguments, at) if place is None or place.machines == 1 else _several(arguments, place)
 
     return exit_code(check, "recycle_pp")
 
 
-def _one(arguments: argparse.Namespace) -> int:
-    place = HOST_AND_PORT.fullmatch(arguments.coordinator) if arguments.coordinator else None
-    if arguments.coordinator and not place:
-        raise ValueError(f"--coordinator must be HOST:PORT, not {arguments.coordinator!r}")
-    checks = check_machine(arguments.run, arguments.data, (place[1], int(place[2])) if place else None)
+def _one(arguments: argparse.Namespace, at: tuple[str, int] | None) -> int:
+    checks = check_machine(arguments.run, arguments.data, at)
     print(json.dumps(as_json(checks), indent=1) if arguments.json else text(checks))
     return code(checks)
 

@@ -19,7 +19,7 @@ import msgspec
 
 from .authentication import Refused
 from .connection import Peer, connect
-from .launch import HOST_AND_PORT, TOKEN_VARIABLE, Address, Launch
+from .launch import TOKEN_VARIABLE, Address, Launch, host_and_port
 from .messages.handshake import SupervisorHello
 from .messages.supervisors import TO_SUPERVISOR, CoordinatorHeartbeat, NoPlace, Redirect, SupervisorWelcome
 
@@ -36,8 +36,7 @@ def find_place(arguments: Sequence[str], environment: Mapping[str, str] = os.env
         return None
     if len(arguments) > 1:
         raise ValueError("+join=HOST:PORT must be the only argument: a node that joins runs with the job's settings")
-    if not HOST_AND_PORT.fullmatch(given[0]):
-        raise ValueError(f"join must be HOST:PORT of the job's coordinator, or its run folder, not {given[0]!r}")
+    host_and_port(given[0], "join", " of the job's coordinator, or its run folder")
     return Address.of_cluster(Launch(), given[0], environment)
 
 

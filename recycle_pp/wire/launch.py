@@ -36,7 +36,8 @@ from pathlib import Path
 from recycle_pp.linux.processes import process_stat
 
 TOKEN_VARIABLE = "RECYCLE_TOKEN"
-HOST_AND_PORT = re.compile(r"([^:\s]+):([0-9]{1,5})")
+HOST_AND_PORT = re.compile(r"([^:\s]+):([0-9]+)")
+MOST_PORT = 65535
 
 
 @dataclass(frozen=True)
@@ -102,9 +103,16 @@ class Address:
 
         address: control.address, or None
 
-        Raises ValueError if `address` is not HOST:PORT, or if RECYCLE_TOKEN has fewer than 16 characters."""
-        if address is not None and not HOST_AND_PORT.fullmatch(address):
-            raise ValueError(f"control.address must be HOST:PORT or null, not {address!r}")
+        Raises ValueError if `address` is not HOST:PORT, if there is no port after MASTER_PORT, or if RECYCLE_TOKEN has
+        fewer than 16 characters."""
+        host, port = launch.master_address, launch.master_port + 1
+        if address is not None:
+            host, port = host_and_port(address, "control.address", " or null")
+        elif port > MOST_PORT:
+            raise ValueError(
+                f"MASTER_PORT must be below {MOST_PORT}, not {launch.master_port}: the coordinator listens at the port "
+                "after it; or set control.address=HOST:PORT"
+            )
         token = environment.get(TOKEN_VARIABLE, "")
         if len(token) < 16:
             raise ValueError(
@@ -112,11 +120,20 @@ class Address:
                 f"{TOKEN_VARIABLE} on every node to the same text of at least 16 characters, for instance from "
                 "`openssl rand -hex 32`"
             )
-        host, port = launch.master_address, launch.master_port + 1
-        if address is not None:
-            host, _, digits = address.rpartition(":")
-            port = int(digits)
         return cls(host, port, token)
+
+
+def host_and_port(text: str, name: str, other: str = "") -> tuple[str, int]:
+    """(host, port) of HOST:PORT. Raises ValueError if `text` is anything else, or the port is not from 1 to 65535.
+
+    name   of the setting or option, for the error message
+    other  further allowed values, for instance " or null"
+    """
+    match = HOST_AND_PORT.fullmatch(text)
+    port = int(match[2]) if match and len(match[2]) <= len(str(MOST_PORT)) else 0
+    if not match or not 1 <= port <= MOST_PORT:
+        raise ValueError(f"{name} must be HOST:PORT{other}, with a port from 1 to {MOST_PORT}, not {text!r}")
+    return match[1], port
 
 
 def new_token() -> str:

@@ -135,6 +135,14 @@ def test_a_folder_without_a_running_job_is_refused_at_once(tmp_path, capsys):
     assert capsys.readouterr().err == f"recycle_pp: no job runs in {tmp_path}: there is no heartbeat.json\n"
 
 
+def test_a_port_that_cannot_exist_is_refused_in_one_sentence(capsys, monkeypatch):
+    monkeypatch.setenv("RECYCLE_TOKEN", TOKEN)
+    for port in (0, 99999, 10**20):
+        assert ctl.main([f"127.0.0.1:{port}", "stop"]) == 2
+        sentence = f"RUN must be HOST:PORT or a run folder, with a port from 1 to 65535, not '127.0.0.1:{port}'"
+        assert capsys.readouterr() == ("", f"recycle_pp: {sentence}\n")
+
+
 def test_the_documentation_shows_every_verb():
     text = DOCUMENT.read_text()
     assert all(f"\nrecycle ctl runs/mine {words.split()[0]}" in text for words in REQUESTS)

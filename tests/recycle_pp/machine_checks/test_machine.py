@@ -157,9 +157,11 @@ def test_the_command_prints_json_and_returns_its_verdict(capsys, monkeypatch, tm
     assert found["coordinator"] == found["ports"] == "well"
 
 
-def test_an_address_without_a_port_is_refused_in_one_sentence(capsys):
-    assert main(["--coordinator", "host0"]) == 2
-    assert capsys.readouterr().err == "recycle_pp: --coordinator must be HOST:PORT, not 'host0'\n"
+def test_an_address_without_a_possible_port_is_refused_in_one_sentence(capsys):
+    for address in ("host0", "127.0.0.1:65536"):
+        assert main(["--coordinator", address]) == 2
+        sentence = f"--coordinator must be HOST:PORT, with a port from 1 to 65535, not '{address}'"
+        assert capsys.readouterr().err == f"recycle_pp: {sentence}\n"
 
 
 def test_the_checks_do_not_import_torch(tmp_path):

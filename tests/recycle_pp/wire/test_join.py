@@ -43,6 +43,7 @@ def test_a_command_line_without_join_starts_a_new_job():
             ENVIRONMENT,
             "join must be HOST:PORT of the job's coordinator, or its run",
         ),
+        (["+join=node0:65536"], ENVIRONMENT, "or its run folder, with a port from 1 to 65535, not 'node0:65536'"),
         (["+join=node0:1", "run.steps=3"], ENVIRONMENT, "a node that joins runs with the job.s settings"),
         (["+join=node0:1"], {}, "set RECYCLE_TOKEN on every node"),
     ],

@@ -89,3 +89,17 @@ def test_several_nodes_need_the_jobs_secret_from_their_user():
     for wrong in ({}, {"RECYCLE_TOKEN": "short"}):
         with pytest.raises(ValueError, match="set RECYCLE_TOKEN on every node"):
             Address.of_cluster(launch, None, wrong)
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "99999", "1" * 5000, "-1", "x", ""])
+def test_a_port_outside_1_to_65535_is_rejected(port):
+    with pytest.raises(ValueError, match="must be HOST:PORT or null, with a port from 1 to 65535, not"):
+        Address.of_cluster(Launch(), f"node0:{port}", {"RECYCLE_TOKEN": "x" * 32})
+
+
+def test_the_port_after_the_master_port_must_exist():
+    secret, address = {"RECYCLE_TOKEN": "x" * 32}, "node0:65535"
+    assert Address.of_cluster(Launch(master_port=65534), None, secret).port == 65535
+    with pytest.raises(ValueError, match="MASTER_PORT must be below 65535, not 65535: the coordinator listens at"):
+        Address.of_cluster(Launch(master_port=65535), None, secret)
+    assert Address.of_cluster(Launch(master_port=65535), address, secret).port == 65535
