@@ -25,7 +25,10 @@ from .loading import flat, load, nested
 from .run_file import read_run_file, split
 from .settings import FAULTS, Settings
 
-_PLAIN = ("data.path", "data.validation_path", "data.tokenizer", "run.dir", "run.on_event", "model.path")
+_PLAIN = (  # keys whose values may hold any character
+    *("data.path", "data.validation_path", "data.tokenizer", "model.path"),
+    *("run.dir", "run.on_event", "run.evaluate"),
+)
 _MORE_GROUPS = ("coordinator", "experiment")  # folders of configs/ whose files set keys in several groups
 
 

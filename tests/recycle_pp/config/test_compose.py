@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import time
+from pathlib import Path
 
 import pytest
 
@@ -131,3 +132,9 @@ def test_a_smaller_learning_rate_needs_no_other_change():
     settings = compose(["optimizer.lr=1e-4"])
     validate(settings)
     assert learning_rate(settings.optimizer, settings.run.steps, settings.run.steps) == pytest.approx(1e-5)
+
+
+def test_a_command_of_an_evaluation_may_contain_any_character():
+    documented = "lm_eval --model hf --model_args pretrained=$1 --tasks hellaswag"
+    assert f"run.evaluate='{documented}'" in (Path(__file__).parents[3] / "docs" / "configuration.md").read_text()
+    assert compose([f"run.evaluate={documented}"]).run.evaluate == documented
