@@ -155,7 +155,8 @@ def _validate_sharded(settings: Settings) -> None:
     if not parallel.copies:
         if settings.control.mismatch != "stop":
             raise ValueError(
-                "control.mismatch=third needs parallel.sharded=true: without it, workers do not compare each step"
+                "control.mismatch=third needs parallel.sharded=true and parallel.optimizer_copies above 0: without "
+                "them, workers do not compare each step"
             )
         return
     if settings.optimizer.stagger and settings.control.mismatch != "stop":
@@ -209,6 +210,8 @@ def _validate_optimizer(settings: Settings) -> None:
             "optimizer.build must be MODULE:NAME with optimizer.name=custom, for instance my_package:build, "
             f"not {optimizer.build or 'null'}"
         )
+    if optimizer.name != "custom" and optimizer.build is not None:
+        raise ValueError("optimizer.build needs optimizer.name=custom; it must be null here")
     if (optimizer.min_lr or 0.0) > optimizer.lr:
         raise ValueError(f"optimizer.min_lr must be at most optimizer.lr = {optimizer.lr}, not {optimizer.min_lr}")
     decays = {"beta1": optimizer.beta1, "beta2": optimizer.beta2, "muon.momentum": optimizer.muon.momentum}
@@ -258,7 +261,7 @@ def _validate_transformer(model: Model, stages: int) -> None:
 def _validate_sources(settings: Settings) -> None:
     """Checks that the keys about data fit each other. `recycle_pp.data` checks the content of the files."""
     data = settings.data
-    sources = data.path if isinstance(data.path, list) else [data.path]
+    sources = _listed(data.path)
     if not sources:
         raise ValueError("data.path must name at least one source, not []")
     if data.weights is not None and len(data.weights) != len(sources):
@@ -313,13 +316,12 @@ def _validate_chat(settings: Settings) -> None:
 def _validate_bytes(settings: Settings) -> None:
     """Raises ValueError if a pretrained model that has its own tokenizer would be trained on bytes."""
     model, data = settings.model, settings.data
-    sources = data.path if isinstance(data.path, list) else [data.path]
     pretrained = (
         model.kind in ("hf", "llama")
         and model.init == "weights"
         and ((model.folder or Path()) / "tokenizer.json").is_file()
     )
-    known = [path for path in sources if path is None or not _awaited(path)]
+    known = [path for path in _listed(data.path) if path is None or not _awaited(path)]
     text = any(path is None or (not path.endswith(".bin") and not _is_megatron(place(path))) for path in known)
     if pretrained and text and data.tokenizer is None:
         raise ValueError(
@@ -329,8 +331,12 @@ def _validate_bytes(settings: Settings) -> None:
 
 
 def _validate_data(settings: Settings) -> None:
-    """Checks that the files of a single path without a tokenizer are large enough. Does not read them."""
+    """Checks that data of the hub have a tokenizer, and that the files of a single path without one are large enough.
+    Does not read them."""
     data, vocabulary = settings.data, settings.model.vocabulary
+    for source in (*_listed(data.path), *_listed(data.validation_path)):
+        if data.tokenizer is None and (source or "").startswith("hf://"):
+            raise ValueError(f"{source} needs a data.tokenizer: a dataset of the hub holds text")
     if isinstance(data.path, list) or data.tokenizer is not None or data.validation_path is not None:
         return
     if data.format == "chat" or data.build is not None:
@@ -365,6 +371,10 @@ def _validate_data(settings: Settings) -> None:
             f"data.validation_share must leave at least {needed} held-out tokens, one micro-batch, and of "
             f"{data.path!r} it leaves {held_out}; raise it, or set run.validate_every=0"
         )
+
+
+def _listed(path: str | list[str] | None) -> list[str | None]:
+    return [*path] if isinstance(path, list) else [path]
 
 
 def _awaited(path: str) -> bool:

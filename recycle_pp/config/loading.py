@@ -14,7 +14,7 @@ from dataclasses import is_dataclass
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from .setting import shown
+from .setting import rules, shown
 from .settings import FAULTS, Settings
 
 LARGEST = 10**18  # largest absolute value of a whole number
@@ -93,7 +93,8 @@ def _typed(key: str, value: Any, hint: Any) -> Any:
             return value
     words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", NoneType: "null"}
     words |= {list[int]: "a list of whole numbers", list[float]: "a list of numbers", list[str]: "a list of texts"}
-    expected = " or ".join(words[kind] for kind in allowed)
+    rule = rules(Settings).get(key)
+    expected = rule.allowed if rule and rule.choices else " or ".join(words[kind] for kind in allowed)
     raise ValueError(f"{key} must be {expected}, not {_shown(value)}")
 
 
@@ -113,8 +114,12 @@ def _fault_texts(key: str, value: Any) -> list[str]:
 
 
 def _unknown(key: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(key, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"allowed: {', '.join(known)}"
+    names = {name: [name] for name in known}
+    if "." not in key:  # the group is missing
+        for one in rules(Settings):
+            names.setdefault(one.rpartition(".")[2], []).append(one)
+    near = difflib.get_close_matches(key, names, n=1)
+    hint = f"did you mean {' or '.join(names[near[0]])}?" if near else f"allowed: {', '.join(known)}"
     return f"{key} is not a configuration key; {hint}"
 
 
