@@ -3,7 +3,7 @@
     torchrun --nproc-per-node=12 -m recycle_pp.train parallel=3x4 +fail_at=20:1.2 +rejoin_at=40:1.2
     recycle train parallel=3x4 +fail_at=20:1.2 +rejoin_at=40:1.2            # the same; runs torchrun in this process
     python -m recycle_pp.train parallel=1x1 model=tiny          # one worker needs no torchrun
-    torchrun --nproc-per-node=4 -m recycle_pp.train +join=10.0.0.1:29501    # adds a node to a running job
+    torchrun --nproc-per-node=4 -m recycle_pp.train +join=10.0.0.1:29501    # replaces a lost node of a running job
     torchrun --nproc-per-node=4 -m recycle_pp.train +join=runs/mine         # the same, with a shared run folder
     python -m recycle_pp.train --help                           # every key
 

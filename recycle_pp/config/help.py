@@ -32,8 +32,8 @@ faults (steps count from 0; one fault, or a list in brackets):
 {faults}
   moments: {moments}
 
-nodes: torchrun --nproc-per-node=WORKERS -m recycle_pp.train +join=HOST:PORT (or +join=RUN_DIR) adds a node to a
-       running job
+nodes: torchrun --nproc-per-node=WORKERS -m recycle_pp.train +join=HOST:PORT (or +join=RUN_DIR) replaces a lost
+       node of a running job
 
 files: FILE.yaml holds any of the keys below, as `recycle init` writes it; the config.yaml of a run is such a file
        --config-dir DIR adds files of a group, DIR/GROUP/NAME.yaml

@@ -3,12 +3,13 @@
 import dataclasses
 from pathlib import Path
 
+from recycle_pp.config.compose import compose
 from recycle_pp.config.help import help_text, table
 from recycle_pp.config.loading import flat
 from recycle_pp.config.setting import rules
 from recycle_pp.config.settings import Settings
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "configuration.md"
+DOCUMENTS = Path(__file__).parents[3] / "docs"
 
 
 def test_the_help_describes_every_key():
@@ -34,4 +35,18 @@ def test_the_help_shows_what_is_allowed():
 
 
 def test_the_documented_table_is_that_of_the_code():
-    assert table() in DOCUMENT.read_text(), "replace the table: python -m recycle_pp.config.help"
+    text = (DOCUMENTS / "configuration.md").read_text()
+    assert table() in text, "replace the table: python -m recycle_pp.config.help"
+
+
+def test_the_help_says_that_a_node_that_joins_replaces_a_lost_one():
+    assert "+join=RUN_DIR) replaces a lost node of a running job" in " ".join(help_text().split())
+
+
+def test_the_documents_name_the_default_of_suspicion_and_its_value_on_a_cluster():
+    local, cluster = (compose(words).control.suspicion for words in ([], ["control=cluster"]))
+    for name in ("configuration.md", "own-data.md", "recovery.md"):
+        text = " ".join((DOCUMENTS / name).read_text().split())
+        assert f"{local:g} s, or {cluster:g} s with `control=cluster`" in text
+    sentence = f"`control=cluster` sets `control.suspicion` to {cluster:g} s (default {local:g} s)."
+    assert sentence in (DOCUMENTS / "cluster.md").read_text()
