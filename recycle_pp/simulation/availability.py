@@ -151,7 +151,9 @@ def draw(
     groups         (number of adjacent machines that fail together, mean seconds until such a group fails), for nodes,
                    racks or zones
 
-    The same seed gives the same availability."""
+    The same seed gives the same availability. Raises ValueError if `seconds` or `shape` is not finite and above 0."""
+    if not (0 < seconds < math.inf and 0 < shape < math.inf):
+        raise ValueError("--days and --shape must be finite and above 0")
     rng = random.Random(f"failures {seed}")
     down: list[list[tuple[float, float]]] = [[] for _ in range(machines)]
     for machine in range(machines):

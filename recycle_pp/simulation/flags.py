@@ -149,8 +149,6 @@ def availability_of(given: argparse.Namespace, workers: int) -> Availability:
         raise ValueError("--machines must be at least 1")
     if given.trace:
         return read(given.trace, seed=given.seed, machines=given.machines)
-    if given.days <= 0 or given.shape <= 0:
-        raise ValueError("--days and --shape must be above 0")
     return draw(
         machines=given.machines or workers, seconds=given.days * DAY, mtbf=parse_seconds(given.mtbf, "--mtbf"),
         repair=parse_seconds(given.repair, "--repair"), seed=given.seed, shape=given.shape,

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from statistics import fmean
 from typing import Any
 
 from recycle_schedules import Problem, Worker, plan_layout
@@ -64,6 +65,8 @@ class Job:
             pipelines=pipelines, stages=stages, microbatches=microbatches, layers=each,
             memory_limit=memory, optimizer=optimizer, send=send, allreduce=allreduce,
         )  # fmt: skip
+        if not any(t for kind in SPLIT for t in each[kind]):
+            raise ValueError("--durations: F, I and W are 0; at least one of them must be above 0")
         return cls(problem, (worker_bytes * stages / layers,) * layers, **other)
 
     def faster(self, speed: float) -> Job:
@@ -75,9 +78,17 @@ class Job:
     def reshaped(self, pipelines: int, stages: int) -> Job:
         """The same layers and global batch in another shape. Micro-batches per pipeline are rounded up."""
         each = -(-self.total // pipelines)
-        problem = self.problem.replace(pipelines=pipelines, stages=stages, microbatches=each)
+        problem = self.restaged(stages, pipelines=pipelines, microbatches=each)
         tokens = self.tokens * pipelines * each // self.total
         return replace(self, problem=problem, tokens=tokens)
+
+    def restaged(self, stages: int, **keys: Any) -> Problem:
+        """The problem with another number of stages, and with these keys. If each stage had its own time to sum
+        gradients, all new stages take the mean."""
+        sums = self.problem.allreduce
+        if stages != self.stages and isinstance(sums, Sequence):
+            keys["allreduce"] = fmean(sums)
+        return self.problem.replace(stages=stages, **keys)
 
     @property
     def pipelines(self) -> int:

@@ -64,9 +64,7 @@ class StepTimes:
     @cache  # noqa: B019
     def _usual(self, stages: int) -> Problem:
         """The problem of one 1F1B pipeline, with the best of several even layouts."""
-        problem = self.job.problem.replace(
-            pipelines=1, stages=stages, backward="coupled", optimizer="barrier", memory_limit=None
-        )
+        problem = self.job.restaged(stages, pipelines=1, backward="coupled", optimizer="barrier", memory_limit=None)
         layouts = {even(problem.model.count, stages), LayoutBounds(problem).layout()}
         layouts |= {self.job.layout} if stages == self.job.stages else set()
         return min((problem.with_layout(of) for of in sorted(layouts)), key=lambda p: one_f_one_b(p).makespan)

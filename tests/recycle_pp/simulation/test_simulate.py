@@ -14,6 +14,7 @@ from recycle_pp.simulation.policies import NAMES
 from recycle_pp.simulation.run import CAUSES
 
 TRACE = Path(__file__).parents[3] / "examples" / "spot-trace-24gpu.csv"
+PRICES = TRACE.with_name("prices.csv")
 SMALL = f"--trace {TRACE} --pipelines 6 --stages 4 --plans 2 --microbatches 4"
 
 
@@ -62,6 +63,17 @@ def test_durations_can_come_from_a_measured_run(tmp_path, capsys):
     assert "profile.json" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("flags", ["", "--best --capacity 60GB"])
+def test_a_profile_with_the_time_of_each_stages_sum_can_be_simulated_with_other_numbers_of_stages(
+    flags, tmp_path, capsys
+):
+    measured = {kind: [0.02, 0.04] for kind in "FIWO"}
+    profile = {"durations_seconds": measured, "message_seconds": 0.001, "sum_seconds": [0.01, 0.03]}
+    (tmp_path / "profile.json").write_text(json.dumps(profile))
+    assert run(f"--mtbf 1d --days 1 --profile {tmp_path} --pipelines 2 --microbatches 4 --plans 2 {flags}") == 0
+    assert "oobleck" in capsys.readouterr().out or flags
+
+
 @pytest.mark.parametrize("damage", [b"", b"\xff\x00", b"parallel: [2", b"- 1", b"parallel: {pipelines: many}"])
 def test_a_damaged_configuration_beside_the_profile_is_reported_in_one_sentence_with_exit_code_2(
     damage, tmp_path, capsys
@@ -90,6 +102,9 @@ def test_a_damaged_configuration_beside_the_profile_is_reported_in_one_sentence_
         (f"{SMALL} --profile nowhere", "--profile nowhere: no profile.json"),
         (f"{SMALL} --recovery {TRACE}", "a file of bench/recovery.py"),
         (f"{SMALL} --moves {TRACE}", "a run folder or a file of bench/moves.py"),
+        (f"{SMALL} --durations F=0,I=0,W=0", "--durations: F, I and W are 0; at least one of them must be above 0"),
+        ("--mtbf 2h --days nan --pipelines 2 --stages 2 --microbatches 4", "--days and --shape must be finite"),
+        (f"--prices {PRICES} --days inf --pipelines 2 --stages 2 --microbatches 4", "--days and --shape must be"),
         (f"{SMALL} --group 8", "--group: '8' is not of the form SIZE:MTBF"),
         (f"{SMALL} 8 --json x.json", "--json: one number of --microbatches"),
     ],
