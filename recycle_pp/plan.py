@@ -72,7 +72,7 @@ def _run(arguments: argparse.Namespace) -> int:
         return show_costs(arguments, Console(width=None if sys.stdout.isatty() else 200))
     if arguments.model is not None:
         raise ValueError("--model: --memory is needed as well, with the memory of a worker (80GB)")
-    source = read_source(arguments, prefer_shown=arguments.seconds is None)
+    source = read_source(arguments, prefer_shown=arguments.seconds is None, required=False)
     # a file or a pipe has no width of its own
     console = Console(width=None if sys.stdout.isatty() else 160)
     if arguments.what_if:

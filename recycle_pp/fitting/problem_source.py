@@ -115,10 +115,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--unit", choices=("slots", "ms", "s"), help="unit of the problem's times (default slots)")
 
 
-def read_source(arguments: argparse.Namespace, prefer_shown: bool = True) -> Source:
+def read_source(arguments: argparse.Namespace, prefer_shown: bool = True, required: bool = True) -> Source:
     """The source given on the command line.
 
-    prefer_shown: whether to keep the plan or trace of the source. If not, the source has only its problem
+    prefer_shown   whether to keep the plan or trace of the source. If not, the source has only its problem
+    required       whether to refuse an empty command line. If not, it means a training run without settings
     """
     words, settings = _split(arguments.source)
     given = any(getattr(arguments, name) is not None for name in _FLAGS)
@@ -127,7 +128,7 @@ def read_source(arguments: argparse.Namespace, prefer_shown: bool = True) -> Sou
     if len(words) > 1:
         raise ValueError(f"one source at a time, not {' and '.join(words)}")
     if not words:
-        if not (given or settings):
+        if required and not (given or settings):
             raise ValueError(
                 "a source is needed: a file with a problem, a plan or a trace, a run folder, or a problem by flags "
                 "(--pipelines 3 --stages 4 --microbatches 6)"
@@ -236,6 +237,8 @@ def _of_run(run: RunReader, step: int | None) -> Source:
 def _with_flags(source: Source, arguments: argparse.Namespace) -> Source:
     """The source after applying the flags. If they change its problem, `shown` is dropped, because it belongs to the
     old problem."""
+    if arguments.microbatches is not None and arguments.microbatches < 1:
+        raise ValueError("--microbatches must be at least 1")
     keys: Json = {name: getattr(arguments, name) for name in _KEYS if getattr(arguments, name) is not None}
     if arguments.fail is not None:
         keys["failed"] = [_worker("--fail", text) for item in arguments.fail for text in item.split(",")]

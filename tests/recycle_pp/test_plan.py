@@ -34,6 +34,16 @@ def test_the_worked_example_can_be_given_by_flags(tmp_path, capsys):
     assert "30 slots (proven optimal)" in table and "+7.1% (28 slots)" in table
 
 
+def test_without_flags_a_training_run_without_settings_is_planned(tmp_path, capsys):
+    """docs/planner.md promises it, and `doctor` recommends the command to compile the planner."""
+    best = saved(tmp_path)
+    assert best.problem == saved(tmp_path, *WORKED).problem
+    assert main(["--json"]) == 0
+    capsys.readouterr()
+    assert main(["--what-if", "--seconds", "0"]) == 0
+    assert "1.2" in capsys.readouterr().out
+
+
 def test_every_flag_sets_its_key(tmp_path):
     flags = shlex.split(
         "--durations F=1/1/2/1,O=3 --memory 4/3/6/none --backward mixed --optimizer staggered --reroute any --send 0.1 "
@@ -164,6 +174,7 @@ MISTAKES = {
     "--speed 1.2": "--speed: '1.2' is not of the form KEY=NUMBER",
     "--send -1": "send: -1.0 is negative",
     "--allreduce -1": "allreduce: -1.0 is negative",
+    "--microbatches 0": "--microbatches must be at least 1",
     "--stages 0": "stages: 0 is not a whole number of at least 1",
     "--seconds nan": "--seconds: nan is not a time",
     "--what-if --bytes 2e9 --capacity lots": "--capacity: 'lots' is not a size above 0, like 16GB, 512MiB or 2e9",
