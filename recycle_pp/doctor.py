@@ -6,8 +6,8 @@
     torchrun --nnodes=3 ... -m recycle_pp.doctor  # checks every machine, and every pair of them
 
 Works while the job runs, hangs or is dead, on any machine that has the run folder. Reports the newest stall or death,
-even if the job has recovered since. Exit code 0: well; 1: a warning, the job continues; 2: broken, or an error. The
-page docs/doctor.md explains the verdicts.
+even if the job has recovered since. Exit code 0: well; 1: a warning, the job continues or has ended; 2: broken, or an
+error. The page docs/doctor.md explains the verdicts.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"recycle_pp: {error}", file=sys.stderr)
         return BROKEN
     if arguments.json:
-        print(json.dumps({key: value for key, value in diagnosis._asdict().items() if key != "code"}, indent=1))
+        shown = {key: getattr(diagnosis, key) for key in ("verdict", "worker", "evidence", "next")}
+        print(json.dumps(shown, indent=1))
     else:
         print(text(diagnosis, sys.stdout.isatty() and "NO_COLOR" not in os.environ))
     return diagnosis.code
@@ -80,7 +81,7 @@ def of_run(path: str, seconds: float = READ_SECONDS) -> Diagnosis:
 def text(diagnosis: Diagnosis, colour: bool = False) -> str:
     """The text to print: the verdict, the evidence and the next command, on separate lines."""
     worker = f": worker {diagnosis.worker}" if diagnosis.worker else ""
-    grade = {WELL: "", WARNING: " (the job continues)", BROKEN: ""}[diagnosis.code]
+    grade = " (the job continues)" if diagnosis.code == WARNING and not diagnosis.ended else ""
     verdict = f"{diagnosis.verdict}{worker}"
     if colour:
         verdict = f"{_COLOURS[diagnosis.code]}\x1b[1m{verdict}\x1b[0m"

@@ -42,17 +42,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = RunFolder(arguments.run_dir)
     try:
         command = run.read_settings().run.evaluate
-        step = arguments.step or max(finished(run.checkpoints), default=None)
-        if command is None or step is None:
-            raise ValueError(f"{run.path} has {'no run.evaluate' if command is None else 'no checkpoint'}")
+        steps = finished(run.checkpoints)
+        step = max(steps, default=None) if arguments.step is None else arguments.step
+        if command is None:
+            raise ValueError(f"{run.path} has no run.evaluate")
+        if step is None or not (step in steps or _log(run, step).exists()):
+            known = f"--step must be one of {', '.join(map(str, steps))}, the checkpoints in {run.path}, not {step}"
+            raise ValueError(known if steps else f"{run.path} has no checkpoint")
         return _evaluate(run, step, command)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
+def _log(run: RunFolder, step: int) -> Path:
+    return run.path / "evaluations" / f"{name(step)}.log"
+
+
 def _evaluate(run: RunFolder, step: int, command: str) -> int:
-    log = run.path / "evaluations" / f"{name(step)}.log"
+    log = _log(run, step)
     if log.exists():
         return 0
     log.parent.mkdir(exist_ok=True)

@@ -37,7 +37,8 @@ class Diagnosis(NamedTuple):
     worker    the worker that caused it, "1.2"; None if there is no single one
     evidence  sentences, the most important first
     next      the command to type next
-    code      0: well. 1: a warning, the job continues. 2: broken
+    code      0: well. 1: a warning, the job continues or has ended. 2: broken
+    ended     whether the job has ended
     """
 
     verdict: str
@@ -45,6 +46,7 @@ class Diagnosis(NamedTuple):
     evidence: list[str]
     next: str
     code: int
+    ended: bool = False
 
 
 def diagnose(evidence: Evidence) -> Diagnosis:
@@ -54,7 +56,9 @@ def diagnose(evidence: Evidence) -> Diagnosis:
         damaged = Finding("storage", None, evidence.damaged, WARNING, evidence.run)
         found = damaged if found.verdict == "well" else found._replace(evidence=said)
     said = [*found.evidence, *faults(since_launch(evidence.events), found.worker)]
-    return Diagnosis(found.verdict, found.worker, said, next_command(found, evidence), found.code)
+    said = list(dict.fromkeys(said))  # the proof of a damaged heartbeat.json is also in `damaged`
+    ended = evidence.life == "over"
+    return Diagnosis(found.verdict, found.worker, said, next_command(found, evidence), found.code, ended)
 
 
 def _find(whole: Evidence) -> Finding:

@@ -50,7 +50,9 @@ def since_launch(events: Sequence[Event]) -> list[Event]:
 
 
 def newest(events: Sequence[Event]) -> list[Event]:
-    """The events of the newest incident and its consequences, oldest first."""
+    """The events of the newest incident and its consequences, oldest first. Unsaved checkpoints do not count if a later
+    one was saved."""
+    events = _without_superseded(events)
     last = next((n for n in reversed(range(len(events))) if _is_incident(events[n])), None)
     if last is None:
         return []
@@ -62,6 +64,16 @@ def newest(events: Sequence[Event]) -> list[Event]:
         if _is_incident(event):
             first = number
     return list(events[first:])
+
+
+def _without_superseded(events: Sequence[Event]) -> list[Event]:
+    kept, saved = list[Event](), -1
+    for event in reversed(events):
+        if isinstance(event, CheckpointSaved):
+            saved = max(saved, event.checkpoint)
+        if not isinstance(event, CheckpointFailed | CheckpointSkipped) or event.checkpoint > saved:
+            kept.append(event)
+    return kept[::-1]
 
 
 def explain(incident: Sequence[Event], evidence: Evidence) -> Finding:

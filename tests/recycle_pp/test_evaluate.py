@@ -99,3 +99,17 @@ def test_a_run_without_a_command_or_a_checkpoint_is_refused(tmp_path, capsys):
     (tmp_path / "config.yaml").write_text(json.dumps({"run": {"evaluate": None}}))
     assert evaluate.main([str(tmp_path)]) == 2
     assert "has no run.evaluate" in capsys.readouterr().err
+    (tmp_path / "config.yaml").write_text(json.dumps({"run": {"evaluate": "true"}}))
+    for step in ([], ["--step", "20"]):
+        assert evaluate.main([str(tmp_path), *step]) == 2
+        assert capsys.readouterr().err == f"error: {tmp_path} has no checkpoint\n"
+
+
+@pytest.mark.parametrize("step", [0, -1, 999])
+def test_a_step_without_a_checkpoint_is_refused_with_the_steps_that_have_one(step, tmp_path, capsys):
+    (tmp_path / "config.yaml").write_text(json.dumps({"run": {"evaluate": "true"}}))
+    for saved in (20, 28):
+        (tmp_path / "checkpoints" / f"step-{saved:06d}").mkdir(parents=True)
+    assert evaluate.main([str(tmp_path), "--step", str(step)]) == 2
+    words = f"error: --step must be one of 20, 28, the checkpoints in {tmp_path}, not {step}\n"
+    assert capsys.readouterr().err == words and not (tmp_path / "evaluations").exists()

@@ -9,7 +9,8 @@ import pytest
 from recycle_pp.diagnosis.diagnosis import diagnose
 from recycle_pp.diagnosis.finding import BROKEN, CLASSES, WARNING, WELL
 from recycle_pp.diagnosis.incidents import newest, since_launch
-from recycle_pp.telemetry.events.checkpoints import CheckpointFailed, CheckpointSaved
+from recycle_pp.doctor import text
+from recycle_pp.telemetry.events.checkpoints import CheckpointFailed, CheckpointSaved, CheckpointSkipped
 from recycle_pp.telemetry.events.coordinators import CoordinatorElected, CoordinatorLost, SupervisorBack
 from recycle_pp.telemetry.events.deaths import DeathDetected, HangSuspected
 from recycle_pp.telemetry.events.health import HealthFound, HealthOver
@@ -195,6 +196,31 @@ def test_an_incident_ends_with_the_recovery():
     assert newest([*BEGUN, first, RESUMED, DIED]) == [DIED]
     assert newest([*BEGUN, first, CheckpointSaved(step=20, checkpoint=20), DIED, RESUMED]) == [DIED, RESUMED]
     assert newest(BEGUN) == []
+
+
+SKIPPED = CheckpointSkipped(step=30, checkpoint=30, by="worker 0.0", newest=20)
+
+
+def test_a_skipped_checkpoint_does_not_hide_a_death_once_a_later_one_is_saved():
+    saved = CheckpointSaved(step=40, checkpoint=40)
+    found = diagnose(after(DIED, RESUMED, SKIPPED, saved, life="over", code=0))
+    assert (found.verdict, found.worker) == ("rank_death", "1.0")
+    assert diagnose(after(SKIPPED, saved)).verdict == "well"
+    older = msgspec.structs.replace(saved, checkpoint=20)
+    assert diagnose(after(DIED, RESUMED, SKIPPED, older)).verdict == "storage"
+    assert diagnose(after(DIED, RESUMED, saved, SKIPPED)).verdict == "storage", "after a return to an older state"
+
+
+def test_only_a_job_that_runs_is_said_to_continue():
+    assert "(the job continues)" in text(diagnose(after(DIED, RESUMED)))
+    said = text(diagnose(after(DIED, RESUMED, life="over", code=0)))
+    assert "(the job continues)" not in said and "the job has ended" in said
+
+
+def test_a_damaged_heartbeat_is_reported_once():
+    damage = "heartbeat.json cannot be read: not JSON"
+    found = diagnose(replace(HEALTHY, life="silent", proof=damage, process="", damaged=[damage]))
+    assert found.evidence.count(damage) == 1
 
 
 def fault(worker, action, signal="ecc", device="GPU-1", host="host1"):
