@@ -18,7 +18,7 @@ from msgspec import structs
 
 from recycle_pp.command import exit_code
 from recycle_pp.protocol.events import Event, MessageReceived, Outcome
-from recycle_pp.telemetry.replay import Decision, replay
+from recycle_pp.telemetry.replay import Decision, Replay
 from recycle_pp.telemetry.run_folder import newest_run
 from recycle_pp.telemetry.stored_run import local
 from recycle_pp.telemetry.words import plural
@@ -45,10 +45,12 @@ def _run(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     run = newest_run(given.run and local(given.run))
     run.require()
-    events = missing = 0
+    events, steps = 0, set[int]()
+    decisions = Replay(run.protocol)
     try:
-        for decision in replay(run.protocol):
-            events, missing = events + 1, missing + decision.missing
+        for decision in decisions:
+            events += 1
+            steps.add(decision.step)
             if not decision.same:
                 print("\n".join(_lines(decision)))
                 print(DIFFERS)
@@ -58,8 +60,14 @@ def _run(arguments: Sequence[str]) -> int:
                 print("\n".join(_lines(decision)))
     except FileNotFoundError:
         raise ValueError(f"{run.path} has no {run.protocol.name}: no coordinator has run there") from None
-    left_out = f"; {plural(missing, 'line')} missing, because the disk was slow or full" if missing else ""
-    print(f"{plural(events, 'event')} repeated, every decision is the same{left_out}")
+    left_out = f"{plural(decisions.left_out, 'line')} left out: damaged, or between a damaged line and a snapshot"
+    if decisions.left_out and not events:
+        raise ValueError(f"{run.protocol}: no event can be repeated; {left_out}")
+    if given.step is not None and not (steps and min(steps) <= given.step <= max(steps)):
+        known = f"steps {min(steps)} to {max(steps)}" if steps else "no events"
+        raise ValueError(f"--step {given.step}: {run.protocol} has {known}")
+    said = f"{plural(events, 'event')} repeated, every decision is the same"
+    print(f"{said}; {left_out}" if decisions.left_out else said)
     return 0
 
 

@@ -1,7 +1,9 @@
 """Repeats the decisions of a run's coordinators from its protocol.jsonl.
 
-    for decision in replay(run.protocol):
+    decisions = Replay(run.protocol)
+    for decision in decisions:
         decision.event, decision.outcome, decision.same
+    decisions.left_out
 
 Restores a job from the snapshot before an event, passes the event to this job, and compares the outcome with the
 recorded one. So the file proves each decision and its reason, and a debugger can repeat a fault of the protocol.
@@ -39,8 +41,6 @@ class Decision:
     time     when the event was handled, seconds since 1970
     step     the first step that was not committed when the event came
     workers  member (a process) -> its worker (a pipeline and a stage)
-    missing  number of lines since the previous decision that cannot be repeated: damaged lines, and those between one
-             and the next snapshot or before the first snapshot
     same     whether the outcome has the recorded fingerprint
     """
 
@@ -50,38 +50,45 @@ class Decision:
     event: Event
     outcome: Outcome
     workers: Assignment
-    missing: int
     same: bool
 
 
-def replay(path: Path) -> Iterator[Decision]:
+class Replay:
     """The decisions in this protocol.jsonl, oldest first. Lines that a replaced coordinator wrote are skipped.
 
-    Raises:
+    left_out  number of lines so far that cannot be repeated: damaged lines, and those between one and the next
+              snapshot. An unfinished last line does not count
+
+    Iterating raises:
         FileNotFoundError, UnreadableFile: there is no such file, or it cannot be read.
         NotASnapshot: another version of recycle_pp wrote it.
     """
-    load()  # waits for the planner's compiled loops; uncompiled loops give different plans
-    job: Job | None = None
-    missing, terms = 0, Terms()
-    with open_regular(path) as file:
-        for text in file:
-            line = _parsed(text)
-            if line is None:
-                job = None  # the lines up to the next snapshot cannot be repeated without this one
-            elif not terms.counts(line.term):
-                continue
-            elif line.snapshot is not None:
-                job = restored(b64decode(line.snapshot), plan, actions)
-                continue
-            if line is None or job is None:
-                missing += 1
-                continue
-            event, step = decode(line.event), job.committed + 1
-            outcome = job.handle(event)
-            same = fingerprint(outcome) == line.outcome
-            yield Decision(line.time, step, job.generation, event, outcome, job.assignment, missing, same)
-            missing = 0
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.left_out = 0
+
+    def __iter__(self) -> Iterator[Decision]:
+        load()  # waits for the planner's compiled loops; uncompiled loops give different plans
+        job: Job | None = None
+        terms = Terms()
+        with open_regular(self._path) as file:
+            for text in file:
+                line = _parsed(text)
+                if line is None:
+                    job = None  # the lines up to the next snapshot cannot be repeated without this one
+                elif not terms.counts(line.term):
+                    continue
+                elif line.snapshot is not None:
+                    job = restored(b64decode(line.snapshot), plan, actions)
+                    continue
+                if line is None or job is None:
+                    self.left_out += text.endswith(b"\n")
+                    continue
+                event, step = decode(line.event), job.committed + 1
+                outcome = job.handle(event)
+                same = fingerprint(outcome) == line.outcome
+                yield Decision(line.time, step, job.generation, event, outcome, job.assignment, same)
 
 
 def _parsed(text: bytes) -> ProtocolLine | None:

@@ -28,7 +28,7 @@ import psutil
 from recycle_schedules import Trace
 
 from recycle_pp.telemetry.follower import Follower
-from recycle_pp.telemetry.replay import replay
+from recycle_pp.telemetry.replay import Replay
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.testing.local_cluster import LocalJob, LocalNodes, Zygote
 from tests.once import once
@@ -327,7 +327,7 @@ def _check_one_line_a_step(path: Path) -> None:
 def _check_replay(run: RunFolder) -> None:
     """Replays the log of the coordinators and checks all decisions."""
     if run.protocol.exists():
-        different = [decision for decision in replay(run.protocol) if not decision.same]
+        different = [decision for decision in Replay(run.protocol) if not decision.same]
         assert not different, different[0]
 
 

@@ -36,7 +36,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from recycle_pp.telemetry.replay import replay
+from recycle_pp.telemetry.replay import Replay
 from recycle_pp.testing.local_cluster import Zygote
 from tests.failures import network
 from tests.failures.disk import Disk
@@ -111,7 +111,7 @@ class Soak:
             job.end()
             outcome = _outcome(case, 0, time.time() - begun, job.job)
             job.differences += self.compare(outcome, expected)
-            if not all(decision.same for decision in replay(job.job.run.protocol)):
+            if not all(decision.same for decision in Replay(job.job.run.protocol)):
                 job.differences.append("recycle_pp.replay makes another decision than the coordinator")
             self._finish(name, job, outcome, folder)
 

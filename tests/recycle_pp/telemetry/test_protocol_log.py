@@ -9,7 +9,7 @@ from recycle_pp.protocol.events import LinksBroken, WorkerDied, WorkerReady
 from recycle_pp.protocol.job import Job
 from recycle_pp.telemetry import protocol_log
 from recycle_pp.telemetry.protocol_log import ProtocolLog
-from recycle_pp.telemetry.replay import replay
+from recycle_pp.telemetry.replay import Replay
 
 MEMBERS = [0, 1]
 
@@ -28,7 +28,7 @@ class Logged:
         asyncio.run(self.log.flushed(10.0))
 
     def decisions(self):
-        return [(type(decision.event), decision.same) for decision in replay(self.path)]
+        return [(type(decision.event), decision.same) for decision in Replay(self.path)]
 
 
 @pytest.fixture
@@ -57,7 +57,18 @@ def test_after_a_damaged_line_the_events_up_to_the_next_snapshot_are_missing(pat
     logged.handle(WorkerDied(MEMBERS[1]))
     first, damaged, *rest = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join([first, damaged[:20] + b"\n", *rest]))
-    assert [(type(d.event), d.missing, d.same) for d in replay(path)] == [(WorkerDied, 2, True)]
+    decisions = Replay(path)
+    assert [(type(d.event), d.same) for d in decisions] == [(WorkerDied, True)] and decisions.left_out == 2
+
+
+def test_lines_after_the_last_decision_are_left_out_too_but_not_an_unfinished_last_line(path):
+    logged = Logged(path)
+    logged.handle(*map(WorkerReady, MEMBERS), WorkerDied(MEMBERS[1]))
+    first, ready, damaged, last = path.read_bytes().splitlines(keepends=True)
+    for content, left_out in ((first + ready + damaged[:20] + b"\n" + last, 2), (first + ready + damaged[:20], 0)):
+        path.write_bytes(content)
+        decisions = Replay(path)
+        assert [type(d.event) for d in decisions] == [WorkerReady] and decisions.left_out == left_out
 
 
 def test_lines_of_a_replaced_coordinator_do_not_count(path):
@@ -65,7 +76,7 @@ def test_lines_of_a_replaced_coordinator_do_not_count(path):
     new.handle(WorkerReady(MEMBERS[0]))
     old.handle(WorkerReady(MEMBERS[1]))
     new.handle(WorkerReady(MEMBERS[1]))
-    assert [d.event.member for d in replay(path)] == MEMBERS
+    assert [d.event.member for d in Replay(path)] == MEMBERS
 
 
 def test_a_file_at_its_limit_is_replaced_by_a_snapshot_and_the_next_events(path, monkeypatch):

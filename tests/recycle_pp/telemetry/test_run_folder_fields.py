@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,35 @@ def test_the_protocol_log_can_be_replayed_with_the_same_decisions(run, capsys):
     printed = capsys.readouterr().out
     assert f"{len(lines) - 1} events repeated, every decision is the same" in printed
     assert "vote from" in printed and "commit of step" in printed
+
+
+@pytest.fixture
+def copied(run, tmp_path):
+    """A run folder with the configuration and the protocol.jsonl of the real job."""
+    for path in (run.config, run.protocol):
+        shutil.copy(path, tmp_path)
+    return RunFolder(tmp_path)
+
+
+@pytest.mark.parametrize("number", [0, 10])
+def test_a_replay_of_a_damaged_file_prints_how_many_lines_it_left_out(number, copied, capsys):
+    lines = copied.protocol.read_bytes().splitlines(keepends=True)
+    left_out = f"{len(lines) - number} lines left out: damaged, or between a damaged line and a snapshot"
+    lines[number] = b"damaged\n"
+    copied.protocol.write_bytes(b"".join(lines))
+    assert replay.main([str(copied.path)]) == (0 if number else 2)
+    out, error = capsys.readouterr()
+    if number:
+        assert out.endswith(f"{number - 1} events repeated, every decision is the same; {left_out}\n")
+    else:
+        assert (out, error) == ("", f"recycle_pp: {copied.protocol}: no event can be repeated; {left_out}\n")
+
+
+@pytest.mark.parametrize("step", [-1, 999])
+def test_a_replay_refuses_a_step_that_is_not_in_the_file(step, copied, capsys):
+    assert replay.main([str(copied.path), "--step", str(step)]) == 2
+    out, error = capsys.readouterr()
+    assert not out and re.fullmatch(rf"recycle_pp: --step {step}: {copied.protocol} has steps \d+ to \d+\n", error)
 
 
 @pytest.mark.parametrize("section", ["summary.json", "profile.json", "heartbeat.json"])
