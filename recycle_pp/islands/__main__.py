@@ -36,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         found = state(Store(arguments.store, PATIENCE), arguments.rounds)
+        if not (found["rounds"] or found["islands"]):
+            raise StoreError(f"{arguments.store} holds no islands")
     except StoreError as error:
         print(error, file=sys.stderr)
         return 2

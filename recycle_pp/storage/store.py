@@ -59,9 +59,13 @@ class Store:
         url       s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, file:///FOLDER or /FOLDER
         patience  seconds for which a failing request is repeated
 
-        Raises StoreError if the package obstore is missing, the URL is wrong, or the folder cannot be made.
+        The first put makes the folder. Until then it counts as empty.
+
+        Raises StoreError if the package obstore is missing, or the URL is wrong.
         """
         self.url = url.rstrip("/")
+        if "://" in url and "://" not in self.url:
+            raise StoreError(f"{url} names no bucket or folder; allowed are s3://BUCKET/PREFIX and file:///FOLDER")
         try:
             import obstore
             from obstore.exceptions import AlreadyExistsError, BaseError
@@ -71,11 +75,12 @@ class Store:
                 f"{self.url} needs the package obstore; pip install -e '.[store]' in the clone of recycle_pp"
             ) from None
         self._obstore: Any = obstore
+        self._folder = folder_of(self.url)
         self._exists, self._errors = AlreadyExistsError, (BaseError, OSError)
 
         def connect() -> Any:
-            if folder := folder_of(self.url):
-                return LocalStore(folder, automatic_cleanup=True, mkdir=True)
+            if self._folder is not None:
+                return LocalStore(self._folder, automatic_cleanup=True, mkdir=True)
             return from_url(
                 self.url,
                 client_options={
@@ -90,7 +95,7 @@ class Store:
                 },
             )
 
-        self._store = self._call(connect)
+        self._connect, self._connected = connect, None if self._missing() else self._call(connect)
 
     def get(self, path: str) -> bytes:
         return bytes(self._call(lambda: self._obstore.get(self._store, path).bytes(), path))
@@ -127,17 +132,17 @@ class Store:
                     future.cancel()
 
     def put(self, path: str, content: bytes) -> None:
-        self._call(lambda: self._obstore.put(self._store, path, content), path)
+        self._put(path, content)
 
     def put_file(self, path: str, file: Path) -> None:
         piece = max(PIECE, -(-file.stat().st_size // MOST_PIECES))
-        self._call(lambda: self._obstore.put(self._store, path, file, chunk_size=piece, max_concurrency=TOGETHER), path)
+        self._put(path, file, chunk_size=piece, max_concurrency=TOGETHER)
 
     def put_if_absent(self, path: str, content: bytes) -> bool:
         """Creates the object if it does not exist. Returns whether the object now has this content. False: an object
         with other content existed, and is unchanged."""
         try:
-            self._call(lambda: self._obstore.put(self._store, path, content, mode="create"), path)
+            self._put(path, content, mode="create")
         except FileExistsError:  # perhaps by this very call, if the answer to its first request was lost
             return self.get(path) == content
         return True
@@ -155,11 +160,15 @@ class Store:
 
     def objects(self, folder: str = "") -> dict[str, Object]:
         """Path and description of each object below `folder`. May leave out new objects, as `list` does."""
+        if self._missing():
+            return {}
         found = self._call(lambda: [*self._obstore.list(self._store, folder or None)])
         return {item["path"]: _object(item) for items in found for item in items}
 
     def folders(self, folder: str = "") -> set[str]:
         """Names of the folders in `folder`. Stores may leave out new ones, as `list` does."""
+        if self._missing():
+            return set()
         found = self._call(lambda: self._obstore.list_with_delimiter(self._store, folder or None))
         return {prefix.rsplit("/", 1)[-1] for prefix in found["common_prefixes"]}
 
@@ -184,6 +193,25 @@ class Store:
             self.delete([path])
         except StoreError as error:
             raise StoreError(str(error).replace(f"/{path}", "")) from None
+
+    def _missing(self) -> bool:
+        return self._folder is not None and not self._folder.exists()
+
+    @property
+    def _store(self) -> Any:
+        """The store to read from. Raises FileNotFoundError if it is a folder that does not exist."""
+        if self._connected is None:
+            if self._missing():
+                raise FileNotFoundError(self._folder)
+            self._connected = self._connect()
+        return self._connected
+
+    def _put(self, path: str, content: bytes | Path, **options: Any) -> None:
+        def put() -> None:
+            self._connected = self._connected or self._connect()
+            self._obstore.put(self._connected, path, content, **options)
+
+        self._call(put, path)
 
     def _call(self, request: Callable[[], _T], path: str = "") -> _T:
         started = time.monotonic()

@@ -493,7 +493,17 @@ def test_a_run_that_has_taken_part_in_rounds_must_be_resumed(folder):
     assert admit(store, settings_of(folder, "a"), 10) == 0
 
 
-def test_the_command_lists_an_empty_store_and_refuses_a_wrong_url(folder, capsys):
-    assert main([folder, "--json"]) == 0 and capsys.readouterr().out == '{"rounds": [], "islands": []}\n'
+def test_the_command_lists_the_islands_and_refuses_a_wrong_url(folder, capsys):
+    admit(Store(folder), settings_of(folder, "a"), 0)
+    assert main([folder, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["rounds"] == [] and [island["name"] for island in found["islands"]] == ["a"]
     assert main([folder]) == 0 and "rounds" in capsys.readouterr().out
     assert main(["nothing://here"]) == 2 and "nothing://here" in capsys.readouterr().err
+
+
+def test_a_place_without_islands_is_refused_and_not_made(tmp_path, capsys):
+    for flags in ([], ["--json"]):
+        assert main([str(tmp_path / "nowhere"), *flags]) == 2
+        assert capsys.readouterr() == ("", f"{tmp_path / 'nowhere'} holds no islands\n")
+    assert list(tmp_path.iterdir()) == []

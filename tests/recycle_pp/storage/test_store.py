@@ -41,6 +41,30 @@ def test_objects_are_listed_with_their_sizes_and_read_in_ranges(store):
     assert (store.get("a/b/c"), store.get_range("a/b/c", 3, 4), store.size("a/b/c")) == (b"0123456789", b"3456", 10)
 
 
+@pytest.mark.parametrize("first", ["put", "put_file", "put_if_absent", "probe"])
+def test_a_folder_is_made_by_the_first_write_and_not_by_readers(first, tmp_path):
+    reader, writer = (Store(f"{tmp_path}/a/store", patience=1) for _ in range(2))
+    for store in (reader, writer):
+        assert store.list() == {} and store.folders() == set()
+        with pytest.raises(Absent, match="/a/store/b/c does not exist"):
+            store.get("b/c")
+        store.delete(["b/c", "d"])
+    assert list(tmp_path.iterdir()) == []
+    (file := tmp_path / "file").write_bytes(b"1")
+    getattr(writer, first)(*{"probe": (), "put_file": ("b/c", file)}.get(first, ("b/c", b"1")))
+    assert (tmp_path / "a" / "store").is_dir()
+    assert reader.list() == ({} if first == "probe" else {"b/c": 1})
+    assert first == "probe" or reader.get("b/c") == b"1"
+
+
+@pytest.mark.parametrize("url", ["s3://", "gs://", "az://", "file://"])
+def test_a_url_without_a_bucket_or_folder_is_refused(url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(StoreError, match=f"^{url} names no bucket or folder; allowed are "):
+        Store(url)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_put_if_absent_keeps_the_first_content(store):
     assert [store.put_if_absent("seal", content) for content in (b"1", b"2", b"1")] == [True, False, True]
     assert store.get("seal") == b"1"
