@@ -195,7 +195,7 @@ class Store:
             raise StoreError(str(error).replace(f"/{path}", "")) from None
 
     def _missing(self) -> bool:
-        return self._folder is not None and not self._folder.exists()
+        return self._folder is not None and not self._call(self._folder.exists)
 
     @property
     def _store(self) -> Any:

@@ -1,7 +1,9 @@
 """A store of objects behaves in the same way on S3 and in a folder."""
 
+import errno
 import os
 import re
+from pathlib import Path
 
 import pytest
 
@@ -55,6 +57,20 @@ def test_a_folder_is_made_by_the_first_write_and_not_by_readers(first, tmp_path)
     assert (tmp_path / "a" / "store").is_dir()
     assert reader.list() == ({} if first == "probe" else {"b/c": 1})
     assert first == "probe" or reader.get("b/c") == b"1"
+
+
+def test_a_folder_that_does_not_answer_is_an_error_and_not_an_empty_store(tmp_path, monkeypatch):
+    """Otherwise a resume would find no checkpoint and start from the beginning."""
+
+    def fail(path):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    store = Store(f"{tmp_path}/store")
+    store.put("a", b"1")
+    monkeypatch.setattr(Path, "exists", fail)
+    for read in (store.list, store.folders, lambda: Store(f"{tmp_path}/store")):
+        with pytest.raises(StoreError, match="Stale file handle"):
+            read()
 
 
 @pytest.mark.parametrize("url", ["s3://", "gs://", "az://", "file://"])
