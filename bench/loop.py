@@ -118,6 +118,9 @@ class Alone:
     async def confirm(self, held: bool) -> int:
         return 0
 
+    async def generation(self) -> int:
+        return 0
+
     async def supervisors(self) -> Mapping[int, Place]:
         return self.places
 

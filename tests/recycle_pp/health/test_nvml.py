@@ -153,16 +153,19 @@ def test_a_watch_takes_a_sample_at_once_on_request_and_after_an_xid(script, tmp_
         reports.append(message)
         arrived.release()
 
+    def findings():  # without those of the host, whose kernel may report what other tests do to their disks
+        return [finding for finding in reports[-1].findings if finding.device != "host"]
+
     watch = Watch(0, 1000.0, "cpu", tmp_path / "none", report)
     watch.start()
     try:
         assert arrived.acquire(timeout=20)
         watch.look()
-        assert arrived.acquire(timeout=20) and not reports[-1].findings
+        assert arrived.acquire(timeout=20) and not findings()
         script({"device": 0, "xid": 79})
         sys.modules[STAND_IN].nvmlInit()
         assert arrived.acquire(timeout=20)
-        assert [finding.action for finding in reports[-1].findings] == ["kill"]
+        assert [finding.action for finding in findings()] == ["kill"]
     finally:
         watch.close()
 
