@@ -109,7 +109,8 @@ def test_files_of_a_killed_job_that_arrive_after_its_successor_has_begun_do_not_
 def test_a_killed_run_continues_on_another_machine_from_its_store(zygote, environment, weights, tmp_path):
     """The job is killed after its second upload. The other machine has neither its folder nor its settings."""
     store, run = url(), tmp_path / "run"
-    with zygote.run([*SHAPE, *JOB, f"run.dir={run}", f"checkpoint.store={store}"], environment) as job:
+    slow = "+slow_at=0:0.0@10"  # so that the job has not ended by then
+    with zygote.run([*SHAPE, *JOB, f"run.dir={run}", f"checkpoint.store={store}", slow], environment) as job:
         job.wait_for_event("checkpoint_stored", 100)
         until = time.monotonic() + 100
         while len(stored(job)) < 2 or not any(name.endswith("/config.yaml") for name in Store(store).list("run")):
