@@ -83,7 +83,8 @@ def test_prometheus_shows_the_newest_step_and_counts_deaths(recorded):
     command = [*COMMAND, recorded.path, "prometheus", str(port)]
     with subprocess.Popen(command, stdin=subprocess.PIPE):
         deadline, text = time.monotonic() + 20, ""
-        while 'recycle_stall_seconds_total{run="run"}' not in text and time.monotonic() < deadline:
+        last = ('recycle_deaths_total{cause="signal",run="run"}', f'recycle_step{{run="run"}} {STEPS - 1}.0')
+        while not all(line in text for line in last) and time.monotonic() < deadline:
             time.sleep(0.1)
             with suppress(OSError):
                 text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
