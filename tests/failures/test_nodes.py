@@ -1,6 +1,7 @@
 """Several nodes and their network: dying nodes, broken links, new nodes."""
 
 import json
+import signal
 from collections import Counter
 
 import pytest
@@ -143,6 +144,25 @@ def test_a_new_node_takes_the_place_of_a_lost_one(zygote, runs, tmp_path):
     runs.check_exact(outcome)
     assert {e["worker"] for e in outcome.all("rejoined")} == {"2.0", "2.1"}, explain(outcome)
     assert [e["host"] for e in outcome.all("spawned")].count("node3") == 2
+
+
+@pytest.mark.slow  # quick counterpart: test_supervisors.py
+def test_all_nodes_are_drained_one_after_the_other_and_replaced(zygote, runs, tmp_path):
+    """As in a rolling maintenance. The coordinator's node is the last one."""
+    case = Case("nodes are drained and replaced", "3x2", steps=150, deaths=6)
+    with nodes.start(case, tmp_path, zygote) as job:
+        job.wait_for_step(3)
+        for times, number in enumerate((1, 2, 0), 1):
+            job.nodes[number].agent.signal(signal.SIGTERM)
+            job.wait_for_event("evicted", nth=2 * times)
+            job.nodes[number].agent.wait(60)
+            if number:
+                job.join()
+                job.wait_for_event("rejoined", nth=2 * times)
+        outcome = job.outcome(node=3)
+    assert outcome.code == 0, explain(outcome)
+    runs.check_exact(outcome)
+    assert len(outcome.all("evicted")) == 6, explain(outcome)
 
 
 @pytest.mark.slow
