@@ -60,7 +60,8 @@ def _run(arguments: Sequence[str]) -> int:
                 print("\n".join(_lines(decision)))
     except FileNotFoundError:
         raise ValueError(f"{run.path} has no {run.protocol.name}: no coordinator has run there") from None
-    left_out = f"{plural(decisions.left_out, 'line')} left out: damaged, or between a damaged line and a snapshot"
+    count = plural(decisions.left_out, "line")
+    left_out = f"{count} skipped: damaged, or after a damaged line and before the next snapshot"
     if decisions.left_out and not events:
         raise ValueError(f"{run.protocol}: no event can be repeated; {left_out}")
     if given.step is not None and not (steps and min(steps) <= given.step <= max(steps)):

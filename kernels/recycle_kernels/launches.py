@@ -54,8 +54,8 @@ class StageShape:
 
 
 def launches(shape: StageShape, device: torch.device) -> dict[str, Callable[[], None]]:
-    """The launches of a stage, by name. Inputs are zeros, so indices are valid. On the device `meta` the launches
-    allocate nothing."""
+    """Returns kernel name -> function that launches it with the sizes of `shape`. Inputs are zeros, so indices are
+    valid. On the device `meta` the launches allocate nothing."""
 
     def zeros(*size: int, dtype: torch.dtype = shape.dtype, grad: bool = False) -> Tensor:
         return torch.zeros(size, dtype=dtype, device=device, requires_grad=grad)

@@ -6,8 +6,6 @@ and the allowed values.
 `loading.load` has already rejected unknown keys and wrong types, and each setting has its own rule (`setting.py`). The
 checks in this file concern several keys at once: shapes that must fit each other, missing data, workers that do not
 exist. They read no data and do not import torch, because they run before any worker starts.
-
-(This file is longer than most, because it is a list of independent checks.)
 """
 
 from __future__ import annotations

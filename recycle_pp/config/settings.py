@@ -222,7 +222,7 @@ class Schedule:
         choices=("failed_only", "any"),
     )
     memory_extra: int | None = setting(
-        2, "micro-batches in flight beyond the `stages - stage` of 1F1B; null: no limit", at_least=0
+        2, "extra micro-batches in flight; 1F1B alone has `stages - s` at stage s; null: no limit", at_least=0
     )
     profile_steps: int = setting(
         3, "number of first steps in which F, I, W and O are measured for the planner", at_least=0

@@ -153,8 +153,8 @@ class Saving:
         return max(self._newest, self._stored)
 
     def unsaved(self) -> tuple[int, float]:
-        """(number of steps in the newest checkpoint or 0, seconds of unsaved work). The seconds count from the time
-        when this checkpoint was saved or this coordinator started."""
+        """(number of steps in the newest checkpoint or 0, seconds of unsaved work). The seconds count from when
+        the checkpoint was saved, or from when this coordinator started if that is later."""
         return self.newest_step, round(time.monotonic() - self._newest_since, 1)
 
     async def look(self) -> None:

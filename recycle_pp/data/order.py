@@ -42,7 +42,8 @@ class Order:
         whole = [sum(counts)] if weights is None else counts
         if min(whole) < part[1]:
             raise ValueError(
-                f"islands.parts={part[1]} parts need as many training samples of each source, and one has {min(whole)}"
+                f"islands.parts={part[1]}, but there are only {min(whole)} training samples"
+                + ("" if weights is None else " in the smallest source")
             )
         self._starts = [0, *accumulate(counts)]
         self._turns = None if weights is None or len(counts) == 1 else _turns(weights)

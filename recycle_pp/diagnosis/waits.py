@@ -59,7 +59,7 @@ def of_start(report: HangReport, suspicion: float) -> Finding | None:
     verdict = {"data": "data", "kernels": "compile_skew", "state": "storage", "inputs": "storage"}.get(
         sign.what, "never_started"
     )
-    said = [f'{worker} has not become ready: its activity is "{sign.does}" for {seconds(sign.seconds)}']
+    said = [f'{worker} is not ready; its activity for {seconds(sign.seconds)} has been "{sign.does}"']
     ready = [w for w, sign in report.workers.items() if sign.kind == "waits"]
     if ready:
         said.append(f"{names(ready)} {'is' if len(ready) == 1 else 'are'} ready and {_wait(ready)}")

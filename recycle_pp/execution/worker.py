@@ -89,7 +89,7 @@ _read_ahead: dict[str, Batches] = {}  # key from `_of_data` -> data that this pr
 
 
 def start() -> int:
-    """Waits as a standby process for the spec on the standard input, then runs it, see `main`."""
+    """Waits in standby for the spec on standard input, then runs it (see `main`)."""
     name_process("recycle-standby")
     spec = WorkerSpec.read(_prepare)
     name_process("recycle-worker")

@@ -34,7 +34,7 @@ _REASONS = {
 
 # The connection of two GPUs, by the nvmlGpuTopologyLevel_t of their nearest common ancestor.
 _WAYS = {0: "one board", 10: "a PCIe switch", 20: "several PCIe switches", 30: "the host bridge", 40: "one NUMA node",
-         50: "the link between processors"}  # fmt: skip
+         50: "the link between CPU sockets"}  # fmt: skip
 
 
 class MissingPackage(Exception):

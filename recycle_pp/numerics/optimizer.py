@@ -291,7 +291,7 @@ class StageOptimizer:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether a speculation is open."""
+        """Whether an update was applied before its commit, and is neither confirmed nor undone."""
         return self._ahead is not None
 
     @property

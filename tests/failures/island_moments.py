@@ -7,7 +7,7 @@ The first worker that reaches the moment kills a process.
 moment  key of MOMENTS
 round   number of the round
 once    a file that the first worker creates
-victim  a file with the process id to kill; if it is absent, the worker waits for it. If it is empty: the worker itself
+victim  a file with the process id to kill; the worker waits until it exists. Empty: the worker kills itself
 
 RECYCLE_ISLAND_KILL='{"passive": true}'      # this island closes no round
 """

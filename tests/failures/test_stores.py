@@ -83,9 +83,9 @@ def test_the_copy_in_the_store_has_the_end_of_a_run_whose_disk_is_slow(sabotaged
 
 
 def test_files_of_a_killed_job_that_arrive_after_its_successor_has_begun_do_not_count(zygote, tmp_path):
-    """The killed job's copying process lives on, and may upload the last files late. Here its files except config.yaml
-    are put into the store when the successor has ended. With equal terms, the last folder in the store's order would
-    count, here that of the killed job."""
+    """The killed job's copying process may upload files late. The test uploads all but config.yaml after the successor
+    has ended. If both jobs had the same term, a reader would take the last folder of the store, that of the killed
+    job."""
     store = f"file://{tmp_path}/store"
     second, first = sorted((str(tmp_path / name) for name in "ab"), key=lambda path: f"{zlib.crc32(path.encode()):08x}")
     with zygote.run([*SHAPE, *JOB, f"run.dir={first}", f"checkpoint.store={store}"]) as job:

@@ -247,10 +247,7 @@ class _Watch(TorchDispatchMode):
                 f"the loss must be a scalar tensor, not {what}; model.loss can name a function that computes one"
             )
         if loss.dtype != torch.float32:
-            raise ValueError(
-                f"the loss is {_name(loss.dtype)}, which holds three digits: it must be computed in float32, from "
-                "logits.float()"
-            )
+            raise ValueError(f"the loss is {_name(loss.dtype)} and must be float32; compute it from logits.float()")
         if self._calls != len(outline.layers):
             raise ValueError(f"{outline.layers[self._calls]} is never called: the layers must run once each, in order")
         for name, buffer in _all(self._model.named_buffers):

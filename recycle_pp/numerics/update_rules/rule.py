@@ -89,7 +89,7 @@ def width_of(settings: Optimizer) -> int:
 
 
 class UnitRule(UpdateRule):
-    """Updates units one by one."""
+    """Base class of rules whose `step` updates one unit."""
 
     @abstractmethod
     def step(

@@ -27,8 +27,8 @@ class DeathDetected(WorkerEvent):
 
 
 class DeathExplained(WorkerEvent):
-    """The true cause of the worker's last death: `cause`, `detail`, `injected`. Written if the process took more than
-    3 s to end, so `death_detected` has another cause."""
+    """The true cause of the worker's last death: `cause`, `detail`, `injected`. Written if the cause
+    was unknown for 3 s and `death_detected` therefore names another one."""
 
     cause: str
     detail: str

@@ -87,5 +87,5 @@ def test_a_part_has_each_of_its_windows_once_per_epoch_in_other_orders(count, pa
 
 
 def test_more_parts_than_windows_are_refused():
-    with pytest.raises(ValueError, match=r"islands\.parts=8 parts need as many training samples"):
+    with pytest.raises(ValueError, match=r"islands\.parts=8, but there are only 7 training samples"):
         Order([7], None, 0, (0, 8))

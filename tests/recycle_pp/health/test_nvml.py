@@ -75,7 +75,7 @@ def test_a_gpu_that_is_gone_before_the_first_look_is_named(script, tmp_path, cap
     [
         ({}, Pair("NVLink", True)),
         ({"nvlink": 5, "ancestor": 20}, Pair("several PCIe switches", True)),
-        ({"nvlink": 5, "peers": 1}, Pair("the link between processors", False)),
+        ({"nvlink": 5, "peers": 1}, Pair("the link between CPU sockets", False)),
         ({"nvlink": 5, "ancestor": 99}, Pair("unknown", True)),
     ],
 )

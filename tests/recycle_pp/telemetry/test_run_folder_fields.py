@@ -71,7 +71,7 @@ def copied(run, tmp_path):
 @pytest.mark.parametrize("number", [0, 10])
 def test_a_replay_of_a_damaged_file_prints_how_many_lines_it_left_out(number, copied, capsys):
     lines = copied.protocol.read_bytes().splitlines(keepends=True)
-    left_out = f"{len(lines) - number} lines left out: damaged, or between a damaged line and a snapshot"
+    left_out = f"{len(lines) - number} lines skipped: damaged, or after a damaged line and before the next snapshot"
     lines[number] = b"damaged\n"
     copied.protocol.write_bytes(b"".join(lines))
     assert replay.main([str(copied.path)]) == (0 if number else 2)

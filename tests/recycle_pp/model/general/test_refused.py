@@ -23,7 +23,7 @@ from . import models
         ("Half", 1, r"head\.weight is float16; with this numerics\.precision parameters must be float32"),
         ("Plain", 4, r"the model has 3 layers, too few for parallel\.stages = 4"),
         ("Logits", 1, r"the loss must be a scalar tensor, not \(2, 16, 256\); model\.loss can name a function"),
-        ("RoughLoss", 1, r"the loss is bfloat16, which holds three digits: it must be computed in float32"),
+        ("RoughLoss", 1, r"the loss is bfloat16 and must be float32"),
         ("nothing_of_this_name", 1, "has no nothing_of_this_name"),
         ("settings", 1, "settings"),
     ],
