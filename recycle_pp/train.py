@@ -28,6 +28,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from recycle_pp.config.settings import Settings
+from recycle_pp.linux import addresses
 from recycle_pp.linux.processes import die_with_parent
 from recycle_pp.state.survey import Survey, survey
 from recycle_pp.supervisor.dismissal import REFUSED_SECONDS, dismiss
@@ -122,6 +123,8 @@ def prepare(launch: Launch, arguments: list[str]) -> Prepared:
 
     startup.update("reads the configuration")
     settings = compose(arguments)
+    if settings.control.interface is not None:
+        addresses.address_of(settings.control.interface)  # raises ValueError if this machine does not have it
     address = node = None
     if not launch.one_node or settings.control.address is not None:
         address = Address.of_cluster(launch, settings.control.address)

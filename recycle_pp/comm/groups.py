@@ -31,9 +31,9 @@ from msgspec import msgpack
 from recycle_schedules import Worker
 from torch import Tensor
 
+from recycle_pp.linux.addresses import address_of
 from recycle_pp.wire.messages.members import Assignment, Member
 
-from .addresses import address_of
 from .endpoint import Endpoint, agreed
 from .store import ControlStore
 from .waiting import Generation, Job, LinkBroken, Pending, Pool

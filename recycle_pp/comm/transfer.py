@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recycle_pp.linux.addresses import address_of
 from recycle_pp.wire.authentication import Verifier, prove
 from recycle_pp.wire.frames import LENGTH, MAX_FRAME, MAX_HANDSHAKE_FRAME, ChannelClosed, encode, length_of
 from recycle_pp.wire.messages.handshake import TO_SERVER
@@ -41,7 +42,6 @@ from recycle_pp.wire.messages.states import (
 )
 from recycle_pp.wire.messages.table import Message, Vocabulary
 
-from .addresses import address_of
 from .handshakes import Greeting, Handshakes
 
 MAX_TENSOR = 1 << 40  # bytes

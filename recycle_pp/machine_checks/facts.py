@@ -22,12 +22,12 @@ from itertools import combinations, islice
 from pathlib import Path
 from typing import IO, NamedTuple, TypeVar
 
-from recycle_pp.comm.addresses import interface_of
 from recycle_pp.health.host import Host
 from recycle_pp.health.look import look
 from recycle_pp.health.nvml import Gpu, MissingPackage, has_driver
 from recycle_pp.health.sample import Sample
 from recycle_pp.health.setup import Pair, Setup
+from recycle_pp.linux.addresses import interface_of
 from recycle_pp.wire.messages.health import Finding
 
 DISK_SECONDS = 0.5  # a disk is measured for this time, or until DISK_BYTES were moved

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from recycle_pp.comm.addresses import interface_of
+from recycle_pp.linux.addresses import interface_of
 from recycle_pp.wire.authentication import Refused
 from recycle_pp.wire.connection import Channel
 from recycle_pp.wire.messages.machines import (

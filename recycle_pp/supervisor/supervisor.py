@@ -33,6 +33,7 @@ from recycle_pp.consensus.agreement import LostMajority
 from recycle_pp.consensus.choice import make_agreement
 from recycle_pp.consensus.process_identity import identity
 from recycle_pp.consensus.refusal import REFUSED
+from recycle_pp.linux.addresses import address_of
 from recycle_pp.linux.descriptors import raise_limit
 from recycle_pp.telemetry import startup
 from recycle_pp.telemetry.background import in_thread, in_time
@@ -333,7 +334,9 @@ class Supervisor:
         peer.set_keepalive(self._settings.control.suspicion)
         if self._leadership.leader is None:
             self._sent_address = message.leader.host, message.leader.port
-            await self._listen(self._own_settings.control.interface or peer.local_host, 0, self._token, self._settings)
+            interface = self._own_settings.control.interface
+            host = address_of(interface) if interface else peer.local_host
+            await self._listen(host, 0, self._token, self._settings)
             agreement = make_agreement(
                 self._settings, self._launch.rank, self._place, self._token, message.leader, others=message.places
             )

@@ -108,6 +108,8 @@ class Address:
         host, port = launch.master_address, launch.master_port + 1
         if address is not None:
             host, port = host_and_port(address, "control.address", " or null")
+            if host in ("0.0.0.0", "::"):
+                raise ValueError(f"control.address must be an address at which others reach rank 0's node, not {host}")
         elif port > MOST_PORT:
             raise ValueError(
                 f"MASTER_PORT must be below {MOST_PORT}, not {launch.master_port}: the coordinator listens at the port "

@@ -56,18 +56,35 @@ def test_nodes_with_different_settings_are_rejected_at_once_with_one_sentence_an
         assert job.committed() == -1
 
 
-@pytest.mark.slow
-def test_nodes_may_have_different_addresses_and_interfaces(tmp_path):
+def test_nodes_may_have_different_addresses_and_name_their_interfaces(tmp_path):
     port = free_ports()
 
     class Job(Unequal):
         own = (
-            [f"control.address=0.0.0.0:{port}", "control.interface=lo"],
-            [f"control.address=localhost:{port}", "control.interface=127.0.0.1"],
+            [f"control.address=127.0.0.1:{port}", "control.interface=127.0.0.1"],
+            [f"control.address=localhost:{port}", "control.interface=lo"],
         )
 
     with Job(tmp_path, nodes=2, workers=1, arguments=["run.steps=2"]) as job:
-        assert job.wait([0, 1], 60) == [0, 0], job.explain()
+        assert job.wait([0, 1], 120) == [0, 0], job.explain()
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("control.interface=eth99", "control.interface: 'eth99' is not an address, a host name or a network interface"),
+        ("control.address=0.0.0.0:29501", "control.address must be an address at which others reach rank 0's node"),
+    ],
+)
+def test_an_interface_or_address_that_cannot_work_is_rejected_at_once(setting, sentence):
+    variables = {"RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "1",
+                 "MASTER_ADDR": "node0", "MASTER_PORT": "29500", "RECYCLE_TOKEN": TOKEN}  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "recycle_pp.train", "model=tiny", "parallel=2x1", setting],
+        env={**os.environ, **variables}, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [done.stderr.strip()] and sentence in done.stderr
 
 
 def test_a_rank_outside_of_its_job_is_rejected_at_once():

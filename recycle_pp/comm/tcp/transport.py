@@ -17,9 +17,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from recycle_pp.comm import collectives
-from recycle_pp.comm.addresses import address_of
 from recycle_pp.comm.store import ControlStore
 from recycle_pp.comm.waiting import Generation, LinkBroken, Pending, Pool
+from recycle_pp.linux.addresses import address_of
 from recycle_pp.wire.messages.members import Assignment, Member
 
 from .connection import Connection

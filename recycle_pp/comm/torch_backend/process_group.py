@@ -29,11 +29,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from recycle_pp.comm.addresses import address_of
 from recycle_pp.comm.gloo.group import GlooGroup
 from recycle_pp.comm.groups import let_go
 from recycle_pp.comm.torch_internals import OPERATIONS, nccl_backend, process_group
 from recycle_pp.comm.waiting import Generation, LinkBroken
+from recycle_pp.linux.addresses import address_of
 
 NAME = "recycle"
 
