@@ -101,7 +101,9 @@ class Donor:
     def __init__(self, matrices: int) -> None:
         self.stage = vectors(matrices)
         self.optimizer = StageOptimizer(settings(), self.stage)
-        self.donations = Donations(self.optimizer, self.stage.gradients, TOKEN, lambda moment, step: None)
+        self.donations = Donations(
+            self.optimizer, self.stage.gradients, TOKEN, lambda moment, step: None, lambda message: None
+        )
         self.number, self.pauses = 0, [0.0]
         self._lock = self.optimizer._lock
 

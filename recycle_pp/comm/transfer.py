@@ -31,6 +31,7 @@ from torch import Tensor
 from recycle_pp.linux.addresses import address_of
 from recycle_pp.wire.authentication import Verifier, prove
 from recycle_pp.wire.frames import LENGTH, MAX_FRAME, MAX_HANDSHAKE_FRAME, ChannelClosed, encode, length_of
+from recycle_pp.wire.keepalive import set_keepalive
 from recycle_pp.wire.messages.handshake import TO_SERVER
 from recycle_pp.wire.messages.states import (
     TO_JOINER,
@@ -61,19 +62,25 @@ class TransferError(ConnectionError):
     """The stream is unusable, because the other side has died, has timed out, or uses another format."""
 
 
-def connect(address: tuple[str, int] | list[Any], token: str, timeout: float = 10.0, idle: float = 60.0) -> Stream:
+def connect(
+    address: tuple[str, int] | list[Any],
+    token: str,
+    timeout: float = 10.0,
+    idle: float = 60.0,
+    keepalive: float | None = None,
+) -> Stream:
     """Connects to the receiver at (host, port) and authenticates. Raises TransferError if that fails.
 
     timeout: seconds for the connection, and for each message of the authentication
     idle: seconds without a byte after which a receive or send of the stream fails
+    keepalive: seconds after which the stream breaks if the other machine does not answer; None: never
     """
     host, port = address
     try:
         sock = socket.create_connection((host, port), timeout)
     except OSError as error:
         raise TransferError(f"no connection to {host}:{port}: {error}") from error
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    stream = Stream(sock, timeout)
+    stream = Stream(_tuned(sock, keepalive), timeout)
     try:
         prove(token, DonorHello(), stream._send_message, stream._receive_message)
     except ChannelClosed as error:
@@ -82,14 +89,24 @@ def connect(address: tuple[str, int] | list[Any], token: str, timeout: float = 1
     return stream
 
 
-class Receiver:
-    """Listens on a free port of `interface` (an address, a host name or the name of a network interface)."""
+def _tuned(sock: socket.socket, keepalive: float | None) -> socket.socket:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if keepalive is not None:
+        set_keepalive(sock, keepalive)
+    return sock
 
-    def __init__(self, interface: str, token: str):
+
+class Receiver:
+    """Listens on a free port of `interface` (an address, a host name or the name of a network interface).
+
+    keepalive: see `connect`
+    """
+
+    def __init__(self, interface: str, token: str, keepalive: float | None = None):
         host = address_of(interface)
         self._listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         self._listener.setblocking(False)
-        self._token, self._closed = token, False
+        self._token, self._keepalive, self._closed = token, keepalive, False
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._accepting = threading.Lock()  # guards the next three attributes
         self._selector = selectors.DefaultSelector()
@@ -112,8 +129,7 @@ class Receiver:
             if self._closed or not self._admitted:
                 raise TransferError(f"no peer has connected to {self.address[0]}:{self.address[1]}")
             sock = self._admitted.popleft()
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return Stream(sock, idle)
+        return Stream(_tuned(sock, self._keepalive), idle)
 
     def close(self) -> None:
         """Closes the receiver, from any thread. A pending `accept` raises TransferError at once."""

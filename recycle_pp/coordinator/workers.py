@@ -36,6 +36,7 @@ from recycle_pp.wire.messages.lifecycle import (
     Profiled,
     Ready,
     StoreValue,
+    StreamLost,
     Synced,
     WorkerHeartbeat,
     WorkerWelcome,
@@ -116,7 +117,8 @@ class Workers:
             State: self._returned,
             StoreTraffic: lambda rank, message: rounds.traffic(message),
             IslandsSeen: lambda rank, message: rounds.seen(message),
-            **dict.fromkeys((Report, Vote, Evaluated, Synced, Prepared, NoRoom, RoundReady, CutMissing), self._drive),
+            **dict.fromkeys((Report, Vote, Evaluated, Synced, StreamLost, Prepared, NoRoom), self._drive),
+            **dict.fromkeys((RoundReady, CutMissing), self._drive),
         }
 
     def welcome(self, peer: Peer, hello: WorkerHello) -> Rank | None:

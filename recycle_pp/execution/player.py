@@ -69,7 +69,7 @@ class Player:
 
         participant, to, inject = session.participant, session.send, faults.inject
         saving = StageSaving(settings, process.run_dir, stage, optimizer, batches, participant, to, inject)
-        donations = Donations(optimizer, stage.gradients, process.token, inject)
+        donations = Donations(optimizer, stage.gradients, process.token, inject, to, settings.control.suspicion)
         profiling = self.profiling = Profiling(process.run_dir, participant.worker, device, to)
         executor.on_decision = [donations.committed]
         executor.on_commit = [saving.committed, profiling.committed]

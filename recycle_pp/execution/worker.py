@@ -233,8 +233,9 @@ class Process:
 
         faults = Injector(welcome.faults, lambda **words: last_words(self._spec, **words))
         following = Following(
-            stage, optimizer, participant, session.lock, self._spec.token, self._interface, faults.inject
-        )
+            stage, optimizer, participant, session.lock, self._spec.token, self._interface, faults.inject,
+            settings.control.suspicion,
+        )  # fmt: skip
         token, run_dir = self._spec.token, welcome.run_dir
         process = ThisProcess(settings, run_dir, token, session, following, batches, backend, island)
         session.upload = Uploads(settings, run_dir, description, session.send).asked

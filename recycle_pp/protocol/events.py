@@ -20,7 +20,7 @@ from recycle_schedules import Problem
 from recycle_pp.wire.messages.ctl import Value
 from recycle_pp.wire.messages.generations import Report
 from recycle_pp.wire.messages.islands import CutMissing, OuterState, RoundReady
-from recycle_pp.wire.messages.lifecycle import NoRoom, Prepared, Synced
+from recycle_pp.wire.messages.lifecycle import NoRoom, Prepared, StreamLost, Synced
 from recycle_pp.wire.messages.members import Member
 from recycle_pp.wire.messages.saving import Finished
 from recycle_pp.wire.messages.steps import Evaluated, Vote
@@ -30,7 +30,7 @@ from recycle_pp.wire.messages.units import Layout
 from .takeover import Found
 
 Json = dict[str, Any]
-FromWorker = Report | Vote | Evaluated | Finished | Synced | Prepared | NoRoom | RoundReady | CutMissing
+FromWorker = Report | Vote | Evaluated | Finished | Synced | StreamLost | Prepared | NoRoom | RoundReady | CutMissing
 """Messages from workers that a job handles."""
 
 

@@ -5,6 +5,7 @@ followers.add(member, layers=[3, 4, 5])      # a receiver; its stage will have t
 followers.add_understudy(member, worker, elements)       # of this worker; its stage has this number of elements
 followers.find_donors(committed, generation, live, units, assignment)      # returns messages to followers and donors
 followers.synced(member, step, session)      # records that the follower has all its units in the state after `step`
+followers.stream_lost(session)               # restarts the follower of this session
 followers.about_to_join(committed)           # whether some joiners lack only the newest step; if so, wait for them
 followers.take_ready(committed)              # removes and returns the joiners that are up to date
 followers.drop_late(committed)               # restarts joiners and receivers that still lack only the newest step
@@ -128,6 +129,14 @@ class Followers:
             return False
         follower.synced = step
         return True
+
+    def stream_lost(self, session: int) -> bool:
+        """Restarts the follower of this session, although its donors live. Returns False if the session has ended."""
+        for follower in self._by_member.values():
+            if follower.donors and follower.session == session:
+                follower.restart()
+                return True
+        return False
 
     def newest(self, member: Member) -> int | None:
         """The newest step that is contained in all units of the follower. None if units are missing, or if the member

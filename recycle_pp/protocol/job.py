@@ -29,7 +29,7 @@ from recycle_schedules import Plan, Problem, Worker
 from recycle_pp.wire.messages.ctl import Value
 from recycle_pp.wire.messages.generations import FIRST, Announce, Report
 from recycle_pp.wire.messages.islands import CutMissing, RoundGoal, RoundReady
-from recycle_pp.wire.messages.lifecycle import Leave, NoRoom, Prepared, Synced
+from recycle_pp.wire.messages.lifecycle import Leave, NoRoom, Prepared, StreamLost, Synced
 from recycle_pp.wire.messages.members import Assignment, Member
 from recycle_pp.wire.messages.saving import Finished
 from recycle_pp.wire.messages.steps import Commit, Evaluated, Vote
@@ -576,6 +576,10 @@ class Job:
         """Records that a follower has its units in the state after a step."""
         return self._release_hold() if self.followers.synced(member, message.step, message.session) else []
 
+    def _stream_lost(self, member: Member, message: StreamLost) -> list[Send]:
+        """Restarts a follower. It gets donors at the next commit, so a network that stays broken causes little work."""
+        return self._release_hold() + self._count() if self.followers.stream_lost(message.session) else []
+
     def _release_hold(self) -> list[Send]:
         """If all workers wait for followers and none is late, starts a generation. Ready joiners become its members."""
         late = self.followers.about_to_join(self.committed) or self.moving.late(self.committed, self.workers)
@@ -654,6 +658,7 @@ _MESSAGES: dict[type[Message], Callable[[Job, Member, Any], list[Send]]] = {
     Evaluated: Job._evaluated,
     Finished: Job._has_finished,
     Synced: Job._synced,
+    StreamLost: Job._stream_lost,
     Prepared: Job._prepared,
     NoRoom: Job._refused,
     RoundReady: Job._round_ready,

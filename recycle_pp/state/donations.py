@@ -1,6 +1,6 @@
 """A donor sends the state of its units to a follower while it continues to train (`state.follow`).
 
-    donations = Donations(optimizer, gradients, token, inject)        # on every worker
+    donations = Donations(optimizer, gradients, token, inject, send)        # on every worker
     session.donate = donations.asked
     executor.on_decision.append(donations.committed)
     executor.on_vote.append(donations.voting)
@@ -24,6 +24,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -33,9 +34,10 @@ from recycle_pp.comm.transfer import Stream, TransferError, connect
 from recycle_pp.numerics.gradients import Gradients, Reduced
 from recycle_pp.numerics.layout import Layout
 from recycle_pp.numerics.optimizer import StageOptimizer
-from recycle_pp.wire.messages.lifecycle import Donate
+from recycle_pp.wire.messages.lifecycle import Address, Donate, StreamLost
 from recycle_pp.wire.messages.states import EarlyGradient, StatePart, StepGradient
 from recycle_pp.wire.messages.steps import Commit
+from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.messages.units import UnitId, packed, unpacked
 
 Inject = Callable[[str, int], None]  # callback for fault injection: (moment, step)
@@ -78,10 +80,23 @@ class _Early(NamedTuple):
 
 class Donations:
     """The donor's side. `asked` runs in the listening thread, `committed` and `voting` run in the executor's thread. No
-    method blocks."""
+    method blocks.
 
-    def __init__(self, optimizer: StageOptimizer, gradients: Gradients, token: str, inject: Inject) -> None:
-        self._optimizer, self._gradients, self._token, self._inject = optimizer, gradients, token, inject
+    send       send(message): sends `StreamLost` to the coordinator if a stream breaks, or cannot be opened
+    suspicion  seconds after which a stream breaks if the follower's machine does not answer; None: never
+    """
+
+    def __init__(
+        self,
+        optimizer: StageOptimizer,
+        gradients: Gradients,
+        token: str,
+        inject: Inject,
+        send: Callable[[Message], None],
+        suspicion: float | None = None,
+    ) -> None:
+        self._optimizer, self._gradients, self._inject, self._send = optimizer, gradients, inject, send
+        self._open = partial(connect, token=token, idle=PATIENCE, keepalive=suspicion)
         self._lock = threading.Lock()
         self._newest: _Step | None = None  # the latest commit, without its gradient
         self._asked: list[Donate] = []  # requests that arrived before the first commit
@@ -134,7 +149,7 @@ class Donations:
                 donor.close()
 
     def _begin(self, message: Donate, newest: _Step) -> None:
-        self._donors.append(_Donor(self._optimizer, message, self._token, newest))
+        self._donors.append(_Donor(self._optimizer, message, newest, self._open, self._send))
         self._inject("donate", newest.step + 1)  # the step in progress
 
 
@@ -142,9 +157,16 @@ class _Donor(threading.Thread):
     """Sends to one follower until the stream breaks, or until this worker no longer holds one of the units (their layer
     may have moved to another stage)."""
 
-    def __init__(self, optimizer: StageOptimizer, message: Donate, token: str, begin: _Step) -> None:
+    def __init__(
+        self,
+        optimizer: StageOptimizer,
+        message: Donate,
+        begin: _Step,
+        open_stream: Callable[[Address], Stream],
+        report: Callable[[Message], None],
+    ) -> None:
         super().__init__(name="donate", daemon=True)
-        self._optimizer, self._message, self._token = optimizer, message, token
+        self._optimizer, self._message, self._open, self._report = optimizer, message, open_stream, report
         self._units = unpacked(message.units)
         self._changed = threading.Condition()
         self._waiting: deque[_Step | _Early] = deque()  # commits and gradients that have not been sent
@@ -191,11 +213,12 @@ class _Donor(threading.Thread):
         address = self._message.address
         assert address is not None  # set by the coordinator
         try:
-            with connect(address, self._token, idle=PATIENCE) as stream:
+            with self._open(address) as stream:
                 while not self._closed:
                     self._send_next(stream)
         except TransferError as error:
             _log.info("stopped sending state to %s: %s", address, error)
+            self._report(StreamLost(self._message.session))
         except KeyError as error:
             _log.info("stopped sending state: this worker no longer holds unit %s", error)
 

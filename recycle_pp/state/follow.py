@@ -39,7 +39,7 @@ from recycle_pp.numerics.layout import Layout
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.protocol.participant import Participant
 from recycle_pp.protocol.understudy import Understudy
-from recycle_pp.wire.messages.lifecycle import Expect, NoRoom, Prepared, Synced
+from recycle_pp.wire.messages.lifecycle import Expect, NoRoom, Prepared, StreamLost, Synced
 from recycle_pp.wire.messages.states import About, EarlyGradient, StatePart
 from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.messages.units import UnitId, unpacked
@@ -101,9 +101,10 @@ class Following:
         token: str,
         interface: str,
         inject: Inject,
+        suspicion: float | None = None,
     ) -> None:
         self._stage, self._optimizer, self._participant, self._inject = stage, optimizer, participant, inject
-        self._receiver = Receiver(interface, token)
+        self._receiver = Receiver(interface, token, suspicion)
         self._taking = threading.Lock()  # held while a message is applied or layers change
         self._changed = threading.Condition(lock)  # guards the next two attributes
         self._session = _Session(-1, [], member=False)
@@ -120,8 +121,8 @@ class Following:
         """Starts threads that receive states and steps.
 
         send(message): sends a message to the coordinator: `Synced` each time all units of the session have reached the
-            same step, `Prepared` each time an understudy can complete a commit, `NoRoom` if an understudy has too
-            little memory
+            same step, `StreamLost` if a stream of the session breaks, `Prepared` each time an understudy can complete
+            a commit, `NoRoom` if an understudy has too little memory
         """
         self._send = send
         threading.Thread(target=self._accept, name="join", daemon=True).start()
@@ -188,6 +189,7 @@ class Following:
                 threading.Thread(target=self._follow, args=(stream,), name="follow", daemon=True).start()
 
     def _follow(self, stream: Stream) -> None:
+        session: _Session | None = None  # of the last message
         try:
             with stream:
                 while True:
@@ -206,7 +208,9 @@ class Following:
         except Full as error:
             self._send(error.message)
         except TransferError as error:
-            _log.info("lost the donor: %s", error)  # the coordinator starts another session
+            _log.info("lost the donor: %s", error)
+            if session is not None and not session.over:
+                self._send(StreamLost(session.number))
 
     def _expected(self, number: int, stream: Stream) -> _Session | None:
         """The session with this number; None if a newer one has begun. Waits if the donor connects before `expect`."""

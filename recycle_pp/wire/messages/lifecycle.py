@@ -213,6 +213,16 @@ class Synced(Message, frozen=True):
     session: int
 
 
+@sent(WORKER, COORDINATOR, lasting=True)
+class StreamLost(Message, frozen=True):
+    """A stream of state has broken, or could not be opened. Sent by the donor and by the follower, if they know it.
+
+    session: see `Synced`
+    """
+
+    session: int
+
+
 @sent(WORKER, COORDINATOR, of_generation=True)
 class Prepared(Message, frozen=True):
     """An understudy can complete the commit of `step`: it has the state after the previous step, and the gradient of

@@ -164,7 +164,7 @@ class Node(threading.Thread):
         commits = Commits(session, stage, optimizer, faults, spans)
         executor = Executor(session, stage, commits, mailbox, batches, faults, spans, config)
         executor.on_finish = lambda orders: self.send(Finished(commits.digests(orders)))
-        donations = Donations(optimizer, stage.gradients, "token", faults.inject)
+        donations = Donations(optimizer, stage.gradients, "token", faults.inject, self.send)
         executor.on_decision.append(donations.committed)
         session.donate = donations.asked
         self.following = following = Following(

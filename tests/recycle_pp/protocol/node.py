@@ -24,7 +24,7 @@ from recycle_pp.protocol.participant import Orders, Participant
 from recycle_pp.protocol.understudy import Understudy
 from recycle_pp.protocol.validation import numbered
 from recycle_pp.wire.messages.generations import Adopt, Announce, Broken, SteadyPlan
-from recycle_pp.wire.messages.lifecycle import Donate, Expect, Leave, Prepared, Ready, Synced
+from recycle_pp.wire.messages.lifecycle import Donate, Expect, Leave, Prepared, Ready, StreamLost, Synced
 from recycle_pp.wire.messages.saving import Assemble, Assembled, Assembling, Digests, Finished, Save, Saved, SaveFailed
 from recycle_pp.wire.messages.steps import Commit, Evaluated
 from recycle_pp.wire.messages.table import Message, is_lasting
@@ -161,6 +161,16 @@ class Node:
         else:
             stream = self._streams[int(what.removeprefix("takes "))]
             self._take(stream.message, *stream.parcels.popleft())
+
+    def break_streams(self, to: int | None) -> None:
+        """Breaks the streams to this member. None: to all followers. The members at both ends report it."""
+        for stream in [stream for stream in self._fed if to in (None, stream.to)]:
+            self._fed.remove(stream)
+            stream.parcels.clear()
+            for node in self.world.coordinator.alive.values():
+                if node.alive and node.me.member in (self.me.member, stream.to):
+                    node.outbox.append(StreamLost(stream.message.session))
+        self.world.touch()
 
     def reset(self) -> None:
         """Breaks the connection to the coordinator. All messages in flight are lost, in both directions."""

@@ -23,7 +23,7 @@ from recycle_schedules import Worker
 from .world import LAYERS, Chooser, Fault, Option, Violation, World
 
 ALL = range(1000, 101_000)
-KINDS = {"kill": 6, "lose": 1, "leave": 1, "cut": 1, "reset": 2, "orphan": 2}
+KINDS = {"kill": 6, "lose": 1, "leave": 1, "cut": 1, "reset": 2, "orphan": 2, "sever": 2}
 SHAPES = ((2, 2, 2), (3, 2, 2), (3, 3, 1), (4, 1, 2), (3, 2, 3), (2, 3, 2))
 
 
@@ -72,7 +72,7 @@ class Order:
         if flip:
             kind, victim = rng.choice(("flip", "flip", "err")), rng.choice(order._workers)
             fault = Fault(rng.randrange(order._events), kind, victim)
-            others = [f for f in order.faults if kind == "flip" or f.kind in ("cut", "reset", "orphan")]
+            others = [f for f in order.faults if kind == "flip" or f.kind in ("cut", "reset", "orphan", "sever")]
             order = replace(order, third=True, faults=(*others, fault))
         if moves:
             wanted = [order._drawn_move(rng, share) for share in rng.choice(((0.3,), (0.3, 0.6)))]
@@ -115,7 +115,7 @@ class Order:
             kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
             victim = rng.choice(workers)
             yield Fault(at, kind, victim)
-            if kind not in ("cut", "reset", "orphan") and rng.random() < 0.7:
+            if kind not in ("cut", "reset", "orphan", "sever") and rng.random() < 0.7:
                 yield Fault(at + rng.randrange(1, end // 2), "revive", victim)
             at = at + rng.randrange(60) if rng.random() < 0.5 else rng.randrange(end)
 

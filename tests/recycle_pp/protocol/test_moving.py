@@ -120,6 +120,14 @@ def test_a_fault_or_another_move_at_any_event_of_a_switch_changes_nothing(copies
 
 
 @pytest.mark.parametrize("copies", [0, 2])
+def test_streams_between_live_workers_that_break_at_any_event_of_a_move_only_delay_it(copies):
+    for offset in range(10, 150, 7):
+        broken = Fault(60 + offset, "sever", Worker(offset % 2, offset // 2 % 2))
+        order = Order((2, 2, 2), (move(60, 1, 3), broken), 8, copies=copies, patience=None, seed=offset)
+        assert order.run().coordinator.moves == {"switched": 1}
+
+
+@pytest.mark.parametrize("copies", [0, 2])
 def test_units_that_have_arrived_for_a_move_are_dropped_if_the_move_is_abandoned(copies):
     order = Order((2, 2, 2), (move(60, 1, 3),), 7, copies=copies, patience=None)
     at = order.run().coordinator.switched_at - 30

@@ -113,6 +113,7 @@ def test_random_orders_cover_every_fault_and_every_end():
         "cut",
         "reset",
         "orphan",
+        "sever",
     }
     assert {order.shape for order in orders} == set(SHAPES)
     assert any(world.coordinator.restores for world in worlds) and any(

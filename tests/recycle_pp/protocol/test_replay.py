@@ -21,14 +21,14 @@ from .orders import Order
 from .planning import plan_simply
 from .world import Fault
 
-KINDS = ("kill", "lose", "leave", "cut", "reset", "orphan")
+KINDS = ("kill", "lose", "leave", "cut", "reset", "orphan", "sever")
 
 
 @pytest.fixture(scope="module")
 def worlds():
     """Jobs with every kind of fault, while layers move and a user changes a setting."""
     found = []
-    for seed in range(24):
+    for seed in range(28):
         kind, victim = KINDS[seed % len(KINDS)], Worker(seed % 2, seed // 2 % 2)
         wanted = Fault(50 + seed, "move", victim, (1, 3) if seed % 2 else (3, 1))
         change = Fault(40, "set", victim, (1,))

@@ -280,6 +280,9 @@ class World:
         elif fault.kind == "reset":
             if not coordinator.headless:
                 self._reset(node)
+        elif fault.kind == "sever":
+            for donor in coordinator.alive.values():
+                donor.break_streams(None if donor is node else node.me.member)
         elif fault.kind == "leave":
             node.outbox.append(Leaving())
             node.stale = True

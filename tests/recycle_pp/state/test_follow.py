@@ -17,7 +17,7 @@ from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.state import donations as sending
 from recycle_pp.state.donations import WAITING, Donations
 from recycle_pp.state.follow import Following
-from recycle_pp.wire.messages.lifecycle import Donate, Expect, NoRoom
+from recycle_pp.wire.messages.lifecycle import Donate, Expect, NoRoom, StreamLost
 from recycle_pp.wire.messages.states import StatePart
 from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.units import packed
@@ -99,9 +99,10 @@ def pipe(monkeypatch):
     made.taking.release(1000)
 
 
-def donor(worker, monkeypatch, size, units=(), session=7):
+def donor(worker, monkeypatch, size, units=(), session=7, sent=None):
+    sent = [] if sent is None else sent
     monkeypatch.setattr(sending, "PART", size)
-    donations = Donations(worker.optimizer, worker.stage.gradients, "token", lambda *_: None)
+    donations = Donations(worker.optimizer, worker.stage.gradients, "token", lambda *_: None, sent.append)
     ids = worker.stage.layout.ids
     names = [ids[unit] for unit in units or worker.every]
     donations.asked(Donate(1, Role(0, 1), session, address=("127.0.0.1", 1), units=packed(names), of=len(worker.every)))
@@ -270,6 +271,9 @@ class OldStream:
     def __exit__(self, *_):
         pass
 
+    def close(self):
+        pass
+
 
 def test_a_new_session_starts_empty_and_voids_messages_of_the_last_one(monkeypatch):
     here, there = Worker(units=[0, 1, 2, 3]), Worker(units=[0])
@@ -286,6 +290,32 @@ def test_a_new_session_starts_empty_and_voids_messages_of_the_last_one(monkeypat
     stream = OldStream(state(7, [2], 3))
     following._follow(stream)  # sends nothing: it has no connection to the coordinator
     assert sorted(there.optimizer.held) == [2, 3]
+
+
+def test_both_ends_of_a_broken_stream_report_its_session(monkeypatch):
+    def fail(*_, **__):
+        raise TransferError("no connection")
+
+    here, there, sent = Worker(units=[0, 1]), Worker(units=[0]), []
+    donations = donor(here, monkeypatch, 512, units=[0, 1], sent=sent)
+    monkeypatch.setattr(donations, "_open", fail)
+    here.commit(0, "stepped", donations.committed)
+    (thread,) = donations._donors
+    thread.join(10)
+    assert sent == [StreamLost(7)]
+
+    following, said = joiner(there), []
+    following._send = said.append
+    names = [here.stage.layout.ids[0]]
+    parcels = iter([(StatePart(7, 0, packed(names), 2), here.optimizer.copy(names, 0))])
+    stream = OldStream(None)
+    stream.receive = lambda: next(parcels, None) or fail()
+    following._follow(stream)
+    assert said == [StreamLost(7)]
+    following.expect(Expect(8, [*there.stage.layout.layers]))  # the coordinator has begun another session
+    parcels = iter([(StatePart(7, 0, packed(names), 2), here.optimizer.copy(names, 0))])
+    following._follow(stream)
+    assert said == [StreamLost(7)]
 
 
 def test_an_understudy_without_room_refuses_with_the_needed_and_the_free_bytes():
