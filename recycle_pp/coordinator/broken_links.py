@@ -1,7 +1,7 @@
 """Handles broken links between live workers: rebuilds the links, or removes one of the two workers.
 
 links = BrokenLinks(state, driver, deaths, returns)
-links.broken(rank, message)             # a connection broke; rebuilds all links after a short delay
+links.broken(rank, message)             # a connection broke; rebuilds all links after a short delay, or ends the worker
 links.unreachable(rank, message)        # the worker could not connect to a peer for control.suspicion seconds
 """
 
@@ -11,7 +11,7 @@ from recycle_schedules import Worker
 
 from recycle_pp.protocol.events import LinksBroken
 from recycle_pp.protocol.partition_resolution import workers_to_evict
-from recycle_pp.telemetry.events.recovery import LinksCut
+from recycle_pp.telemetry.events.recovery import LinkFailed, LinksCut
 from recycle_pp.wire.messages.generations import Broken, Unreachable
 from recycle_pp.wire.messages.members import Member
 
@@ -21,6 +21,7 @@ from .ranks import Rank
 from .returns import Returns
 from .state import JobState
 
+RENEWALS = 3  # number of times that links are rebuilt in one step before a worker with a broken link is ended
 _BROKEN_SECONDS = 0.5  # delay before links are rebuilt, unless a death is reported in this time
 _OTHER_END_SECONDS = 0.3  # delay of the decision about a cut link, so that the link's other end can report too
 
@@ -31,22 +32,33 @@ class BrokenLinks:
         self._driver = driver
         self._deaths = deaths
         self._returns = returns
+        self._renewed = (-1, 0)  # step, number of renewals in this step
         self._unreachable: dict[Member, list[Member]] = {}  # reporting member -> members that it cannot reach
         # worker -> workers that it cannot reach, as last reported to the user; {} if a worker was removed since
         self._announced: dict[Worker, list[Worker]] = {}
 
     def broken(self, rank: Rank, message: Broken) -> None:
-        self._state.timers.after(_BROKEN_SECONDS, self._renew, message.generation)
+        self._state.timers.after(_BROKEN_SECONDS, self._renew, rank, message)
 
     def unreachable(self, rank: Rank, message: Unreachable) -> None:
         if not self._unreachable:
             self._state.timers.after(_OTHER_END_SECONDS, self._decide)
         self._unreachable[rank.number] = message.members
 
-    def _renew(self, generation: int) -> None:
-        """Rebuilds all links, unless another generation has started since the report."""
-        if generation == self._state.job.generation:
-            self._driver.drive(LinksBroken())
+    def _renew(self, rank: Rank, message: Broken) -> None:
+        """Rebuilds all links, unless another generation has started since the report. If the links of a step keep
+        breaking, ends the worker that reported it first: a new process may help, and restarts are limited."""
+        if message.generation != self._state.job.generation:
+            return
+        step = self._state.job.committed + 1
+        before, times = self._renewed
+        if before == step and times >= RENEWALS:
+            self._renewed = -1, 0
+            self._deaths.end(rank, "exception", f"its links failed {times + 1} times in step {step}: {message.reason}")
+            return
+        self._renewed = step, times + 1 if before == step else 1
+        self._state.recorder.event(LinkFailed(worker=str(rank.role), reason=message.reason))
+        self._driver.drive(LinksBroken())
 
     def _decide(self) -> None:
         """Removes the smallest set of workers that includes one end of each cut link. If that would empty a stage,

@@ -84,8 +84,8 @@ class Executor:
                 self._follow(orders)
             except Superseded:
                 pass
-            except LinkBroken:
-                self.session.broken(orders)
+            except LinkBroken as error:
+                self.session.broken(orders, error)
             except RuntimeError as error:
                 self.spans.locate(error)
                 raise

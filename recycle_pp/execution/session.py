@@ -188,13 +188,13 @@ class Session:
         """
         self.times[phase] = time.monotonic()
 
-    def broken(self, orders: Orders) -> None:
+    def broken(self, orders: Orders, error: LinkBroken) -> None:
         """Reports a broken link. Drops the orders, so `orders` blocks until the next announcement."""
         with self.lock:
             if self.participant.orders is not orders:
                 return
             self.participant.orders = None
-        self.send(Broken(orders.generation))
+        self.send(Broken(orders.generation, str(error)))
 
     def resumed(self, orders: Orders) -> None:
         """Reports that the executor has resumed, with the end times of the recovery's phases. Only the first call in a
@@ -273,9 +273,9 @@ class Session:
         self.moment("regroup")
         try:
             self.links.rebuild(generation, members, self.participant.member, base)
-        except LinkBroken:
+        except LinkBroken as error:
             if self.participant.generation == generation:
-                self.send(Broken(generation))
+                self.send(Broken(generation, str(error)))
             return
         with self.changed:
             if self.participant.generation == generation:

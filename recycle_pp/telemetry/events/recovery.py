@@ -8,7 +8,7 @@ from recycle_pp.telemetry.words import plural
 from recycle_pp.wire.records import Count, Seconds
 
 from .checkpoints import folder
-from .event import Event
+from .event import Event, WorkerEvent
 
 
 class Resumed(Event):
@@ -42,6 +42,15 @@ class Renewed(Event):
     def text(self) -> str:
         first = f" (worker {self.waiting[0]} first)" if self.waiting else ""
         return f"all workers wait for each other{first}; all links are rebuilt"
+
+
+class LinkFailed(WorkerEvent):
+    """A link of the worker failed although no worker died, so all links are rebuilt. `reason`: the error."""
+
+    reason: str
+
+    def text(self) -> str:
+        return f"a link of worker {self.worker} failed ({self.reason}); all links are rebuilt"
 
 
 class LinksCut(Event):

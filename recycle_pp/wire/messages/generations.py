@@ -193,9 +193,10 @@ class LinksMeasured(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR, of_generation=True)
 class Broken(Message, frozen=True):
-    """A link of the worker has failed."""
+    """A link of the worker has failed. reason: the message of the back end"""
 
     generation: int
+    reason: str = ""
 
 
 @sent(WORKER, COORDINATOR)
