@@ -87,7 +87,7 @@ class Supervisors:
         }
 
     def welcome(self, peer: Peer, hello: SupervisorHello) -> int | None:
-        number = hello.rank
+        number, parallel = hello.rank, self._state.settings.parallel
         places: dict[int, Place] = {}
         if number < 0:
             if not any(self._state.roster):  # no rank is known yet, so this supervisor must ask again
@@ -104,6 +104,11 @@ class Supervisors:
             free.missed_heartbeats = 0
             number = free.number
             places = {rank: place for rank, place in self._state.roster.places().items() if rank != number}
+        elif number >= (world := parallel.pipelines * parallel.stages):
+            peer.send(
+                NoPlace(f"rank {number} does not belong to this job of {world} workers; an earlier launch started it")
+            )
+            return None
         elif self._is_taken(number, hello):
             peer.send(NoPlace(f"a new node has taken over rank {number}; this node ends"))
             return None

@@ -50,6 +50,7 @@ class Heartbeats:
 
         Counts unanswered heartbeats instead of seconds, so that a pause of this process does not count as silence of
         the coordinator."""
+        self._unanswered = 0  # by this coordinator
         while True:
             control = self._settings.control if self._settings else None
             seconds = control.heartbeat if control else FIRST_SECONDS

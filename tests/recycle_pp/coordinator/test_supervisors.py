@@ -81,6 +81,12 @@ def test_the_silence_of_a_lost_node_does_not_count_against_its_replacement(of):
     assert of.roster[1].missed_heartbeats == 0
 
 
+def test_a_supervisor_of_an_abandoned_larger_launch_is_rejected(of):
+    number, message = welcome(of, Peer(5, "node5"))
+    assert number is None and isinstance(message, NoPlace)
+    assert message.reason == "rank 5 is of another launch: this job has 2 workers"
+
+
 def test_the_replacement_of_a_drained_node_is_not_drained_with_the_next_node(of):
     of.roster.enter(2).supervisor = drained = Peer(2, "node2")
     of.supervisors.receive(1, Stopping("SIGTERM"), of.roster[1].supervisor)
