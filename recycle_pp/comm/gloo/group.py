@@ -55,6 +55,11 @@ class GlooGroup:
         self._listener = listening_address(self._store.get(self._keys[rank]))
         self._peers: frozenset[Address] = frozenset()
 
+    @property
+    def complete(self) -> bool:
+        """Whether every member's address is in the store."""
+        return bool(self._store.check(self._keys))
+
     def connect(self, generation: Generation, pair: bool = False) -> None:
         """Blocks until every member's address is in the store, then starts all connections without waiting."""
         addresses = generation.attempt(lambda: self._store.multi_get(self._keys))

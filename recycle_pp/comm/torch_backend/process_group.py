@@ -23,6 +23,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -36,6 +37,7 @@ from recycle_pp.comm.waiting import Generation, LinkBroken
 from recycle_pp.linux.addresses import address_of
 
 NAME = "recycle"
+POLL_SECONDS = 0.01
 
 
 class RecycleProcessGroup(dist.ProcessGroup):
@@ -54,6 +56,7 @@ class RecycleProcessGroup(dist.ProcessGroup):
         self._generation = -1
         self._gloo: GlooGroup | None = None
         self._nccl: Any = None
+        self._building: Generation | None = None  # the newest generation
         self._inner: Any = None
         self.rebuild(0, rank, size)
 
@@ -68,6 +71,7 @@ class RecycleProcessGroup(dist.ProcessGroup):
             if generation <= self._generation:
                 raise LinkBroken(generation, f"superseded by generation {self._generation}")
             self._generation, self._rank, self._size = generation, rank, size
+            self._building = building = Generation(generation)
         seconds = self._timeout.total_seconds()
         gloo = GlooGroup(
             self._store, f"{generation}/cpu", rank, size, torch.device("cpu"), seconds, interface=self._interface
@@ -78,13 +82,25 @@ class RecycleProcessGroup(dist.ProcessGroup):
         with self._lock:
             if generation == self._generation:
                 self._gloo, self._nccl = gloo, nccl
-        gloo.connect(Generation(generation))
+        self._await(gloo, building, seconds)
+        gloo.connect(building)
         backends = {"cpu": gloo.gloo} | ({} if nccl is None else {"cuda": nccl})
         inner = process_group(dist.PrefixStore(f"{generation}", self._store), rank, size, backends)
         with self._lock:
             if self._gloo is not gloo:
                 raise LinkBroken(generation, "aborted during the rebuild")
             self._inner = inner
+
+    @staticmethod
+    def _await(gloo: GlooGroup, building: Generation, seconds: float) -> None:
+        """Blocks until all members have called `rebuild`. Asks the store again and again, because `abort` cannot end a
+        call of the store that waits."""
+        deadline = time.monotonic() + seconds
+        while not gloo.complete:
+            building.check()
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"generation {building.number}: not all members joined within {seconds:.0f} s")
+            time.sleep(POLL_SECONDS)
 
     def abort(self) -> None:
         """Ends the current generation. Blocked operations raise RuntimeError, and so do later operations until a
@@ -96,6 +112,8 @@ class RecycleProcessGroup(dist.ProcessGroup):
             gloo, nccl = self._gloo, self._nccl
             old = [self._inner, gloo, nccl]
             self._inner = self._gloo = self._nccl = None
+            if self._building is not None:
+                self._building.end()
         GlooGroup.abort([] if gloo is None else [gloo])
         if nccl is not None:
             nccl.abort()

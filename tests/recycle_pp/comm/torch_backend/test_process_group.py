@@ -2,11 +2,13 @@
 
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from recycle_pp.comm.waiting import LinkBroken
 from recycle_pp.testing.rehearsal import Node, Rehearsal, grid
 
 pytestmark = pytest.mark.timeout(120)
@@ -230,3 +232,26 @@ def test_a_group_can_be_aborted_and_rebuilt_without_its_dead_member():
         play.send("abort the group", to=[0, 1])
         reports = [report for _, report in play.reports(4, timeout=20)]
         assert sorted(reports) == ["goes on", "goes on", "raised", "raised"]
+
+
+@pytest.mark.parametrize("store", ["hash", "tcp"])
+def test_an_abort_ends_a_rebuild_in_which_a_member_is_missing(store):
+    from recycle_pp.comm.torch_backend.process_group import RecycleProcessGroup
+
+    stores = {"hash": dist.HashStore, "tcp": lambda: dist.TCPStore("127.0.0.1", 0, 1, True)}
+    group, ends = RecycleProcessGroup(stores[store](), 0, 1, timedelta(seconds=60), "127.0.0.1"), []
+
+    def rebuild():
+        try:
+            group.rebuild(1, 0, 2)
+        except LinkBroken as error:
+            ends.append(str(error))
+
+    thread = threading.Thread(target=rebuild, daemon=True)
+    thread.start()
+    time.sleep(0.5)
+    assert thread.is_alive()
+    group.abort()
+    thread.join(5)
+    assert ends == ["generation 1: aborted"]
+    group.rebuild(2, 0, 1)
