@@ -24,6 +24,9 @@ from recycle_pp.comm.replay_log import ReplayLog
 Key = tuple[int, Tensor]  # (step, tensor)
 
 
+TAGS = 16  # combinations of step and lane in a tag
+
+
 class Mailbox:
     """Arguments:
     comes     shapes and dtypes of received tensors, by kind

@@ -11,6 +11,7 @@ from recycle_schedules.ops import input_of, output_of
 from torch.profiler import record_function
 
 from recycle_pp.comm.links import Pending
+from recycle_pp.comm.tcp.transport import MAX_TAG
 from recycle_pp.config.settings import Settings
 from recycle_pp.data.batches import Batches
 from recycle_pp.model.stage import Stage
@@ -20,7 +21,7 @@ from recycle_pp.wire.messages.activity import VALIDATION
 from recycle_pp.wire.messages.steps import Evaluated
 
 from .injection import Injector
-from .mailbox import Mailbox
+from .mailbox import TAGS, Mailbox
 from .session import Session
 
 
@@ -75,5 +76,11 @@ def validate(
 
 def held_out(settings: Settings, batches: Batches) -> int:
     """Number of micro-batches in a validation, the same on all workers. Without held-out data the result is 1, and
-    `batches.validation` raises an error."""
-    return min(settings.validation_microbatches, max(1, batches.validations))
+    `batches.validation` raises an error. Raises ValueError if there are more micro-batches than tags of messages."""
+    count, stages = min(settings.validation_microbatches, max(1, batches.validations)), settings.parallel.stages
+    most = MAX_TAG // TAGS // stages - 1
+    if count > most:
+        raise ValueError(
+            f"run.validate_samples: with {stages} stages a validation has at most {most} micro-batches, not {count}"
+        )
+    return count

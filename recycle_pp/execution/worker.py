@@ -84,6 +84,7 @@ from .injection import Injector
 from .player import Player, ThisProcess
 from .session import Session
 from .transports import transport_for
+from .validation import held_out
 
 _read_ahead: dict[str, Batches] = {}  # key from `_of_data` -> data that this process has read in standby
 
@@ -202,6 +203,7 @@ class Process:
             carrier.write()
             self._doing.starts("data")
             batches = _read_ahead.pop(_of_data(settings), None) or Batches(settings)
+            held_out(settings, batches)  # raises ValueError if there are too many
             description = checkpoint.describe(settings, batches.fingerprint, stage.module.origin)
             if welcome.resume:
                 self._doing.starts("state")
