@@ -69,8 +69,8 @@ def load(weights: Exported) -> tuple[Any, Any]:
     state = weights.load(list(weights.parts))
     missing, unexpected = model.load_state_dict(state, strict=False)
     tied = set(getattr(model, "all_tied_weights_keys", None) or model._tied_weights_keys or ())
-    if unexpected or set(missing) - tied - {name for name, _ in model.named_buffers()}:
-        raise ValueError(f"config.json and the checkpoint do not match: {sorted({*missing, *unexpected})[0]}")
+    if wrong := sorted({*missing, *unexpected} - tied):
+        raise ValueError(f"config.json and the checkpoint do not match: {wrong[0]}")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return model.to(device).eval(), tokenizer
 

@@ -8,7 +8,8 @@
 
 The project's own Transformer is exported as a Llama. A model loaded from a folder (`model.path`) keeps its names,
 config.json and tokenizer. A user's own model is exported without config.json. A run with adapters is exported for
-peft, or merged. Only the weights are read, one output file at a time.
+peft, or merged. Frozen parameters and persistent buffers come from the run's initial values. Of a checkpoint, only the
+weights are read, one output file at a time.
 """
 
 from __future__ import annotations
@@ -29,9 +30,8 @@ from torch import Tensor
 from recycle_pp.config.loading import load
 from recycle_pp.config.settings import Model, Settings
 from recycle_pp.model.general.lora import peft_config
-from recycle_pp.model.general.source import HuggingFace
+from recycle_pp.model.general.untrained import Untrained, has_all
 from recycle_pp.model.llama_names import llama_config, to_llama
-from recycle_pp.model.safetensors_folder import Folder
 from recycle_pp.storage.local_copy import copy, is_stored, place
 from recycle_pp.storage.store import Store
 from recycle_pp.telemetry.best_checkpoint import best
@@ -52,11 +52,16 @@ SHARD = 4 << 30  # maximum bytes per file; a larger tensor gets its own file
 
 @dataclass(frozen=True)
 class Part:
-    """One exported tensor, which consists of rows of a tensor in the checkpoint."""
+    """One exported tensor, which consists of rows of a tensor in the checkpoint.
 
-    source: str
+    source: None for a tensor that the checkpoint does not hold
+    dtype: None for the dtype of the export
+    """
+
+    source: str | None
     rows: slice
     shape: tuple[int, ...]
+    dtype: torch.dtype | None = None
 
 
 class Exported:
@@ -72,11 +77,11 @@ class Exported:
     """
 
     stem = "model"
-    needs_weights = False  # whether the weights in model.path are read, not only its small files
+    whole = True  # whether to export frozen parameters and buffers too
 
     def __init__(self, run: Mapping[str, Any], path: Path, dtype: torch.dtype, vector: str = "model"):
         self._path, self.dtype, self._vector = path, dtype, vector
-        self._run, self._folder = run, _copied(run["model"].get("path"), self.needs_weights)
+        self._run, self._folder = run, _copied(run["model"].get("path"))
         named = [(name.partition("."), shape) for name, shape in checkpoint.shapes(path).items()]
         held = {name: shape for (of, _, name), shape in named if of == vector}
         if not held:
@@ -96,6 +101,8 @@ class Exported:
         else:
             self.parts = {name: Part(name, slice(None), shape) for name, shape in held.items()}
             self.config = None
+            if self.whole and run["model"]["kind"] in ("hf", "custom") and not has_all(held, path.parent.parent):
+                self._add(Untrained(_without_adapters(run), held, path.parent.parent))
         if self._folder is not None and (found := self._folder / "config.json").is_file():
             self.config = json.loads(found.read_text())
         if self.config is not None:
@@ -108,17 +115,27 @@ class Exported:
         return ("config.json",) if self.config is not None else ("model.safetensors", INDEX)
 
     def size(self, name: str) -> int:
-        return prod(self.parts[name].shape) * self.dtype.itemsize
+        return prod(self.parts[name].shape) * (self.parts[name].dtype or self.dtype).itemsize
 
     def load(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """The named tensors, contiguous and in `dtype`. Each one has its own memory."""
-        sources = dict.fromkeys(self.parts[name].source for name in names)
-        whole = checkpoint.load(self._path, [f"{self._vector}.{source}" for source in sources])
+        """The named tensors, contiguous and in `dtype`. Each one has its own memory. Buffers keep their dtype."""
+        sources = dict.fromkeys(part.source for name in names if (part := self.parts[name]).source is not None)
+        whole = checkpoint.load(self._path, [f"{self._vector}.{source}" for source in sources]) if sources else {}
         out = {}
         for name in names:
             part = self.parts[name]
-            out[name] = whole[f"{self._vector}.{part.source}"][part.rows].to(self.dtype, copy=True).contiguous()
+            value = self._untrained(name) if part.source is None else whole[f"{self._vector}.{part.source}"][part.rows]
+            out[name] = value.to(part.dtype or self.dtype, copy=True).contiguous()
         return out
+
+    def _add(self, rest: Untrained) -> None:
+        """Adds the tensors that the checkpoint does not hold."""
+        self._rest = rest
+        self.parts |= {name: Part(None, slice(None), shape) for name, shape in rest.frozen.items()}
+        self.parts |= {name: Part(None, slice(None), tuple(b.shape), b.dtype) for name, b in rest.buffers.items()}
+
+    def _untrained(self, name: str) -> Tensor:
+        return self._rest.buffers[name] if name in self._rest.buffers else self._rest.read(name)
 
     def write_config(self, folder: Path) -> bool:
         """Writes config.json and the tokenizer. Returns False if the tokenizer is unknown."""
@@ -133,6 +150,7 @@ class Adapter(Exported):
     """The adapters of a run with model.lora, for peft's `from_pretrained`."""
 
     stem = "adapter_model"
+    whole = False
     entries = ("adapter_config.json",)  # type: ignore[assignment]
 
     def __init__(self, run: Mapping[str, Any], path: Path, dtype: torch.dtype, vector: str = "model"):
@@ -147,30 +165,24 @@ class Adapter(Exported):
 class Merged(Exported):
     """The whole model of a run with model.lora: the weights in model.path, with the products of the adapters added."""
 
-    needs_weights = True
+    whole = False
 
     def __init__(self, run: Mapping[str, Any], path: Path, dtype: torch.dtype, vector: str = "model"):
         super().__init__(run, path, dtype, vector)
-        settings: Settings = load(run)
-        lora, source = settings.model.lora, HuggingFace(settings.with_values({"model.lora.rank": 0}))
-        with torch.device("meta"):
-            model = source.build()
-        assert self._folder is not None
-        self._base, self._scale = Folder(self._folder, source.prefix), lora.alpha / lora.rank
+        lora, rest = load(run["model"], Model).lora, Untrained(_without_adapters(run), (), path.parent.parent)
+        self._scale = lora.alpha / lora.rank
         # adapted module -> whether its weight has the shape (inputs, outputs), not (outputs, inputs)
         adapted = [name.removesuffix(A) for name in self.parts if name.endswith(A)]
-        self._adapted = {name: type(model.get_submodule(name)).__name__ == "Conv1D" for name in adapted}
-        self.parts = {name: Part(name, slice(None), tuple(of.shape)) for name, of in model.named_parameters()}
+        self._adapted = {name: type(rest.model.get_submodule(name)).__name__ == "Conv1D" for name in adapted}
+        self.parts = {}
+        self._add(rest)
 
-    def load(self, names: Sequence[str]) -> dict[str, Tensor]:
-        return {name: self._merged(name).to(self.dtype, copy=True).contiguous() for name in names}
-
-    def _merged(self, name: str) -> Tensor:
-        value, (module, _, kind) = self._base.read(name).float(), name.rpartition(".")
+    def _untrained(self, name: str) -> Tensor:
+        value, (module, _, kind) = super()._untrained(name), name.rpartition(".")
         if module not in self._adapted or kind != "weight":
             return value
         a, b = checkpoint.load(self._path, [f"{self._vector}.{module}{end}" for end in (A, B)]).values()
-        return value + ((b @ a).T if self._adapted[module] else b @ a) * self._scale
+        return value.float() + ((b @ a).T if self._adapted[module] else b @ a) * self._scale
 
 
 def of_run(
@@ -305,11 +317,16 @@ def write_weights(model: Exported, folder: Path, shard: int, report: Callable[[i
         yield folder / INDEX
 
 
-def _copied(folder: str | None, weights: bool) -> Path | None:
-    """The local folder for model.path. If that is a URL, copies it. weights: whether to copy large files too."""
+def _copied(folder: str | None) -> Path | None:
+    """The local folder for model.path. If that is a URL, copies its small files."""
     if folder is None:
         return None
-    return copy(folder, small=not weights) if is_stored(folder) else place(folder)
+    return copy(folder, small=True) if is_stored(folder) else place(folder)
+
+
+def _without_adapters(run: Mapping[str, Any]) -> Settings:
+    settings: Settings = load(run)
+    return settings.with_values({"model.lora.rank": 0})
 
 
 def _rows(shape: tuple[int, ...], rows: slice) -> tuple[int, ...]:
