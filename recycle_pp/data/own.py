@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from recycle_pp.config.mistakes import UserMistake
-from recycle_pp.config.settings import Settings
+from recycle_pp.config.settings import Model, Settings
 
-from .batch import Batch
+from .batch import IGNORED, Batch
 from .order import Order
 from .source import Packed
 from .user_code import called, function
@@ -48,7 +48,7 @@ class OwnSamples:
         data = settings.data
         assert data.build is not None
         self.name = f"data.build={data.build}"
-        self._dataset, self._kind = built(data.build), settings.model.kind
+        self._dataset, self._model = built(data.build), settings.model
         self.counts = hasattr(self._dataset, "counted")
         with called(self.name):
             length = len(self._dataset)
@@ -69,9 +69,8 @@ class OwnSamples:
         with called(f"{self.name}[{number}]"):
             found = self._dataset[number]
             sample = {str(name): torch.as_tensor(value) for name, value in found.items()}
-        if self._kind != "custom" and sample.keys() != {"input_ids", "labels"}:
-            given = ", ".join(sample)
-            raise UserMistake(f"{self.name} must give input_ids and labels to model={self._kind}, not {given}")
+        if self._model.kind != "custom":
+            _check_tokens(sample, self._model, self.name, number)
         return sample
 
     def held_out(self, number: int) -> Sample:
@@ -91,6 +90,23 @@ class OwnSamples:
                 digest.update(repr((name, tensor.dtype, tensor.shape)).encode())
                 digest.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()[:16]
+
+
+def _check_tokens(sample: Sample, model: Model, name: str, number: int) -> None:
+    """Raises UserMistake if these are not the tokens and labels of one sample."""
+    if sample.keys() != {"input_ids", "labels"}:
+        raise UserMistake(f"{name} must give input_ids and labels to model={model.kind}, not {', '.join(sample)}")
+    for key, tensor in sample.items():
+        if tensor.shape != (model.sequence,) or tensor.dtype != torch.int64:
+            wanted = f"({model.sequence},) int64 for model.sequence={model.sequence}"
+            found = f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}"
+            raise UserMistake(f"{name}[{number}]: {key} must be {wanted}, not {found}")
+        ignored = tensor == IGNORED if key == "labels" else torch.zeros_like(tensor, dtype=torch.bool)
+        wrong = tensor[((tensor < 0) | (tensor >= model.vocabulary)) & ~ignored]
+        if len(wrong):
+            allowed = f"0 to {model.vocabulary - 1} (model.vocabulary={model.vocabulary})"
+            allowed += f" or {IGNORED}" * (key == "labels")
+            raise UserMistake(f"{name}[{number}]: {key} must be {allowed}, not {int(wrong[0])}")
 
 
 def together(samples: Sequence[Sample]) -> Batch:

@@ -46,6 +46,17 @@ class Uneven(Mixed):
         return {"sound": torch.zeros(1 + i)}
 
 
+class Changed(Tokens):
+    """Samples of `Tokens`, of which the last one is changed."""
+
+    def __init__(self, change):
+        self.change = change
+
+    def __getitem__(self, i):
+        sample = super().__getitem__(i)
+        return sample if i < 39 else sample | self.change(**sample)
+
+
 def nothing():
     return 3
 
@@ -68,3 +79,23 @@ def fails():
 
 def uneven():
     return Uneven()
+
+
+def short():
+    return Changed(lambda input_ids, labels: {"input_ids": input_ids[:8], "labels": labels[:8]})
+
+
+def int32():
+    return Changed(lambda input_ids, labels: {"labels": labels.int()})
+
+
+def large():
+    return Changed(lambda input_ids, labels: {"input_ids": input_ids + 250})
+
+
+def ignored_input():
+    return Changed(lambda input_ids, labels: {"input_ids": labels})
+
+
+def negative():
+    return Changed(lambda input_ids, labels: {"labels": labels.clamp(-1)})

@@ -78,6 +78,24 @@ def test_the_projects_own_model_accepts_only_tokens():
         Batches(config).batch(0, 0)
 
 
+@pytest.mark.parametrize("kind", ["transformer", "llama", "hf"])
+@pytest.mark.parametrize(
+    "build, sentence",
+    [
+        ("short", r"input_ids must be \(16,\) int64 for model.sequence=16, not \(8,\) int64"),
+        ("int32", r"labels must be \(16,\) int64 for model.sequence=16, not \(16,\) int32"),
+        ("large", r"input_ids must be 0 to 255 \(model.vocabulary=256\), not 289"),
+        ("ignored_input", r"input_ids must be 0 to 255 \(model.vocabulary=256\), not -100"),
+        ("negative", r"labels must be 0 to 255 \(model.vocabulary=256\) or -100, not -1"),
+    ],
+)
+def test_tokens_of_another_length_type_or_range_are_refused(kind, build, sentence):
+    samples = Batches(settings(build, run__validate_every=0).with_values({"model.kind": kind}))._samples
+    samples.train(38)
+    with pytest.raises(UserMistake, match=rf"{build}\[39\]: {sentence}"):
+        samples.train(39)
+
+
 @pytest.mark.parametrize("key, value", [("path", "a"), ("format", "chat"), ("document_mask", True)])
 def test_other_sources_cannot_be_combined_with_a_dataset(key, value):
     config = small(data__build="a:b").with_values({f"data.{key}": value})
