@@ -186,6 +186,13 @@ def test_the_name_of_a_platform_has_everything_that_the_bits_depend_on(monkeypat
         assert platform(GPU, "nccl") != before
 
 
+@pytest.mark.parametrize("precision, named", [("fp32", False), ("bf16", True), ("bf16-autocast", True)])
+def test_the_name_of_a_cpu_has_its_bf16_instructions_if_they_compute_products(precision, named, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    assert (" bf16 amx, " in platform(CPU, "gloo", precision)) is named
+
+
 @pytest.mark.parametrize(("chosen", "warmed"), [(GPU, ["stage", "optimizer"]), (CPU, [])])
 def test_a_worker_compiles_everything_before_it_is_ready(chosen, warmed, monkeypatch):
     done = []
