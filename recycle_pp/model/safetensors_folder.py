@@ -11,12 +11,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 PIECES, PIECE = 256, 1 << 16  # number and bytes of the pieces of a large file that its digest covers
+AGAIN = "download it again, or run `git lfs pull` if git cloned the folder"
 
 
 def folder_digest(path: Path) -> str:
@@ -38,13 +42,15 @@ class Folder:
     """The safetensors of a Hugging Face folder. Tensors are read one at a time, on request.
 
     prefix: prefix of parameter names (`transformer.wte.weight`) that files of the bare model omit (`wte.weight`).
+
+    Like the methods, raises ValueError, with one sentence for the user, if a file is missing or incomplete.
     """
 
     def __init__(self, path: Path, prefix: str = "") -> None:
         self._path, self._prefix = path, f"{prefix}." if prefix else ""
         index, single = path / "model.safetensors.index.json", path / "model.safetensors"
         if index.exists():
-            self._files: dict[str, str] = json.loads(index.read_text())["weight_map"]
+            self._files: dict[str, str] = _weight_map(index)
         elif single.exists():
             with _opened(single) as file:
                 self._files = dict.fromkeys(file.keys(), single.name)
@@ -71,11 +77,27 @@ class Folder:
         return None
 
 
-def _opened(path: Path):  # type: ignore[no-untyped-def]
+def _weight_map(index: Path) -> dict[str, str]:
+    """Name of a tensor -> name of its file."""
     try:
-        from safetensors import safe_open
+        return dict(json.loads(index.read_text())["weight_map"])
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise ValueError(f"model.path: {index} is not an index of safetensors; {AGAIN}") from error
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    try:
+        from safetensors import SafetensorError, safe_open
     except ImportError as error:
         raise ValueError(
             "reading safetensors needs the package: pip install -e '.[hf]' in the clone of recycle_pp"
         ) from error
-    return safe_open(path, framework="pt")
+    try:
+        with safe_open(path, framework="pt") as file:
+            yield file
+    except FileNotFoundError as error:
+        raise ValueError(f"model.path: {path} is missing; {AGAIN}") from error
+    except (SafetensorError, OSError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"model.path: {path} is not a complete safetensors file ({reason}); {AGAIN}") from error
