@@ -4,6 +4,7 @@
     order = Order([1000, 50], [0.8, 0.2], seed=0)    # 4 of 5 samples come from the first source
     order.window(n)                                  # windows of all sources are numbered consecutively
     order = Order([1000], None, seed=0, part=(1, 8))     # only every eighth sample of the first epoch, in all epochs
+    interleaved([1000, 50], [0.8, 0.2])[:100]        # the windows of a validation with 100 samples
 
 Without weights every window of every source occurs once per epoch. With weights each source has its own epochs. The
 sources alternate in a fixed pattern of `PATTERN` turns, so any range of samples contains each source's share, rounded
@@ -65,6 +66,18 @@ class Order:
         if epoch:  # another order of the same windows
             i = permuted(i, mine, (self._seed, epoch, part, *source))
         return permuted(part + parts * i, count, (self._seed, 0, *source))
+
+
+def interleaved(counts: Sequence[int], weights: Sequence[float] | None) -> np.ndarray:
+    """All windows once, as numbers from 0 to sum(counts) - 1. The windows of each source are in order and evenly
+    spread, so the first n windows contain each source's share, while it lasts. Windows of a single source keep their
+    order.
+
+    counts, weights: see `Order`
+    """
+    shares = np.asarray(counts if weights is None else weights, dtype=np.float64)
+    return np.argsort(np.concatenate([(np.arange(n) + 0.5) / s for n, s in zip(counts, shares, strict=True)]),
+                      kind="stable")  # fmt: skip
 
 
 def _turns(weights: Sequence[float]) -> list[tuple[int, int, int]]:

@@ -22,7 +22,7 @@ from recycle_pp.config.settings import Settings
 
 from . import sources
 from .chat.packing import TOKEN, targets_in
-from .order import Order
+from .order import Order, interleaved
 from .source import TokenSource
 
 
@@ -65,6 +65,7 @@ class Samples:
                     f"model.sequence={T}" + ("" if own else " beside the held-out part")
                 )
         self._order = Order(self._train.counts, data.weights, settings.run.seed, settings.islands.cut)
+        self._held_out_order = interleaved(self._held_out.counts, None if own else data.weights)
         self.separator = sources.separator(data, train + own)
         self.windows, self.held_outs = len(self._train) // settings.islands.cut[1], len(self._held_out)
 
@@ -83,8 +84,9 @@ class Samples:
         """Number of labels of a training window that are not ignored."""
         return targets_in(self.train(window))
 
-    def held_out(self, window: int) -> np.ndarray:
-        return self._checked(self._held_out, window)
+    def held_out(self, number: int) -> np.ndarray:
+        """The tokens of a held-out sample, like `train`. Several sources alternate (`order.interleaved`)."""
+        return self._checked(self._held_out, int(self._held_out_order[number]))
 
     def _checked(self, windows: Windows, window: int) -> np.ndarray:
         tokens, name = windows[window]

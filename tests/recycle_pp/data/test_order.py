@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recycle_pp.data.order import PATTERN, Order
+from recycle_pp.data.order import PATTERN, Order, interleaved
 from recycle_pp.data.permutation import permuted
 
 COUNTS = st.lists(st.integers(1, 300), min_size=1, max_size=5)
@@ -52,6 +52,27 @@ def test_with_weights_each_source_has_its_share_of_any_range_and_its_own_epochs(
 
 def test_a_weight_does_not_change_the_order_of_a_single_source():
     assert [Order([50], [3.0], 1).window(n) for n in range(120)] == [Order([50], None, 1).window(n) for n in range(120)]
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.floats(0.05, 1.0)), min_size=1, max_size=4), st.booleans())
+@settings(max_examples=30)
+def test_held_out_windows_come_once_in_order_and_any_first_ones_contain_the_share_of_each_source(sources, weighted):
+    counts = [count for count, _ in sources]
+    weights = [weight for _, weight in sources] if weighted else None
+    shares, found = weights or counts, interleaved(counts, weights).tolist()
+    assert sorted(found) == list(range(sum(counts)))
+    lasts = min((c / share for c, share in zip(counts, shares, strict=True) if share), default=0) * sum(shares)
+    for source, share in enumerate(shares):
+        start = sum(counts[:source])
+        mine = [window for window in found if start <= window < start + counts[source]]
+        assert mine == sorted(mine)
+        for n in range(int(lasts)):
+            there = sum(start <= window < start + counts[source] for window in found[:n])
+            assert there == pytest.approx(n * share / sum(shares), abs=len(counts))
+
+
+def test_held_out_windows_of_a_single_source_keep_their_order():
+    assert interleaved([50], None).tolist() == interleaved([50], [3.0]).tolist() == list(range(50))
 
 
 def test_the_billionth_sample_is_found_without_its_predecessors():
