@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if model.config is None:
         print("without a config.json: the model is your own code; load the weights by name")
     if not has_tokenizer:
-        print("without a tokenizer: neither data.tokenizer nor model.path names one")
+        print("without a tokenizer: neither data.tokenizer nor model.path names one, and data.path is not text")
     return 0
 
 

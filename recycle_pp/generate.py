@@ -62,7 +62,9 @@ def load(weights: Exported) -> tuple[Any, Any]:
         )
     with tempfile.TemporaryDirectory() as folder:
         if not weights.write_config(Path(folder)):
-            raise ValueError("this run has no tokenizer: neither data.tokenizer nor model.path is set")
+            raise ValueError(
+                "this run has no tokenizer: neither data.tokenizer nor model.path names one, and data.path is not text"
+            )
         config = transformers.AutoConfig.from_pretrained(folder)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForCausalLM.from_config(config)

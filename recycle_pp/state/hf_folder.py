@@ -143,7 +143,7 @@ class Exported:
             copy_files(self._folder, ("generation_config.json",), folder)
         if self.config is not None:
             write_json(folder / "config.json", self.config)
-        return write_tokenizer(self._run["data"], self._folder, folder)
+        return write_tokenizer(self._run, self._folder, folder)
 
 
 class Adapter(Exported):
@@ -159,7 +159,7 @@ class Adapter(Exported):
 
     def write_config(self, folder: Path) -> bool:
         peft_config(load(self._run["model"], Model)).save_pretrained(folder)
-        return write_tokenizer(self._run["data"], self._folder, folder)
+        return write_tokenizer(self._run, self._folder, folder)
 
 
 class Merged(Exported):

@@ -1,6 +1,6 @@
 """The tokenizer of an exported model.
 
-write_tokenizer(run["data"], model_path, folder)     # returns False if the tokenizer is unknown
+write_tokenizer(run, model_path, folder)     # returns False if the tokenizer is unknown
 copy_files(source, ["config.json"], folder); write_json(folder / "config.json", {...})
 """
 
@@ -15,6 +15,7 @@ from typing import Any
 from recycle_pp.data import tokenizer
 from recycle_pp.data.sources import is_text, paths
 from recycle_pp.storage.local_copy import copy, is_stored
+from recycle_pp.storage.local_copy import place as local
 
 TOKENIZER = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
@@ -22,26 +23,37 @@ TOKENIZER = (
 )  # fmt: skip
 
 
-def write_tokenizer(data: Mapping[str, Any], origin: Path | None, folder: Path) -> bool:
+def write_tokenizer(run: Mapping[str, Any], origin: Path | None, folder: Path) -> bool:
     """Writes the files of the tokenizer to `folder`. Returns False if the tokenizer is unknown.
 
-    data    the run's settings in group `data`
-    origin  the folder model.path, or None; its tokenizer is used if data.tokenizer is not set
+    run     the run's settings, of which the groups `data` and `model` are read
+    origin  the folder model.path, or None; its tokenizer is used if neither data.tokenizer nor the data name one
     """
+    data = run["data"]
     place = data.get("tokenizer")
-    if place is None and data.get("build") is not None and origin is None:
-        return False
-    if place is None and origin is not None:
-        return copy_files(origin, TOKENIZER, folder)
-    if place == tokenizer.BYTES or (place is None and all(map(is_text, paths(data.get("path"))))):
+    if place is None and _are_bytes(data, run["model"], origin):
+        place = tokenizer.BYTES
+    if place is None:  # the run was trained on files of tokens or on the user's own dataset
+        return origin is not None and copy_files(origin, TOKENIZER, folder)
+    if place == tokenizer.BYTES:
         _write_bytes_tokenizer(folder)
         return True
-    if place is not None and is_stored(place):
+    if is_stored(place):
         copy(place, small=True)
-    if place is None:  # the run was trained on files of tokens, so the tokenizer is unknown
-        return False
     _copy_tokenizer(tokenizer.definition(place), data.get("separator"), folder)
     return True
+
+
+def _are_bytes(data: Mapping[str, Any], model: Mapping[str, Any], origin: Path | None) -> bool:
+    """Whether a run without data.tokenizer was trained on the bytes of text."""
+    pretrained = model.get("kind") in ("hf", "llama") and model.get("init") != "random"
+    if pretrained and origin is not None and (origin / "tokenizer.json").is_file():
+        return False  # because `config.checks` refuses bytes for such a model
+    return data.get("build") is None and all(
+        # The files tell text from tokens. If they are absent, a vocabulary of 256 can only be that of bytes.
+        is_text(path) and (local(path).exists() or model.get("vocabulary") == 256)
+        for path in paths(data.get("path"))
+    )
 
 
 def copy_files(source: Path, names: Sequence[str], folder: Path) -> bool:

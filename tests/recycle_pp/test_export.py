@@ -150,7 +150,7 @@ def test_a_model_of_another_folder_keeps_its_names_config_and_tokenizer(run, tmp
 
 def with_path(run: Path, folder: Path) -> None:
     config = yaml.safe_load((run / "config.yaml").read_text())
-    config["model"]["path"] = str(folder)
+    config["model"] |= {"kind": "hf", "path": str(folder)}
     (run / "config.yaml").write_text(yaml.safe_dump(config))
 
 
