@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import os
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 from .source import TokenSource
 
-SKIPPED = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}  # not part of the library's own text
+SKIPPED = {"site-packages", "dist-packages", "test", "tests"}  # folders that are not the library's own text
+COMPILED = "__pycache__"  # no text in any corpus
 
 
 def read(path: str | None) -> TokenSource:
@@ -24,7 +25,7 @@ def read(path: str | None) -> TokenSource:
     """
     if path is None:
         root = Path(sysconfig.get_paths()["stdlib"])
-        return TokenSource("Python's standard library", _bytes(files(root, ".py")))
+        return TokenSource("Python's standard library", _bytes(files(root, ".py", SKIPPED)))
     place = Path(path)
     tokens = _bytes(files(place) if place.is_dir() else [place])
     if not len(tokens):
@@ -32,10 +33,11 @@ def read(path: str | None) -> TokenSource:
     return TokenSource(path, tokens)
 
 
-def files(root: Path, suffix: str = "") -> Iterator[Path]:
-    """The files below `root`, in the same order on every machine. Leaves out hidden files and the folders `SKIPPED`."""
+def files(root: Path, suffix: str = "", skipped: Collection[str] = ()) -> Iterator[Path]:
+    """The files below `root`, in the same order on every machine. Leaves out hidden files and folders, `COMPILED`, and
+    the folders with a name in `skipped`."""
     for folder, folders, names in os.walk(root):
-        folders[:] = sorted(name for name in folders if name not in SKIPPED and not name.startswith("."))
+        folders[:] = sorted(name for name in folders if name not in {COMPILED, *skipped} and not name.startswith("."))
         yield from (Path(folder, name) for name in sorted(names) if name.endswith(suffix) and name[0] != ".")
 
 

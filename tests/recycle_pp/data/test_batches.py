@@ -10,6 +10,7 @@ import torch
 from recycle_pp.data import raw_text, token_file
 from recycle_pp.data.batch import Batch
 from recycle_pp.data.batches import Batches
+from recycle_pp.data.documents import Corpus
 from recycle_pp.data.file_tokens import FileTokens
 from tests.recycle_pp.in_process import small
 
@@ -100,6 +101,16 @@ def test_a_folder_is_read_in_an_order_that_does_not_depend_on_the_file_system(tm
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(name[0].encode() * 400)
     assert raw_text.read(str(tmp_path)).tokens.tobytes() == b"a" * 400 + b"c" * 400 + b"b" * 800
+
+
+@pytest.mark.parametrize("name", ["test", "tests", "site-packages", "dist-packages"])
+def test_folders_of_any_name_in_a_users_corpus_are_read(tmp_path, name):
+    for folder in (name, "__pycache__", ".git"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.txt").write_bytes(b"x" * 5)
+    assert raw_text.read(str(tmp_path)).tokens.tobytes() == b"x" * 5
+    assert Corpus.of([str(tmp_path)]).files == (tmp_path / name / "a.txt",)
+    assert not any(name in file.parts for file in raw_text.files(tmp_path, skipped=raw_text.SKIPPED))
 
 
 def test_nanogpts_bin_is_uint16_and_is_not_read_into_memory(tmp_path):
