@@ -69,6 +69,11 @@ class OwnSamples:
         with called(f"{self.name}[{number}]"):
             found = self._dataset[number]
             sample = {str(name): torch.as_tensor(value) for name, value in found.items()}
+        if self.counts and "labels" not in sample:
+            raise UserMistake(
+                f"{self.name} has a method counted, so its samples must have a tensor labels; they have "
+                f"{', '.join(sample)}"
+            )
         if self._model.kind != "custom":
             _check_tokens(sample, self._model, self.name, number)
         return sample

@@ -46,6 +46,14 @@ class Uneven(Mixed):
         return {"sound": torch.zeros(1 + i)}
 
 
+class Targets(Counted):
+    """Counted labels under another name."""
+
+    def __getitem__(self, i):
+        sample = super().__getitem__(i)
+        return {"input_ids": sample["input_ids"], "targets": sample["labels"]}
+
+
 class Changed(Tokens):
     """Samples of `Tokens`, of which the last one is changed."""
 
@@ -67,6 +75,10 @@ def tokens():
 
 def counted():
     return Counted()
+
+
+def targets():
+    return Targets()
 
 
 def mixed():

@@ -60,6 +60,7 @@ def test_the_fingerprint_depends_only_on_the_content():
         ("nothing", r"data\.build=.*nothing must give an object with __len__ and __getitem__, not int"),
         ("nowhere", r"data\.build=.*nowhere: .* has no nowhere"),
         ("fails", rf"fails\[7\] raised OSError: no such picture \({re.escape(own_sets.__file__)}, line \d+, in __get"),
+        ("targets", r"has a method counted, so its samples must have a tensor labels; they have input_ids, targets"),
         ("uneven", r"samples have different shapes or names"),
     ],
 )
