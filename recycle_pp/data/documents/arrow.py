@@ -29,7 +29,7 @@ def size(folder: Path) -> int:
 def pieces(file: Path, column: str, offset: int) -> Iterator[Piece]:
     """The documents from row `offset` on. Skips rows without text."""
     kinds = {name: str(getattr(of, "dtype", of)) for name, of in _open(file).features.items()}
-    if "string" not in kinds.get(column, ""):
+    if kinds.get(column) not in ("string", "large_string"):
         raise ValueError(f"{file} has no text in {column!r}; its columns are {', '.join(kinds)}. data.column names the "
                          "column")  # fmt: skip
     for record, _, after in records(file, [column], offset):

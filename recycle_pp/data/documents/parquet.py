@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,13 +10,14 @@ from typing import Any
 from .piece import Piece
 
 ROWS = 1024  # number of rows read at once
+TEXT = re.compile("(dictionary<values=)?(large_)?string(_view)?(, .*)?")  # types of a column of text
 
 
 def pieces(file: Path, column: str, offset: int) -> Iterator[Piece]:
     """The documents from row `offset` on. Skips rows without text. Does not read earlier row groups."""
     with _open(file) as table:
         kinds = {field.name: str(field.type) for field in table.schema_arrow}
-        if "string" not in kinds.get(column, ""):
+        if not TEXT.fullmatch(kinds.get(column, "")):
             raise ValueError(
                 f"{file} has no text in {column!r}; its columns are "
                 f"{', '.join(f'{name} ({kind})' for name, kind in kinds.items())}. data.column names the column"

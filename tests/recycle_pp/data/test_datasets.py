@@ -67,7 +67,13 @@ def test_a_dataset_of_the_hub_is_fetched_once(tmp_path, monkeypatch):
     [
         (lambda at: f"hf://{at}/nothing", "hf://.*nothing cannot be fetched: "),
         (lambda at: splits(at), "holds the splits train, test; name one of them, .*train"),
-        (lambda at: other(at), "has no text in 'text'; its columns are body. data.column names the column"),
+        (lambda at: saved(at, {"text": [["a", "b"]]}), "has no text in 'text'; its columns are text"),
+        (lambda at: saved(at, {"text": [[{"role": "a"}]]}), "has no text in 'text'; its columns are text"),
+        (lambda at: saved(at, {"text": [{"role": "a"}]}), "has no text in 'text'; its columns are text"),
+        (
+            lambda at: saved(at, {"body": TEXTS}),
+            "has no text in 'text'; its columns are body. data.column names the column",
+        ),
     ],
 )
 def test_a_dataset_without_text_is_refused_in_one_sentence(tmp_path, make, sentence):
@@ -83,8 +89,8 @@ def splits(at):
     return at / "both"
 
 
-def other(at):
-    dataset({"body": TEXTS}).save_to_disk(at / "other")
+def saved(at, columns):
+    dataset(columns).save_to_disk(at / "other")
     return at / "other"
 
 

@@ -234,6 +234,33 @@ def test_an_invalid_parquet_file_or_a_missing_column_is_named(tmp_path):
         pieces(parquet, file)
 
 
+@pytest.mark.parametrize(
+    "value, kind",
+    [
+        (["a"], "list<element: string>"),
+        ([{"role": "a"}], "list<element: struct<role: string>>"),
+        ({"role": "a"}, "struct<role: string>"),
+        (1, "int64"),
+    ],
+)
+def test_a_parquet_column_without_text_is_named_with_its_type(tmp_path, value, kind):
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"text": [value]}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=rf"has no text in 'text'; its columns are text \({kind}\)"):
+        pieces(parquet, tmp_path / "a.parquet")
+
+
+@pytest.mark.parametrize("kind", ["string", "large_string", "string_view", "dictionary"])
+def test_every_type_of_text_in_parquet_is_read(tmp_path, kind):
+    import pyarrow.parquet
+
+    column = pyarrow.array(["a", "b"])
+    column = column.dictionary_encode() if kind == "dictionary" else column.cast(getattr(pyarrow, kind)())
+    pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
+    assert [piece.text for piece in pieces(parquet, tmp_path / "a.parquet")] == ["a", "b"]
+
+
 def test_only_the_documents_in_a_folder_are_read(tmp_path):
     formats.jsonl(tmp_path / "b.jsonl", ["x"])
     formats.parquet(tmp_path / "a.parquet", ["y"])
