@@ -88,7 +88,7 @@ class Recipe:
     def digest(self) -> str:
         """Digest of the tokenizer, and of the files' names, sizes and modification times. Does not read the files."""
         corpus = self.corpus
-        words = (VERSION, self.tokenizer.digest, corpus.column, corpus.identity)
+        words = (VERSION, self.tokenizer.digest, corpus.column, corpus.identity, *corpus.cuts)
         return hashlib.sha256(repr(words).encode()).hexdigest()[:32]
 
     @property

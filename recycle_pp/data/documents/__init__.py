@@ -81,6 +81,12 @@ class Corpus:
         stats = [(file / "state.json" if file.is_dir() else file).stat() for file in self.files]
         return [(file.name, of.st_size, of.st_mtime_ns) for file, of in zip(self.files, stats, strict=True)]
 
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """The version of the places at which a text file is cut, if there is one that is cut; else ()."""
+        long = (size > text.SIZE and format_of(file) is text for file, size in zip(self.files, self.sizes, strict=True))
+        return (text.CUTS,) * any(long)
+
     def pieces(self, start: Position) -> Iterator[tuple[Piece, Position]]:
         """Yields (piece, position after the piece) for every piece from `start` on.
 
