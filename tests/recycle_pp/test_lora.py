@@ -112,7 +112,8 @@ def test_exports_of_adapters_and_of_the_merged_model_have_the_same_logits(traine
     adapted = peft.PeftModel.from_pretrained(load(folder), tmp_path / "adapter").eval()
     merged, info = load(tmp_path / "merged", output_loading_info=True)
     assert not any(info.values())
-    assert sorted(os.listdir(tmp_path / "adapter")) == ["adapter_config.json", "adapter_model.safetensors"]
+    tokenizer = ["tokenizer.json", "tokenizer_config.json"]
+    assert sorted(os.listdir(tmp_path / "adapter")) == ["adapter_config.json", "adapter_model.safetensors", *tokenizer]
     with torch.no_grad():
         ours, theirs, before = (model(TOKENS).logits for model in (merged, adapted, load(folder)))
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)

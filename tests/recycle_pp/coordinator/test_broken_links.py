@@ -64,6 +64,7 @@ def test_links_that_keep_failing_in_a_step_end_the_worker_that_reports_it_first(
     for generation in range(3):
         fail(of, generation, 1)
     assert of.ended == [] and [event.reason for event in of.recorder.whole] == ["unhandled system error"] * 3
+    assert of.recorder.events == ["link_failed"] * 3
     fail(of, 3, 1)
     assert of.ended == [Worker(1, 0)] and len(of.recorder.whole) == 3
 
