@@ -69,8 +69,11 @@ class Understudy:
         return all(later in self.early for later in range(self.step + 1, step))
 
     def committed(self, commit: Commit) -> None:
-        self._commits = [*self._commits, commit][-KEPT:]
-        self._settle()
+        """Records a commit. Ignores it if the arrived state contains its step, because the donor's state may arrive
+        before the coordinator's commit."""
+        if commit.step > self.step:
+            self._commits = [*self._commits, commit][-KEPT:]
+            self._settle()
 
     def take_due(self) -> list[Commit]:
         due, self._due = self._due, []

@@ -86,6 +86,7 @@ class Coordinator:
         self.moves: Counter[str] = Counter()  # how the moves ended
         self.switched_at = -1  # event at which the last move was adopted
         self.took_over: Counter[Worker] = Counter()  # workers that understudies have had to play
+        self._taking_over: dict[int, Worker] = {}  # understudy -> the worker it plays once the generation is adopted
         self.in_step_at = -1  # event at which an understudy was in step for the first time
         self._spawned: dict[int, Worker] = {}  # the worker that each member's newest process was started as
 
@@ -161,6 +162,7 @@ class Coordinator:
         self.log: list[tuple[Event, Outcome]] = []  # of this job
         self._planned: Problem | None = None
         self.stage_lost: int | None = None
+        self._taking_over.clear()
 
     def spawn(self, member: int) -> None:
         world = self._world
@@ -258,6 +260,9 @@ class Coordinator:
             if self.stage_lost is not None:
                 world.fail(f"stage {note['stage']} is lost twice")
             self.stage_lost = note["stage"]
+            for member, worker in self._taking_over.items():
+                if worker.stage == self.stage_lost and member in self.job.live and self.alive[member].alive:
+                    world.fail(f"stage {self.stage_lost} is lost, and member {member}, which takes it over, is alive")
         elif note["event"] == "violation":
             if not world.flips:
                 world.fail(note["detail"])
@@ -269,7 +274,10 @@ class Coordinator:
                 self.saving.begin(commit.step + 1, commit.savers, commit.last, self.job.live)
         elif note["event"] == "took_over":
             self.took_over[note["worker"]] += 1
+            self._taking_over[note["member"]] = note["worker"]
             self.saving.abandon()
+        elif note["event"] == "plan_adopted":
+            self._taking_over.clear()
         elif note["event"] == "move_ended":
             self.moves[note["how"]] += 1
             if note["how"] == "switched":
@@ -328,6 +336,7 @@ class Coordinator:
             self.alive.clear()  # the old processes act a little longer, and their messages are ignored
             self.saving = Saving(NOWHERE, lambda: self.job.assignment)
             self.stage_lost = None
+            self._taking_over.clear()
             self._drive(Restarted(self.saved, present))
             self._drive(ProblemChanged(world.problem_of(world.layout)))
             self._spawn_all(present)

@@ -66,6 +66,13 @@ def test_a_new_coordinator_lets_the_understudy_of_a_worker_that_died_with_the_ol
             assert (world.took_over.keys(), world.takeovers) == ({LAST}, 1)  # perhaps by both coordinators
 
 
+def test_an_understudy_takes_over_although_the_donors_state_arrived_before_the_commit_of_that_state():
+    for seed, delays in ((0, None), (1, 3), (8, 3)):
+        order = replace(ALONE, seed=seed, delays=delays)
+        world = and_then(order, Fault(in_step_at(order) + 24, "kill", LAST)).run().coordinator
+        assert (world.lost, world.restores, world.took_over) == (None, 0, {LAST: 1})
+
+
 def test_a_dead_understudy_is_replaced_by_another_worker_of_the_fullest_stage():
     order = replace(ALONE, shape=(3, 2, 2), steps=9)
     order = and_then(order, Fault(60, "kill", Worker(2, 1)))
