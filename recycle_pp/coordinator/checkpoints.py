@@ -6,6 +6,7 @@
     out = saving.died(member, live)         # the run's last checkpoint gets another saver; any other one is abandoned
     out = saving.only(live)                 # treats awaited members that are not in `live` as dead
     out = saving.returned(member)           # resends a request that may have been lost with the member's connection
+    saving.restarted()                      # all workers restart; the checkpoint is abandoned
 
 One member assembles the checkpoint once all parts are written and the digests of all live members agree. Checkpoints
 are named by their number of steps: `step-000020` has the state after steps 0 to 19.
@@ -113,7 +114,7 @@ class Saving:
         self.step = -1
         self._missing: dict[int, Member] = {}  # stage (if sharded: member) -> member whose part is missing
         self._parts: dict[Member, str] = {}  # member -> folder name of its finished part
-        self._writing: set[Member] = set()  # members still writing a part, even if the checkpoint was abandoned
+        self.writing: set[Member] = set()  # members still writing a part, even if the checkpoint was abandoned
         self._whole: set[Member] = set()  # members asked to save every unit they hold, because a peer died
         self._last: Member | None = None  # member that wrote the last part; assembles all parts once the digests agree
         self.replicas = Replicas()
@@ -132,11 +133,11 @@ class Saving:
     def occupied(self) -> bool:
         """Whether a checkpoint is being saved, or a member is still writing a part of an abandoned one. Such a member
         would be late with its part of a new checkpoint."""
-        return self.busy or bool(self._writing)
+        return self.busy or bool(self.writing)
 
     def slow(self) -> str:
         """The workers that delay the current save, as text: "workers 0.1, 1.2"."""
-        silent = self._missing.values() or self.replicas.silent if self.busy else self._writing
+        silent = self._missing.values() or self.replicas.silent if self.busy else self.writing
         missing = [self._assembler] if self._assembler is not None else sorted(silent)
         names = [str(self._assignment()[member]) for member in missing]
         return f"worker{'s' * (len(names) != 1)} {', '.join(names)}"
@@ -226,12 +227,12 @@ class Saving:
         self.replicas = Replicas(step, {member: assignment[member] for member in live})
         self._parts = {}
         self._whole = set()
-        self._writing |= set(savers)
+        self.writing |= set(savers)
 
     def save_failed(self, message: SaveFailed, member: Member | None = None) -> bool:
         """Abandons the checkpoint. Returns False if it is no longer being saved. member: sender of the message, or
         None for this coordinator."""
-        self._writing.discard(member)  # type: ignore[arg-type]
+        self.writing.discard(member)  # type: ignore[arg-type]
         if message.step != self.step or not self.busy:
             return False
         self.failed = self.failed or self.final
@@ -243,9 +244,14 @@ class Saving:
         self._assembler = None
         self._last = None
 
+    def restarted(self) -> None:
+        """Abandons the checkpoint. New processes replace all live workers, so no part is being written any more."""
+        self.abandon()
+        self.writing.clear()
+
     def saved(self, member: Member, message: Saved) -> list[Send]:
         """Records a finished part. Unless state is sharded, any member of the stage may have written it."""
-        self._writing.discard(member)
+        self.writing.discard(member)
         key = self._key(member)
         if message.step != self.step or key not in self._missing or message.whole < (member in self._whole):
             return []
@@ -283,7 +289,7 @@ class Saving:
 
     def died(self, member: Member, live: Collection[Member]) -> list[Send]:
         self.replicas.died(member)
-        self._writing.discard(member)
+        self.writing.discard(member)
         self._last = min(live, default=None) if member == self._last else self._last
         if member not in (*self._missing.values(), self._assembler):
             return self._assemble_if_complete()
@@ -306,7 +312,7 @@ class Saving:
         return [Send(peer, Save(self.step)) for peer in asked] or self._assemble_if_complete()
 
     def only(self, live: Collection[Member]) -> list[Send]:
-        self._writing &= set(live)
+        self.writing &= set(live)
         awaited = {m for m in (*self._missing.values(), *self.replicas.silent, self._assembler) if m is not None}
         return [send for member in sorted(awaited - set(live)) for send in self.died(member, live)]
 

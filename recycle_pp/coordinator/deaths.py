@@ -199,7 +199,7 @@ class Deaths:
             return
         finally:
             self._after_commit.report_damage(whole.damaged)
-        state.saving.abandon()
+        state.saving.restarted()
         state.storing.restored(step)
         state.spans.clear()
         self._driver.drive(Restarted(step, [rank.number for rank in present]))

@@ -30,7 +30,7 @@ from recycle_pp.wire.messages.generations import Adopt, Announce, Broken, Resume
 from recycle_pp.wire.messages.islands import RoundGoal
 from recycle_pp.wire.messages.lifecycle import Donate, Exit, Expect, Leave, Profile, StoreValues
 from recycle_pp.wire.messages.members import Assignment
-from recycle_pp.wire.messages.saving import Assemble, Save, Seal, Upload
+from recycle_pp.wire.messages.saving import Assemble, Save, SaveFailed, Seal, Upload
 from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.messages.workers import State
@@ -235,9 +235,11 @@ class Session:
     def _adopt(self, message: Adopt) -> None:
         with self.changed:
             self.times["adopted"] = time.monotonic()
-            self.participant.adopt(message)
+            unsaved = self.participant.adopt(message)
             self.moment("adopt")
             self.changed.notify_all()
+        for step in unsaved:
+            self.send(SaveFailed(step, f"worker {self._plays} has taken over worker {self.participant.worker}"))
 
     def _plan(self, message: SteadyPlan) -> None:
         with self.changed:

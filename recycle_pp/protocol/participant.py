@@ -156,16 +156,20 @@ class Participant:
             understudy=None if self.understudy is None else self.understudy.state,
         )
 
-    def adopt(self, message: Adopt) -> None:
-        """Stores the orders of a generation. Ignores orders of another generation or of an earlier term.
+    def adopt(self, message: Adopt) -> list[int]:
+        """Stores the orders of a generation. Ignores orders of another generation or of an earlier term. Returns the
+        checkpoints, by number of steps, for which this member was to save a part and will not, because it plays another
+        worker now. The caller must report them, because the coordinator waits for these parts.
 
         If this worker's stage must reduce its gradients again (`Adopt.revoked`), drops the reduced gradients."""
+        unsaved: list[int] = []
         if is_void(message, self.generation) or message.term < self.agreed[0]:
-            return
+            return unsaved
         assert self.announced is not None
         self.agreed = message.term, message.generation
         self.members, self.layout = self.announced.members, self.announced.layout
         if self.role != self.worker:
+            unsaved = [commit.step + 1 for commit in self.commits if self.member in commit.savers]
             self._take_role(self.role)
         self.holdings.adopt(message.shares)
         if message.revoked:
@@ -189,6 +193,7 @@ class Participant:
             recompute=(message.recompute, False),
             outer=message.outer,
         )
+        return unsaved
 
     def plan(self, message: SteadyPlan) -> None:
         """Stores the plan for all later steps that no death interrupts."""

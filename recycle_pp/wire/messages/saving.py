@@ -33,7 +33,8 @@ class Saved(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR, lasting=True)
 class SaveFailed(Message, frozen=True):
-    """The worker could not write its part of a checkpoint, or could not assemble the checkpoint."""
+    """The worker could not write its part of a checkpoint, or could not assemble the checkpoint. Also sent by an
+    understudy that has taken over another worker before it wrote its part."""
 
     step: int
     detail: str

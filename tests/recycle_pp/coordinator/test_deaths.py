@@ -98,7 +98,10 @@ def test_a_death_at_the_end_of_the_job_is_recorded(of):
     assert of.recorder.causes == ["unknown"] and of.supervisor.received == []
 
 
-def test_after_the_last_death_of_a_stage_the_others_restart_from_the_checkpoint_as_other_workers(monkeypatch):
+def loses_a_stage(monkeypatch, savers=()):
+    """The state and the ranks of a job that has lost its stage 1 and restarts from a checkpoint.
+
+    savers: members that wrote a part of another checkpoint when the stage was lost"""
     settings = Settings(parallel=Parallel(pipelines=2, stages=2))
     state = job_state(settings)
     monkeypatch.setattr(state.saving, "restore_point", lambda step, started, present, stages: 5)
@@ -115,6 +118,8 @@ def test_after_the_last_death_of_a_stage_the_others_restart_from_the_checkpoint_
         for rank in (ranks[0], ranks[2]):
             rank.supervisor = Supervisor()
         driver.drive(WorkerDied(1))
+        if savers:
+            state.saving.begin(10, savers, False, {0, 2, 3})
         generation = job.generation
         deaths.disconnected(ranks[3], 0)
         while job.phase != "starting":  # the checkpoints are read in a thread
@@ -122,11 +127,22 @@ def test_after_the_last_death_of_a_stage_the_others_restart_from_the_checkpoint_
         assert job.generation == generation
 
     asyncio.run(asyncio.wait_for(dies(), 20))
+    return state, ranks
+
+
+def test_after_the_last_death_of_a_stage_the_others_restart_from_the_checkpoint_as_other_workers(monkeypatch):
+    state, ranks = loses_a_stage(monkeypatch)
+    job = state.job
     assert {ranks[0].role.stage, ranks[2].role.stage} == {0, 1}
     assert ranks[0].supervisor.received == ranks[2].supervisor.received == [Spawn]
     assert job.first_step == 5 and job.committed == 4
     assert job.waiting == {0, 2}
     assert state.recorder.events == ["stage_lost"] and not state.lifecycle.over
+
+
+def test_after_a_restart_from_a_checkpoint_no_checkpoint_waits_for_the_replaced_processes(monkeypatch):
+    state, _ = loses_a_stage(monkeypatch, savers=[0, 3])
+    assert not state.saving.busy and not state.saving.occupied
 
 
 class Replans(Driver):

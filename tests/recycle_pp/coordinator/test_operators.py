@@ -186,11 +186,11 @@ def test_a_request_waits_for_an_unfinished_checkpoint(of):
     """Otherwise each commit would report a skipped checkpoint."""
     saving, seen = of.state.saving, []
     saving.begin(20, [0, 1], final=False, live=[0, 1])
-    saving._writing = {0}
+    saving.writing = {0}
 
     def done():
         seen.append(of.state.ending.save_asked)
-        saving._writing.clear()
+        saving.writing.clear()
         saving.abandon()
         of.state.lifecycle.end(0)
 

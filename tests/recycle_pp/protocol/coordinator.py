@@ -270,6 +270,7 @@ class Coordinator:
         elif note["event"] == "committed":
             commit = note["commit"]
             self.commits.append(commit)
+            self._check_writers()
             if commit.savers and world.save_every:
                 self.saving.begin(commit.step + 1, commit.savers, commit.last, self.job.live)
         elif note["event"] == "took_over":
@@ -298,6 +299,12 @@ class Coordinator:
             world.kill(node)
             self.dead(node)
             self.spawn(node.me.member)
+
+    def _check_writers(self) -> None:
+        """Checks that no checkpoint waits for a member that will not write a part."""
+        for member in self.saving.writing & self.alive.keys():
+            if self.alive[member].alive and not self.alive[member].saves_until(self.saving.step):
+                self._world.fail(f"the next checkpoint waits for member {member}, which writes nothing")
 
     def _judge(self) -> None:
         if self.saving.replicas.verdict() is not None and not self.stopped:
@@ -334,7 +341,7 @@ class Coordinator:
         else:
             self.restores, self._restored_from = self.restores + 1, self.saved
             self.alive.clear()  # the old processes act a little longer, and their messages are ignored
-            self.saving = Saving(NOWHERE, lambda: self.job.assignment)
+            self.saving.restarted()
             self.stage_lost = None
             self._taking_over.clear()
             self._drive(Restarted(self.saved, present))

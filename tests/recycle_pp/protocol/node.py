@@ -199,7 +199,8 @@ class Node:
                     self.network.published.add((self.mesh, me.member))
                     self.world.touch()
             case Adopt():
-                me.adopt(message)
+                for step in me.adopt(message):
+                    self.outbox.append(SaveFailed(step, "it plays another worker now"))
             case SteadyPlan():
                 me.plan(message)
             case Commit():
@@ -509,6 +510,11 @@ class Node:
         if self.me.applied != step - 1:
             self.world.fail(f"{self.role} saves {step} steps with parameters after step {self.me.applied}")
         self.saves.append(Saved(step, whole, str(self.role)))
+
+    def saves_until(self, step: int) -> bool:
+        """Whether it has yet to save a checkpoint of at most this number of steps, or to report one."""
+        reports = (*self.saves, *self.outbox, *self.lost_messages.values())
+        return self._done < step or any(isinstance(each, Saved | SaveFailed) for each in reports)
 
     # -- messages ----------------------------------------------------------------------------------------------
 

@@ -55,6 +55,18 @@ def enter(me, generation, layout):
     return report
 
 
+def test_an_understudy_that_takes_over_returns_the_checkpoints_that_it_will_not_save():
+    for applied in (False, True):
+        me = Participant(0, MEMBERS[0], Holdings(0, of(*NOW[0]), -1))
+        enter(me, 0, NOW)
+        me.commit(Commit(0, 0, scale=1.0, norm=1.0, loss=2.0, savers=[0, 1]))
+        if applied:
+            me.next_commit()
+        me.announce(Announce(1, {0: MEMBERS[1]}, 0, base=0, layout=NOW))
+        shares = Shares.of({unit: [0] for unit in of(*NOW[1])}, together=True, copies=[], knows=None)
+        assert me.adopt(Adopt(1, {}, None, [], None, False, shares)) == ([] if applied else [1])
+
+
 def test_a_worker_reports_the_layout_of_its_agreed_generation_until_the_next_one_is_agreed():
     me = member(0)
     assert me.state(linked=True).layout == NOW and me.orders is None

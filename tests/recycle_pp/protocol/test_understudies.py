@@ -73,6 +73,15 @@ def test_an_understudy_takes_over_although_the_donors_state_arrived_before_the_c
         assert (world.lost, world.restores, world.took_over) == (None, 0, {LAST: 1})
 
 
+def test_no_checkpoint_waits_for_an_understudy_that_dropped_its_commit_when_it_took_over():
+    """The staggered optimizer does not wait for the commit of a checkpoint that a user has requested."""
+    every = Fault(0, "set", LAST, (3,))
+    for seed, moment in ((5, 726), (17, 402), (93, 407)):
+        order = replace(ALONE, copies=2, steps=9, stagger=True, save_every=50, seed=seed, delays=3)
+        world = and_then(order, every, Fault(moment, "kill", LAST)).run().coordinator
+        assert (world.lost, world.took_over) == (None, {LAST: 1})
+
+
 def test_a_dead_understudy_is_replaced_by_another_worker_of_the_fullest_stage():
     order = replace(ALONE, shape=(3, 2, 2), steps=9)
     order = and_then(order, Fault(60, "kill", Worker(2, 1)))
