@@ -153,13 +153,15 @@ class Successor:
                 self._workers.handle(self._state.roster[number], message)
 
     def _restore_rank(self, rank: Rank, found: Found) -> None:
-        """Starts a worker that is not a member, or records a dead or unreachable one. Skips live members."""
+        """Starts a worker that is not a member, or whose new process has not joined yet. Records a dead or unreachable
+        one. Skips live members."""
         for death in rank.causes.values():
             if death.where:
                 self._state.restarts.failed(death.where, rank.role)
         if rank.number in found.live or (rank.alive and not found.begun):
             return
-        if rank.incarnation < 0 or (rank.alive and rank.number not in found.members):
+        unfinished = rank.number not in found.members or rank.number in found.replaced
+        if rank.incarnation < 0 or (rank.alive and unfinished):
             rank.spawn()
         else:
             self._deaths.found(rank, found.begun)

@@ -7,12 +7,15 @@ The last coordinator may have died after it sent a message to only some of the w
 received counts for all. The newest agreed generation, by term and number, determines the members. Announced generations
 that were never agreed do not count, because a suspended or replaced coordinator may have announced them. The job's
 newest commit is the newest one of any member. Members that lack this commit receive it again.
+
+A member may have died since that generation was agreed, and its number may belong to a new process already. The new
+process has not been in any generation, and the member counts as dead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -32,6 +35,7 @@ class Found:
     generation  newest announced generation, agreed or not; -1 before the first
     members     member of the newest agreed generation -> the worker that it plays
     live        members that were reached
+    replaced    dead members whose new process was reached
     committed   newest committed step
     commit      message of the newest commit; None before the first commit
     behind      members that lack the newest commit
@@ -57,6 +61,7 @@ class Found:
     begun: bool = True
     layout: Layout = field(default_factory=dict)
     understudies: dict[Member, Followed] = field(default_factory=dict)
+    replaced: frozenset[Member] = frozenset()
 
 
 def find(states: Mapping[Member, State]) -> Found:
@@ -67,16 +72,19 @@ def find(states: Mapping[Member, State]) -> Found:
     """
     newest = max(states.values(), key=lambda state: state.agreed, default=State())
     generation, members = max((state.generation for state in states.values()), default=-1), newest.members
-    live = {member: states[member] for member in members.keys() & states.keys()}
+    begun = newest.agreed >= (0, 0)
+    reached = {member: states[member] for member in members.keys() & states.keys()}
+    replaced = frozenset(member for member, state in reached.items() if begun and state.generation < 0)
+    live = {member: state for member, state in reached.items() if member not in replaced}
     committed = max((state.committed for state in live.values()), default=-1)
     commits = [s.commit for s in live.values() if s.commit and s.commit.step == committed]
-    # a member without a generation needs no commit, because its first generation brings its state
-    behind = {w: s for w, s in live.items() if s.committed < committed and s.generation >= 0}
+    behind = {w: s for w, s in live.items() if s.committed < committed}
     if not commits and behind:
         # Only rejoined workers have this step. They received its parameters, but other members need its commit message,
         # which is lost. So the job continues from the step of those other members.
         known = {"generation": generation, "agreed": newest.agreed, "members": newest.members, "layout": newest.layout}
-        return find({member: msgspec.structs.replace(state, **known) for member, state in behind.items()})
+        found = find({member: msgspec.structs.replace(state, **known) for member, state in behind.items()})
+        return replace(found, replaced=replaced)
     commit = commits[0] if commits else None
     followed = {member: s.understudy for member, s in live.items() if s.understudy is not None}
     bases = {state.base if state.generation == generation else None for state in live.values()}
@@ -90,7 +98,8 @@ def find(states: Mapping[Member, State]) -> Found:
         informed=frozenset(w for w, s in live.items() if w in behind or s.commit is not None),
         base=bases.pop() if len(bases) == 1 else None,
         attempt=max((state.attempt for state in live.values() if state.committed == committed), default=FIRST),
-        begun=newest.agreed >= (0, 0),
+        begun=begun,
         layout=newest.layout,
         understudies={member: of for member, of in followed.items() if reaches(of, committed, commit)},
+        replaced=replaced,
     )

@@ -23,7 +23,7 @@ from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.messages.agreement import Leader, Place, Takeover
 from recycle_pp.wire.messages.handshake import SupervisorHello, WorkerHello
 from recycle_pp.wire.messages.steps import Commit
-from recycle_pp.wire.messages.supervisors import Death, Died, Registration, Spawn
+from recycle_pp.wire.messages.supervisors import Death, Died, Kill, Registration, Spawn
 from recycle_pp.wire.messages.workers import State
 
 
@@ -117,7 +117,7 @@ class Client:
     was_reset = False
 
     def __init__(self, hello, *messages):
-        self.hello, self.messages = hello, asyncio.Queue()
+        self.hello, self.messages, self.sent = hello, asyncio.Queue(), []
         for message in messages:
             self.messages.put_nowait(message)
 
@@ -129,7 +129,7 @@ class Client:
             yield message
 
     def send(self, message):
-        pass
+        self.sent.append(message)
 
     send_frame = send
 
@@ -141,9 +141,9 @@ class Client:
 
 
 @asynccontextmanager
-async def three_workers(folder, state, **control):
+async def three_workers(folder, state, last=None, **control):
     """A new coordinator of three workers of one stage, which have all reported `state`. Gives the coordinator, the
-    clients of their supervisors, and the task that is the coordinator's run."""
+    clients of their supervisors, and the task that is the coordinator's run. last: report of the last worker instead"""
     settings = Settings(
         run=Run(steps=9, dir=str(folder)),
         parallel=Parallel(3, 1, microbatches=1),
@@ -159,7 +159,7 @@ async def three_workers(folder, state, **control):
     for rank in range(3):
         place, spawn = Place("127.0.0.1", 1 + rank), Spawn(0, (rank, 0), 0)
         supervisors.append(Client(SupervisorHello(rank, f"node{rank}", 7), Registration(place, spawn, True, [])))
-        for client in (supervisors[-1], Client(WorkerHello(rank, 0, moved=True), state)):
+        for client in (supervisors[-1], Client(WorkerHello(rank, 0, moved=True), (rank == 2 and last) or state)):
             tasks.append(asyncio.create_task(coordinator.handle(client)))
     tasks.append(asyncio.create_task(coordinator.run()))
     try:
@@ -227,6 +227,17 @@ def test_a_run_folder_that_fails_does_not_delay_a_takeover_at_a_checkpoint(error
         asyncio.run(main())
     finally:
         answers.set()
+
+
+def test_a_new_process_of_a_worker_that_died_before_the_takeover_is_started_again_and_is_no_death(tmp_path):
+    async def main():
+        async with three_workers(tmp_path, state_after(5), last=State()) as (coordinator, supervisors, _):
+            await until(lambda: coordinator.state.job.live == {0, 1})
+            await until(lambda: any(isinstance(message, Spawn) for message in supervisors[2].sent))
+            assert not any(isinstance(message, Kill) for message in supervisors[2].sent)
+            assert coordinator.state.roster[2].died < 0
+
+    asyncio.run(main())
 
 
 def test_after_a_takeover_the_last_checkpoint_has_a_time_limit(tmp_path):

@@ -82,6 +82,16 @@ def test_no_checkpoint_waits_for_an_understudy_that_dropped_its_commit_when_it_t
         assert (world.lost, world.took_over) == (None, {LAST: 1})
 
 
+def test_a_new_coordinator_counts_a_worker_as_dead_although_its_new_process_has_started():
+    for seed, back, later in ((0, 8, 12), (7, 14, 16), (12, 8, 12), (18, 14, 16)):
+        order = replace(ALONE, seed=seed)
+        at = in_step_at(order) + 5
+        faults = Fault(at, "kill", LAST), Fault(at + back, "revive", LAST), Fault(at + later, "orphan", LAST)
+        world = and_then(order, *faults).run().coordinator
+        assert (world.lost, world.restores, world.job.committed) == (None, 0, 6)
+        assert world.took_over.keys() == {LAST} and len(world.job.live) == 3
+
+
 def test_a_dead_understudy_is_replaced_by_another_worker_of_the_fullest_stage():
     order = replace(ALONE, shape=(3, 2, 2), steps=9)
     order = and_then(order, Fault(60, "kill", Worker(2, 1)))
