@@ -38,6 +38,7 @@ from .ranks import Rank
 from .state import JobState
 
 REPLACED = "another layout suits the live workers better now"
+SWITCHED_OFF = "schedule.rebalance is never now"
 
 
 class Case(NamedTuple):
@@ -125,15 +126,22 @@ class Rebalancing:
         if self._switched is not None:
             self._record(self._switched, commit.step)
             self._switched = None
-        if not commit.last and self._may_move():
+        if self._open and self._off:
+            self._driver.drive(MoveWanted(job.units.layout, job.problem))
+        elif not commit.last and self._may_move():
             self._compare()
+
+    @property
+    def _off(self) -> bool:
+        """Whether no layers may move. A user may change this while a move is open."""
+        return self._state.settings.schedule.rebalance == "never"
 
     def _may_move(self) -> bool:
         state, job, layout = self._state, self._state.job, self._state.profile.layout
         schedule = state.settings.schedule
         measured = state.profile.complete or not schedule.profile_steps
         calm = job.phase == "running" and not self._joining and state.ending.signal is None
-        movable = schedule.rebalance != "never" and state.layers.stays is None and 1 < len(layout) < sum(layout)
+        movable = not self._off and state.layers.stays is None and 1 < len(layout) < sum(layout)
         return movable and measured and calm and not state.lifecycle.over
 
     def _compare(self) -> None:
@@ -232,7 +240,8 @@ class Rebalancing:
             self._adopted()
         else:
             layout = list(self._state.profile.layout)
-            self._state.recorder.layers_moved(RebalancingAbandoned(layout=layout, detail=note["detail"] or REPLACED))
+            detail = note["detail"] or (SWITCHED_OFF if self._off else REPLACED)
+            self._state.recorder.layers_moved(RebalancingAbandoned(layout=layout, detail=detail))
 
     def _record(self, move: Open, step: int) -> None:
         """Records a finished move. step: the first step in the new layout, which has just been committed."""

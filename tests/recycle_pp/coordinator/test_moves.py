@@ -101,6 +101,24 @@ def names(trainer):
     return [event.name() for event in trainer.state.recorder.whole]
 
 
+def test_a_move_that_has_begun_is_abandoned_once_a_user_switches_rebalancing_off():
+    async def scenario():
+        trainer = Trainer()
+        await trainer.commit()
+        trainer.drive(WorkerDied(DEAD))
+        trainer.state.roster[DEAD].alive = False
+        await trainer.commit()
+        trainer.state.change({"schedule.rebalance": "never"})
+        for _ in range(4):
+            await trainer.commit()
+        assert names(trainer) == ["rebalancing", "rebalancing_abandoned"]
+        assert trainer.state.recorder.whole[1].detail == "schedule.rebalance is never now"
+        job = trainer.job
+        assert job.units.layout == LAYERS and job.phase == "running" and not job.followers.newest(0)
+
+    asyncio.run(scenario())
+
+
 def test_a_death_moves_layers_and_a_return_moves_them_back():
     async def scenario():
         trainer = Trainer()
