@@ -60,6 +60,8 @@ class Deaths:
             match note["event"]:
                 case "committed":
                     self.respawn_due()
+                case "took_over":
+                    self._state.restarts.exchanged(note["worker"], note["role"])
                 case "untrusted":
                     self._end_untrusted(self._state.roster[note["member"]], note["detail"])
                 case "stage_lost":

@@ -3,6 +3,7 @@
 restarts = RestartPolicy(settings)
 restarts.faults_of(role)                    # injected faults for a new process
 restarts.died(role, committed)              # drops faults that the dead process had, so that they do not fire again
+restarts.exchanged(worker, role)            # two members have exchanged these roles; each keeps its `+rejoin_at`
 restarts.is_respawned(rank, death)          # whether to restart the worker, as it failed by itself and not too often
 restarts.is_due(role); restarts.earliest(role)      # with `+rejoin_at`: whether the worker returns, and its first step
 first = restarts.failed(where, role)        # another worker that died in the same op, or None; if any, stop the job
@@ -36,6 +37,17 @@ class RestartPolicy:
 
     def died(self, role: Worker, committed: int) -> None:
         self._faults = [f for f in self._faults if f.worker != role or f.step > committed + 1 or f.kind == "rejoin"]
+
+    def exchanged(self, worker: Worker, role: Worker) -> None:
+        """Called when an understudy takes over a worker. Both members keep their `+rejoin_at` in their new roles.
+
+        worker  the worker that the understudy takes over
+        role    the understudy's old role, which the dead member has now
+        """
+        now = {worker: role, role: worker}
+        self._faults = [
+            f._replace(worker=now.get(f.worker, f.worker)) if f.kind == "rejoin" else f for f in self._faults
+        ]
 
     def taken_over(self, live: Collection[Worker], committed: int) -> None:
         """Called on a new coordinator. Drops the faults up to the step in progress, except the rejoins of workers that

@@ -4,6 +4,7 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+from recycle_schedules import Worker
 
 from recycle_pp.config.settings import Parallel, Run, Settings
 from recycle_pp.coordinator.after_commit import AfterCommit
@@ -11,7 +12,7 @@ from recycle_pp.coordinator.deaths import Deaths
 from recycle_pp.coordinator.driver import Driver as RealDriver
 from recycle_pp.fitting.problem import initial_problem
 from recycle_pp.protocol.assignment import exchanged, initial
-from recycle_pp.protocol.events import ProblemChanged, WorkerDied, WorkerReady
+from recycle_pp.protocol.events import Outcome, ProblemChanged, WorkerDied, WorkerReady
 from recycle_pp.wire.messages.supervisors import Death, Died, Dying, Spawn
 
 from .states import Driver, job_state
@@ -143,6 +144,33 @@ def test_after_the_last_death_of_a_stage_the_others_restart_from_the_checkpoint_
 def test_after_a_restart_from_a_checkpoint_no_checkpoint_waits_for_the_replaced_processes(monkeypatch):
     state, _ = loses_a_stage(monkeypatch, savers=[0, 3])
     assert not state.saving.busy and not state.saving.occupied
+
+
+def test_a_worker_whose_role_was_taken_over_still_returns_at_its_rejoin_at():
+    parallel, death = Parallel(pipelines=2, stages=2), Death("signal", "SIGKILL", injected=True)
+    settings = Settings(parallel=parallel, fail_at=["3:1.1", "14:0.1"], rejoin_at=["20:0.1"])
+    job = SimpleNamespace(committed=13, live={0, 1, 2}, first_step=0, assignment=initial(2, 2))
+    state = job_state(settings, job)
+    ranks = [state.roster.enter(number) for number in range(4)]
+    for rank in ranks:
+        rank.supervisor, rank.incarnation, rank.alive = Supervisor(), 0, rank.number != 3
+
+    class TakesOver(Driver):
+        def drive(self, event):
+            if isinstance(event, WorkerDied):
+                note = {"event": "took_over", "member": 2, "worker": Worker(0, 1), "role": Worker(1, 0)}
+                job.assignment = exchanged(job.assignment, 2, Worker(0, 1))
+                deaths.handled(event, Outcome([], [note]))
+
+    deaths = deaths_of(state, TakesOver())
+
+    async def dies():
+        deaths.reported(ranks[1], Died(0, death, asked=False))
+        deaths.handled(None, Outcome([], [{"event": "committed"}]))
+
+    asyncio.run(dies())
+    assert [rank.supervisor.received for rank in ranks] == [[], [Spawn], [], []]
+    assert ranks[1].role == Worker(1, 0) and state.restarts.earliest(ranks[1].role) == 20
 
 
 class Replans(Driver):
