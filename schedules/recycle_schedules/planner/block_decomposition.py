@@ -65,7 +65,7 @@ def forget() -> None:
 
 def divide(p: Problem, bound: float) -> list[Block]:
     """The blocks of pipelines: first those with deaths, then groups of equal pipelines without deaths (equal number of
-    micro-batches and equal links).
+    micro-batches, equal links and equal memory limits).
 
     bound: lower bound of the job."""
     hit = {w.pipeline for w in p.dead}
@@ -86,7 +86,9 @@ def divide(p: Problem, bound: float) -> list[Block]:
     alike: dict[object, Block] = {}
     for d in sorted(d for block in clean for d in block):
         times = () if p.graph.uniform else tuple(p.graph.times[:, d, d].tolist())
-        alike[p.counts[d], times] = (*alike.get((p.counts[d], times), ()), d)
+        limits = () if p.limits_alike else tuple(p.limits.reshape(-1, p.stages)[d].tolist())
+        key = p.counts[d], times, limits
+        alike[key] = (*alike.get(key, ()), d)
     return found + list(alike.values())
 
 
