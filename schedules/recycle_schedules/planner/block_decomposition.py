@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, lru_cache
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from ..ops import Worker
 from ..plans import OpArrays, Plan
 from ..problem import Problem
 from .candidates import simulated, steady
-from .instance import Instance
+from .instance import Instance, ticks_per_unit
 from .partial_schedule import PartialSchedule, times
 from .policies import FOREIGN, Choices
 
@@ -51,8 +52,10 @@ def plan_in_blocks(problem: Problem) -> Plan | None:
     bound = lower_bound(p)
     blocks = divide(p, bound)
     parts = [_part(p, block) for block in blocks]
+    distinct = dict.fromkeys(parts)
+    ticks = min(map(ticks_per_unit, distinct))  # the same in all parts, because their times are compared
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:  # the compiled loops release the GIL
-        planned = dict(zip(distinct := dict.fromkeys(parts), threads.map(_planned, distinct), strict=True))
+        planned = dict(zip(distinct, threads.map(_planned, distinct, repeat(ticks)), strict=True))
     of_blocks = zip(blocks, parts, strict=True)
     return _BlockPlan(p, lower_bound=bound, parts=[(block, *planned[part]) for block, part in of_blocks])
 
@@ -141,11 +144,11 @@ def _part(p: Problem, block: tuple[int, ...]) -> Problem:
 
 
 @lru_cache(maxsize=64)
-def _planned(part: Problem) -> tuple[Instance, PartialSchedule, np.ndarray]:
+def _planned(part: Problem, ticks: int) -> tuple[Instance, PartialSchedule, np.ndarray]:
     """The instance of a block, its schedule from one policy, and the ends of its stages, (P,) in ticks.
 
     All ops start as early as possible, so that a stage starts at about the same time in all blocks."""
-    x = Instance.of(part)
+    x = Instance.of(part, ticks)
     choices = Choices.of(x, turns=1, orders=FOREIGN + 1)
     row = 0 if (x.cap < part.total).any() else 1
     *_, ends, codes, starts = simulated(x, choices, choices.table(2)[row : row + 1], 0, late=False)

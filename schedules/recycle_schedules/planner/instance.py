@@ -74,11 +74,14 @@ class Instance:
         return step + np.tile(self.allreduce, self.problem.pipelines)
 
     @classmethod
-    def of(cls, problem: Problem) -> Instance:
-        """The arrays of a problem. Delays are rounded up to whole ticks, durations to the nearest tick."""
+    def of(cls, problem: Problem, ticks: int | None = None) -> Instance:
+        """The arrays of a problem. Delays are rounded up to whole ticks, durations to the nearest tick.
+
+        ticks: ticks per time unit. None: `ticks_per_unit` of the problem."""
         p = problem
         D, P, N = p.pipelines, p.stages, p.total
-        ticks = ticks_per_unit(p)
+        if ticks is None:
+            ticks = ticks_per_unit(p)
 
         def up(t: Any) -> Any:
             """The delay t in ticks, rounded up so that it is never shortened."""

@@ -25,3 +25,22 @@ def test_blocks_keep_the_limit_of_each_worker(memory):
     best = planned_in_blocks(**memory)
     assert [best.problem.limit(Worker(d, 3)) for d in (16, 17)] == [16, 13]
     assert validate(best) == []
+
+
+def with_links(within, across):
+    """A job on hosts whose links take 1 ms within a host and 150 ms between hosts.
+
+    within, across: number of pipelines within a host, and of pipelines with a host for each stage. The first ones get
+    the lowest numbers."""
+    hosts = [[f"host {d}"] * 16 for d in range(within)]
+    hosts += [[f"host {d}, stage {s}" for s in range(16)] for d in range(within, within + across)]
+    return {"hosts": hosts, "within_host": {"latency": 0.001}, "between_hosts": {"latency": 0.15}}
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_pipelines_with_fast_links_do_not_slow_down_a_job_with_slow_links(reverse):
+    times = {"F": 0.03, "I": 0.03, "W": 0.03, "O": 0.01}
+    links = with_links(20, 20)
+    best = planned_in_blocks(links=links | {"hosts": links["hosts"][:: -1 if reverse else 1]}, durations=times)
+    assert validate(best) == []
+    assert best.value <= planned_in_blocks(links=with_links(0, 40), durations=times).value + 1e-6
