@@ -16,6 +16,7 @@ monotonicity holds mostly, but not always (docs/planner.md).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -181,7 +182,7 @@ def _canonical(x: Instance) -> Iterator[list[np.ndarray]]:
     with a limit below 1 in the problem, keep their limits."""
     roomy = x.alive & (x.cap >= 1)
     for shape in _shapes(x):
-        most = int(min((x.cap - shape)[roomy].min(), x.problem.total))
+        most = math.floor(min((x.cap - shape)[roomy].min(), x.problem.total))  # int() would round up below 0
         least = 1 - int(shape.min())
         yield [np.where(roomy, shape + k, x.cap) for k in range(most, least - 1, -1) if _round(k)]
 

@@ -185,6 +185,13 @@ def test_a_slow_worker_gets_a_smaller_share():
     assert share(1) < share(0)
 
 
+def test_plans_keep_a_limit_that_is_not_a_whole_number():
+    problem = Problem(
+        pipelines=2, stages=3, microbatches=5, memory_limit=2.5, backward="coupled", optimizer="barrier"
+    )  # fmt: skip
+    assert validate(plan(problem)) == []
+
+
 def test_large_jobs_are_planned_in_blocks_and_stay_valid():
     problem = Problem(
         pipelines=50, stages=16, microbatches=220, failed=[(1, 2), (5, 3), (9, 3), (33, 7)],
