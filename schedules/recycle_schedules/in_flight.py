@@ -19,8 +19,8 @@ from .plans import OpArrays, Plan
 from .problem import Problem
 
 EPS = 1e-9
-"""Changes closer together than this count as simultaneous. An op that starts when another one ends can use the memory
-that the other one frees."""
+"""Changes closer together than this, or than `tolerance`, count as simultaneous. An op that starts when another one
+ends can use the memory that the other one frees."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +43,8 @@ def in_flight(p: Problem, a: OpArrays) -> Changes:
     order = np.lexsort((time, worker))
     worker, time, change = worker[order], time[order], change[order]
     first = np.concat(([True], worker[1:] != worker[:-1]))[: len(worker)]
-    instant = np.cumsum(np.concat(([True], first[1:] | (time[1:] > time[:-1] + EPS)))[: len(worker)])
+    later = time[1:] > time[:-1] + tolerance(EPS, a)
+    instant = np.cumsum(np.concat(([True], first[1:] | later))[: len(worker)])
     order = np.lexsort((change, instant))
     time, change = time[order], change[order]
     held = np.zeros(p.pipelines * p.stages)
@@ -54,6 +55,12 @@ def in_flight(p: Problem, a: OpArrays) -> Changes:
     before = (total - change)[head]
     level = total - np.repeat(before, np.diff(np.concat((head, [len(worker)])))) + held[worker]
     return Changes(worker, time, change, level)
+
+
+def tolerance(least: float, a: OpArrays) -> float:
+    """The tolerance when comparing times of a schedule: `least`, or more if the schedule is so long that its times are
+    rounded more coarsely."""
+    return least * max(1.0, 1e-6 * float(np.abs(a.end).max(initial=0.0)))
 
 
 def peaks(plan: Plan) -> dict[Worker, float]:

@@ -84,6 +84,12 @@ class Links:
             "bytes": list(self.sizes),
         }
 
+    @property
+    def slowest(self) -> float:
+        """The longest time of a message over any of the links, used or not."""
+        links = (self.within_host, self.between_hosts, self.between_zones, *self.measured.values())
+        return max(link.time(max(self.sizes, default=0.0)) for link in links)
+
     def between(self, a: str, b: str) -> Link:
         """The link between two hosts, or within a host if a == b. Symmetric."""
         found = self.measured.get(frozenset((a, b)))

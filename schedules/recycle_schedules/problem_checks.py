@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from .horizon import LONGEST, horizon
 from .layers import Layers
 from .links import Links
 from .op_kinds import COMPUTE, KINDS, OpKind
@@ -42,10 +43,11 @@ def check(p: ProblemKeys) -> None:
     for name in ("send", "send_rerouted"):
         if getattr(p, name) is not None:
             _time(name, getattr(p, name))
+    links = None
     if p.links is not None:
         if p.send or p.send_rerouted is not None:
             raise ValueError("links: cannot be combined with send and send_rerouted; links define the message times")
-        Links.of(p.links, p.pipelines, p.stages)
+        links = Links.of(p.links, p.pipelines, p.stages)
     _times("allreduce", p.allreduce, p.stages)
     if not 0 <= _number("i_release", p.i_release) <= 1:
         raise ValueError(f"i_release: {p.i_release} is not between 0 and 1")
@@ -58,6 +60,7 @@ def check(p: ProblemKeys) -> None:
         if not pipelines:
             raise ValueError(f"failed: no live worker at stage {s}, so no schedule exists")
     _room(p)
+    _length(p, links)
 
 
 def _is_list(value: Any) -> bool:
@@ -207,6 +210,16 @@ def _room(p: ProblemKeys) -> None:
                 who = f"worker {Worker(mb[0], s)}" if own else f"any live worker of stage {s}"
                 key = "memory_limit" if p.memory is None else "memory"
                 raise ValueError(f"{key}: {who} may hold less than one micro-batch, so no schedule exists")
+
+
+def _length(p: ProblemKeys, links: Links | None) -> None:
+    parts = horizon(p, links)
+    if not sum(parts.values()) <= LONGEST:
+        key = max(parts, key=lambda key: parts[key])
+        raise ValueError(
+            f"{key}: all ops and messages together could take {parts[key]:.3g} units of time, and at most "
+            f"{LONGEST:.1g} is allowed, so give the times in a larger unit"
+        )
 
 
 def _stages(key: str, p: ProblemKeys, given: Iterable[Any]) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from .in_flight import in_flight
+from .in_flight import in_flight, tolerance
 from .op_kinds import COMPUTE, KINDS, B, F, I, O, OpKind, W
 from .ops import Worker
 from .plans import OpArrays, Plan
@@ -20,9 +20,9 @@ from .problem_keys import OP_SETS
 from .progress import BIT, SENT
 
 EPS = 1e-9
-"""Tolerance when comparing times, in the plan's unit."""
+"""Smallest tolerance when comparing times, in the plan's unit (`in_flight.tolerance`)."""
 LENGTH = 1e-6
-"""Tolerance on an op's duration, and on a memory limit."""
+"""Smallest tolerance on an op's duration, and tolerance on a memory limit."""
 SHOWN = 20
 """Maximum number of errors listed per kind of error."""
 
@@ -43,7 +43,7 @@ def validate(plan: Plan, period: float | None = None) -> list[str]:
     if not check.errors and not p.remainder and len(a):
         T = plan.period if period is None else period
         assert T is not None and plan.period is not None
-        if plan.period - EPS > T:
+        if plan.period - check.eps > T:
             check.errors.append(f"period {T:g} is below the plan's own {plan.period:g}")
         else:
             check.workers(_repeated(a, T), "repeated: ")
@@ -71,6 +71,7 @@ class _Check:
 
     def __init__(self, p: Problem, a: OpArrays) -> None:
         self.p, self.a, self.errors = p, a, list[str]()
+        self.eps = tolerance(EPS, a)
         N, P = p.total, p.stages
         self.start = np.full((5, N, P), np.nan)
         self.end = np.full((5, N, P), np.nan)
@@ -125,11 +126,13 @@ class _Check:
         at = a.pipeline, a.stage
         time = np.array([p.per_stage(kind) for kind in KINDS])[a.kind, a.stage] / speed[at]
         self._add(np.flatnonzero(dead[at]), lambda k: f"{self._op(k)}: the worker is dead")
-        wrong = np.abs(a.end - a.start - time) > LENGTH
+        wrong = np.abs(a.end - a.start - time) > tolerance(LENGTH, a)
         self._add(np.flatnonzero(wrong), lambda k: f"{self._op(k)} lasts {a.end[k] - a.start[k]:g}, not {time[k]:g}")
         committed = np.isin(a.stage, list(p.finished))
         self._add(np.flatnonzero(committed), lambda k: f"{self._op(k)}: the stage is committed")
-        self._add(np.flatnonzero(a.start < busy[at] - EPS), lambda k: f"{self._op(k)} starts before its worker is free")
+        self._add(
+            np.flatnonzero(a.start < busy[at] - self.eps), lambda k: f"{self._op(k)} starts before its worker is free"
+        )
         pipeline = np.repeat(np.arange(D), p.counts)
         home = np.where(a.kind == O, a.pipeline, pipeline[a.microbatch] if len(pipeline) else a.pipeline)
         moved = (a.kind != O) & (home != a.pipeline)
@@ -165,7 +168,7 @@ class _Check:
             apart[g, s] |= bool(top[g, s] >= 0) and bool(low[g, s] != w.pipeline or top[g, s] != w.pipeline)
         self._add(np.argwhere(apart), lambda k: f"micro-batch {self._mb(k[0])} at stage {k[1]} runs on several workers")
         for first, then in ((F, I), (F, B), (I, W)):
-            early = self.start[then] < self.end[first] - EPS
+            early = self.start[then] < self.end[first] - self.eps
             self._add(
                 np.argwhere(early),
                 lambda k, a=first, b=then: (
@@ -188,7 +191,7 @@ class _Check:
                 if not 0 <= t < p.stages:
                     continue
                 lag = p.graph.time(min(s, t), *(place[:, x] for x in sorted((s, t))))
-                early = (start[:, t] < end[:, s] + lag - EPS) & ~there[:, s]
+                early = (start[:, t] < end[:, s] + lag - self.eps) & ~there[:, s]
                 self._add(
                     np.flatnonzero(early),
                     lambda g, t=t, s=s, kind=kind: (
@@ -220,9 +223,9 @@ class _Check:
         compute_end = np.full((p.pipelines, p.stages), -np.inf)
         np.maximum.at(compute_end, (a.pipeline[~m], a.stage[~m]), a.end[~m])
         steps = np.flatnonzero(m)
-        early = a.start[steps] < ready[a.stage[steps]] - EPS
+        early = a.start[steps] < ready[a.stage[steps]] - self.eps
         self._add(steps[early], lambda k: f"{self._op(k)} starts before its gradients are ready")
-        last_op = a.start[steps] < compute_end[a.pipeline[steps], a.stage[steps]] - EPS
+        last_op = a.start[steps] < compute_end[a.pipeline[steps], a.stage[steps]] - self.eps
         self._add(steps[last_op], lambda k: f"{self._op(k)} is not the worker's last op")
 
     def workers(self, a: OpArrays, tag: str) -> None:
@@ -231,10 +234,10 @@ class _Check:
         tag: text before each error."""
         p = self.p
         worker = a.pipeline.astype(np.int64) * p.stages + a.stage
-        longer = np.flatnonzero(a.end > a.start + EPS)
+        longer = np.flatnonzero(a.end > a.start + self.eps)
         order = longer[np.lexsort((a.end[longer], a.start[longer], worker[longer]))]
         w, start, end = worker[order], a.start[order], a.end[order]
-        late = np.flatnonzero((w[1:] == w[:-1]) & (start[1:] < end[:-1] - EPS))
+        late = np.flatnonzero((w[1:] == w[:-1]) & (start[1:] < end[:-1] - self.eps))
         self._add(late, lambda k: f"{tag}worker {self._worker(w[k])} runs two ops at time {start[k + 1]:g}")
         self._memory(a, tag)
 

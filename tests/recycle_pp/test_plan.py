@@ -165,6 +165,7 @@ MISTAKES = {
     "--fail 7.1": "failed: worker 7.1 does not exist",
     "--fail x": "--fail: ",
     "--durations F=-1": "durations.F: -1.0 is negative",
+    "--durations F=1e300": "durations: all ops and messages together could take",
     "--durations F=x": "--durations: 'F=x' is not of the form KEY=NUMBER",
     "--durations F=1/2": "durations.F: 4 times are needed",
     "--durations Q=1": "durations: unknown op 'Q'",

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..graph import StageGraph
+from ..horizon import LONGEST, horizon
 from ..op_kinds import KINDS, O
 from ..problem import Problem
 from ..progress import NEED_ALL, NEEDS, SENT_B, SENT_F
@@ -134,7 +135,10 @@ def _travel(graph: StageGraph, up: Callable[[Any], Any]) -> np.ndarray:
 
 
 def ticks_per_unit(p: Problem) -> int:
-    """A power of ten, at least 10**7, such that the longest time in ticks has at least nine digits."""
+    """A power of ten, at least 10**7, such that the longest time in ticks has at least nine digits. Smaller if a
+    schedule of the problem could otherwise take more than `LONGEST` ticks, but at least 1."""
     times = [t for kind in KINDS for t in p.per_stage(kind)] + [p.graph.slowest, *p.per_stage("allreduce")]
     longest = max(times, default=0.0) or 1.0
-    return 10 ** max(7, 8 - math.floor(math.log10(longest)))
+    most = sum(horizon(p, p.graph.links).values()) or 1.0
+    digits = max(7, 8 - math.floor(math.log10(longest)))
+    return 10 ** min(digits, math.floor(math.log10(LONGEST) - math.log10(most)))

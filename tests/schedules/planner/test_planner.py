@@ -185,6 +185,26 @@ def test_a_slow_worker_gets_a_smaller_share():
     assert share(1) < share(0)
 
 
+LONG_TIMES = {
+    "ops": {"durations": {"F": 1e10, "I": 1e10, "W": 1e10}},
+    "one op": {"durations": {"F": 1e13, "I": 1, "W": 0.01}},
+    "messages": {"send": 1e12},
+    "re-routed messages": {"send_rerouted": 1e12, "failed": [(1, 1)]},
+    "a slow worker": {"speed": {"1,1": 1e-12}},
+    "reductions": {"allreduce": 1e14},
+    "busy workers": {"busy_until": {"0,0": 1e12}},
+    "links": {"links": {"hosts": [["a"] * 4, ["b"] * 4], "within_host": {"latency": 1e12}}},
+}
+
+
+@pytest.mark.parametrize("keys", LONG_TIMES.values(), ids=LONG_TIMES)
+@pytest.mark.parametrize("microbatches", [6, 128])
+def test_plans_of_problems_with_long_times_are_valid(keys, microbatches):
+    best = plan(Problem(pipelines=2, stages=4, microbatches=microbatches, **keys))
+    assert validate(best) == []
+    assert best.gap >= -1e-9
+
+
 def test_plans_keep_a_limit_that_is_not_a_whole_number():
     problem = Problem(
         pipelines=2, stages=3, microbatches=5, memory_limit=2.5, backward="coupled", optimizer="barrier"
