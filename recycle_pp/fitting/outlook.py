@@ -3,9 +3,10 @@
     found = outlook(settings, capacity=80e9, device="cuda")    # three Outcomes, with a row for each stage
 
 Two deaths are assumed to hit the same stage, and every stage is tried. To keep the pipeline busy, stage s needs room
-for the P - s micro-batches that 1F1B keeps in flight. If it has less room with split backwards, it runs whole backwards
-(`B`). If that is not enough, it recomputes its layers, which costs one more F for each micro-batch. A run with
-model.recompute=auto decides in the same way, stage by stage.
+for the P - s micro-batches that 1F1B keeps in flight. With model.recompute=auto, a stage with less room runs whole
+backwards (`B`). If that is not enough, it recomputes its layers, which costs one more F for each micro-batch. A run
+decides in the same way, stage by stage. With model.recompute=false, a stage with less room keeps fewer micro-batches in
+flight.
 
 Durations are proportional to the number of multiplications. Periods therefore show the effect of memory and of deaths,
 and not the speed of a machine.
@@ -165,16 +166,17 @@ class _Job:
     def _modes(self) -> list[list[Mode]]:
         """For each stage, the allowed ways to run its backward (split or whole, recomputed or not), fastest first."""
         backward = "coupled" if self._settings.schedule.backward == "coupled" else "mixed"
+        chosen = self._settings.model.recompute
         found = []
         for stage in range(len(self._layers)):
             kept, again = (
                 stage_memory(self._settings, stage, device=self._device, recompute=recompute)
                 for recompute in (False, True)
             )
-            if self._settings.model.recompute is True:
-                found.append([replace(mode, recompute=True) for mode in modes(again, again, backward)])
+            if chosen is True:
+                found.append([replace(each, recompute=True) for each in modes(again, again, backward)])
             else:
-                found.append(modes(kept, again, backward))
+                found.append(modes(kept, again if chosen == "auto" else None, backward))
         return found
 
     def _period(self, rows: list[Row], failed: list[Worker]) -> float:

@@ -69,6 +69,8 @@ def _changes(settings: Settings) -> Iterator[tuple[str, ...]]:
     if not p.copies:
         yield ("parallel.sharded=true", "parallel.optimizer_copies=2")
     if settings.model.recompute is False:
+        if p.memory is not None:
+            yield ("model.recompute=auto",)
         yield ("model.recompute=true",)
     if numerics.reproducible and numerics.sums == "int64":
         yield ("numerics.sums=int32",)

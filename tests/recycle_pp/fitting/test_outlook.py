@@ -38,13 +38,20 @@ def test_the_share_of_sharded_state_grows_with_each_death():
 
 
 def test_stages_without_room_run_whole_backwards_or_recompute_stage_by_stage():
-    kept = "model.recompute=false"
-    roomy = outlook(job(kept), 400e9, "cuda")[0]
+    auto = job("model.recompute=auto", "parallel.memory=80GB")
+    roomy = outlook(auto, 400e9, "cuda")[0]
     assert {(row.whole, row.recompute) for row in roomy.rows} == {(False, False)}
-    tight = outlook(job(kept), 80e9, "cuda")[0]
+    tight = outlook(auto, 80e9, "cuda")[0]
     ways = {(row.whole, row.recompute) for row in tight.rows}
     assert (True, True) in ways and len(ways) > 1 and tight.fits
     assert tight.period > roomy.period
+
+
+@pytest.mark.parametrize("capacity", [51e9, 60e9, 80e9])
+def test_no_stage_is_assumed_to_recompute_if_the_settings_forbid_it(capacity):
+    outcomes = outlook(job("model.recompute=false"), capacity, "cuda")
+    assert not any(row.recompute or row.whole for outcome in outcomes for row in outcome.rows)
+    assert outcomes[0].fits == (capacity > 51e9)
 
 
 def test_two_pipelines_survive_only_one_death_in_a_stage():

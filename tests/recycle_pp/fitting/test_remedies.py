@@ -30,6 +30,16 @@ def test_with_each_remedy_the_job_fits(capacity):
         assert outlook(compose([*LARGE, *words.split(), "model.split=null"]), capacity, "cuda")[0].fits
 
 
+@pytest.mark.parametrize(
+    ("memory", "remedy"),
+    [("null", "model.recompute=true"), ("51GB", "model.recompute=auto")],
+)
+def test_recomputing_is_a_remedy_if_the_settings_forbid_it(memory, remedy):
+    """auto is better, but needs parallel.memory."""
+    settings = job("model.recompute=false", f"parallel.memory={memory}")
+    assert remedy in remedies(settings, 51e9, "cuda", dead=0)
+
+
 def test_the_refusal_names_no_remedy_if_none_helps():
     settings = job()
     whole = outlook(settings, 1e6, "cuda")[0]
