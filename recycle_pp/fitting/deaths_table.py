@@ -126,7 +126,9 @@ def _grid(table: Table, capacity: float | None, made: Mapping[Worker, Decision])
         grid.add_column(name, justify="left" if name in ("dies next", "fits", *last) else "right")
     for row in table.rows:
         if row.period is None:
-            grid.add_row(str(row.worker), "none", *["-"] * (len(names) + 2), "no: its stage is gone")
+            alone = len(table.now.problem.live[row.worker.stage]) == 1
+            reason = "its stage is gone" if alone else "the others of its stage have no room"
+            grid.add_row(str(row.worker), "none", *["-"] * (len(names) + 2), f"no: {reason}")
             continue
         size = (
             "-" if row.bytes is None else format_size(row.bytes) + (f" of {format_size(capacity)}" if capacity else "")

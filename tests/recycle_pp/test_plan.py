@@ -104,6 +104,15 @@ def test_what_if_reports_a_stage_that_would_be_lost(capsys):
     assert capsys.readouterr().out.count("no: its stage is gone") == 2
 
 
+def test_what_if_reports_a_death_after_which_the_other_workers_have_no_room(tmp_path, capsys):
+    stages = [{"weights": 2, "flight": 3, "boundary": 1.5}, {"weights": 1, "flight": 1}]
+    shape = {"pipelines": 2, "stages": 2, "microbatches": 4}
+    (tmp_path / "p.json").write_text(json.dumps(shape | {"memory": {"capacity": 14, "stages": stages}}))
+    assert main([str(tmp_path / "p.json"), "--what-if", "--seconds", "0"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("no: the others of its stage have no room") == 2 and "its stage is gone" not in out
+
+
 def problem_of_layers(path, **keys):
     """A problem file with 3 x 4 workers and 8 equal layers per stage."""
     each = [1 / 8] * 32

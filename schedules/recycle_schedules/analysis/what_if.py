@@ -22,7 +22,8 @@ from ..problem import Problem
 class Row:
     """The step after the death of `worker`.
 
-    period             duration of a step. None if no schedule exists
+    period             duration of a step. None if no schedule exists: the stage has no other live worker, or its other
+                       workers have no room for a micro-batch
     slowdown           increase of the period, as a share of the current period. None if no schedule exists
     peer               the live worker of the same stage with the highest peak of micro-batches in flight
     peak, limit        the peak of `peer`, and its limit (inf: none)
@@ -77,20 +78,28 @@ def what_if(
     now = plan(problem, seconds=seconds) if problem.layers is None else plan_layout(problem, seconds=seconds)
     live = problem.workers()
     rows: list[Row] = []
-    known: dict[object, tuple[Plan, Plan | None]] = {}
+    known: dict[object, tuple[Plan, Plan | None] | None] = {}
     for k, worker in enumerate(live):
         progress(k, len(live))
-        peers = [d for d in problem.live[worker.stage] if d != worker.pipeline]
-        if not peers:
-            rows.append(Row(worker, None, None, None, None, problem.limit(worker), None, False))
-            continue
         key = _alike(problem, worker)
         if key not in known:
-            known[key] = _after(problem.replace(failed=[*problem.dead, worker]), now, seconds)
-        rows.append(_row(*known[key], now, worker, microbatch_bytes))
+            after = _without(problem, worker)
+            known[key] = None if after is None else _after(after, now, seconds)
+        if (found := known[key]) is None:
+            rows.append(Row(worker, None, None, None, None, problem.limit(worker), None, False))
+        else:
+            rows.append(_row(*found, now, worker, microbatch_bytes))
     progress(len(live), len(live))
     thinnest = min(range(problem.stages), key=lambda s: len(problem.live[s]))
     return Table(now, rows, thinnest, len(problem.live[thinnest]))
+
+
+def _without(problem: Problem, worker: Worker) -> Problem | None:
+    """The problem after the death of `worker`. None if it has no schedule."""
+    try:
+        return problem.replace(failed=[*problem.dead, worker])
+    except ValueError:
+        return None
 
 
 def _after(problem: Problem, now: Plan, seconds: float) -> tuple[Plan, Plan | None]:

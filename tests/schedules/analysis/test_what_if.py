@@ -30,6 +30,16 @@ def test_what_if_has_no_period_if_the_stage_would_have_no_live_worker():
     assert [row.worker for row in gone] == [Worker(1, 1)] and not gone[0].fits
 
 
+def test_what_if_has_no_period_if_the_other_workers_have_no_room():
+    """After the death of either worker of stage 0, the other one keeps the boundary tensors of all 8 micro-batches."""
+    stages = [{"weights": 2, "flight": 3, "boundary": 1.5}, {"weights": 1, "flight": 1}]
+    table = what_if(Problem(pipelines=2, stages=2, microbatches=4, memory={"capacity": 14, "stages": stages}))
+    assert {row.worker: row.fits for row in table.rows} == {
+        Worker(0, 0): False, Worker(0, 1): True, Worker(1, 0): False, Worker(1, 1): True,
+    }  # fmt: skip
+    assert [row.worker.stage for row in table.rows if row.period is None] == [0, 0]
+
+
 def test_what_if_plans_keep_the_capacity():
     table = what_if(WORKED, microbatch_bytes=1e9, capacity=4e9)
     assert all(row.peak <= 4 and row.bytes <= 4e9 for row in table.rows)
