@@ -7,6 +7,7 @@ job_of(given, microbatches=32), availability_of(given, workers=24), costs_of(giv
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -128,6 +129,7 @@ def job_of(given: argparse.Namespace, microbatches: int | None) -> Job:
     shape = {"pipelines": given.pipelines, "stages": given.stages, "microbatches": microbatches}
     other = {"memory": parse_memory(given.memory), "optimizer": given.optimizer}
     if given.profile:
+        _refuse(given, ("model", "gpu", "durations"), "--profile has the measured durations")
         return measured.job_of(given.profile, **shape, layers=given.layers, worker_bytes=state, **other)
     missing = [f"--{name}" for name, value in shape.items() if value is None]
     if missing:
@@ -135,10 +137,18 @@ def job_of(given: argparse.Namespace, microbatches: int | None) -> Job:
     if given.model or given.gpu:
         if not (given.model and given.gpu):
             raise ValueError("--model and --gpu go together")
+        _refuse(given, ("layers", "durations"), "--model and --gpu determine the layers and their durations")
         size = {"microbatch_size": given.microbatch_size, "utilization": given.utilization}
-        return job_on(given.model, given.gpu, **shape, **size, **other)
+        return job_on(given.model, given.gpu, **shape, **size, worker_bytes=state, **other)
     durations = parse_durations(given.durations) if given.durations else None
     return Job.of(**shape, layers=given.layers or 96, durations=durations, worker_bytes=state or 16e9, **other)
+
+
+def _refuse(given: argparse.Namespace, names: Iterable[str], reason: str) -> None:
+    """Raises ValueError if one of these flags is given. reason: sentence that names the flags that replace them."""
+    for name in names:
+        if getattr(given, name) is not None:
+            raise ValueError(f"--{name} is not allowed here, because {reason}")
 
 
 def availability_of(given: argparse.Namespace, workers: int) -> Availability:

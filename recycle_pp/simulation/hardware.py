@@ -40,13 +40,14 @@ STATE = 12
 
 def job_on(
     model: str, gpu: str, *, pipelines: int, stages: int, microbatches: int, microbatch_size: int = 1,
-    utilization: float = 0.4, memory: Any = None, optimizer: str = "staggered",
+    utilization: float = 0.4, worker_bytes: float | None = None, memory: Any = None, optimizer: str = "staggered",
 ) -> Job:  # fmt: skip
     """A job that trains the preset `model=NAME` on this GPU. Embedding and head count as layers.
 
     Each of F, I and W takes 2 operations per parameter and token, and a third of all operations of the attention.
 
     utilization: share of the data sheet's operations per second that F, I and W reach
+    worker_bytes: mean bytes of a worker's state. None: STATE bytes per parameter
 
     Raises ValueError for an unknown model or GPU.
     """
@@ -64,7 +65,9 @@ def job_on(
     rate = GPUS[gpu].flops * utilization
     each = (2 * inner * tokens + attention) / rate
     times = [0.0, *[each] * m.layers, 2 * ends * tokens / rate]
-    sizes = [STATE * float(n) for n in (ends, *[inner] * m.layers, ends)]
+    parts = (ends, *[inner] * m.layers, ends)
+    each_parameter = STATE if worker_bytes is None else worker_bytes * stages / sum(parts)
+    sizes = [each_parameter * float(n) for n in parts]
     problem = Problem(
         pipelines=pipelines, stages=stages, microbatches=microbatches, memory_limit=memory, optimizer=optimizer,
         layers=dict.fromkeys(SPLIT, times) | {"bytes": sizes},

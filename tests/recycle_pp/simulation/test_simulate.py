@@ -10,6 +10,7 @@ import pytest
 
 from recycle_pp.simulate import main
 from recycle_pp.simulation import report
+from recycle_pp.simulation.flags import job_of, parser
 from recycle_pp.simulation.policies import NAMES
 from recycle_pp.simulation.run import CAUSES
 
@@ -53,6 +54,13 @@ def test_a_preset_model_on_a_gpu_can_be_simulated(capsys):
     assert run(flags) == 0
     out = capsys.readouterr().out
     assert "tokens/h" in out and "14 layers" in out, "including embedding and head"
+
+
+@pytest.mark.parametrize(("state", "gigabytes"), [("", 0.47), ("--state 20GB", 20.0)])
+def test_state_replaces_the_bytes_of_the_preset_model(state, gigabytes):
+    flags = f"--mtbf 5d --pipelines 2 --stages 4 --microbatches 8 --model gpt124m --gpu a100 {state}"
+    job = job_of(parser(None).parse_args(shlex.split(flags)), 8)
+    assert sum(job.layer_bytes) / 4 / 1e9 == pytest.approx(gigabytes, rel=0.05)
 
 
 def test_durations_can_come_from_a_measured_run(tmp_path, capsys):
@@ -99,6 +107,9 @@ def test_a_damaged_configuration_beside_the_profile_is_reported_in_one_sentence_
         (f"{SMALL} --layers 3", "--layers 3: at least one for each of the 4 stages"),
         (f"{SMALL} --state huge", "--state: 'huge' is not a size"),
         (f"{SMALL} --model gpt124m", "--model and --gpu go together"),
+        (f"{SMALL} --model gpt124m --gpu a100 --layers 30", "--layers is not allowed here, because --model and --gpu"),
+        (f"{SMALL} --model gpt124m --gpu a100 --durations F=9", "--durations is not allowed here, because --model and"),
+        (f"{SMALL} --profile nowhere --durations F=9", "--durations is not allowed here, because --profile has"),
         (f"{SMALL} --profile nowhere", "--profile nowhere: no profile.json"),
         (f"{SMALL} --recovery {TRACE}", "a file of bench/recovery.py"),
         (f"{SMALL} --moves {TRACE}", "a run folder or a file of bench/moves.py"),
