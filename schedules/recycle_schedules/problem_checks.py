@@ -53,7 +53,7 @@ def check(p: ProblemKeys) -> None:
         raise ValueError(f"i_release: {p.i_release} is not between 0 and 1")
     _speed(p)
     _remainder(p, put)
-    _memory(p)
+    _memory(p, put)
     for worker in p.bytes.capacity if p.bytes else ():
         _worker("memory.capacity", p, worker)
     for s, pipelines in enumerate(p.live):
@@ -162,7 +162,7 @@ def _speed(p: ProblemKeys) -> None:
             raise ValueError(f"speed: {x} of worker {worker} is not above 0")
 
 
-def _memory(p: ProblemKeys) -> None:
+def _memory(p: ProblemKeys, put: Any) -> None:
     m = p.memory_limit
     limits: list[Any]
     if isinstance(m, Mapping):
@@ -177,9 +177,16 @@ def _memory(p: ProblemKeys) -> None:
         per_worker = m.get("per_worker", {})
         if not isinstance(per_worker, Mapping):
             raise ValueError(f'memory_limit.per_worker: an object like {{"1,2": 3}} is needed, not {per_worker!r}')
-        for key in per_worker:
-            _worker("memory_limit.per_worker", p, key)
-        limits = [*per_worker.values(), m.get("default")]
+        by_key: dict[str, Any] = {}
+        for given, limit in per_worker.items():
+            worker = _worker("memory_limit.per_worker", p, given)
+            key = f"{worker.pipeline},{worker.stage}"  # the form in which `limit` looks it up
+            if key in by_key:
+                raise ValueError(f"memory_limit.per_worker: worker {worker} is given twice")
+            by_key[key] = limit
+        if "per_worker" in m:
+            put("memory_limit", {**m, "per_worker": by_key})
+        limits = [*by_key.values(), m.get("default")]
     elif _is_list(m):
         if len(m) != p.stages:
             raise ValueError(f"memory_limit: {p.stages} limits are needed, one per stage, not {len(m)}")

@@ -33,6 +33,7 @@ MISTAKES = [
     ({"memory_limit": 0}, "memory_limit: worker 0.0 may hold less than one micro-batch"),
     ({"memory_limit": {"base": "zb"}}, "memory_limit: base 'zb'"),
     ({"memory_limit": [1, 2]}, "memory_limit: 4 limits are needed"),
+    ({"memory_limit": {"per_worker": {"0,1": 2, "0.1": 3}}}, r"memory_limit.per_worker: worker 0\.1 is given twice"),
     ({"i_release": 2}, "i_release: 2 is not between 0 and 1"),
     ({"speed": {"0,1": 0}}, "speed: 0 of worker 0.1 is not above 0"),
     ({"speed": {"nobody": 1}}, "speed: a worker is written PIPELINE.STAGE"),
@@ -66,3 +67,10 @@ def test_workers_are_written_pipeline_dot_stage():
 def test_a_memory_limit_may_be_that_of_1f1b_plus_a_constant():
     problem = Problem.from_json(SHAPE | {"memory_limit": {"base": "1f1b", "extra": 2}})
     assert [problem.limit(Worker(0, s)) for s in range(4)] == [6, 5, 4, 3]
+
+
+@pytest.mark.parametrize("key", ["0,1", "0.1", "0, 1", " 0 , 1"])
+def test_a_memory_limit_of_a_worker_applies_in_every_form_of_its_key(key):
+    problem = Problem.from_json(SHAPE | {"memory_limit": {"per_worker": {key: 2}, "default": 5}})
+    assert problem.limit(Worker(0, 1)) == 2 and problem.limit(Worker(0, 2)) == 5
+    assert problem.to_json()["memory_limit"]["per_worker"] == {"0,1": 2}
