@@ -24,6 +24,8 @@ from typing import NamedTuple
 
 MINUTE, HOUR, DAY = 60.0, 3600.0, 86400.0
 UNITS = {"hour": HOUR, "minute": MINUTE, "second": 1.0}
+LEAST_SHAPE = 0.01
+"""Smallest shape of the Weibull distribution. With smaller ones its scale does not fit into a float."""
 
 
 class Change(NamedTuple):
@@ -84,12 +86,12 @@ def read(path: str | Path, *, seed: int = 0, machines: int | None = None) -> Ava
         unit = UNITS[header[0].rstrip("s")]
         begin = float(body[0][0])
         times = [unit * (float(row[0]) - begin) for row in body]
-        if sorted(times) != times or times[-1] <= 0:
-            raise ValueError("times must increase")
+        if sorted(times) != times or not 0 < times[-1] < math.inf:
+            raise ValueError("times must increase and be finite")
         if len(header) == 3:
             return _of_machines(times, [(row[1].strip(), row[2].strip().lower()) for row in body], machines)
         counts = [int(float(row[1])) for row in body]
-    except (ValueError, LookupError) as error:
+    except (ValueError, LookupError, OverflowError) as error:
         raise ValueError(
             f"--trace {path}: a CSV with the columns hour, count or hour, machine, up is needed (also minute, second); "
             f"{error}"
@@ -151,9 +153,10 @@ def draw(
     groups         (number of adjacent machines that fail together, mean seconds until such a group fails), for nodes,
                    racks or zones
 
-    The same seed gives the same availability. Raises ValueError if `seconds` or `shape` is not finite and above 0."""
-    if not (0 < seconds < math.inf and 0 < shape < math.inf):
-        raise ValueError("--days and --shape must be finite and above 0")
+    The same seed gives the same availability. Raises ValueError if `seconds` or `shape` is not finite, or if `seconds`
+    is not above 0 or `shape` is below LEAST_SHAPE."""
+    if not (0 < seconds < math.inf and LEAST_SHAPE <= shape < math.inf):
+        raise ValueError(f"--days and --shape must be finite, --days above 0 and --shape at least {LEAST_SHAPE}")
     rng = random.Random(f"failures {seed}")
     down: list[list[tuple[float, float]]] = [[] for _ in range(machines)]
     for machine in range(machines):

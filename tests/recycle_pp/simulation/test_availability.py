@@ -44,7 +44,8 @@ def test_a_file_of_machines_gives_the_changes_of_each_machine(tmp_path):
 
 @pytest.mark.parametrize(
     "text", ["", "day,count\n0,1\n1,2\n", "hour,count\n0,1\n", "hour,count\n1,2\n0,2\n", "hour,count\n0,a\n1,2\n",
-             "hour,machine,up\n0,a,perhaps\n1,a,1\n"],
+             "hour,machine,up\n0,a,perhaps\n1,a,1\n", "hour,count\n0,4\n1,1e999\n", "hour,count\n0,4\n1e999,4\n",
+             "hour,count\n0,4\nnan,4\n", "hour,count\n1e999,4\n1e999,4\n"],
 )  # fmt: skip
 def test_a_file_of_another_format_is_reported_in_one_sentence(tmp_path, text):
     with pytest.raises(ValueError, match=r"^--trace .*hour"):

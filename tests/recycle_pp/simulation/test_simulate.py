@@ -116,6 +116,7 @@ def test_a_damaged_configuration_beside_the_profile_is_reported_in_one_sentence_
         (f"{SMALL} --durations F=0,I=0,W=0", "--durations: F, I and W are 0; at least one of them must be above 0"),
         ("--mtbf 2h --days nan --pipelines 2 --stages 2 --microbatches 4", "--days and --shape must be finite"),
         (f"--prices {PRICES} --days inf --pipelines 2 --stages 2 --microbatches 4", "--days and --shape must be"),
+        ("--mtbf 2h --shape 0.005 --pipelines 2 --stages 2 --microbatches 4", "and --shape at least 0.01"),
         (f"{SMALL} --group 8", "--group: '8' is not of the form SIZE:MTBF"),
         (f"{SMALL} 8 --json x.json", "--json: one number of --microbatches"),
     ],
