@@ -105,9 +105,7 @@ class Supervisors:
             number = free.number
             places = {rank: place for rank, place in self._state.roster.places().items() if rank != number}
         elif number >= (world := parallel.pipelines * parallel.stages):
-            peer.send(
-                NoPlace(f"rank {number} does not belong to this job of {world} workers; an earlier launch started it")
-            )
+            peer.send(NoPlace(f"rank {number} is of another launch: this job has {world} workers"))
             return None
         elif self._is_taken(number, hello):
             peer.send(NoPlace(f"a new node has taken over rank {number}; this node ends"))
