@@ -255,10 +255,11 @@ class Client:
     def _look(self, store: Store) -> None:
         with self._changed:
             order, turns, cut, uploads = self._order, dict(self._turns), self._cut, list(self._uploads)
-            step, generation = self._step, self._generation
+            generation = self._generation
         assert order is not None
         listing = store.objects()
         view, state = objects.View.of(listing, self._islands.fragments), order.state
+        self._renew(store, view)
         if cut is not None and cut.number == state.applied and state.applied not in view.closed:
             self._upload(store, view, cut, turns)
         for due, path, content in uploads:
@@ -267,10 +268,11 @@ class Client:
             if path not in listing:
                 store.put_if_absent(path, content)
                 self._sent += len(content)
+                self._renew(store, view)
             with self._changed:
                 self._uploads.remove((due, path, content))
         if leads := self._leads(view):
-            self._leader.maintain(store, view, state, step)
+            self._leader.maintain(store, view, state)
         closings = self._read_closings(store, view, state.applied)
         if leads:
             self._leader.report(view, closings, generation)
@@ -300,6 +302,7 @@ class Client:
             if there.get(path) != len(content):
                 store.put(path, content)
                 self._sent += len(content)
+                self._renew(store, view)
         self._changed_soon()
 
     def _compute(self, store: Store, view: objects.View, closings: rounds.Closings, path: Apply) -> None:
@@ -327,7 +330,7 @@ class Client:
         turns: Mapping[UnitId, int],
     ) -> _Result:
         layout, islands = self._layout, self._islands
-        reader = Reader(store, view, layout, islands.bits)
+        reader = Reader(store, view, layout, islands.bits, lambda: self._renew(store, view))
         found: dict[UnitId, Outer] = {}
         statistics = {number: _statistics(number, closings[number]) for number in path.rounds}
         for unit in sorted(turns):
@@ -343,6 +346,16 @@ class Client:
         self._received += reader.received
         names = sorted(closings[path.rounds[-1]]) if path.rounds else []
         return _Result(path.applied, found, list(statistics.values()), names[:1] == [self._me])
+
+    def _renew(self, store: Store, view: objects.View) -> None:
+        """Renews the island's lease if it is time for it. Called after each transfer, because a lease may run out
+        during many transfers."""
+        if not self._leads(view):
+            return
+        with self._changed:
+            order, step, closed = self._order, self._step, self._closed
+        if order is not None and not closed:
+            self._leader.renew(store, order.state, step)
 
     def _leads(self, view: objects.View | None = None) -> bool:
         """Whether this worker is the first holder of the first unit of the model (`Leader`)."""

@@ -2,7 +2,8 @@
 
     leader = Leader(settings, send)
     if first_holder_of_the_first_unit:                      # so an island has one leader, and a dead one is replaced
-        leader.maintain(store, view, state, step)           # raises StoreError
+        leader.renew(store, state, step)                    # before and after every transfer; raises StoreError
+        leader.maintain(store, view, state)                 # raises StoreError
         leader.report(view, closings, generation)
 
 Used by the thread of a `Client`.
@@ -36,8 +37,8 @@ class Leader:
         self._past: set[str] = set()  # islands whose objects this leader has deleted
         self._reported: tuple[int, IslandsSeen] | None = None  # generation, message
 
-    def maintain(self, store: Store, view: objects.View, state: OuterState, step: int) -> None:
-        """Renews the lease and deletes old objects when it is time for it.
+    def renew(self, store: Store, state: OuterState, step: int) -> None:
+        """Renews the lease when it is time for it.
 
         state  the position of the island
         step   number of committed steps
@@ -47,6 +48,10 @@ class Leader:
             about = {"owner": self._owner, "step": step, "round": state.applied, "time": time.time()}
             store.put(objects.lease_path(self._me), json.dumps({"name": self._me, **about}).encode())
             self._renewed = now
+
+    def maintain(self, store: Store, view: objects.View, state: OuterState) -> None:
+        """Deletes old objects when it is time for it. state: the position of the island"""
+        now = time.monotonic()
         if now - self._pruned >= PRUNE_SECONDS:
             self._prune(store, view, state.applied)
             self._pruned = now

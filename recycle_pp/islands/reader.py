@@ -12,6 +12,8 @@ An object holds several units, so the newest object of each island is kept until
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from recycle_pp.numerics.layout import Layout
@@ -24,7 +26,11 @@ from .theta import Outer
 
 
 class Reader:
-    def __init__(self, store: Store, view: View, layout: Layout, bits: int) -> None:
+    def __init__(
+        self, store: Store, view: View, layout: Layout, bits: int, received: Callable[[], None] = lambda: None
+    ) -> None:
+        """received: called after every object that was read"""
+        self._on_received = received
         self._store, self._view, self._layout, self._bits = store, view, layout, bits
         self._newest: dict[tuple[int, str], tuple[str, bytes]] = {}
         self.received = 0
@@ -71,6 +77,7 @@ class Reader:
         if path != part.path:
             content = self._store.get(part.path)
             self.received += len(content)
+            self._on_received()
             self._newest[key] = part.path, content
         return content
 

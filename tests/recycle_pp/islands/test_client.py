@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -373,6 +374,31 @@ def _wait_for(folder, prefix, count=3):
     return found
 
 
+def test_the_lease_is_renewed_during_long_transfers(folder, island, monkeypatch):
+    """Otherwise the other islands close the round without this one."""
+    seconds, renewals = [0.0], []
+    monkeypatch.setattr("recycle_pp.islands.leader.time", SimpleNamespace(monotonic=lambda: seconds[0], time=time.time))
+
+    def slow(transfer, now=seconds):
+        def run(store, path, *content):
+            if path == objects.lease_path("a"):
+                renewals.append(now[0])
+            elif path.startswith(("rounds/", "theta/")) and not path.endswith(".json"):
+                now[0] += 20.0
+            return transfer(store, path, *content)
+
+        return run
+
+    for name in ("put", "put_if_absent", "get"):
+        monkeypatch.setattr(Store, name, slow(getattr(Store, name)))
+    a = island(folder, "a", islands__snapshot_every=1, islands__patience=0.1)
+    a.train(3)
+    a.until(lambda: 1 in View.of(Store(folder).objects(), 1).snapshots)
+    assert seconds[0] > 2 * rules.GONE_SECONDS
+    gaps = [after - before for before, after in pairwise([*renewals, seconds[0]])]
+    assert max(gaps) <= rules.RENEW_SECONDS + 2 * 20.0, gaps
+
+
 def test_the_store_of_a_long_job_has_a_bounded_number_of_objects(folder):
     """Each worker lists the whole store every few seconds."""
     store, settings = Store(folder), small(islands__store=folder, islands__name="a", islands__keep=2)
@@ -385,7 +411,7 @@ def test_the_store_of_a_long_job_has_a_bounded_number_of_objects(folder):
             store.put(objects.sums_path(number, name, (0, 0, 0)), b"[]")
         store.put(objects.closed_path(number), rules.closing_text({"a": rules.Share(1, 1)}, "a"))
     store.put(objects.state_path(29, (0, 0, 0), 8), bytes(8))
-    leader.maintain(store, View.of(store.objects(), 1), OuterState(applied=30), 30)
+    leader.maintain(store, View.of(store.objects(), 1), OuterState(applied=30))
     left = Counter(path.rsplit(".")[-1] for path in store.list("rounds"))
     assert left == {"delta": 2, "sums": 20, "json": 30}
     for name in ("a", "b"):
