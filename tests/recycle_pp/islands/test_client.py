@@ -24,7 +24,7 @@ from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.protocol.outer_rounds import OuterRounds
 from recycle_pp.storage.store import Absent, Store, StoreError
 from recycle_pp.testing.s3_server import S3Server
-from recycle_pp.wire.messages.islands import IslandsSeen, OuterState, RoundGoal, RoundReady, StoreTraffic
+from recycle_pp.wire.messages.islands import CutMissing, IslandsSeen, OuterState, RoundGoal, RoundReady, StoreTraffic
 from tests.recycle_pp.in_process import CPU, small
 
 SECONDS = 60  # limit on a wait; the machine may be busy
@@ -325,6 +325,24 @@ def test_an_island_that_ends_before_it_uploads_checksums_uploads_them_when_it_re
     for client in a.clients:
         client.start()
     a.until(lambda: state(store)["rounds"][0]["theta_sha256"] == before)
+
+
+def test_a_delta_that_no_peer_holds_any_more_is_cut_again(folder):
+    """Without sharded state, the first holder of all units is the same worker."""
+    settings, reported = small(parallel__stages=1, islands__store=folder, islands__name="a"), []
+    stage, rounds = Stage(settings, 0, CPU), OuterRounds(steps=10, delay=1, max_local=12)
+    for step in range(12):
+        rounds.commit({0, 1}, step)
+    for member in (0, 1):  # both were replaced since the cut
+        sent = []
+        client = Client(settings, StageOptimizer(settings, stage), sent.append)
+        client.begin(3, rounds.state, {unit: [0, 1] for unit in stage.layout.ids}, member)
+        reported += [(member, message) for message in sent]
+    assert rounds.waits({0, 1}, 12)
+    assert reported == [(member, CutMissing(3, 10)) for member in (0, 1)]
+    for member, message in reported:
+        rounds.lacks(member, message.sent, {0, 1})
+    assert not rounds.waits({0, 1}, 12) and rounds.commit({0, 1}, 12).cut
 
 
 def test_a_damaged_object_is_left_out_by_all_islands(folder, island):
