@@ -332,7 +332,7 @@ class Client:
         turns: Mapping[UnitId, int],
     ) -> _Result:
         layout, islands = self._layout, self._islands
-        reader = Reader(store, view, layout, islands.bits, lambda: self._renew(store, view))
+        reader = Reader(store, view, closings, layout, islands.bits, lambda: self._renew(store, view))
         found: dict[UnitId, Outer] = {}
         statistics = {number: _statistics(number, closings[number]) for number in path.rounds}
         for unit in sorted(turns):

@@ -84,7 +84,9 @@ class View:
     layout     layer -> number of its units
     digests    layer -> digests of its units; more than one if islands have different models
     fragments  islands.fragments
-    delivered  round -> island -> its complete delta
+    delivered  round -> island -> its complete delta, the oldest one if there are several
+    complete   round -> island -> all its complete deltas. An island that has lost a delta cuts another one, and the
+               upload of the lost one may have ended after all
     partial    (round, island) of each delta that is not complete
     closed     rounds that are closed
     snapshots  number of rounds -> objects of a complete snapshot of theta after them
@@ -96,6 +98,7 @@ class View:
     digests: Mapping[int, set[str]] = field(default_factory=dict)
     fragments: int = 1
     delivered: Mapping[int, Mapping[str, Delivery]] = field(default_factory=dict)
+    complete: Mapping[int, Mapping[str, tuple[Delivery, ...]]] = field(default_factory=dict)
     partial: set[tuple[int, str]] = field(default_factory=set)
     closed: set[int] = field(default_factory=set)
     snapshots: Mapping[int, tuple[Part, ...]] = field(default_factory=dict)
@@ -129,18 +132,23 @@ class View:
                 digests.setdefault(int(found["layer"]), set()).add(found["digest"])
             elif found := _LEASE.fullmatch(path):
                 leases[found["island"]] = seen.modified
-        delivered: dict[int, dict[str, Delivery]] = {}
+        complete: dict[int, dict[str, tuple[Delivery, ...]]] = {}
         partial = set()
         for (number, island), kinds in deltas.items():
             needed = of_round(layout, number, fragments)
-            complete = [(key, parts) for key, parts in sorted(kinds.items()) if covers(parts, needed)]
-            if complete:
-                (steps, samples), parts = complete[0]
-                delivered.setdefault(number, {})[island] = Delivery(steps, samples, tuple(parts))
+            whole = [Delivery(*key, tuple(parts)) for key, parts in sorted(kinds.items()) if covers(parts, needed)]
+            if whole:
+                complete.setdefault(number, {})[island] = tuple(whole)
             else:
                 partial.add((number, island))
         snapshots = {number: tuple(parts) for number, parts in states.items() if covers(parts, layout)}
-        return cls(layout, digests, fragments, delivered, partial, closed, snapshots, sums, leases)
+        delivered = {number: {name: deltas_[0] for name, deltas_ in of.items()} for number, of in complete.items()}
+        return cls(layout, digests, fragments, delivered, complete, partial, closed, snapshots, sums, leases)
+
+    def delivery(self, number: int, island: str, share: tuple[int, int]) -> Delivery | None:
+        """The island's delta in a closed round; None if it is not complete in the listing. share: steps and samples"""
+        of = self.complete.get(number, {}).get(island, ())
+        return next((each for each in of if (each.steps, each.samples) == share), None)
 
 
 def of_round(layout: Mapping[int, int], number: int, fragments: int) -> dict[int, int]:

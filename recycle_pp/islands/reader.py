@@ -1,6 +1,6 @@
 """Reads the deltas and snapshots of a worker's units from the store.
 
-    reader = Reader(store, view, layout, bits=8)
+    reader = Reader(store, view, closings, layout, bits=8)
     unit = reader.unit(UnitId(3, 0), digest)        # a `theta.Unit`; read units in ascending order
     reader.received                                 # bytes that were read
 
@@ -22,15 +22,22 @@ from recycle_pp.wire.messages.units import UnitId
 
 from .codec import Damaged, Floats, content_bytes, opened
 from .objects import Part, View, holding
+from .rounds import Closings
 from .theta import Outer
 
 
 class Reader:
     def __init__(
-        self, store: Store, view: View, layout: Layout, bits: int, received: Callable[[], None] = lambda: None
+        self,
+        store: Store,
+        view: View,
+        closings: Closings,
+        layout: Layout,
+        bits: int,
+        received: Callable[[], None] = lambda: None,
     ) -> None:
         """received: called after every object that was read"""
-        self._on_received = received
+        self._closings, self._on_received = closings, received
         self._store, self._view, self._layout, self._bits = store, view, layout, bits
         self._newest: dict[tuple[int, str], tuple[str, bytes]] = {}
         self.received = 0
@@ -49,7 +56,9 @@ class Reader:
 
     def _delta(self, unit: UnitId, digest: bytes, number: int, island: str) -> Floats:
         size = self._layout.unit_sizes[self._layout.number(unit)]
-        part = holding(self._view.delivered[number][island].parts, unit.layer, unit.number)
+        delivery = self._view.delivery(number, island, self._closings[number][island])
+        assert delivery is not None  # the round is complete in the listing
+        part = holding(delivery.parts, unit.layer, unit.number)
         if part is None:
             raise Damaged(f"round {number} of island {island} has no unit {unit.number} of layer {unit.layer}")
         content = self._content((number, island), part)

@@ -345,6 +345,33 @@ def test_a_delta_that_no_peer_holds_any_more_is_cut_again(folder):
     assert not rounds.waits({0, 1}, 12) and rounds.commit({0, 1}, 12).cut
 
 
+def test_of_two_complete_deltas_of_an_island_all_islands_use_the_one_in_the_closed_round(folder, island, monkeypatch):
+    """An upload of the first delta ends after the round was closed with a second one, which was cut later."""
+    a, store = island(folder, "a", islands__max_local=50), Store(folder)
+    store.put("islands/b.json", b"{}")  # so that `a` waits for `b`
+    a.train(2)
+    a.until(lambda: "a" in View.of(store.objects(), 1).delivered.get(0, {}))
+    first = {part.path: store.get(part.path) for part in View.of(store.objects(), 1).delivered[0]["a"].parts}
+    for path, content in first.items():
+        name, steps, *rest = path.rsplit(".", 4)
+        store.put(".".join([name, str(int(steps) + 1), *rest]), content)
+    store.delete([min(first)])
+    put = Store.put_if_absent
+
+    def close(store, path, content):
+        if path == objects.closed_path(0):
+            store.put(min(first), bytes(len(first[min(first)])))
+        return put(store, path, content)
+
+    monkeypatch.setattr(Store, "put_if_absent", close)
+    b = island(folder, "b", islands__max_local=50)
+    b.train(2)
+    for each in (a, b):
+        each.until(lambda each=each: each.reported() == 1)
+        assert each.train(1) == [1] and not each.refused
+    assert len(View.of(store.objects(), 1).complete[0]["a"]) == 2 and same(a.state(), b.state())
+
+
 def test_a_damaged_object_is_left_out_by_all_islands(folder, island):
     a = island(folder, "a", islands__max_local=50)
     Store(folder).put("islands/b.json", b"{}")  # so that `a` waits for `b`
