@@ -13,6 +13,7 @@ from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
 
+from recycle_pp.telemetry.events.islands import RoundApplied, RoundAwaited
 from recycle_pp.telemetry.events.job import Started
 from recycle_pp.telemetry.events.recovery import Resumed
 from recycle_pp.telemetry.evidence import Evidence
@@ -125,12 +126,23 @@ def _stalled(e: Evidence) -> Finding | None:
             found = known
     else:
         found = known or _stale(e)
+    if found is None or found.verdict == "control_plane":
+        found = _awaits_round(e) or found
     if found is None:
         return None
     said = caches(found.worker, e) if found.verdict == "compile_skew" else []
     return found._replace(
         evidence=[*found.evidence, *said, f"step {_runs(e)} has been running for {seconds(e.now - since)}"]
     )
+
+
+def _awaits_round(e: Evidence) -> Finding | None:
+    """The finding if the commit of the step that runs waits for the result of a round, else None."""
+    of = [event for event in e.events if isinstance(event, RoundApplied | RoundAwaited)]
+    if not of or not isinstance(of[-1], RoundAwaited) or of[-1].step != _runs(e):
+        return None
+    said = "no island has closed it, or its result is not read yet: see `python -m recycle_pp.islands` with the store"
+    return Finding("islands", None, [of[-1].text(), said], WARNING)
 
 
 def _past(e: Evidence) -> Finding | None:

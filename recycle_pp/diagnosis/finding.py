@@ -15,6 +15,7 @@ CLASSES = (
     "data",  # the training data's disk does not answer
     "storage",  # the disk of the run folder, or a checkpoint
     "busy",  # other processes keep the workers from running
+    "islands",  # the island waits for the other islands
     "control_plane",  # the coordinator, or its election
 )
 WELL, WARNING, BROKEN = 0, 1, 2

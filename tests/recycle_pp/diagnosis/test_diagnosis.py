@@ -14,6 +14,7 @@ from recycle_pp.telemetry.events.checkpoints import CheckpointFailed, Checkpoint
 from recycle_pp.telemetry.events.coordinators import CoordinatorElected, CoordinatorLost, SupervisorBack
 from recycle_pp.telemetry.events.deaths import DeathDetected, HangSuspected
 from recycle_pp.telemetry.events.health import HealthFound, HealthOver
+from recycle_pp.telemetry.events.islands import RoundAwaited
 from recycle_pp.telemetry.events.job import Started, Stopped, WaitsForData
 from recycle_pp.telemetry.events.recovery import LinksCut, Renewed, Resumed
 from recycle_pp.telemetry.events.workers import Spawned
@@ -74,6 +75,16 @@ STARTS = Sign(does="build the model", kind="starts", what="model", seconds=20.0,
 SILENT = report(sign(SUM, host="host1"), sign(SUM, lacks=["1.0"], host="host0"))
 CUT = report(sign(SUM, lacks=["0.0", "2.0"], host="host1"), sign(SUM, lacks=["1.0"], host="host0"))
 RECEIPTS = [receipt("0.0", 0.3, 148), receipt("1.0", 40.0, 0), receipt("2.0", 0.4, 148)]
+AWAITS = replace(
+    LATE,
+    report=HangReport(
+        time=NOW,
+        generation=0,
+        step=21,
+        workers=dict.fromkeys(NAMES, SUM),
+        waits=[(worker, "coordinator") for worker in NAMES],
+    ),
+)
 CASES = {
     "a run that makes progress": (HEALTHY, "well", None, WELL),
     "a run that has just begun": (replace(STARTING, life="silent", process="", age=3, events=[]), "well", None, WELL),
@@ -148,10 +159,18 @@ CASES = {
     "supervisors without a majority": (
         replace(HEALTHY, life="gone", contacts=[contact("gave_up", 2)]), "control_plane", None, BROKEN,
     ),
-    "workers that wait for the coordinator": (
-        replace(LATE, report=HangReport(time=NOW, generation=0, step=21, workers=dict.fromkeys(NAMES, SUM),
-                                        waits=[(worker, "coordinator") for worker in NAMES])),
-        "control_plane", None, BROKEN,
+    "workers that wait for the coordinator": (AWAITS, "control_plane", None, BROKEN),
+    "an island that waits for a round": (
+        replace(AWAITS, events=[*BEGUN, RoundAwaited(time=990.0, step=21, round=3, steps=20)]), "islands", None,
+        WARNING,
+    ),
+    "an island whose next step lasts": (
+        replace(AWAITS, events=[*BEGUN, RoundAwaited(time=980.0, step=20, round=3, steps=20)]), "control_plane", None,
+        BROKEN,
+    ),
+    "an island with a worker that is stuck": (
+        replace(late(F), events=[*BEGUN, RoundAwaited(time=990.0, step=21, round=3, steps=20)]), "stuck_op", "1.0",
+        BROKEN,
     ),
     "an election": (
         after(CoordinatorLost(step=19, rank=0), CoordinatorElected(step=19, rank=1, seconds=0.1)),
@@ -176,6 +195,11 @@ def test_the_verdict_is_right(case):
 
 def test_every_kind_of_verdict_has_a_case():
     assert {verdict for _, verdict, _, _ in CASES.values()} == set(CLASSES)
+
+
+def test_an_island_that_waits_for_a_round_names_the_round():
+    said = diagnose(CASES["an island that waits for a round"][0]).evidence
+    assert said[0] == "the island waits for round 3, after 20 steps of its own"
 
 
 def test_a_long_first_forward_names_the_empty_cache():
