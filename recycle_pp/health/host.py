@@ -40,6 +40,7 @@ class Host:
         self._sys = sys
         self._log = _Log(kmsg)
         self._throttles = sorted(sys.glob("devices/system/cpu/cpu[0-9]*/thermal_throttle/*_throttle_count"))
+        self._clocks = sorted(sys.glob("devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq"))
         self._throttled = _total(self._throttles)
         self.xids: list[tuple[str, int]] = []
 
@@ -49,14 +50,12 @@ class Host:
         before, self._throttled = self._throttled, _total(self._throttles)
         hot = before is not None and self._throttled is not None and self._throttled > before
         up, downs, errors = self._ports()
-        cpus = self._sys / "devices/system/cpu"
         return Sample(
             HOST,
             uncorrected=_total(self._sys.glob("devices/system/edac/mc/mc*/ue_count")),
             corrected=_total(self._sys.glob("devices/system/edac/mc/mc*/ce_count")),
             throttle=frozenset(["heat"] if hot else []),
-            clock=_mhz(cpus.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")) if hot else None,
-            top_clock=_mhz(cpus.glob("cpu[0-9]*/cpufreq/cpuinfo_max_freq")) if hot else None,
+            clock=_mhz(self._clocks),  # without a top clock: a processor reaches it with a single busy core only
             ports=up,
             link_downs=downs,
             port_errors=errors,

@@ -38,13 +38,14 @@ class History:
 
     first      the first sample
     recent     the newest samples, oldest first, at most LOOKS
-    usual      newest clock in MHz at which the device was busy and not throttled; None: not seen yet
+    free       newest clocks in MHz at which the device was busy and not throttled, at most LOOKS. A host does not tell
+               whether it is busy, so it has all clocks at which it was not throttled
     throttled  whether the device counts as throttled: true once `recent` has TWICE throttled samples, until it has none
     """
 
     first: Sample
     recent: tuple[Sample, ...]
-    usual: float | None = None
+    free: tuple[float, ...] = ()
     throttled: bool = False
 
     @classmethod
@@ -55,14 +56,20 @@ class History:
     def newest(self) -> Sample:
         return self.recent[-1]
 
+    @property
+    def usual(self) -> float | None:
+        """The usual clock in MHz of the device at work; None: not seen yet."""
+        return median(self.free) if self.free else None
+
     def add(self, sample: Sample) -> History:
         recent = (*self.recent, sample)[-LOOKS:]
-        runs_free = sample.clock is not None and not sample.throttle and (sample.busy or 0.0) >= WORKS
+        works = sample.busy is None or sample.busy >= WORKS
+        free = (sample.clock,) if sample.clock is not None and works and not sample.throttle else ()
         looks = sum(bool(of.throttle) for of in recent)
         return replace(
             self,
             recent=recent,
-            usual=sample.clock if runs_free else self.usual,
+            free=(*self.free, *free)[-LOOKS:],
             throttled=looks >= (1 if self.throttled else TWICE),
         )
 

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from recycle_pp.health.host import Host
+from recycle_pp.health.ladder import History, judge
 
 
 @pytest.fixture
@@ -55,13 +56,27 @@ def test_memory_errors_and_ports_are_read(sys, tmp_path):
 
 
 def test_a_processor_is_hot_while_its_throttle_count_rises(sys, tmp_path):
-    sys(hot=5, clock=1_500_000, most=3_000_000)
+    sys(hot=5, clock=3_000_000)
     host = Host(sys.path, tmp_path / "no log")
-    assert not host.sample().throttle
-    sys(hot=9)
     sample = host.sample()
-    assert (sample.throttle, sample.clock, sample.top_clock) == ({"heat"}, 1500, 3000)
+    assert not sample.throttle and sample.clock == 3000
+    sys(hot=9, clock=1_500_000)
+    sample = host.sample()
+    assert (sample.throttle, sample.clock) == ({"heat"}, 1500)
     assert not host.sample().throttle
+
+
+@pytest.mark.parametrize(("hot_clock", "action"), [(2_600_000, "note"), (1_300_000, "slow")])
+def test_a_hot_processor_is_slow_only_if_its_clock_is_below_its_usual_one(sys, tmp_path, hot_clock, action):
+    """With all cores busy, the usual clock is below the highest one."""
+    sys(hot=0, clock=2_600_000, most=3_800_000)
+    host = Host(sys.path, tmp_path / "no log")
+    history = History.begin(host.sample())
+    for count in (1, 2):
+        sys(hot=count, clock=hot_clock)
+        history = history.add(host.sample())
+    (finding,) = judge(history)
+    assert (finding.signal, finding.action) == ("throttle", action)
 
 
 def test_the_kernels_log_shows_disks_and_xids_once(tmp_path):

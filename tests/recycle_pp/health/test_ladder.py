@@ -122,10 +122,11 @@ def test_a_throttled_gpu_is_not_compared_with_its_idle_clock():
 
 
 def test_a_host_without_gpus_is_judged_in_the_same_way():
-    host = Sample("host", uncorrected=0)
+    host = Sample("host", uncorrected=0, clock=3000)
     assert seen(host, *[Sample("host", uncorrected=1)] * 2) == {"ecc": "drain"}
-    hot = Sample("host", uncorrected=0, throttle=frozenset(["heat"]), clock=1500, top_clock=3000)
+    hot = Sample("host", uncorrected=0, throttle=frozenset(["heat"]), clock=1500)
     assert seen(host, hot, hot) == {"throttle": "slow"}
+    assert seen(hot, hot) == {"throttle": "note"}, "its usual clock is unknown"
     assert seen(host, Sample("host", uncorrected=0, disk=("I/O error, dev sda",))) == {"disk": "note"}
 
 
