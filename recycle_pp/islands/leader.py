@@ -74,7 +74,10 @@ class Leader:
         for name in sorted(names - self._past):
             store.put(objects.past_path(name), b"")
         self._past |= names
-        old += [part.path for number, parts in view.snapshots.items() if number < first for part in parts]
+        # Also the objects of incomplete snapshots, which a dead worker has left.
+        old += [
+            path for path in store.list("theta") if (number := objects.round_of(path)) is not None and number < first
+        ]
         store.delete(old)
 
     def report(self, view: objects.View, closings: rounds.Closings, generation: int) -> None:

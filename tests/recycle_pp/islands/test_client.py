@@ -456,9 +456,12 @@ def test_the_store_of_a_long_job_has_a_bounded_number_of_objects(folder):
             store.put(objects.sums_path(number, name, (0, 0, 0)), b"[]")
         store.put(objects.closed_path(number), rules.closing_text({"a": rules.Share(1, 1)}, "a"))
     store.put(objects.state_path(29, (0, 0, 0), 8), bytes(8))
+    store.put(objects.state_path(20, (0, 0, 0), 8), bytes(8))
+    store.put(objects.state_path(10, (0, 0, 0), 8), bytes(4))  # incomplete
     leader.maintain(store, View.of(store.objects(), 1), OuterState(applied=30))
     left = Counter(path.rsplit(".")[-1] for path in store.list("rounds"))
     assert left == {"delta": 2, "sums": 20, "json": 30}
+    assert [*store.list("theta")] == [objects.state_path(29, (0, 0, 0), 8)]
     for name in ("a", "b"):
         with pytest.raises(StoreError, match=f"islands.name={name} has taken part in rounds"):
             admit(store, settings.with_values({"islands.name": name}), 0)
