@@ -79,7 +79,9 @@ def admit(store: Store, settings: Settings, done: int) -> int:
             f"islands.name={name} is used by another job in {store.url}, which was there {age:.0f} s ago; choose "
             f"another name, or wait {GONE_SECONDS - age:.0f} s if that job has ended"
         )
-    taken_part = any(f"/{name}/" in path for path in store.list("rounds")) or past_path(name) in store.list("past")
+    # A checksum does not count: every island that applies a round uploads one.
+    deltas = any(f"/{name}/" in path and path.endswith(".delta") for path in store.list("rounds"))
+    taken_part = deltas or past_path(name) in store.list("past")
     if not done and taken_part:
         raise StoreError(
             f"islands.name={name} has taken part in rounds in {store.url}, and this run begins at step 0; continue "

@@ -67,10 +67,10 @@ class Leader:
             for path in store.list(f"rounds/{number:06d}")
             if path.endswith(".delta")
         ]
+        names = {path.split("/")[2] for path in old}
         for number, of_islands in view.sums.items():
             if number < first_sums:
                 old += [part.path for parts in of_islands.values() for part in parts]
-        names = {path.split("/")[2] for path in old}
         for name in sorted(names - self._past):
             store.put(objects.past_path(name), b"")
         self._past |= names

@@ -455,6 +455,7 @@ def test_the_store_of_a_long_job_has_a_bounded_number_of_objects(folder):
             store.put(objects.delta_path(number, name, (0, 0, 0), 1, 1, 4), bytes(4))
             store.put(objects.sums_path(number, name, (0, 0, 0)), b"[]")
         store.put(objects.closed_path(number), rules.closing_text({"a": rules.Share(1, 1)}, "a"))
+    store.put(objects.sums_path(0, "c", (0, 0, 0)), b"[]")  # this island has only applied a round
     store.put(objects.state_path(29, (0, 0, 0), 8), bytes(8))
     store.put(objects.state_path(20, (0, 0, 0), 8), bytes(8))
     store.put(objects.state_path(10, (0, 0, 0), 8), bytes(4))  # incomplete
@@ -465,6 +466,7 @@ def test_the_store_of_a_long_job_has_a_bounded_number_of_objects(folder):
     for name in ("a", "b"):
         with pytest.raises(StoreError, match=f"islands.name={name} has taken part in rounds"):
             admit(store, settings.with_values({"islands.name": name}), 0)
+    admit(store, settings.with_values({"islands.name": "c"}), 0)
 
 
 def test_islands_with_other_models_are_refused(folder, island):
@@ -561,6 +563,8 @@ def test_two_jobs_with_one_name_are_refused_unless_the_first_has_ended(folder):
 def test_a_run_that_has_taken_part_in_rounds_must_be_resumed(folder):
     store = Store(folder)
     admit(store, settings_of(folder, "a"), 0)
+    store.put("rounds/000003/a/0.0-0.sums", b"[]")
+    assert admit(store, settings_of(folder, "a"), 0) == 0, "it has only applied a round, so no sample counts twice"
     store.put("rounds/000003/a/0.0-0.9.9.1.delta", b"1")
     with pytest.raises(StoreError, match="has taken part in rounds"):
         admit(store, settings_of(folder, "a"), 0)
