@@ -148,10 +148,11 @@ class _Copy:
         self._url, self._home, self._record = url, home, home / "copy.json"
         self._objects: dict[str, tuple[int, str]] = {}
         self.upto, self.asked = 0, 0.0
-        with suppress(FileNotFoundError):
+        # A damaged record, for instance after a power failure, is the same as none.
+        with suppress(FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
             record = json.loads(self._record.read_text())
-            self.upto, self.asked = record["upto"], record.get("asked", 0.0)
-            self._objects = {name: (size, version) for name, (size, version) in record["objects"].items()}
+            of = {name: (size, version) for name, (size, version) in record["objects"].items()}
+            self.upto, self.asked, self._objects = int(record["upto"]), float(record.get("asked", 0.0)), of
 
     def update(self, wanted: Mapping[str, Object], largest: int, report: Report) -> None:
         of = {name: (one.size, one.version) for name, one in wanted.items()}
@@ -209,7 +210,10 @@ class _Copy:
     def write(self, upto: int) -> None:
         self.upto, self.asked = upto, time.time()
         new = self._record.with_suffix(".new")
-        new.write_text(json.dumps({"url": self._url, "upto": upto, "asked": self.asked, "objects": self._objects}))
+        with new.open("w") as file:
+            json.dump({"url": self._url, "upto": upto, "asked": self.asked, "objects": self._objects}, file)
+            file.flush()
+            os.fsync(file.fileno())
         new.replace(self._record)
 
 

@@ -106,6 +106,16 @@ def test_a_killed_copy_continues_and_no_part_of_it_is_seen(store):
     assert reports[0] == (SYNCED, len(content)) and reports[-1][0] == len(content)
 
 
+@pytest.mark.parametrize("record", ["", "{}", "[]", '{"upto": 9, "objects": 5}'])
+def test_a_copy_with_a_damaged_record_is_made_again(store, record):
+    url = f"{store.url}/train.bin"
+    store.put("train.bin", b"content")
+    path = copy(url)
+    (path.parent.parent / "copy.json").write_text(record)
+    assert not is_copied(url)
+    assert copy(url).read_bytes() == b"content" and is_copied(url)
+
+
 def test_an_object_that_changes_meanwhile_is_not_mixed(store):
     store.put("big", os.urandom(6 * PIECE))
     other = os.urandom(6 * PIECE)
