@@ -75,9 +75,8 @@ class Leader:
             store.put(objects.past_path(name), b"")
         self._past |= names
         # Also the objects of incomplete snapshots, which a dead worker has left.
-        old += [
-            path for path in store.list("theta") if (number := objects.round_of(path)) is not None and number < first
-        ]
+        of_snapshots = ((path, objects.round_of(path)) for path in store.list("theta"))
+        old += [path for path, after in of_snapshots if after is not None and after < first]
         store.delete(old)
 
     def report(self, view: objects.View, closings: rounds.Closings, generation: int) -> None:

@@ -501,12 +501,13 @@ def settings_of(folder, name, **changes):
 
 def test_a_worker_waits_for_the_store_as_long_as_it_is_told_to(folder, island, monkeypatch):
     each = island(folder, "a")
+    each.close()  # its thread must not take the refusals
     listing, refusals = Store.objects, ["no answer", "no answer"]
 
-    def refuse(store):
+    def refuse(store, *arguments):
         if refusals:
             raise StoreError(refusals.pop())
-        return listing(store)
+        return listing(store, *arguments)
 
     monkeypatch.setattr(Store, "objects", refuse)
     monkeypatch.setattr("recycle_pp.islands.client.TRAFFIC_SECONDS", 0.0)
