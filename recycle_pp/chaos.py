@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from recycle_pp.config.times import parse_seconds
+from recycle_pp.linux.processes import started_at
 from recycle_pp.simulation import availability
 from recycle_pp.telemetry.chaos_table import Usage, table
 from recycle_pp.telemetry.events.deaths import DeathDetected
@@ -49,6 +50,7 @@ KINDS = {
     "evict": "SIGTERM: the worker hands over its work and leaves",
 }
 SHARES = {"kill": 6, "hang": 1, "pause": 1, "slow": 1, "evict": 1}
+_LATER = 1.0  # seconds by which a process may seem to have started after its event, if the clock was set
 _POLL = 0.02  # seconds between checks of the run folder
 _MEASURE = 5.0  # seconds between measurements of the processes' resources
 
@@ -74,7 +76,7 @@ class Live:
         for event in self._lines.events.new():
             match event:
                 case Spawned():
-                    if event.host == socket.gethostname():
+                    if event.host == socket.gethostname() and _is_of(event.pid, event.time):
                         self._spawned(event.worker, event.pid)
                     if not self._begun:
                         self.members.add(event.worker)
@@ -141,6 +143,12 @@ def main(arguments: Sequence[str]) -> int:
         live.release(worker)
     print(table(run, begun, usage))
     return 0
+
+
+def _is_of(pid: int, at: float) -> bool:
+    """Whether the process ran at this time. If not, another process has got the number of a dead worker."""
+    started = started_at(pid)
+    return started is not None and started < at + _LATER
 
 
 def inject_faults(

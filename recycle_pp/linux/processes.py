@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -58,6 +59,15 @@ def process_stat(pid: int, thread: int | None = None) -> ProcessStat | None:
         return None
     state, *fields = text.rpartition(")")[2].split()  # the second field, a name in parentheses, may contain spaces
     return ProcessStat(state, int(fields[10]) + int(fields[11]), int(fields[18]))
+
+
+def started_at(pid: int) -> float | None:
+    """The time at which a process has started, as by `time.time()`; None if there is no such process."""
+    stat = process_stat(pid)
+    if stat is None:
+        return None
+    up = stat.started / os.sysconf("SC_CLK_TCK")
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + up
 
 
 def run_delay(pid: int, thread: int) -> float:

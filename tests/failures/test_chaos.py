@@ -1,8 +1,10 @@
 """Tests of `python -m recycle_pp.chaos` on live jobs, and kills at random instants (slow)."""
 
+import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,8 +12,9 @@ import time
 import psutil
 import pytest
 
-from recycle_pp.chaos import Hitter, changes_of, main
+from recycle_pp.chaos import Hitter, Live, changes_of, main
 from recycle_pp.telemetry.chaos_table import Usage, table
+from recycle_pp.telemetry.run_folder import RunFolder
 
 from .harness import Case, SignalAt, explain
 
@@ -45,6 +48,20 @@ def test_a_job_under_chaos_ends_with_the_weights_of_an_undisturbed_one(stagger, 
     assert outcome.deaths >= 2, said
     runs.check_exact(outcome)
     assert "stall, 99 %" in said and "goodput" in said
+
+
+@pytest.mark.parametrize(("ago", "found"), [(0.0, True), (600.0, False)])
+def test_a_process_that_got_the_number_of_a_dead_worker_is_never_hit(ago, found, tmp_path):
+    """As in the folder of a job whose machine was restarted."""
+    run = RunFolder(tmp_path)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        spawned = {"event": "spawned", "worker": "0.0", "rank": 0, "pid": process.pid, "host": socket.gethostname()}
+        line = {"time": time.time() - ago, "step": 0, "generation": 0, "term": 0, **spawned}
+        run.events.write_text(json.dumps(line) + "\n")
+        live = Live(run)
+        live.update()
+        process.kill()
+    assert live.pids == ({"0.0": process.pid} if found else {})
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ def test_values_get_the_types_of_their_settings():
     [
         ("optimizer.lr", 0.1, f"optimizer.lr cannot change while the job runs; these keys can: {', '.join(LIVE)}"),
         ("checkpoint.evry", 5, "checkpoint.evry is not a configuration key; did you mean checkpoint.every?"),
+        ("checkpoint.every.steps", 50, "checkpoint.every must be a whole number, not {'steps': 50}"),
         ("checkpoint.every", -1, "checkpoint.every must be at least 0, not -1"),
         ("checkpoint.every", 0.5, "checkpoint.every must be a whole number, not 0.5"),
         ("schedule.rebalance", "often", "schedule.rebalance must be one of auto, always, never, not often"),
