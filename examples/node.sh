@@ -10,9 +10,15 @@
 # MASTER         host name or address of node 0
 # RUN_DIR        run folder, on a file system that all nodes share
 # RECYCLE_TOKEN  the job's secret, the same on all nodes
+# EXTEND         1: also start a finished run again, with a larger run.steps
 set -eu
 
-if python -m recycle_pp.status "$RUN_DIR" --json 2>/dev/null | grep -q '"state": "running"'; then
+state=$(python -m recycle_pp.status "$RUN_DIR" --json 2>/dev/null | sed -n 's/.*"state": "\([a-z]*\)".*/\1/p') || true
+if [ "$state" = finished ] && [ "${EXTEND:-0}" != 1 ]; then # a node that comes back too late must not wait for the others
+    echo "the run in $RUN_DIR is finished; EXTEND=1 starts it again"
+    exit 0
+fi
+if [ "$state" = running ]; then
     # --local-addr: torchrun's own store; a container's host name may have no address
     exec torchrun --local-addr=127.0.0.1 --nproc-per-node="$WORKERS" -m recycle_pp.train +join="$RUN_DIR"
 fi

@@ -132,7 +132,7 @@ def slurm(tmp_path):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     port = free_ports(2)  # of torchrun's store; the first coordinator has the next port
-    variables = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_PER_NODE": "2", "PORT": f"{port}"}
+    variables = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_PER_NODE": "a100:2", "PORT": f"{port}"}
     variables |= {"SLURM_JOB_NODELIST": "n[0-1]", "REQUESTS": str(tmp_path / "requests")}
     variables |= {"PATH": f"{tmp_path}:{BIN}:{os.environ['PATH']}", "NODE_SH": str(EXAMPLES / "node.sh")}
 
@@ -168,11 +168,31 @@ def test_a_slurm_job_at_its_time_limit_is_requeued_and_resumes(slurm, tmp_path):
 
 
 @pytest.mark.torchrun
-def test_a_slurm_job_with_a_mistake_is_not_requeued(slurm, tmp_path):
+@pytest.mark.parametrize("earlier", [None, '{"state": "stopped", "code": 143}'])
+def test_a_slurm_job_with_a_mistake_is_not_requeued(earlier, slurm, tmp_path):
+    """Not even if an earlier allocation of the job was ended by its time limit."""
+    if earlier is not None:
+        run = RunFolder(tmp_path / "runs" / "7")
+        run.path.mkdir(parents=True)
+        run.heartbeat.write_text(earlier)
     job = slurm("run.stepz=3")
     output, _ = job.communicate(timeout=150)
     assert (job.returncode, requests(tmp_path)) == (2, []), output
     assert "run.stepz is not a configuration key" in output
+
+
+def test_a_node_that_comes_back_after_the_end_of_the_run_does_not_wait_for_the_others(tmp_path):
+    for name, text in (("python", 'echo \'{"state": "finished"}\''), ("torchrun", "echo starts")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "NODES": "2", "NODE_RANK": "1", "WORKERS": "1"}
+    variables |= {"MASTER": "node0", "RUN_DIR": "runs/mine"}
+    ends, extends = (
+        subprocess.run(["sh", EXAMPLES / "node.sh"], env=variables | more, capture_output=True, text=True, check=True)
+        for more in ({}, {"EXTEND": "1"})
+    )
+    assert ends.stdout == "the run in runs/mine is finished; EXTEND=1 starts it again\n"
+    assert extends.stdout == "starts\n"
 
 
 @pytest.mark.slow
