@@ -228,8 +228,7 @@ class Job:
         if sign is None or sign.over:
             proof = "there is no heartbeat.json" if sign is None else f"it ended with exit code {sign.code}"
             raise ValueError(f"no job runs in {self._run}: {proof}")
-        host, _, port = sign.address.rpartition(":")
-        return host, int(port)
+        return host_and_port(sign.address, f"the address in {self._folder.heartbeat}")
 
 
 async def still_there(places: Sequence[Place], token: str, seconds: float) -> list[Place]:

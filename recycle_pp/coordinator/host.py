@@ -28,6 +28,7 @@ from recycle_pp.telemetry.progress import Progress
 from recycle_pp.telemetry.report import report
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.connection import Peer
+from recycle_pp.wire.launch import joined
 from recycle_pp.wire.messages.agreement import Takeover
 
 from .checkpoints import NOTHING, Whole
@@ -73,7 +74,7 @@ class Host:
         self._run = run
         self._events = EventLog(run.events, settings.run.steps, progress.say, run.later, self._term)
         self._exporters = Exporters(settings, run)
-        self._heartbeat = Heartbeat(run, self._term, f"{leader.host}:{leader.port}")
+        self._heartbeat = Heartbeat(run, self._term, joined(leader.host, leader.port))
         self._coordinator = Coordinator(
             settings, run, self._events, progress, agreement, leader, whole, takeover, token
         )

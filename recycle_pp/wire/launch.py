@@ -36,7 +36,7 @@ from pathlib import Path
 from recycle_pp.linux.processes import process_stat
 
 TOKEN_VARIABLE = "RECYCLE_TOKEN"
-HOST_AND_PORT = re.compile(r"([^:\s]+):([0-9]+)")
+HOST_AND_PORT = re.compile(r"(?:\[([^\]\s]+)\]|([^:\s\[\]]+)):([0-9]+)")
 MOST_PORT = 65535
 
 
@@ -126,16 +126,22 @@ class Address:
 
 
 def host_and_port(text: str, name: str, other: str = "") -> tuple[str, int]:
-    """(host, port) of HOST:PORT. Raises ValueError if `text` is anything else, or the port is not from 1 to 65535.
+    """(host, port) of HOST:PORT. An IPv6 address is in brackets: [::1]:29501. Raises ValueError if `text` is anything
+    else, or the port is not from 1 to 65535.
 
     name   of the setting or option, for the error message
     other  further allowed values, for instance " or null"
     """
     match = HOST_AND_PORT.fullmatch(text)
-    port = int(match[2]) if match and len(match[2]) <= len(str(MOST_PORT)) else 0
+    port = int(match[3]) if match and len(match[3]) <= len(str(MOST_PORT)) else 0
     if not match or not 1 <= port <= MOST_PORT:
         raise ValueError(f"{name} must be HOST:PORT{other}, with a port from 1 to {MOST_PORT}, not {text!r}")
-    return match[1], port
+    return match[1] or match[2], port
+
+
+def joined(host: str, port: int) -> str:
+    """The inverse of `host_and_port`."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def new_token() -> str:

@@ -7,7 +7,18 @@ import sys
 
 import pytest
 
-from recycle_pp.wire.launch import Address, Launch, find, keep_token, publish, remove_token, token_of, withdraw
+from recycle_pp.wire.launch import (
+    Address,
+    Launch,
+    find,
+    host_and_port,
+    joined,
+    keep_token,
+    publish,
+    remove_token,
+    token_of,
+    withdraw,
+)
 
 
 @pytest.fixture
@@ -95,6 +106,13 @@ def test_several_nodes_need_the_jobs_secret_from_their_user():
 def test_a_port_outside_1_to_65535_is_rejected(port):
     with pytest.raises(ValueError, match="must be HOST:PORT or null, with a port from 1 to 65535, not"):
         Address.of_cluster(Launch(), f"node0:{port}", {"RECYCLE_TOKEN": "x" * 32})
+
+
+@pytest.mark.parametrize(("host", "text"), [("::1", "[::1]:29501"), ("node0", "node0:29501")])
+def test_an_ipv6_address_is_in_brackets(host, text):
+    assert joined(host, 29501) == text and host_and_port(text, "join") == (host, 29501)
+    with pytest.raises(ValueError, match="join must be HOST:PORT"):
+        host_and_port("::1:29501", "join")
 
 
 def test_the_port_after_the_master_port_must_exist():
