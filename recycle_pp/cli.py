@@ -74,12 +74,14 @@ def _train(arguments: list[str]) -> int:
     """The exit code of a job on this single machine. Blocks until the job has ended."""
     for number in (signal.SIGINT, signal.SIGTERM):  # prevents a traceback until torchrun sets its handlers
         signal.signal(number, lambda number, frame: os._exit(128 + number))
+    from recycle_pp.command import os_errors_as_mistakes
     from recycle_pp.telemetry import startup
     from recycle_pp.telemetry.failure import refuse
 
     startup.begin("reads the settings")
     try:
-        pipelines, stages = _layout(arguments)
+        with os_errors_as_mistakes():
+            pipelines, stages = _layout(arguments)
     except ValueError as error:
         startup.end()
         return refuse(str(error))

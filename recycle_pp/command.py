@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
 def exit_code(run: Callable[[], int], name: str = "error") -> int:
@@ -25,8 +26,21 @@ def exit_code(run: Callable[[], int], name: str = "error") -> int:
         print("\nstopped", file=sys.stderr)
         return 130
     except OSError as error:
-        sentence = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        sentence = _in_words(error)
     except ValueError as error:
         sentence = str(error)
     print(f"{name}: {sentence}", file=sys.stderr)
     return 2
+
+
+@contextmanager
+def os_errors_as_mistakes() -> Iterator[None]:
+    """Raises ValueError with one sentence instead of an OSError, for instance about a folder that cannot be read."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(_in_words(error)) from error
+
+
+def _in_words(error: OSError) -> str:
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error)

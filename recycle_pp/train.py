@@ -27,6 +27,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, NamedTuple
 
+from recycle_pp.command import os_errors_as_mistakes
 from recycle_pp.config.settings import Settings
 from recycle_pp.linux import addresses
 from recycle_pp.linux.processes import die_with_parent
@@ -69,11 +70,14 @@ def _main(arguments: list[str]) -> int:
 
                 print(help_text())
             return 0
-        if (job := find_place(_with_address(arguments))) is not None:
+        with os_errors_as_mistakes():
+            job = find_place(_with_address(arguments))
+        if job is not None:
             return asyncio.run(supervise(launch, job, joins=True))
         if launch.local_rank == 0:
             startup.begin("imports the configuration")
-        settings, run, address, complete, node, done = prepare(launch, arguments)
+        with os_errors_as_mistakes():
+            settings, run, address, complete, node, done = prepare(launch, arguments)
         if complete:
             startup.end()
             print(f"recycle_pp: {complete}", flush=True)
@@ -137,7 +141,8 @@ def prepare(launch: Launch, arguments: list[str]) -> Prepared:
             threading.Thread(target=_copy_ahead, args=(settings,), name="copies", daemon=True).start()
         return Prepared(address=address, node=node)
     try:
-        return _prepare_job(launch, arguments, settings, address, node)
+        with os_errors_as_mistakes():
+            return _prepare_job(launch, arguments, settings, address, node)
     except ValueError as error:
         if not launch.one_node:  # rank 0 alone ran the checks that failed
             startup.update("notifies the other nodes of the error")

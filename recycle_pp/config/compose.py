@@ -136,7 +136,10 @@ def _by_hydra(overrides: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _with_paths(settings: Settings) -> Settings:
-    """The settings with ~ expanded in all paths, because the shell does not expand ~ after =."""
+    """The settings with ~ expanded in all paths, because the shell does not expand ~ after =.
+
+    Raises ValueError if the user after a ~ does not exist.
+    """
     data, model = settings.data, settings.model
     values: dict[str, Any] = {
         "run.dir": _expanded(settings.run.dir),
@@ -145,9 +148,9 @@ def _with_paths(settings: Settings) -> Settings:
     }
     if data.tokenizer and data.tokenizer != "bytes" and "://" not in data.tokenizer:
         # The path must be absolute, because an export uses it from another folder.
-        values["data.tokenizer"] = str(Path(data.tokenizer).expanduser().absolute())
+        values["data.tokenizer"] = str(_at_home(data.tokenizer).absolute())
     if model.path and "://" not in model.path:
-        values["model.path"] = str(Path(model.path).expanduser().absolute())
+        values["model.path"] = str(_at_home(model.path).absolute())
     return settings.with_values(values)
 
 
@@ -188,8 +191,16 @@ def shape(text: str) -> tuple[int, int] | None:
 
 def _expanded(path: str | list[str] | None) -> str | list[str] | None:
     if isinstance(path, list):
-        return [one if "://" in one else str(Path(one).expanduser()) for one in path]
-    return str(Path(path).expanduser()) if path and "://" not in path else path
+        return [one if "://" in one else str(_at_home(one)) for one in path]
+    return str(_at_home(path)) if path and "://" not in path else path
+
+
+def _at_home(path: str) -> Path:
+    """The path, with ~ expanded. Raises ValueError if there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ValueError(f"{path}: there is no user {path.partition('/')[0].removeprefix('~')}") from None
 
 
 def config_dir() -> Path:

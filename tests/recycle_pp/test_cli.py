@@ -94,6 +94,7 @@ MISTAKES = [
     (["run.yaml"], "run.yaml: there is no such file; recycle init run.yaml writes one"),
     (["parallel=2x3", "model.layers=2"], "model.layers must be at least parallel.stages = 3"),
     (["run.steps=0"], "run.steps must be at least 1, not 0"),
+    ([f"run.dir={'x' * 300}", "run.resume=true"], ": File name too long"),
     (["+join=host:1"], "use torchrun --nproc-per-node=WORKERS -m recycle_pp.train +join=host:1"),
 ]
 

@@ -1,6 +1,7 @@
 """The entry point reports every mistake in one sentence, with exit code 2, before any worker starts."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -31,6 +32,12 @@ MISTAKES = [
     (["no/such/run.yaml"], "no/such/run.yaml: there is no such file; recycle init no/such/run.yaml writes one"),
     (["--frobnicate"], "--frobnicate is not an option; allowed: --help, --config-dir DIR"),
     (["--config-dir=/no/such/folder"], "--config-dir must name a folder"),
+    # paths
+    (["run.dir=~nosuchuser/run"], "~nosuchuser/run: there is no user nosuchuser"),
+    (["model.path=~nosuchuser/model"], "~nosuchuser/model: there is no user nosuchuser"),
+    (["data.path=['~nosuchuser/text']"], "~nosuchuser/text: there is no user nosuchuser"),
+    ([f"run.dir={'x' * 300}"], ": File name too long"),
+    ([f"data.path={'x' * 300}"], ": File name too long"),
     # types
     (["run.steps=many"], "run.steps must be a whole number, not 'many'"),
     (["run.steps=1.5"], "run.steps must be a whole number, not 1.5"),
@@ -205,6 +212,37 @@ def test_a_mistake_is_reported_in_one_sentence_with_exit_code_2(overrides, sente
     assert printed.err.count("\n") == 1
     assert sentence in printed.err
     assert sorted(places.rglob("*")) == before, "a rejected run leaves no files"
+
+
+@pytest.mark.parametrize("key", ["run.dir", "data.path", "model.path"])
+def test_a_folder_that_must_not_be_read_is_named(key, places, monkeypatch, capsys):
+    stat = Path.stat
+
+    def denied(path, **options):
+        if "secret" in path.parts:
+            raise PermissionError(13, "Permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", denied)
+    more = ["model=hf", "model.vocabulary=300"] if key == "model.path" else []
+    assert train.main([f"{key}={places}/secret/here", "parallel=1x1", *more]) == 2
+    assert re.fullmatch(rf"recycle_pp: {places}/secret/here\S*: Permission denied\n", capsys.readouterr().err)
+
+
+def test_an_error_of_the_file_system_is_told_to_the_other_nodes(places, monkeypatch):
+    told = []
+
+    async def dismiss(launch, address, sentence, **options):
+        told.append((sentence, options["code"]))
+
+    monkeypatch.setattr(train, "dismiss", dismiss)
+    monkeypatch.setenv("RECYCLE_TOKEN", "x" * 32)
+    with pytest.raises(ValueError, match=": File name too long"):
+        train.prepare(
+            Launch(world=12, local_world=6, master_port=1, agents=2), [f"run.dir={places}/{'x' * 300}", "parallel=3x4"]
+        )
+    assert [code for _, code in told] == [2]
+    assert told[0][0].endswith(": File name too long")
 
 
 def test_resume_auto_restarts_a_run_that_has_no_checkpoint(tmp_path):
