@@ -138,9 +138,13 @@ def _by_hydra(overrides: tuple[str, ...]) -> dict[str, Any]:
 def _with_paths(settings: Settings) -> Settings:
     """The settings with ~ expanded in all paths, because the shell does not expand ~ after =.
 
-    Raises ValueError if the user after a ~ does not exist.
+    Raises ValueError if run.dir is a URL, or if the user after a ~ does not exist.
     """
     data, model = settings.data, settings.model
+    if "://" in settings.run.dir:
+        raise ValueError(
+            f"run.dir must be the path of a folder, not the URL {settings.run.dir}; checkpoint.store names a store"
+        )
     values: dict[str, Any] = {
         "run.dir": _expanded(settings.run.dir),
         "data.path": _expanded(data.path),

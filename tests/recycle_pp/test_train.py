@@ -38,6 +38,7 @@ MISTAKES = [
     (["data.path=['~nosuchuser/text']"], "~nosuchuser/text: there is no user nosuchuser"),
     ([f"run.dir={'x' * 300}"], ": File name too long"),
     ([f"data.path={'x' * 300}"], ": File name too long"),
+    (["run.dir=s3://bucket/x"], "run.dir must be the path of a folder, not the URL s3://bucket/x; checkpoint.store "),
     # types
     (["run.steps=many"], "run.steps must be a whole number, not 'many'"),
     (["run.steps=1.5"], "run.steps must be a whole number, not 1.5"),
