@@ -44,9 +44,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     arguments: the command line without the program's name; None: the command line of this process.
     """
+    from recycle_pp.command import open_streams, say
+
+    open_streams()
     name, *rest = list(sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("--help", "-h", "help"):
-        print(_help())
+        say(_help())
         return 0
     if name not in COMMANDS:
         close = difflib.get_close_matches(name, COMMANDS, 1)
@@ -74,7 +77,7 @@ def _train(arguments: list[str]) -> int:
     """The exit code of a job on this single machine. Blocks until the job has ended."""
     for number in (signal.SIGINT, signal.SIGTERM):  # prevents a traceback until torchrun sets its handlers
         signal.signal(number, lambda number, frame: os._exit(128 + number))
-    from recycle_pp.command import os_errors_as_mistakes
+    from recycle_pp.command import os_errors_as_mistakes, say
     from recycle_pp.telemetry import startup
     from recycle_pp.telemetry.failure import refuse
 
@@ -88,7 +91,7 @@ def _train(arguments: list[str]) -> int:
     workers = pipelines * stages
     if workers == 1:
         return _become("train", arguments)
-    print(f"recycle_pp: starts torchrun for {workers} workers (parallel={pipelines}x{stages})", flush=True)
+    say(f"recycle_pp: starts torchrun for {workers} workers (parallel={pipelines}x{stages})")
     startup.update("imports torchrun")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun's default; torchrun warns if it has to set it
     importlib.import_module("torch.distributed.run")

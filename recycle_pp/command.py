@@ -1,11 +1,15 @@
-"""Turns errors of a command into exit codes: `sys.exit(exit_code(lambda: run(sys.argv[1:])))`."""
+"""Turns errors of a command into exit codes: `sys.exit(exit_code(lambda: run(sys.argv[1:])))`.
+
+open_streams()                                   # at the start of a process, if the user may have closed its output
+say("continues with step 20, from runs/mine")    # a job does not stop because nobody reads its output
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 
 def exit_code(run: Callable[[], int], name: str = "error") -> int:
@@ -17,10 +21,13 @@ def exit_code(run: Callable[[], int], name: str = "error") -> int:
 
     name: prefix of the sentence
     """
+    open_streams()
     try:
-        return run()
+        code = run()
+        sys.stdout.flush()
+        return code
     except BrokenPipeError:  # for instance after `| head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 0
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
@@ -31,6 +38,29 @@ def exit_code(run: Callable[[], int], name: str = "error") -> int:
         sentence = str(error)
     print(f"{name}: {sentence}", file=sys.stderr)
     return 2
+
+
+def open_streams() -> None:
+    """Opens /dev/null in place of each standard stream that is closed.
+
+    Otherwise sys.stdout or sys.stderr would be None, and a file opened later would get the number of the stream.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:  # the lowest free number
+        os.set_inheritable(number, True)
+    os.close(number)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w", closefd=False))  # noqa: SIM115
+
+
+def say(text: str) -> None:
+    """Prints the text, or does nothing if standard output cannot be written."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        _discard_output()
+    except OSError:
+        pass
 
 
 @contextmanager
@@ -44,3 +74,9 @@ def os_errors_as_mistakes() -> Iterator[None]:
 
 def _in_words(error: OSError) -> str:
     return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+
+
+def _discard_output() -> None:
+    """Sends standard output to /dev/null, so that the interpreter can flush it when it exits."""
+    with suppress(OSError):  # a stream without a number
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -19,6 +19,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
+from recycle_pp.command import exit_code
 from recycle_pp.diagnosis.diagnosis import Diagnosis, diagnose
 from recycle_pp.diagnosis.finding import BROKEN, WARNING, WELL
 from recycle_pp.machine_checks import __main__ as machine_checks
@@ -109,4 +110,4 @@ def _details(diagnosis: Diagnosis, reader: RunReader) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main, "recycle_pp"))

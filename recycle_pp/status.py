@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from recycle_pp.command import exit_code
 from recycle_pp.telemetry.run_folder import newest_run
 from recycle_pp.telemetry.status import Status, StatusReader, text
 from recycle_pp.telemetry.stored_run import local
@@ -49,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"recycle_pp: {error}", file=sys.stderr)
         return 2
-    except (KeyboardInterrupt, BrokenPipeError):
+    except KeyboardInterrupt:
         return 0
     return 0 if status.state in ("starting", "running", "finished") else 1
 
@@ -63,4 +64,4 @@ def _show(status: Status, arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main, "recycle_pp"))

@@ -27,7 +27,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, NamedTuple
 
-from recycle_pp.command import os_errors_as_mistakes
+from recycle_pp.command import open_streams, os_errors_as_mistakes, say
 from recycle_pp.config.settings import Settings
 from recycle_pp.linux import addresses
 from recycle_pp.linux.processes import die_with_parent
@@ -68,7 +68,7 @@ def _main(arguments: list[str]) -> int:
             if launch.rank == 0:
                 from recycle_pp.config.help import help_text
 
-                print(help_text())
+                say(help_text())
             return 0
         with os_errors_as_mistakes():
             job = find_place(_with_address(arguments))
@@ -80,7 +80,7 @@ def _main(arguments: list[str]) -> int:
             settings, run, address, complete, node, done = prepare(launch, arguments)
         if complete:
             startup.end()
-            print(f"recycle_pp: {complete}", flush=True)
+            say(f"recycle_pp: {complete}")
             asyncio.run(dismiss(launch, address, complete))
     except ValueError as error:
         return refuse(str(error), launch.local_rank)
@@ -188,7 +188,7 @@ def _prepare_job(
     startup.update("imports the coordinator")
     if settings.run.resume:
         found = run.checkpoints if done in finished(run.checkpoints) else settings.checkpoint.store
-        print("\n".join([f"continues with step {done}, from {found}/step-{done:06d}", *said]), flush=True)
+        say("\n".join([f"continues with step {done}, from {found}/step-{done:06d}", *said]))
     return Prepared(settings, run, address, node=node, done=done)
 
 
@@ -260,7 +260,7 @@ def _with_steps(settings: Settings, world: int) -> Settings:
     assert epochs is not None
     each = settings.parallel.pipelines * settings.parallel.microbatches * settings.parallel.microbatch_size
     steps = math.ceil(epochs * samples / each)
-    print(f"recycle_pp: run.epochs={epochs:g} of {plural(samples, 'sample')} gives run.steps={steps}", flush=True)
+    say(f"recycle_pp: run.epochs={epochs:g} of {plural(samples, 'sample')} gives run.steps={steps}")
     return settings.with_values({"run.steps": steps})
 
 
@@ -292,7 +292,7 @@ def prepare_data(settings: Settings, world: int) -> int:
     *said, numbers = done.stdout.splitlines()
     held_outs, samples = map(int, numbers.split())
     for sentence in said:
-        print(f"recycle_pp: {sentence}", flush=True)
+        say(f"recycle_pp: {sentence}")
     if settings.run.validate_every and held_outs < settings.parallel.microbatch_size:
         key = (
             "data.validation_share must leave"
@@ -362,6 +362,7 @@ def _steps_done(run: RunFolder, stored: Survey) -> int:
 
 
 if __name__ == "__main__":
+    open_streams()
     # Until the supervisor installs its own handlers, a signal ends this process without a traceback. Only one rank of
     # each node then exits with a nonzero code, because torchrun's summary lists every rank with one.
     speaks = os.environ.get("LOCAL_RANK", "0") == "0"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
+from recycle_pp.command import say
 from recycle_pp.wire.connection import ChannelClosed, Peer, serve
 from recycle_pp.wire.launch import Address, Launch, new_token, publish, withdraw
 from recycle_pp.wire.messages.handshake import SupervisorHello
@@ -89,4 +90,4 @@ class Notified:
 
 
 def _print(sentence: str) -> None:
-    print(f"recycle_pp: {sentence}", flush=True)
+    say(f"recycle_pp: {sentence}")

@@ -32,8 +32,10 @@ def refuse(sentence: str, local_rank: int = 0) -> int:
 
 def fail(sentence: str) -> None:
     """Prints the sentence as the last line of this process and records it."""
-    sys.stdout.flush()
-    print(f"recycle_pp: {sentence}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # nobody reads standard output
+        sys.stdout.flush()
+    with suppress(OSError):
+        print(f"recycle_pp: {sentence}", file=sys.stderr, flush=True)
     record_failure(sentence)
 
 

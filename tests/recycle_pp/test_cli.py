@@ -66,7 +66,8 @@ def test_the_error_about_an_unknown_command_names_the_closest_one(tmp_path):
 def test_a_command_runs_the_module_with_its_name(name, tmp_path):
     (tmp_path / "recycle_pp").mkdir()  # shadows the real package
     (tmp_path / "recycle_pp" / "__init__.py").touch()
-    (tmp_path / "recycle_pp" / "cli.py").write_text((ROOT / "recycle_pp" / "cli.py").read_text())
+    for file in ("cli.py", "command.py"):
+        (tmp_path / "recycle_pp" / file).write_text((ROOT / "recycle_pp" / file).read_text())
     module = "import os, sys\nprint(__name__, os.getpid(), sys.argv[1:])\nsys.exit(7)\n"
     (tmp_path / "recycle_pp" / f"{name}.py").write_text(module)
     process = subprocess.Popen(
@@ -159,6 +160,47 @@ def test_the_file_of_init_trains_through_a_death_with_the_bits_of_one_worker(tmp
     hit, alone = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("hit", "alone"))
     assert (hit["deaths"], alone["deaths"]) == (1, 0)
     assert hit["weights_sha256"] == alone["weights_sha256"] is not None
+
+
+def without_output(*arguments, cwd, how):
+    """Runs a command whose standard output is closed, or is a pipe that nobody reads."""
+    if how == "closed":
+        return run("-c", 'exec "$@" >&-', "sh", *RECYCLE, *arguments, cwd=cwd, program=["sh"])
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as pipe:
+        return subprocess.run(
+            [*RECYCLE, *arguments],
+            env=ENVIRONMENT, cwd=cwd, stdout=pipe, stderr=subprocess.PIPE, text=True, timeout=120, check=False,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["closed", "pipe"])
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["status", "run"], ["doctor", "run"]])
+def test_a_command_whose_output_nobody_reads_prints_no_error(arguments, how, tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.make()
+    folder.config.write_text("run: {steps: 3}\n")
+    done = without_output(*arguments, cwd=tmp_path, how=how)
+    codes = (0,) if "--help" in arguments or how == "pipe" else (0, 1, 2)  # the state of the run
+    assert (done.returncode in codes, done.stderr) == (True, "")
+
+
+@pytest.mark.parametrize("how", ["closed", "pipe"])
+def test_a_mistake_in_train_is_reported_even_if_nobody_reads_the_output(how, tmp_path):
+    done = without_output("train", "run.steps=0", cwd=tmp_path, how=how)
+    assert (done.returncode, done.stderr) == (2, "recycle_pp: run.steps must be at least 1, not 0\n")
+
+
+@pytest.mark.torchrun
+@pytest.mark.parametrize("how", ["closed", "pipe"])
+def test_a_job_trains_and_resumes_even_if_nobody_reads_its_output(how, tmp_path):
+    words = ["parallel=1x1", *TINY[1:], "run.standby=off"]
+    for more in (["run.steps=1"], ["run.steps=2", "run.resume=true"]):
+        done = without_output("train", *words, *more, cwd=tmp_path, how=how)
+        assert done.returncode == 0, done.stderr
+    folder = RunFolder(tmp_path / "run")
+    assert [line["step"] for line in folder.lines(folder.metrics)] == [0, 1]
 
 
 @pytest.mark.torchrun
