@@ -6,10 +6,14 @@ say("continues with step 20, from runs/mine")    # a job does not stop because n
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+
+MISTAKES = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP,
+            errno.EROFS)  # fmt: skip
 
 
 def exit_code(run: Callable[[], int], name: str = "error") -> int:
@@ -65,10 +69,14 @@ def say(text: str) -> None:
 
 @contextmanager
 def os_errors_as_mistakes() -> Iterator[None]:
-    """Raises ValueError with one sentence instead of an OSError, for instance about a folder that cannot be read."""
+    """Raises ValueError with one sentence instead of an OSError about a path that does not fit this machine.
+
+    Other OSErrors, for instance of a file server that is down, pass: a later start may succeed."""
     try:
         yield
     except OSError as error:
+        if error.errno not in MISTAKES:
+            raise
         raise ValueError(_in_words(error)) from error
 
 
