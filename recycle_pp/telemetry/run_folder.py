@@ -105,7 +105,8 @@ class RunFolder:
     def create(cls, settings: Settings, done: int = 0, may_restart: bool = False) -> RunFolder:
         """Creates the folder, or continues the run in it. Holds its lock until `unlock` or the end of the process.
 
-        done:        number of steps in the checkpoint from which the run continues; lines of later steps are removed
+        done:        number of steps in the checkpoint from which the run continues; lines of later steps are removed,
+                     and the summary of an earlier end
         may_restart: whether a run that ended before its first checkpoint may start again
 
         Raises:
@@ -137,6 +138,7 @@ class RunFolder:
             run.write_text(run.config, _yaml(asdict(settings.with_values({"run.resume": False}))))
             for path, kept in lines.items():
                 _rewrite(path, kept)
+            run.summary.unlink(missing_ok=True)
         except OSError as error:
             raise ValueError(f"run.dir={settings.run.dir} cannot be written: {error.strerror}") from error
         run.made = made

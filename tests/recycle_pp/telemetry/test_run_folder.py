@@ -41,6 +41,18 @@ def test_another_run_is_rejected_and_a_resume_continues_from_its_checkpoint(tmp_
     assert run.lines(run.metrics) == [{"step": 0}, {"step": 1}, {"step": 2}]
 
 
+def test_a_resume_removes_the_summary_of_the_earlier_end_but_a_refused_start_does_not(tmp_path):
+    before = RunFolder.create(settings_for(tmp_path))
+    before.metrics.write_text('{"step": 0}\n')
+    before.write_json(before.summary, {"steps": 1})
+    before.unlock()
+    with pytest.raises(ValueError, match="holds another run"):
+        RunFolder.create(settings_for(tmp_path))
+    assert before.summary.exists()
+    RunFolder.create(settings_for(tmp_path, run={"resume": True}), done=1).unlock()
+    assert not before.summary.exists()
+
+
 def test_a_second_job_is_rejected_while_the_first_one_runs(tmp_path):
     first = RunFolder.create(settings_for(tmp_path))
     with pytest.raises(ValueError, match="belongs to a job that still runs"):
