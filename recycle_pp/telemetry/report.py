@@ -5,16 +5,19 @@ print(report(RunFolder("runs/mine")))      # python -m recycle_pp.report runs/mi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from recycle_pp.config.sizes import format_size
 from recycle_pp.wire.records import Step
 
+from .events.checkpoints import folder
 from .events.deaths import DeathDetected
 from .events.event import Event
+from .events.job import Started
 from .events.layers import Rebalanced
-from .events.recovery import Resumed
+from .events.recovery import Restored, Resumed
 from .events.workers import Rejoined
 from .island_figures import IslandRounds, in_words
 from .run_folder import RunFolder
@@ -29,11 +32,11 @@ def report(run: RunFolder) -> str:
     steps, events = reader.steps(), reader.events()
     total = run.steps()
     lines = [f"Run {run.path}", _course(steps)]
-    for event in events:
+    for number, event in enumerate(events):
         if isinstance(event, DeathDetected | Rejoined):
             lines.append(f"  {event.sentence(total)}{_loss_around(event.step, steps)}")
         if isinstance(event, DeathDetected):
-            lines.append(f"    {_cost(event, events, steps)}")
+            lines.append(f"    {_restart(event, events[number + 1 :], steps) or _cost(event, events, steps)}")
         if isinstance(event, Rebalanced):
             lines += [f"  {event.sentence(total)}", f"    {_comparison(event)}"]
     if not any(isinstance(event, DeathDetected) for event in events):
@@ -57,6 +60,32 @@ def _validation(line: Step) -> str:
     # runs of earlier versions lack the number of samples
     on = "held-out text" if line.val_samples is None else plural(line.val_samples, "held-out sample")
     return f"{line.val_loss:.4f} on {on}"
+
+
+def _restart(death: DeathDetected, later: Sequence[Event], steps: Sequence[Step]) -> str:
+    """The steps that were undone because a stage lost its last worker, in words; "" if the death undid none."""
+    for number, event in enumerate(later):
+        match event:
+            case Started():
+                return ""
+            case Resumed(dead=dead) if death.worker in dead:
+                return ""
+            case Restored(checkpoint=checkpoint, undone_from=first, undone_to=last):
+                committed = checkpoint - 1 if last is None else last
+                if death.step < committed:  # peers had replaced the worker long before
+                    return ""
+                undone = "no step" if first is None or last is None else plural(last - first + 1, "step")
+                numbers = f" ({first} to {last})" if first != last else ""
+                until = _seconds_to_commit(death, later[number + 1 :], steps)
+                return f"all workers restarted from {folder(checkpoint)}; {undone} undone{numbers}{until}"
+    return ""
+
+
+def _seconds_to_commit(death: DeathDetected, after: Sequence[Event], steps: Sequence[Step]) -> str:
+    """The seconds from a death to the first commit after its restart, in words; "" if it was undone later."""
+    end = min((event.time for event in after if isinstance(event, Restored | Started)), default=math.inf)
+    commits = [line.time for line in steps if line.time is not None and death.time < line.time < end]
+    return f"; {min(commits) - death.time:.1f} s until the next commit" if commits else ""
 
 
 def _cost(death: DeathDetected, events: Sequence[Event], steps: Sequence[Step]) -> str:

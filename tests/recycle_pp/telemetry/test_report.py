@@ -93,6 +93,40 @@ def test_the_death_of_a_joining_worker_stalls_no_worker(run):
     assert "    no worker had to wait" in report(run).splitlines()
 
 
+RESTORED = {"event": "restored", "time": 21.0, "step": 6, "checkpoint": 6, "undone_from": 6, "undone_to": 19}
+
+
+def test_deaths_that_undo_steps_are_reported_with_these_steps_and_the_time_to_the_next_commit(run):
+    lines = [{"step": step, "time": step + (22.5 if step > 5 else 0.5)} for step in range(30)]
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_events(run, DEATH | {"worker": "0.2"}, DEATH, RESTORED)
+    cost = (
+        "    all workers restarted from checkpoint step-000006; 14 steps undone (6 to 19); 8.3 s until the next commit"
+    )
+    assert report(run).splitlines()[3:6:2] == [cost, cost]
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "undone"),
+    [(6, 6, "1 step undone"), (None, None, "no step undone"), (6, 7, "2 steps undone (6 to 7)")],
+)
+def test_a_restart_whose_steps_were_undone_again_has_no_time_to_the_next_commit(run, first, last, undone):
+    earlier = RESTORED | {"undone_from": first, "undone_to": last}
+    lines = [{"step": step, "time": step + 22.5} for step in range(30)]
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_events(run, DEATH, earlier, RESTORED | {"time": 22.0})
+    assert f"    all workers restarted from checkpoint step-000006; {undone}" in report(run).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("between", "last"),
+    [([RESUMED], 19), ([{"event": "started", "time": 20.5, "step": 20}], 19), ([RESUMED | {"dead": ["0.0"]}], 25)],
+)
+def test_a_later_restart_is_not_the_cost_of_a_death_that_others_had_survived(run, between, last):
+    write_events(run, DEATH, *between, RESTORED | {"undone_to": last})
+    assert "restarted" not in report(run)
+
+
 def test_each_death_has_its_own_stall_even_if_its_event_comes_after_the_recovery(run):
     again = DEATH | {"step": 25, "time": 25.1}
     early = RESUMED | {"step": 25, "time": 25.0, "dead": ["0.0", "1.2"], "stall_seconds": 0.2}
