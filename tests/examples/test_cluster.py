@@ -168,7 +168,7 @@ def test_a_slurm_job_at_its_time_limit_is_requeued_and_resumes(slurm, tmp_path):
 
 
 @pytest.mark.torchrun
-@pytest.mark.parametrize("earlier", [None, '{"state": "stopped", "code": 143}'])
+@pytest.mark.parametrize("earlier", [pytest.param(None, marks=pytest.mark.slow), '{"state": "stopped", "code": 143}'])
 def test_a_slurm_job_with_a_mistake_is_not_requeued(earlier, slurm, tmp_path):
     """Not even if an earlier allocation of the job was ended by its time limit."""
     if earlier is not None:

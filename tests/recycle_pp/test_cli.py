@@ -193,7 +193,7 @@ def test_a_mistake_in_train_is_reported_even_if_nobody_reads_the_output(how, tmp
 
 
 @pytest.mark.torchrun
-@pytest.mark.parametrize("how", ["closed", "pipe"])
+@pytest.mark.parametrize("how", ["closed", pytest.param("pipe", marks=pytest.mark.slow)])
 def test_a_job_trains_and_resumes_even_if_nobody_reads_its_output(how, tmp_path):
     words = ["parallel=1x1", *TINY[1:], "run.standby=off"]
     for more in (["run.steps=1"], ["run.steps=2", "run.resume=true"]):
