@@ -40,10 +40,12 @@ def hugging_face(kind, at, layers=8):
 
 
 def assert_moves(outcome):
-    """Layers moved away from stage 1, and back if its worker returned."""
+    """Layers moved away from stage 1, and back if its worker returned early enough."""
     first, *back = [event["layout"] for event in outcome.all("rebalanced")]
     assert first[0] > 4, explain(outcome)
-    assert back == ([[4, 4]] if outcome.all("rejoined") else []), explain(outcome)
+    returns = [event["step"] for event in outcome.all("rejoined")]
+    early = bool(returns) and returns[0] < outcome.case.steps - 10
+    assert back == [[4, 4]] or (not early and back == []), explain(outcome)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
