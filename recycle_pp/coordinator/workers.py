@@ -117,8 +117,9 @@ class Workers:
             State: self._returned,
             StoreTraffic: lambda rank, message: rounds.traffic(message),
             IslandsSeen: lambda rank, message: rounds.seen(message),
-            **dict.fromkeys((Report, Vote, Evaluated, Synced, StreamLost, Prepared, NoRoom), self._drive),
-            **dict.fromkeys((RoundReady, CutMissing), self._drive),
+            **dict.fromkeys(
+                (Report, Vote, Evaluated, Synced, StreamLost, Prepared, NoRoom, RoundReady, CutMissing), self._drive
+            ),
         }
 
     def welcome(self, peer: Peer, hello: WorkerHello) -> Rank | None:

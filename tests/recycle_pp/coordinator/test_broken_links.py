@@ -26,11 +26,8 @@ def of(monkeypatch):
         rank.incarnation, rank.alive = 0, True
     ended = []
     deaths = SimpleNamespace(end=lambda rank, cause, detail: ended.append(rank.role))
-    driver = Driver()
-    links = BrokenLinks(state, driver, deaths, SimpleNamespace(cut_off=lambda rank, hosts: None))
-    return SimpleNamespace(
-        links=links, roster=state.roster, ended=ended, recorder=state.recorder, job=state.job, driver=driver
-    )
+    links = BrokenLinks(state, Driver(), deaths, SimpleNamespace(cut_off=lambda rank, hosts: None))
+    return SimpleNamespace(links=links, roster=state.roster, ended=ended, recorder=state.recorder, job=state.job)
 
 
 def cut(of, one, other):

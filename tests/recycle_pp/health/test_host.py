@@ -55,6 +55,14 @@ def test_memory_errors_and_ports_are_read(sys, tmp_path):
     assert (sample.ports, sample.link_downs) == ({"eth0"}, 4)
 
 
+def test_the_clocks_of_a_few_cores_are_read_on_a_large_machine(tmp_path):
+    for number, core in enumerate(sorted(f"cpu{core}" for core in range(64))):
+        path = tmp_path / f"devices/system/cpu/{core}/cpufreq/scaling_cur_freq"
+        path.parent.mkdir(parents=True)
+        path.write_text("1000000" if number % 8 else "2600000")
+    assert Host(tmp_path, tmp_path / "no log").sample().clock == 2600
+
+
 def test_a_processor_is_hot_while_its_throttle_count_rises(sys, tmp_path):
     sys(hot=5, clock=3_000_000)
     host = Host(sys.path, tmp_path / "no log")
