@@ -31,8 +31,8 @@ from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.table import Message
 
 from . import checkpoint
+from .checkpoint_tensors import pieces, tensors_of
 from .follow import Inject
-from .pieces import pieces, tensors_of
 
 
 class StageSaving:

@@ -7,7 +7,7 @@ from recycle_pp.model.stage import Stage
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.numerics.update_rules.muon import orthogonalised
 from recycle_pp.state import checkpoint
-from recycle_pp.state.pieces import pieces, tensors_of
+from recycle_pp.state.checkpoint_tensors import pieces, tensors_of
 
 from ..in_process import CPU, everything, gradient, part, same, small
 from .test_units import cut

@@ -11,7 +11,7 @@ from recycle_pp.model.stage import Stage
 from recycle_pp.numerics.layout import Layout, depth_of
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.state import checkpoint
-from recycle_pp.state.pieces import boxes, pieces, tensors_of
+from recycle_pp.state.checkpoint_tensors import boxes, pieces, tensors_of
 
 from ..in_process import CPU, everything, gradient, part, small
 

@@ -13,8 +13,8 @@ from recycle_pp.model.stage import Stage
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.protocol.holders import missing, placed, refilled
 from recycle_pp.state import checkpoint
+from recycle_pp.state.checkpoint_tensors import pieces, tensors_of
 from recycle_pp.state.exchange import Exchange
-from recycle_pp.state.pieces import pieces, tensors_of
 from recycle_pp.wire.messages.generations import Shares
 
 from ..in_process import CPU, same, small

@@ -21,8 +21,8 @@ from recycle_pp.numerics.layout import Layout
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.protocol.holdings import Holdings
 from recycle_pp.protocol.units import Units
+from recycle_pp.state.checkpoint_tensors import pieces
 from recycle_pp.state.exchange import Exchange
-from recycle_pp.state.pieces import pieces
 from recycle_pp.state.ties import Ties
 from recycle_pp.wire.messages.generations import Report
 
