@@ -1,10 +1,17 @@
 """When the last worker of a stage dies, its understudy takes over without a checkpoint, and no bit changes."""
 
+import os
+import signal
+import socket
+import time
+
+import psutil
 import pytest
 
+from recycle_pp.supervisor.foreign_sockets import connections_to
 from tests.recycle_pp.model.general import models
 
-from .harness import Case, explain, fails
+from .harness import Case, explain, fails, pid_of
 from .test_moves import SHARDED, hugging_face
 
 slow = pytest.mark.slow
@@ -90,3 +97,40 @@ def test_without_room_no_stage_gets_an_understudy_and_the_job_continues(runs):
     (refused,) = outcome.all("understudy_refused")
     assert refused["worker"] == "0.1" and refused["needed_bytes"] > refused["free_bytes"], explain(outcome)
     assert not outcome.all("understudy_begins")
+
+
+def test_an_understudy_takes_over_although_its_stream_from_the_last_worker_has_broken_before(runs):
+    """Both processes live on. If neither reported the broken stream, all would wait for control.suspicion."""
+    outcome = runs.of(
+        Case(
+            "its stream broke",
+            "2x2",
+            (*KEPT, *fails("3:1.1@backward"), "control.suspicion=30"),
+            steps=60,
+            deaths=2,
+            bound=200,
+        ),
+        "understudies",
+        meanwhile=break_and_kill,
+    )
+    runs.check_exact(outcome)
+    assert outcome.all("took_over"), explain(outcome)
+    assert not outcome.all("restored") + outcome.all("stage_lost"), explain(outcome)
+
+
+def break_and_kill(job):
+    """Breaks the connections between the last worker and its understudy, and kills the worker when they work again."""
+    job.wait_for_event("understudy_in_step", 60)
+    (ready,) = (event for event in job.run.lines(job.run.events) if event["event"] == "understudy_in_step")
+    last, understudy = (pid_of(ready[name], job.run.lines(job.run.events)) for name in ("worker", "understudy"))
+    for pid, other in ((last, understudy), (understudy, last)):
+        listens = [c for c in psutil.Process(other).net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+        for port in {c.laddr.port for c in listens}:
+            for connection in connections_to(pid, port):
+                with connection:
+                    connection.shutdown(socket.SHUT_RDWR)
+    deadline = time.monotonic() + 15
+    while sum(event["event"] == "understudy_in_step" for event in job.run.lines(job.run.events)) < 2:
+        assert time.monotonic() < deadline, "the understudy is not in step again"
+        time.sleep(0.05)
+    os.kill(last, signal.SIGKILL)
