@@ -99,6 +99,7 @@ def test_without_room_no_stage_gets_an_understudy_and_the_job_continues(runs):
     assert not outcome.all("understudy_begins")
 
 
+@slow
 def test_an_understudy_takes_over_although_its_stream_from_the_last_worker_has_broken_before(runs):
     """Both processes live on. If neither reported the broken stream, all would wait for control.suspicion."""
     outcome = runs.of(
