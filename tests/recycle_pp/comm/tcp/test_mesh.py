@@ -113,7 +113,7 @@ def test_a_thousand_idle_connections_occupy_no_thread_and_block_no_member(meshes
     host, port, _ = json.loads(meshes[0].address)
     before = threading.active_count()
     idle = [socket.create_connection((host, port), 10) for _ in range(1000)]
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # a thread of an earlier test may end
     link(meshes)
     deadline = time.monotonic() + 10
     while still_open(idle) > PENDING:
