@@ -160,6 +160,9 @@ class GroupTransport:
         options.rootRank = groups.peers.index(source)
         return self._run(generation, groups.stage, lambda backend: [backend.broadcast([t], options) for t in tensors])
 
+    def received(self) -> None:
+        """None: Gloo and NCCL do not count bytes."""
+
     def end(self, over: Sequence[Generation]) -> None:
         """Aborts groups with a pending operation, and pairs that the last plan did not need. Keeps the other groups for
         `join` or `close`."""

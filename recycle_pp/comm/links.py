@@ -97,6 +97,11 @@ class Links:
         Raises LinkBroken if this generation has ended, because the current one may have other members."""
         return self._now().members
 
+    def received(self) -> int | None:
+        """Bytes that the present connections have received, also of incomplete messages. The number changes while a
+        message arrives, and may fall when a connection ends. None: the transport does not know it (Gloo, NCCL)."""
+        return self._transport.received()
+
     def member(self, worker: Worker) -> Member:
         """The member (process) that runs as this worker. Raises LinkBroken if the followed generation has ended."""
         return self._now().member(worker)

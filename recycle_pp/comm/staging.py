@@ -27,6 +27,7 @@ class StagedTransport:
         self._inner, self.ordered = inner, inner.ordered
         self._pinned = device.type == "cuda"  # pinned host memory makes copies to the device faster
         self.join, self.connect, self.end, self.close = inner.join, inner.connect, inner.end, inner.close
+        self.received = inner.received
 
     def send(self, generation: Generation, tensor: Tensor, to: Member, tag: int) -> Pending:
         return self._inner.send(generation, self._room(tensor).copy_(tensor), to, tag)

@@ -40,6 +40,7 @@ from .planning import Planning
 from .ranks import Rank
 from .state import JobState
 
+TRANSFERS = ("tensor", "sum", "copy")  # waits that make progress while bytes arrive
 RENEWALS = 3  # maximum number of times that links are rebuilt in one step; after that the job stops
 
 
@@ -54,6 +55,8 @@ class _Known:
     path: str = ""  # file of training data that the worker reads; "" if none
     read_since: float | None = None  # start of the worker's oldest unfinished read
     lacks: tuple[int, ...] = ()  # if the worker waits for a sum: members whose messages have not arrived
+    received: int | None = None  # bytes from its peers, see `WorkerHeartbeat`
+    progressed: float = -math.inf  # time when `received` last changed
 
 
 class HangDetector:
@@ -97,6 +100,8 @@ class HangDetector:
         known.path = reading.path if reading else ""
         known.read_since = now - reading.seconds if reading and reading.seconds else None
         known.lacks = tuple(message.lacks)
+        if known.received != message.received:
+            known.received, known.progressed = message.received, now
 
     def start_in_words(self, rank: Rank) -> str:
         """The activity of this rank's worker during the start of the job."""
@@ -140,6 +145,7 @@ class HangDetector:
             known.delivered = (number, at + slept)
             if known.read_since is not None:
                 known.read_since += slept
+            known.progressed += slept
         self._awaited_data += slept
         self._disks_silent += slept
 
@@ -208,7 +214,7 @@ class HangDetector:
             delivered = since  # the wait began in an old generation and should have ended with it
         seconds = signs.seconds
         if activity.kind == "waits":  # a joiner may have begun to wait long before this generation
-            seconds = min(seconds, since)
+            seconds = min(seconds, since, now - known.progressed if activity.what in TRANSFERS else math.inf)
         elif activity.what == "data":  # after an outage of all disks, count only the time since the first one recovered
             seconds = min(seconds, now - self._disks_silent)
         return Sign(
@@ -232,6 +238,8 @@ class HangDetector:
         if activity.kind == "waits" and activity.peer is not None:
             job = self._state.job
             return job.problem_now().graph.between(worker, Worker(*activity.peer)) if job.phase == "running" else 0.0
+        if activity.what == "sum":
+            return self._state.profile.sum_seconds(worker)
         return self._state.profile.seconds(worker, activity.what)
 
     def _report_data(self, signs: dict[Worker, Sign], readers: list[Worker], now: float) -> None:

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -151,6 +151,7 @@ class Process:
         assert isinstance(welcome, WorkerWelcome)  # always the first message of a coordinator
         self._welcome, self._settings, self._worker = welcome, welcome.settings, welcome.worker
         self._client.set_keepalive(self._settings.control.suspicion)
+        self._received: Callable[[], int | None] = lambda: None  # see `Links.received`
         self._interface = spec.settings["control"]["interface"] or self._client.local_host  # the node's own setting
 
     def run(self) -> int:
@@ -182,6 +183,7 @@ class Process:
                 unreachable=lambda members: self._client.send(Unreachable(members)),
             )
         )
+        self._received = links.received
         participant = Participant(self._spec.rank, worker)
         participant.committed = participant.applied = welcome.resume - 1
         session = Session(self._client, participant, links, store, self._doing)
@@ -348,7 +350,8 @@ class Process:
                 read = slowest_read()
                 reading = None if read is None else Reading(*read)
                 doing = self._doing
-                self._client.send(WorkerHeartbeat(time.monotonic(), boot, doing.delivered(), reading, doing.lacks()))
+                about = doing.delivered(), reading, doing.lacks(), self._received()
+                self._client.send(WorkerHeartbeat(time.monotonic(), boot, *about))
                 time.sleep(self._settings.control.heartbeat)
 
         threading.Thread(target=beat, name="heartbeat", daemon=True).start()

@@ -172,6 +172,11 @@ class Profile:
         again = self._durations[OpKind.FORWARD][worker.stage] if recomputes else 0.0
         return (self._durations[kind][worker.stage] + again) * self.slow.get(worker, 1.0)
 
+    def sum_seconds(self, worker: Worker) -> float:
+        """Seconds from the last gradient of this worker's stage to its optimizer step; 0 before the profile is
+        complete."""
+        return self._sums[worker.stage]
+
     def problem(self, problem: Problem) -> Problem:
         """The problem of the next step, with measured times.
 

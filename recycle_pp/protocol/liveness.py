@@ -20,7 +20,8 @@ These limits apply if the main thread neither ran nor was ready to run in that t
 a busy machine, they are ten times as long. A wait for the device does not count as running, although the CPU spins.
 A worker whose message has not arrived is never stuck, but several can be deadlocked, because a message or an all-reduce
 was lost. This is assumed if a worker and all workers that it can reach in the graph have waited for longer than
-`suspicion` (for a message, also longer than ten times its profiled time).
+`suspicion` (for a message or a sum, also longer than ten times its profiled time). With TCP, the wait for a message, a
+sum or a copy counts from the arrival of the last bytes, so a slow network is no deadlock.
 
 If no disk with training data answers, no reader is stuck, and the job waits for the disks. As soon as one disk answers,
 the limits apply again.
@@ -54,12 +55,12 @@ class Patience(NamedTuple):
 class Sign:
     """The vital signs of one worker. Times are in seconds.
 
-    seconds     time since the worker's activity started
+    seconds     time since the worker's activity started, or since bytes of the message that it waits for last arrived
     quiet       time since its main thread last ran or was ready to run
     delivered   time since the message that it waits for arrived in its process; None: not arrived
     silent      time since its last message
     unanswered  time since the announcement of a generation that it has not answered; None: it has answered
-    expected    profiled time of its op, or of the message that it waits for; None: unknown
+    expected    profiled time of its op, or of the message or sum that it waits for; None: unknown
     reading     age of its oldest unfinished read of training data; 0: none is unfinished; None: it reads no files
     path        the file of that read; "" if it reads no files
     delayed     time of the activity in which its main thread was ready to run but had no core

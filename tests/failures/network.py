@@ -7,6 +7,7 @@
         network.reset(a, b, seconds=0.3)         # answers TCP packets between a and b with resets, for 0.3 s
         network.heal()                           # ends cuts and resets, but not the weather
         network.weather(delay=0.02, loss=0.01, reorder=0.1)  # seconds one way; shares of packets
+        network.weather(rate=1e6)                # bytes a second from each machine to each other one
         network.far(b, 0.05)                     # seconds one way between b and all others
         b.kill()                                 # kills all its processes at once
 
@@ -42,6 +43,7 @@ from recycle_pp.linux.processes import children_of, pid_namespace, process_statu
 _HOLDER = Path(__file__).with_name("machine.py")
 _PREFIX = "10.77.0."
 _TCP, _ACK, _RST, _SYN, _FIN = 6, 0x10, 0x04, 0x02, 0x01
+_QUEUE = 0.2  # seconds of packets that a slow link keeps; drops further ones
 _OVERTAKEN = 0.01  # minimum of the longest delay of a reordered packet, seconds
 
 TOOLS = ("unshare", "nsenter", "setpriv")
@@ -128,7 +130,8 @@ class Network:
         self.machines: list[Machine] = []
         self._cut: set[tuple[int, int]] = set()  # (from, to), by number
         self._reset: dict[tuple[int, int], float] = {}  # (from, to) -> until when
-        self._delay, self._loss, self._reorder = 0.0, 0.0, 0.0
+        self._delay, self._loss, self._reorder, self._rate = 0.0, 0.0, 0.0, math.inf
+        self._free: dict[tuple[int, int], float] = {}  # (from, to) -> time when its queue will be empty
         self._far: dict[int, float] = {}  # by number
         self._random = random.Random(7)
         self._wake, self._waker = os.pipe()
@@ -159,15 +162,16 @@ class Network:
         """Ends all cuts and resets."""
         self._cut, self._reset = set(), {}
 
-    def weather(self, delay: float = 0.0, loss: float = 0.0, reorder: float = 0.0) -> None:
+    def weather(self, delay: float = 0.0, loss: float = 0.0, reorder: float = 0.0, rate: float = math.inf) -> None:
         """Delays, drops and reorders packets.
 
         delay    seconds one way
         loss     share of dropped packets
         reorder  share of packets with an additional random delay of up to `delay`, or up to 10 ms if that is longer.
                  Later packets overtake them
+        rate     bytes per second from each machine to each other one
         """
-        self._delay, self._loss, self._reorder = delay, loss, reorder
+        self._delay, self._loss, self._reorder, self._rate = delay, loss, reorder, rate
 
     def far(self, machine: Machine, delay: float) -> None:
         """Adds a delay, seconds one way, to all packets from and to this machine."""
@@ -212,9 +216,10 @@ class Network:
                     if answer := _reset_of(packet):
                         _write(descriptor, answer)
                     continue
-                if self._random.random() < self._loss:
+                queue = self._queued(link, len(packet))
+                if queue > _QUEUE or self._random.random() < self._loss:
                     continue
-                if delay := self._lateness(*link):
+                if delay := queue + self._lateness(*link):
                     heapq.heappush(late, (time.monotonic() + delay, order, to, packet))
                     order += 1
                 else:
@@ -222,6 +227,15 @@ class Network:
             while late and late[0][0] <= time.monotonic():
                 _, _, to, packet = heapq.heappop(late)
                 _write(to_wire[to], packet)
+
+    def _queued(self, link: tuple[int, int], count: int) -> float:
+        """Adds a packet of `count` bytes to the queue of a link, unless it is full. Returns the seconds until the
+        packet has left it."""
+        now = time.monotonic()
+        leaves = max(now, self._free.get(link, 0.0)) + count / self._rate
+        if leaves - now <= _QUEUE:
+            self._free[link] = leaves
+        return leaves - now
 
     def _lateness(self, a: int, b: int) -> float:
         """Delay of the next packet from a to b, seconds."""

@@ -119,6 +119,18 @@ def test_latency_and_loss_slow_a_job_down_but_cost_no_worker(zygote, runs, tmp_p
 
 
 @pytest.mark.slow
+def test_a_network_on_which_a_sum_takes_much_longer_than_the_suspicion_costs_no_worker(zygote, runs, tmp_path):
+    """Bytes arrive all the time, so the wait is no deadlock."""
+    case = Case("over a slow network", "3x2", steps=3, overrides=("control.suspicion=2", "model=small"), deaths=0)
+    with nodes.start(case, tmp_path, zygote) as job:
+        job.network.weather(rate=3e5)
+        outcome = job.outcome()
+    assert outcome.code == 0, explain(outcome)
+    runs.check_exact(outcome)
+    assert min(line["step_seconds"] for line in outcome.metrics) > 6 and not outcome.all("renewed")
+
+
+@pytest.mark.slow
 def test_two_nodes_that_reach_only_the_third_one_do_not_stop_the_job(zygote, runs, tmp_path):
     case = Case("the link between two nodes is cut", "3x2", steps=20, deaths=2)
     with nodes.start(case, tmp_path, zygote) as job:

@@ -28,7 +28,7 @@ from recycle_pp.wire.keepalive import is_silent, set_keepalive
 
 FRAME = struct.Struct("=qqq")  # generation, tag, number of bytes that follow
 MAX_MESSAGE = 1 << 40  # bytes
-SCRAP = 1 << 20  # bytes read at a time from a dropped message
+PIECE = 1 << 18  # bytes read at a time
 
 Key = tuple[int, int]  # generation, tag
 
@@ -38,12 +38,15 @@ class ConnectionLost(RuntimeError):
 
 
 class Connection:
-    """One TCP connection to a peer. Public methods may be called from any thread, and do not block."""
+    """One TCP connection to a peer. Public methods may be called from any thread, and do not block.
+
+    received  bytes read so far, in steps of at most PIECE"""
 
     def __init__(self, sock: socket.socket, pool: Pool):
         sock.settimeout(None)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket, self._pool = sock, pool
+        self.received = 0
         self._arriving = threading.Lock()  # guards the next four attributes
         self._posted: dict[Key, deque[tuple[memoryview, Job]]] = defaultdict(deque)
         self._early: dict[Key, deque[bytearray]] = defaultdict(deque)
@@ -226,16 +229,17 @@ class Connection:
     def _fill(self, data: memoryview) -> None:
         done = 0
         while done < len(data):
-            count = self._socket.recv_into(data[done:], 0, socket.MSG_WAITALL)
+            count = self._socket.recv_into(data[done : done + PIECE], 0, socket.MSG_WAITALL)
             if count == 0:
                 raise ConnectionLost("the peer closed the connection")
             done += count
+            self.received += count
 
     def _skip(self, count: int) -> None:
-        scrap = memoryview(bytearray(min(count, SCRAP)))
+        scrap = memoryview(bytearray(min(count, PIECE)))
         while count:
             self._fill(scrap[:count])
-            count -= min(count, SCRAP)
+            count -= min(count, PIECE)
 
     def _fail(self, error: ConnectionLost) -> None:
         """Breaks the connection, so that all pending operations fail with this error. Ignores later errors."""

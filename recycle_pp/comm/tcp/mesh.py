@@ -129,6 +129,12 @@ class Mesh:
         """The connection to a member. Raises KeyError until it is established."""
         return self._connections[rank]
 
+    @property
+    def received(self) -> int:
+        """Bytes that all connections have received."""
+        with self._lock:
+            return sum(connection.received for connection in self._connections.values())
+
     def end(self, generation: int) -> None:
         """Drops all messages of this generation and of older generations."""
         with self._lock:

@@ -118,6 +118,10 @@ class TcpTransport:
         root = routes.stage.index(source)
         return self._collective(generation, routes, lambda peers, tag: collectives.broadcast(tensors, peers, root, tag))
 
+    def received(self) -> int:
+        mesh = self._mesh
+        return 0 if mesh is None else mesh.received
+
     def end(self, over: Sequence[Generation]) -> None:
         self._store.wake()
         with self._lock:

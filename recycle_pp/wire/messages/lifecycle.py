@@ -87,6 +87,7 @@ class WorkerHeartbeat(Message, frozen=True):
                message that it waits for has arrived; else None
     reading    the pending read of training data that started first; None if this worker reads no file
     lacks      members whose messages are missing in the sum that the worker waits for, if that is known
+    received   bytes that the worker has received from its peers, see `comm.links`; None: unknown
     """
 
     now: float
@@ -94,6 +95,7 @@ class WorkerHeartbeat(Message, frozen=True):
     delivered: int | None = None
     reading: Reading | None = None
     lacks: list[Member] = msgspec.field(default_factory=list)
+    received: int | None = None
 
 
 class Reading(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -81,6 +81,7 @@ class Job:
             {}, 3, {}, loop.time(), set(), set()
         )  # fmt: skip
         self.others_do = F
+        self.received = {}  # bytes from its peers, by worker; each heartbeat adds some
         self.reading = {}  # start of the current read, by worker; None: no read
         self.quiet = {}  # seconds since the last sign of progress, by worker; default: since the activity began
         self.last = {}  # age of the last activity, for workers without new vital signs whose supervisors are alive
@@ -139,6 +140,9 @@ class Job:
                 age = self.last[rank.number]
             signs = Signs(0, 1, activity or self.others_do, age, self.quiet.get(rank.number, age))
             self.hangs.supervisor_beats(rank, SupervisorHeartbeat(signs))
+            if rank.number in self.received:
+                self.received[rank.number] += 100
+                self.hangs.worker_beats(rank, WorkerHeartbeat(now, "boot", received=self.received[rank.number]))
             if rank.number in self.reading:
                 began = self.reading[rank.number]
                 reading = Reading("train.bin", now - began if began else 0.0)
@@ -225,6 +229,34 @@ def test_if_all_workers_wait_the_generation_is_renewed_and_finally_the_job_stops
     assert len(job.renewals) == RENEWALS and len(job.renewals[0]) == 12
     assert "all workers wait in step 7" in job.stopped and str(job.folder) in job.stopped
     assert not job.found
+
+
+@pytest.mark.parametrize("what", ["sum", "copy"])
+def test_a_wait_for_workers_at_which_bytes_arrive_is_no_deadlock(what, new_job):
+    """All wait for stage 2, one of whose workers receives a long message through a slow network."""
+    job = new_job()
+    job.say = dict.fromkeys(range(12), Activity("waits", "commit", 7))
+    job.say |= dict.fromkeys((2, 6, 10), Activity("waits", what, 7))
+
+    async def transfer():
+        job.received = {2: 0}
+        await job.watched(4 * SUSPICION)
+        assert not job.renewals
+        job.received = {}  # nothing arrives any more
+        await job.watched(2 * SUSPICION)
+
+    job.run(transfer())
+    assert len(job.renewals) == 1 and not job.found and not job.stopped
+
+
+def test_a_sum_whose_bytes_are_unknown_may_take_ten_times_its_profiled_time(new_job, monkeypatch):
+    job = new_job()
+    monkeypatch.setattr(job.state.profile, "sum_seconds", lambda worker: 0.3 * SUSPICION)
+    job.say = dict.fromkeys(range(12), Activity("waits", "sum", 7))
+    job.watch(2.5 * SUSPICION)
+    assert not job.renewals
+    job.watch(SUSPICION)
+    assert len(job.renewals) == 1
 
 
 @pytest.mark.parametrize("stale", [True, False])

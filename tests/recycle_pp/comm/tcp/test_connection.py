@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recycle_pp.comm.tcp.connection import FRAME, Connection, ConnectionLost
+from recycle_pp.comm.tcp.connection import FRAME, PIECE, Connection, ConnectionLost
 from recycle_pp.comm.waiting import Pool
 
 pytestmark = pytest.mark.timeout(60)
@@ -174,3 +174,20 @@ def test_a_closed_connection_leaves_no_thread():
         thread.join(10)
     assert len(ours) == 2 and not any(thread.is_alive() for thread in ours)
     assert here._socket.fileno() == there._socket.fileno() == -1
+
+
+def test_the_received_bytes_grow_while_a_long_message_arrives():
+    near, far = two_ends()
+    here = Connection(near, Pool())
+    data = torch.zeros(LARGE)
+    pending = here.receive(data, 0, 1)
+    far.sendall(FRAME.pack(0, 1, data.nbytes) + bytes(2 * PIECE))
+    deadline = time.monotonic() + 10
+    while here.received < 2 * PIECE:
+        assert time.monotonic() < deadline, here.received
+        time.sleep(0.01)
+    assert not pending.wait(0)
+    far.sendall(bytes(data.nbytes - 2 * PIECE))
+    assert done(pending) is None and here.received == FRAME.size + data.nbytes
+    here.close()
+    far.close()
