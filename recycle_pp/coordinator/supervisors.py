@@ -235,7 +235,8 @@ class Supervisors:
         """Evicts the machines that got SIGTERM, or ends the job if too few workers would remain."""
         present = [rank for rank in self._state.roster if rank.supervisor is not None]
         going = [rank for rank in present if rank.stopping]
-        if len(present) - len(going) < self._state.settings.parallel.stages:
+        staying = [rank for rank in present if not rank.stopping and (rank.alive or rank.incarnation < 0)]
+        if len(staying) < self._state.settings.parallel.stages:
             self._driver.finish_early("SIGTERM", 143)
             return
         for rank in going:

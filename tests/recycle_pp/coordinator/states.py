@@ -75,6 +75,10 @@ class Driver:
 
     def __init__(self):
         self.driven = []
+        self.early = None
+
+    def finish_early(self, reason, code):
+        self.early = reason, code
 
     def drive(self, event):
         self.driven.append(event)

@@ -51,8 +51,10 @@ def of():
     lost = []
     deaths = SimpleNamespace(dying=None, reported=None, node_lost=lambda rank: lost.append(rank.number))
     hangs = operators = SimpleNamespace(supervisor_beats=None, stacks=None)
-    supervisors = Supervisors(state, Leader(0, 0, "10.0.0.1", 4000), Driver(), deaths, hangs, returns, operators)
+    driver = Driver()
+    supervisors = Supervisors(state, Leader(0, 0, "10.0.0.1", 4000), driver, deaths, hangs, returns, operators)
     return SimpleNamespace(
+        driver=driver,
         supervisors=supervisors,
         roster=state.roster,
         returns=returns,
@@ -96,6 +98,14 @@ def test_the_replacement_of_a_drained_node_is_not_drained_with_the_next_node(of)
     newcomer.received.clear()
     of.evict()
     assert drained.received == [Evict()] and not newcomer.received
+
+
+def test_the_job_ends_with_a_checkpoint_if_the_workers_that_would_stay_are_dead(of):
+    """The supervisor of the dead worker is connected, but nothing could continue the job."""
+    of.roster[0].alive = False
+    of.supervisors.receive(1, Stopping("SIGTERM"), of.roster[1].supervisor)
+    of.evict()
+    assert of.driver.early == ("SIGTERM", 143) and not of.roster[1].supervisor.received
 
 
 def test_a_replaced_supervisor_is_rejected_and_does_not_get_its_rank_back(of):
