@@ -36,7 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--step", type=int, metavar="N", help="the checkpoint step-N (default: the newest)")
     parser.add_argument("--beside", action="store_true", help=argparse.SUPPRESS)  # ends with the parent process
     arguments = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, _stop)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
     if arguments.beside:
         die_with_parent(os.getppid(), signal.SIGTERM)
     run = RunFolder(arguments.run_dir)

@@ -25,6 +25,7 @@ import sys
 import threading
 from contextlib import suppress
 from dataclasses import asdict
+from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
 from recycle_pp.command import open_streams, os_errors_as_mistakes, say
@@ -88,7 +89,8 @@ def _main(arguments: list[str]) -> int:
     if code == 0 and settings is not None and run is not None:
         steps = max(done, settings.run.steps)  # a complete run may have more than `run.steps` steps
         code = export(run, steps) if settings.checkpoint.hf_at_end else 0
-        code = evaluate(run, steps) or code if settings.run.evaluate else code
+        if settings.run.evaluate and code <= 1:
+            code = evaluate(run, steps) or code
     return code
 
 
@@ -329,25 +331,50 @@ def _copy_ahead(settings: Settings) -> None:
 
 
 def export(run: RunFolder, step: int) -> int:
-    """Exports the last checkpoint to a Hugging Face folder in a separate process. Returns 0, or 1 after a failure."""
+    """Exports the last checkpoint to a Hugging Face folder in a separate process.
+
+    Returns 0, 1 after a failure, or 128 + the signal that ended it.
+    """
     out = run.path / "hf" / f"step-{step:06d}"
     if out.exists():  # an earlier start of this run has exported it
         return 0
-    command = [sys.executable, "-m", "recycle_pp.export", str(run.path), str(out), "--step", str(step)]
-    if code := subprocess.run(command, check=False).returncode:
-        record_failure(f"the training is done, but its export to {out} failed with exit code {code}")
-    return 1 if code else 0
+    return _run(f"its export to {out}", "recycle_pp.export", run.path, out, "--step", step)
 
 
 def evaluate(run: RunFolder, step: int) -> int:
     """Evaluates the last checkpoint, unless this has been done, and waits for the result.
 
-    Returns 0, or 1 after a failure.
+    Returns 0, 1 after a failure, or 128 + the signal that ended it.
     """
-    command = [sys.executable, "-m", "recycle_pp.evaluate", str(run.path), "--step", str(step)]
-    if code := subprocess.run(command, check=False).returncode:
-        record_failure(f"the training is done, but run.evaluate failed for its last checkpoint with exit code {code}")
-    return 1 if code else 0
+    return _run("run.evaluate for its last checkpoint", "recycle_pp.evaluate", run.path, "--step", step, "--beside")
+
+
+def _run(what: str, *words: object) -> int:
+    """Runs a module in a separate process, and records a failure. A signal to this process ends it.
+
+    what: the subject of the sentence about a failure"""
+    caught: list[int] = []
+    running: list[subprocess.Popen[bytes]] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        caught.append(number)
+        for process in running:
+            process.terminate()
+
+    for number in (signal.SIGINT, signal.SIGTERM):  # the supervisor has left them ignored
+        signal.signal(number, stop)
+    running.append(subprocess.Popen([sys.executable, "-m", *map(str, words)]))
+    if caught:  # before the process was in the list
+        running[0].terminate()
+    if not (code := running[0].wait()):
+        return 0
+    ending = f"was ended by {signal.Signals(caught[0]).name}" if caught else f"failed with exit code {code}"
+    sentence = f"the training is done, but {what} {ending}"
+    record_failure(sentence)
+    if not caught:  # the process has printed its reason
+        return 1
+    say(f"recycle_pp: {sentence}")
+    return 128 + caught[0]
 
 
 def _steps_done(run: RunFolder, stored: Survey) -> int:

@@ -1,7 +1,7 @@
-"""Handles SIGINT and SIGTERM to this rank: reports the signal to the coordinator and waits for its decision.
+"""Handles SIGINT, SIGTERM and SIGHUP to this rank: reports the signal to the coordinator and waits for its decision.
 
     shutdown = Shutdown(send)                      # send(Stopping(...)): to the coordinator, if connected
-    shutdown.listen()                              # catches SIGINT and SIGTERM
+    shutdown.listen()                              # catches the signals
     await asyncio.wait({serving, shutdown.signal})
     shutdown.report()
     await shutdown.wait_for_answer(serving)        # EndsSoon: the job saves and ends; Evict: only this node leaves
@@ -9,6 +9,8 @@
     shutdown.close()                               # ignores further signals
 
 `serving` is the task that serves the coordinator; it ends with the job. Call everything in the event loop's thread.
+
+SIGHUP, which a terminal sends when it is closed, counts as SIGTERM. `nohup` makes a process ignore it.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ class Shutdown:
         self._answer: asyncio.Future[EndsSoon | Evict] = loop.create_future()
 
     def listen(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
+        for number, as_if in _signals().items():
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, as_if)
 
     def answer(self, message: EndsSoon | Evict) -> None:
         """Accepts the coordinator's answer to a signal at this rank or at another one."""
@@ -81,7 +83,7 @@ class Shutdown:
     @staticmethod
     def close() -> None:
         """Ignores signals from now on. Otherwise asyncio would print an error for each signal while its loop closes."""
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _signals():
             asyncio.get_running_loop().remove_signal_handler(number)
             signal.signal(number, signal.SIG_IGN)
 
@@ -93,6 +95,14 @@ class Shutdown:
         elif now > self._at + TOGETHER_SECONDS and not self._second.done():
             self._second.set_result(None)
             self._send(Stopping(signal.Signals(number).name, again=True))
+
+
+def _signals() -> dict[int, int]:
+    """The signals that end the job -> the signal as which each counts."""
+    ends: dict[int, int] = {signal.SIGINT: signal.SIGINT, signal.SIGTERM: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM}
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        del ends[signal.SIGHUP]
+    return ends
 
 
 async def _first(*awaited: asyncio.Future[Any], seconds: float) -> None:

@@ -8,6 +8,7 @@ reason last, and returns the exit code of the rank.
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -32,5 +33,6 @@ def run_torchrun(arguments: Sequence[str]) -> int:
         print(f"recycle_pp: {said}", file=sys.stderr, flush=True)
         return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
     except SignalException as signalled:
-        return 128 + int(signalled.sigval)
+        hung_up = signalled.sigval == signal.SIGHUP  # the ranks treat it as SIGTERM (`shutdown`)
+        return 128 + (signal.SIGTERM if hung_up else int(signalled.sigval))
     return 0

@@ -213,6 +213,7 @@ def test_one_worker_needs_no_torchrun(tmp_path):
 ENDINGS = {
     "Ctrl-C": (os.killpg, signal.SIGINT, True, 130),  # to the foreground process group, like a terminal
     "SIGTERM": (os.kill, signal.SIGTERM, True, 143),  # only to the command, like a scheduler
+    "a closed terminal": (os.kill, signal.SIGHUP, True, 143),
     "SIGTERM at the start": (os.kill, signal.SIGTERM, False, 143),
 }
 

@@ -2,9 +2,12 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
+import psutil
 import pytest
 
 from recycle_pp import evaluate
@@ -80,6 +83,24 @@ def test_a_failing_command_gives_exit_code_1_and_its_output_is_kept(job, tmp_pat
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ}, check=False)
     assert done.returncode == 1 and "step-000028 could not be evaluated (exit code 3), see" in done.stderr
     assert "model.safetensors" in (copy / "evaluations" / "step-000028.log.partial").read_text()
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
+def test_a_signal_ends_the_final_evaluation_and_leaves_no_process(number, code, zygote, tmp_path):
+    started = tmp_path / "pid"
+    endless = f'run.evaluate="echo $$ > {started}; sleep 600"'
+    with zygote.run(["model=tiny", "parallel=1x1", "run.steps=1", "run.validate_every=0", endless]) as job:
+        deadline = time.monotonic() + 60
+        while not started.exists() or not started.read_text():
+            assert time.monotonic() < deadline, job.output
+            time.sleep(0.05)
+        command = psutil.Process(int(started.read_text()))
+        job.signal(number)
+        assert job.wait(60) == code, job.output
+        assert "the training is done, but run.evaluate for its last checkpoint was ended by" in job.output
+    command.wait(10)
 
 
 @pytest.mark.parametrize(
