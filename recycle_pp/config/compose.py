@@ -98,13 +98,29 @@ def _chosen(words: Sequence[str], composed: Mapping[str, Any]) -> set[str]:
     composed: key -> value, in the configuration composed from `words`
     """
     found: set[str] = set()
-    for name in keys_of(words):
-        if "." in name or name in FAULTS:
-            found.add(name)
-        else:  # a group: adds all of its keys, and all keys whose values differ from the defaults
-            defaults = flat(_composed([]))
-            found |= {key for key in composed if key.startswith(f"{name}.") or composed[key] != defaults.get(key)}
+    rest, folders = _config_dirs(words)
+    for text in rest:
+        for name in keys_of([text]):
+            if "." in name or name in FAULTS:
+                found.add(name)
+            else:
+                found |= {key for key in composed if key.startswith(f"{name}.")}
+                found |= _set_by(name, text.partition("=")[2], [*folders, config_dir()])
     return found
+
+
+def _set_by(group: str, option: str, folders: Sequence[Path]) -> set[str]:
+    """The keys in a file of a group, which may belong to other groups (`# @package`)."""
+    from omegaconf import OmegaConf
+
+    files = [folder / group / f"{option}.yaml" for folder in folders]
+    file = next((file for file in files if file.exists()), None)
+    if file is None:  # experiment=null
+        return set()
+    package = re.match(r"# @package (\S+)", file.read_text())
+    inside = group if package is None else package[1]
+    keys = flat(OmegaConf.to_container(OmegaConf.load(file)))  # type: ignore[arg-type]
+    return {key if inside == "_global_" else f"{inside}.{key}" for key in keys if not key.startswith("defaults")}
 
 
 def _composed(words: Sequence[str]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import yaml
 
-from recycle_pp.config.compose import compose
+from recycle_pp.config.compose import chosen, compose
 from recycle_pp.config.node_settings import NodeSettings
 from recycle_pp.config.resume import take_up
 from recycle_pp.config.run_file import commented, read_run_file
@@ -52,6 +52,13 @@ def test_a_group_on_the_command_line_replaces_the_files_keys_of_this_group(tmp_p
     assert settings.model == compose(["model=gpt124m"]).model
     assert settings.optimizer.lr == compose(["model=gpt124m"]).optimizer.lr, "the group's file sets it"
     assert (settings.optimizer.beta1, settings.run.dir) == (0.5, "runs/mine")
+
+
+def test_a_group_on_the_command_line_also_replaces_values_by_defaults(tmp_path):
+    path = written(tmp_path, "control: {coordinator: etcd, endpoints: ['10.0.0.9:2379'], suspicion: 17}\n")
+    settings = compose([path, "coordinator=embedded"])
+    assert (settings.control.coordinator, settings.control.suspicion) == ("embedded", 17)
+    assert "control.coordinator" in chosen(["coordinator=embedded"]) and "optimizer.lr" not in chosen(["model=tiny"])
 
 
 def test_a_split_for_another_number_of_stages_is_measured_again(tmp_path):
