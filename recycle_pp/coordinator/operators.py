@@ -31,6 +31,7 @@ from recycle_pp.config.live import checked
 from recycle_pp.config.setting import shown
 from recycle_pp.protocol.events import Event, Outcome
 from recycle_pp.protocol.events import SettingsChanged as Changed
+from recycle_pp.telemetry.checkpoint_folders import name
 from recycle_pp.telemetry.events.control import Profiled as ProfiledEvent
 from recycle_pp.telemetry.events.control import SettingsChanged
 from recycle_pp.telemetry.events.deaths import cause_in_words
@@ -156,7 +157,7 @@ class Operators:
                 f"{plural(stages, 'stage')}; stop ends the job with a checkpoint"
             )
         incarnation = rank.incarnation
-        await self._checkpoint(TakeCheckpoint(), say)
+        await self._save(say)
         if rank.incarnation == incarnation and rank.alive:
             self._deaths.end(rank, "eviction", "ctl drain --force")
 
@@ -169,6 +170,14 @@ class Operators:
         return Ended(state.lifecycle.reason or "the run is finished", places)
 
     async def _checkpoint(self, request: TakeCheckpoint, say: Say) -> Message:
+        step, state = await self._save(say), self._state
+        await self._until(lambda: state.storing.uploading != step)
+        if state.settings.checkpoint.store and state.storing.newest < step:
+            raise NotPossible(f"checkpoint {name(step)} did not reach the store; the reason is in its event")
+        return Done(f"checkpoint {state.saving.newest()} is complete")
+
+    async def _save(self, say: Say) -> int:
+        """Returns the number of steps in a new checkpoint. Raises NotPossible if it was not saved."""
         state, saving, storing = self._state, self._state.saving, self._state.storing
         if state.settings.emulate.mode:
             raise NotPossible("emulate=sleep saves no checkpoints")
@@ -179,8 +188,8 @@ class Operators:
         step = saving.step
         await self._until(lambda: saving.step != step or not (saving.busy or storing.busy))
         if saving.newest_step < step:
-            raise NotPossible(f"checkpoint {saving.path(step).name} was not saved; the reason is in its event")
-        return Done(f"checkpoint {saving.newest()} is complete")
+            raise NotPossible(f"checkpoint {name(step)} was not saved; the reason is in its event")
+        return step
 
     async def _read_stacks(self, request: ReadStacks, say: Say) -> Message:
         rank = self._alive(request.worker)

@@ -182,6 +182,20 @@ def test_a_checkpoint_that_fails_is_not_reported_as_complete(of):
     assert answer == NotDone("checkpoint step-000021 was not saved; the reason is in its event")
 
 
+def test_a_checkpoint_that_does_not_reach_the_store_is_not_reported_as_complete(of):
+    saving, ending = of.state.saving, of.state.ending
+    of.state.settings = of.state.settings.with_values({"checkpoint.store": "s3://bucket/runs"})
+
+    def saved_but_not_stored():
+        ending.committed(saves=True, skipped=False)
+        saving.begin(21, [0, 1], final=False, live=[0, 1])
+        saving.abandon()
+        saving._newest = 21
+
+    _, answer = ask(of, TakeCheckpoint(), saved_but_not_stored)
+    assert answer == NotDone("checkpoint step-000021 did not reach the store; the reason is in its event")
+
+
 def test_a_request_waits_for_an_unfinished_checkpoint(of):
     """Otherwise each commit would report a skipped checkpoint."""
     saving, seen = of.state.saving, []
