@@ -23,7 +23,8 @@ from types import FrameType
 from typing import BinaryIO, NoReturn
 
 from recycle_pp.linux.processes import die_with_parent
-from recycle_pp.telemetry.checkpoint_folders import finished, name
+from recycle_pp.state.stored import steps_in
+from recycle_pp.telemetry.checkpoint_folders import name
 from recycle_pp.telemetry.run_folder import RunFolder
 
 
@@ -42,8 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         die_with_parent(os.getppid(), signal.SIGTERM)
     run = RunFolder(arguments.run_dir)
     try:
-        command = run.read_settings().run.evaluate
-        steps = finished(run.checkpoints)
+        settings = run.read_settings()
+        command, steps = settings.run.evaluate, steps_in(run.checkpoints, settings.checkpoint.store, arguments.step)
         step = max(steps, default=None) if arguments.step is None else arguments.step
         if command is None:
             raise ValueError(f"{run.path} has no run.evaluate")

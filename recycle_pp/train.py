@@ -34,7 +34,7 @@ from recycle_pp.linux import addresses
 from recycle_pp.linux.processes import die_with_parent
 from recycle_pp.state.survey import Survey, survey
 from recycle_pp.supervisor.dismissal import REFUSED_SECONDS, dismiss
-from recycle_pp.supervisor.supervisor import supervise
+from recycle_pp.supervisor.supervisor import Ended, supervise
 from recycle_pp.telemetry import startup
 from recycle_pp.telemetry.checkpoint_folders import finished
 from recycle_pp.telemetry.failure import record_failure, refuse
@@ -74,7 +74,7 @@ def _main(arguments: list[str]) -> int:
         with os_errors_as_mistakes():
             job = find_place(_with_address(arguments))
         if job is not None:
-            return asyncio.run(supervise(launch, job, joins=True))
+            return finish(asyncio.run(supervise(launch, job, joins=True)))
         if launch.local_rank == 0:
             startup.begin("imports the configuration")
         with os_errors_as_mistakes():
@@ -85,13 +85,8 @@ def _main(arguments: list[str]) -> int:
             asyncio.run(dismiss(launch, address, complete))
     except ValueError as error:
         return refuse(str(error), launch.local_rank)
-    code = 0 if complete else asyncio.run(supervise(launch, address, settings, run, node))
-    if code == 0 and settings is not None and run is not None:
-        steps = max(done, settings.run.steps)  # a complete run may have more than `run.steps` steps
-        code = export(run, steps) if settings.checkpoint.hf_at_end else 0
-        if settings.run.evaluate and code <= 1:
-            code = evaluate(run, steps) or code
-    return code
+    ended = Ended(0, settings, run) if complete else asyncio.run(supervise(launch, address, settings, run, node))
+    return finish(ended, done)
 
 
 def _with_address(arguments: list[str]) -> list[str]:
@@ -328,6 +323,24 @@ def _copy_ahead(settings: Settings) -> None:
 
     with suppress(ValueError):
         copy_apart(stored_inputs(settings))
+
+
+def finish(ended: Ended, done: int = 0) -> int:
+    """Exports and evaluates the last checkpoint, if the settings ask for it and this rank was the last coordinator.
+
+    done: number of steps in the newest checkpoint; a complete run may have more than `run.steps`
+
+    Returns the exit code of this rank.
+    """
+    code, settings, run = ended
+    if settings is None or run is None:
+        return code
+    steps = max(done, settings.run.steps)
+    if settings.checkpoint.hf_at_end:
+        code = export(run, steps)
+    if settings.run.evaluate and code <= 1:
+        code = evaluate(run, steps) or code
+    return code
 
 
 def export(run: RunFolder, step: int) -> int:

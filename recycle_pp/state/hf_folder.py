@@ -42,7 +42,7 @@ from recycle_pp.telemetry.stored_run import is_url, local
 from . import checkpoint
 from .checksum import damage
 from .hf_tokenizer import copy_files, write_json, write_tokenizer
-from .stored import StoredCheckpoints
+from .stored import StoredCheckpoints, steps_in
 
 A, B = ".lora_A.default.weight", ".lora_B.default.weight"  # suffixes of the names of an adapter's matrices
 TRIES = 3  # attempts, because a running job may delete the checkpoint that is being read
@@ -190,7 +190,7 @@ def of_run(
 ) -> tuple[Exported, Path]:
     """The model of a run's checkpoint, and the checkpoint's path. step=None selects the newest undamaged checkpoint.
 
-    run_dir: the run folder, or the URL of its store, from which the checkpoint is then downloaded
+    run_dir: the run folder, or the URL of its store. A checkpoint that is only in the store is downloaded
     merge: for a run with model.lora: whether to export the whole model instead of only the adapters
     vector: see `Exported`
 
@@ -198,9 +198,10 @@ def of_run(
     """
     run = RunFolder(local(str(run_dir)))
     run.require()
-    if is_url(str(run_dir)):
-        _download(str(run_dir), step, run.checkpoints)
     settings = asdict(run.read_settings())
+    url, present = str(run_dir) if is_url(str(run_dir)) else settings["checkpoint"]["store"], finished(run.checkpoints)
+    if url is not None and not (present if step is None else step in present):
+        _download(url, step, run.checkpoints)
     kind = Exported if not settings["model"]["lora"]["rank"] else Merged if merge else Adapter
     for last in (False,) * (TRIES - 1) + (True,):
         before = finished(run.checkpoints)
@@ -219,8 +220,10 @@ def best_step(run_dir: str) -> int:
     run_dir: the run folder, or the URL of its store; with a URL, only the checkpoints in the store are considered
     """
     run = RunFolder(local(run_dir))
-    steps = StoredCheckpoints(Store(run_dir)).steps() if is_url(run_dir) else list(finished(run.checkpoints))
-    step = best(run.metrics, steps)
+    store = run.read_settings().checkpoint.store
+    step = best(
+        run.metrics, StoredCheckpoints(Store(run_dir)).steps() if is_url(run_dir) else steps_in(run.checkpoints, store)
+    )
     if step is None:
         raise ValueError(f"{run_dir} has no checkpoint with a validation loss (run.validate_every, checkpoint.every)")
     return step

@@ -7,6 +7,7 @@
     stored.steps()                                # whole checkpoints, oldest first
     stored.damage(20)                             # None, or what is missing
     stored.fetch(20, folder)                      # folder/step-000020, as `checkpoint.finish` leaves it
+    steps_in(folder, url)                         # checkpoints in a run folder, or else in its store
     here(url, folder, 20)                         # like `fetch`, but also finds a checkpoint that only the disk has
 
 Objects below the store's URL:
@@ -226,6 +227,17 @@ def here(url: str | None, folder: Path, step: int, progress: Callable[[], None] 
         if (path / ABOUT).is_file():
             return path
         raise ValueError(f"this node's disk has no {path}, and {error}") from None
+
+
+def steps_in(folder: Path, url: str | None, step: int | None = None) -> list[int]:
+    """Numbers of steps of the checkpoints in a folder, oldest first. If the one of `step` steps is missing there, or
+    all are, also those in the store. Raises StoreError if the store fails.
+
+    url, folder: as in `here`"""
+    present = set(finished(folder))
+    if url is not None and not (present if step is None else step in present):
+        present |= set(StoredCheckpoints(Store(url)).steps())
+    return sorted(present)
 
 
 def _object(step: int, file: str) -> str:

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.consensus.agreement import LostMajority
@@ -86,6 +86,18 @@ REPORT_SECONDS = 20.0  # longest wait at the end of the job for the report of th
 PREPARE_SECONDS = 2.0  # delay before the import of the coordinator's modules (0.7 s, or 3 s on a busy machine)
 
 
+class Ended(NamedTuple):
+    """The end of one rank.
+
+    code           exit code of its process
+    settings, run  of the job, if all its steps are done and this rank was its last coordinator; else None
+    """
+
+    code: int
+    settings: Settings | None = None
+    run: RunFolder | None = None
+
+
 async def supervise(
     launch: Launch,
     address: Address | None = None,
@@ -93,8 +105,8 @@ async def supervise(
     run: RunFolder | None = None,
     node: NodeSettings | None = None,
     joins: bool = False,
-) -> int:
-    """Runs one rank to the end of the job. Returns the exit code of its process.
+) -> Ended:
+    """Runs one rank to the end of the job.
 
     address        address of the coordinator; None: a private file on this node has the address
     settings, run  only given to rank 0, the first leader
@@ -107,7 +119,7 @@ async def supervise(
             try:
                 return await supervisor.run(address, await enter(address, supervisor.hello()))
             except ValueError as error:
-                return refuse(str(error), launch.local_rank)
+                return Ended(refuse(str(error), launch.local_rank))
         if settings is not None and run is not None:
             try:
                 _check_open_files(launch.world, open_files)
@@ -115,7 +127,7 @@ async def supervise(
             except ValueError as error:
                 startup.end()
                 run.remove_new()
-                return refuse(str(error))
+                return Ended(refuse(str(error)))
         return await supervisor.run(address)
     finally:
         supervisor.close()
@@ -204,7 +216,7 @@ class Supervisor:
             publish(self._launch, bound)
         return bound
 
-    async def run(self, address: Address | None, entered: Entered | None = None) -> int:
+    async def run(self, address: Address | None, entered: Entered | None = None) -> Ended:
         """Runs to the end of the job. entered: the connection of a new node to a running job; None for
         a rank that starts with the job."""
         startup.end()
@@ -229,7 +241,8 @@ class Supervisor:
                 await release(self._launch, self._launch.agents - len(host.agents))
         if code == 0 and self._launch.local_rank == 0:
             limit_wait(self._launch)
-        return code
+        done = code == 0 and self._finished and host is not None
+        return Ended(code, self._settings, self._run) if done else Ended(code)
 
     def close(self) -> None:
         """Ends all processes, tasks and connections, in any state."""

@@ -13,9 +13,11 @@ import yaml
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-from recycle_pp import export, generate, train
+from recycle_pp import evaluate, export, generate, train
 from recycle_pp.config.settings import Settings
 from recycle_pp.state import checkpoint, hf_folder, hf_upload
+from recycle_pp.state.checksum import ABOUT, TABLE
+from recycle_pp.state.stored import StoredCheckpoints
 from recycle_pp.storage.store import Store
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.testing import reference_trainer as plain
@@ -111,6 +113,26 @@ def test_an_export_to_a_store_has_the_same_files_and_is_loadable_only_as_a_whole
     assert all((stored / name).read_bytes() == (out / name).read_bytes() for name in os.listdir(out))
     with pytest.raises(ValueError, match="already holds a model"):
         hf_upload.upload(model, str(stored))
+
+
+def test_a_checkpoint_that_is_only_in_the_store_is_exported_and_evaluated(run, tmp_path):
+    """As after a run on nodes without a common folder."""
+    out, again, whole = tmp_path / "out", tmp_path / "again", run / "checkpoints/step-000002"
+    assert export.main([str(run), str(out)]) == 0
+    stored, files = StoredCheckpoints(Store(f"{tmp_path}/store")), {}
+    for part in whole.glob("stage-*"):
+        files |= stored.upload(2, part)
+    data = {file: about for file, about in files.items() if file.endswith(".distcp")}
+    assert stored.seal(2, json.loads((whole / ABOUT).read_text()), data, whole / TABLE)
+    shutil.rmtree(run / "checkpoints")
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["checkpoint"]["store"], config["run"]["evaluate"] = f"{tmp_path}/store", "ls $1"
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    assert evaluate.main([str(run), "--step", "2"]) == 0
+    assert "model.safetensors" in (run / "evaluations/step-000002.log").read_text()
+    shutil.rmtree(run / "checkpoints")
+    assert export.main([str(run), str(again), "--step", "2"]) == 0
+    assert (again / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
 
 
 def test_common_weights_of_a_run_without_islands_are_refused(run, tmp_path, capsys):
@@ -263,11 +285,12 @@ def test_a_write_error_leaves_no_folder_and_a_killed_export_can_be_repeated(run,
 
 
 def test_the_folder_can_be_exported_at_the_end_of_a_run(run, monkeypatch):
+    settings = settings_of(run, checkpoint__hf_at_end=True, run__steps=2)
+
     async def supervise(*_):
-        return 0
+        return train.Ended(0, settings, RunFolder(run))
 
     monkeypatch.setattr(train, "supervise", supervise)
-    settings = settings_of(run, checkpoint__hf_at_end=True, run__steps=2)
     monkeypatch.setattr(train, "prepare", lambda *_: train.Prepared(settings, RunFolder(run)))
     assert train.main([]) == 0
     assert (run / "hf" / "step-000002" / "model.safetensors").is_file()

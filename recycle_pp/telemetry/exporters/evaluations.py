@@ -32,9 +32,9 @@ class Evaluations:
         pass
 
     def event(self, record: Record) -> None:
-        if record["event"] == "checkpoint_saved":
+        if record["event"] in ("checkpoint_saved", "checkpoint_stored"):  # the latter alone without a shared folder
             with self._changed:
-                self._newest = record["checkpoint"]
+                self._newest = max(self._newest, record["checkpoint"])
                 self._changed.notify()
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ async def main(port: str, token: str, local_rank: str) -> int:
     launch = Launch(rank=5, world=6, local_rank=int(local_rank), local_world=2)
     supervisor = Supervisor(launch, module="fake_worker")
     try:
-        return await supervisor.run(Address("127.0.0.1", int(port), token))
+        return (await supervisor.run(Address("127.0.0.1", int(port), token))).code
     finally:
         supervisor.close()
 
