@@ -161,7 +161,8 @@ def test_a_new_node_takes_the_place_of_a_lost_one(zygote, runs, tmp_path):
 @pytest.mark.slow  # quick counterpart: test_supervisors.py
 def test_all_nodes_are_drained_one_after_the_other_and_replaced(zygote, runs, tmp_path):
     """As in a rolling maintenance. The coordinator's node is the last one."""
-    case = Case("nodes are drained and replaced", "3x2", steps=150, deaths=6)
+    export = ("checkpoint.hf_at_end=true",)
+    case = Case("nodes are drained and replaced", "3x2", steps=150, overrides=export, deaths=6)
     with nodes.start(case, tmp_path, zygote) as job:
         job.wait_for_step(3)
         for times, number in enumerate((1, 2, 0), 1):
@@ -172,9 +173,10 @@ def test_all_nodes_are_drained_one_after_the_other_and_replaced(zygote, runs, tm
                 job.join()
                 job.wait_for_event("rejoined", nth=2 * times)
         outcome = job.outcome(node=3)
-    assert outcome.code == 0, explain(outcome)
+        assert outcome.code == 0, explain(outcome)
+        exported = (job.run.path / "hf" / "step-000150").exists()
     runs.check_exact(outcome)
-    assert len(outcome.all("evicted")) == 6, explain(outcome)
+    assert len(outcome.all("evicted")) == 6 and exported, explain(outcome)
 
 
 @pytest.mark.slow
