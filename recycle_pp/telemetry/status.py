@@ -9,10 +9,10 @@ text(status), status.to_json()
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import chain
 from statistics import median
 from typing import Any
 
@@ -23,6 +23,7 @@ from recycle_schedules import Worker
 from recycle_pp.config.sizes import format_size
 from recycle_pp.wire.files import UnreadableFile
 from recycle_pp.wire.records import Step
+from recycle_pp.wire.terms import without_undone
 
 from .efficiency import PHASES
 from .events.checkpoints import (
@@ -108,7 +109,7 @@ class StatusReader:
         self._reader = RunReader(run)
         self._lines = self._reader.follow()
         self._pulse = Pulse(run)
-        self._steps: deque[Step] = deque(maxlen=RECENT)
+        self._steps: list[Step] = []  # the newest RECENT ones
         self._deaths: list[DeathDetected] = []
         self._stalls: list[float] = []
         self._away: set[str] = set()  # workers that died or left and are not back
@@ -129,10 +130,11 @@ class StatusReader:
             UnreadableFile: a file is damaged and no job runs. While a job runs, `Status.damaged` lists the damage.
         """
         verdict, proof, sign, age = self._life()
-        self._steps.extend(self._lines.steps.new())
         for event in self._lines.events.new():
             self._follow(event)
             self._rounds.follow(event)
+        # After the events, because a restore drops the steps of earlier calls, and not those since the restore.
+        self._steps = without_undone(chain(self._steps, self._lines.steps.each()), lambda line: line.step, RECENT)
         s = self._settings
         now = sign.time + age if sign else time.time()  # on the coordinator's clock
         last = self._steps[-1] if self._steps else None
@@ -252,8 +254,7 @@ class StatusReader:
                 self._layout = self._moving = None
                 self._broken = event.checkpoint
                 self._restoring = True
-                kept = [line for line in self._steps if line.step < self._broken]
-                self._steps = deque(kept, maxlen=RECENT)
+                self._steps = [line for line in self._steps if line.step < event.checkpoint]
             case PlanAdopted() if self._restoring:
                 self._broken = None
                 self._restoring = False

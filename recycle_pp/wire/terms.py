@@ -14,6 +14,7 @@ earlier state.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -34,14 +35,15 @@ class Terms:
         return term == self.newest
 
 
-def without_undone(records: Iterable[R], step: Callable[[R], int]) -> list[R]:
+def without_undone(records: Iterable[R], step: Callable[[R], int], newest: int | None = None) -> list[R]:
     """The valid records. A record about a step invalidates all earlier records about this step or a later step.
 
     step(record): the step that a record is about
+    newest:       keeps at most this number of records, the last ones; None: all
     """
-    kept: list[R] = []
+    kept: deque[R] = deque(maxlen=newest)
     for record in records:
         while kept and step(kept[-1]) >= step(record):
             kept.pop()
         kept.append(record)
-    return kept
+    return list(kept)

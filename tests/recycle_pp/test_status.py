@@ -134,6 +134,22 @@ def test_status_is_recovering_from_the_first_effect_of_a_death_to_its_last(run):
     assert recovering("coordinator_lost", 4, rank=0) and not recovering("resumed", 4, **resumed)
 
 
+def test_status_shows_the_steps_since_a_restore_and_each_step_once(run):
+    def commits(*steps):
+        with run.metrics.open("a") as file:
+            file.writelines(json.dumps({"step": step, "step_seconds": 1.0}) + "\n" for step in steps)
+
+    watching = StatusReader(run)
+    commits(0, 1, 2, 3)
+    assert watching.read().step == 3
+    wrote_event(run, "restored", 2, time=time.time(), checkpoint=2)
+    assert watching.read().step == 1
+    commits(2, 3, 4)
+    assert watching.read().step == 4 and StatusReader(run).read().step == 4
+    commits(3)
+    assert watching.read().step == 3 and StatusReader(run).read().step == 3
+
+
 def wrote_event(run, name, step, **fields):
     event = {"time": time.time(), "event": name, "step": step, "generation": 0, "worker": None} | fields
     with run.events.open("a") as file:
