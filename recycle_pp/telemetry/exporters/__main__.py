@@ -22,7 +22,7 @@ from .exporter import Exporter, make
 
 POLL_SECONDS = 0.2
 LAST_SECONDS = 8  # time limit for the remaining records once the job is over
-MOST_BEHIND = 1000  # maximum number of records exported in one poll; older ones are skipped
+MOST_BEHIND = 1000  # maximum number of records exported in one poll after the first; older ones are skipped
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -52,14 +52,15 @@ def follow(run: RunFolder, exporter: Exporter, metrics: int = 0, events: int = 0
     metrics, events: bytes at the beginning of these files to skip
     """
     files = (Follower(run.metrics, metrics), exporter.step), (Follower(run.events, events), exporter.event)
-    over = False
+    over, most = False, sys.maxsize  # the first poll takes all records of a run that has ended
     while True:
         for follower, take in files:
             new = follower.new()
-            if len(new) > MOST_BEHIND:
-                print(f"too slow: {len(new) - MOST_BEHIND} records are skipped", file=sys.stderr, flush=True)
-            for record in new[-MOST_BEHIND:]:
+            if len(new) > most:
+                print(f"too slow: {len(new) - most} records are skipped", file=sys.stderr, flush=True)
+            for record in new[-most:]:
                 take(record)
+        most = MOST_BEHIND
         if over:
             break
         over = _over(run)

@@ -14,8 +14,9 @@ from contextlib import suppress
 import pytest
 
 from recycle_pp.config.settings import Settings
+from recycle_pp.telemetry.exporters import __main__ as process
 from recycle_pp.telemetry.exporters import exporter
-from recycle_pp.telemetry.exporters.exporter import refuse_missing, wanted
+from recycle_pp.telemetry.exporters.exporter import Exporter, refuse_missing, wanted
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.testing.ports import free_ports
 from tests.recorded import SECRET, STEPS
@@ -105,6 +106,31 @@ def test_wandb_works_offline(recorded):
 def test_a_run_that_has_ended_can_be_exported(recorded, tmp_path):
     assert export(recorded.run, "command", f"cat >> {tmp_path}/events").returncode == 0
     assert (tmp_path / "events").read_text() == recorded.run.events.read_text()
+
+
+class Seen(Exporter):
+    def __init__(self, event=lambda record: None):
+        self.steps, self.events, self.closed, self._event = [], 0, False, event
+
+    def step(self, record):
+        self.steps.append(record["step"])
+
+    def event(self, record):
+        self.events += 1
+        self._event(record)
+
+    def close(self):
+        self.closed = True
+
+
+def test_a_long_run_that_has_ended_is_exported_from_its_first_step(tmp_path, monkeypatch):
+    count = 3 * process.MOST_BEHIND
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"step": step}) + "\n" for step in range(count)))
+    monkeypatch.setattr(process, "_over", lambda run: True)
+    monkeypatch.setattr(process.signal, "alarm", lambda seconds: None)
+    seen = Seen()
+    process.follow(RunFolder(tmp_path), seen)
+    assert seen.steps == list(range(count)) and seen.closed
 
 
 def test_a_missing_package_is_reported_before_the_workers_start(monkeypatch):
