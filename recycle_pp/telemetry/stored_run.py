@@ -33,7 +33,7 @@ from pathlib import Path
 
 import msgspec
 
-from recycle_pp.storage.store import Absent, Store, StoreError
+from recycle_pp.storage.store import Absent, Object, Store, StoreError
 from recycle_pp.wire.records import Term
 from recycle_pp.wire.terms import EARLIER
 
@@ -41,6 +41,7 @@ from .heartbeat import Pulse
 from .run_folder import RunFolder
 
 ROOT = "run"
+HEARTBEAT = "heartbeat.json"
 GROWING = (".jsonl", ".log")
 PIECE = 256 << 10  # bytes of a growing file in one object; the last piece is uploaded again whenever the file has grown
 LARGEST = 64 << 20  # maximum bytes of other files; larger ones are left out
@@ -94,22 +95,64 @@ def fetch(store: Store, folder: Path) -> None:
 
     Raises Absent if the store has no run, and StoreError if a request fails.
     """
-    objects = store.list(ROOT)
-    copies = defaultdict[str, dict[str, list[str]]](dict)  # copy (HOST-1a2b3c4d) -> file -> its objects
-    for path in sorted(objects):
-        _, copy, name = path.split("/", 2)
-        file = name.rpartition("/")[0] if _is_piece(name) else name
-        copies[copy].setdefault(file, []).append(path)
-    if not copies:
-        raise Absent(f"{store.url} holds no run")
-    ordered = sorted(copies.values(), key=lambda copy: _term(store, copy))
-    for file in {file for copy in ordered for file in copy}:
-        contents = [b"".join(map(store.get, copy[file])) for copy in ordered if file in copy]
-        target = folder / file
+    with tempfile.TemporaryDirectory(prefix="recycle-run-") as objects:
+        _Download(store, folder, Path(objects)).update()
+
+
+class _Download:
+    """Downloads a run's files, and then again only what has changed. Otherwise the heartbeat of a run with many files
+    would arrive so seldom that its job counts as silent."""
+
+    def __init__(self, store: Store, folder: Path, objects: Path, only: str | None = None) -> None:
+        """
+        folder:  for the run's files
+        objects: for the objects of the store
+        only:    name of the only file to download; None: all files
+        """
+        self._store, self._folder, self._objects, self._only = store, folder, objects, only
+        self._here: dict[str, Object] = {}  # object -> its version in the folder `objects`
+        self._written: dict[str, list[list[tuple[str, Object]]]] = {}  # file -> its objects in each copy
+
+    def update(self) -> None:
+        """Raises Absent or StoreError like `fetch`. The next call then downloads the rest."""
+        found = self._store.objects(ROOT)
+        copies = defaultdict[str, dict[str, list[str]]](dict)  # copy (HOST-1a2b3c4d) -> file -> its objects
+        for path in sorted(found):
+            _, copy, name = path.split("/", 2)
+            file = name.rpartition("/")[0] if _is_piece(name) else name
+            copies[copy].setdefault(file, []).append(path)
+        if not copies:
+            raise Absent(f"{self._store.url} holds no run")
+        ordered = sorted(copies.values(), key=lambda copy: self._term(copy, found))
+        names = {file for copy in ordered for file in copy if self._only in (None, file)}
+        for file in sorted(names, key=lambda file: (file != HEARTBEAT, file)):
+            objects = [[(path, found[path]) for path in copy[file]] for copy in ordered if file in copy]
+            if self._written.get(file) != objects:
+                self._write(file, [b"".join(self._get(*each) for each in of) for of in objects])
+                self._written[file] = objects
+
+    def _write(self, file: str, contents: list[bytes]) -> None:
+        target = self._folder / file
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}")
         temporary.write_bytes(_joined(contents) if file.endswith(GROWING) else contents[-1])
         temporary.replace(target)
+
+    def _get(self, path: str, version: Object) -> bytes:
+        here = self._objects / path
+        if self._here.get(path) != version:
+            here.parent.mkdir(parents=True, exist_ok=True)
+            here.write_bytes(self._store.get(path))
+            self._here[path] = version
+        return here.read_bytes()
+
+    def _term(self, copy: dict[str, list[str]], found: dict[str, Object]) -> int:
+        """The term of the newest coordinator that has written into this copy. copy: file -> its objects."""
+        try:
+            signs = [self._get(path, found[path]) for path in copy[HEARTBEAT]]
+            return max(msgspec.json.decode(sign, type=_Termed).term for sign in signs)
+        except (KeyError, Absent, msgspec.MsgspecError):
+            return EARLIER
 
 
 def local(name: str) -> str:
@@ -117,8 +160,10 @@ def local(name: str) -> str:
     return str(follow(name)) if is_url(name) else name
 
 
-def follow(url: str) -> Path:
+def follow(url: str, only: str | None = None) -> Path:
     """A temporary folder with the run's files, which a thread keeps up to date until this process ends.
+
+    only: name of the only file in it; None: all files
 
     Raises Absent or StoreError like `fetch`.
     """
@@ -126,8 +171,9 @@ def follow(url: str) -> Path:
     temporary = tempfile.mkdtemp(prefix="recycle-run-")
     atexit.register(shutil.rmtree, temporary, ignore_errors=True)
     folder = Path(temporary) / store.url.rpartition("/")[2]
-    fetch(store, folder)
-    threading.Thread(target=_refresh, args=(store, folder), name="store", daemon=True).start()
+    download = _Download(store, folder, Path(temporary) / ".objects", only)
+    download.update()
+    threading.Thread(target=_refresh, args=(download,), name="store", daemon=True).start()
     return folder
 
 
@@ -149,7 +195,7 @@ def main(url: str, folder: str) -> int:
     The exit code is 0 also if the store lacks these files, and 2 after printing a sentence about an error.
     """
     try:
-        life = Pulse(RunFolder(follow(url))).look()
+        life = Pulse(RunFolder(follow(url, only=HEARTBEAT))).look()
         if life.verdict == "alive":
             print(f"checkpoint.store={url} belongs to a job that still runs: {life.proof}")
             return 2
@@ -163,23 +209,15 @@ def main(url: str, folder: str) -> int:
     return 0
 
 
-def _refresh(store: Store, folder: Path) -> None:
+def _refresh(download: _Download) -> None:
     while True:
         time.sleep(REFRESH_SECONDS)
         with suppress(StoreError, OSError):
-            fetch(store, folder)
+            download.update()
 
 
 class _Termed(msgspec.Struct):
     term: Term = EARLIER
-
-
-def _term(store: Store, copy: dict[str, list[str]]) -> int:
-    """The term of the newest coordinator that has written into this copy. copy: file -> its objects."""
-    try:
-        return max(msgspec.json.decode(store.get(path), type=_Termed).term for path in copy["heartbeat.json"])
-    except (KeyError, Absent, msgspec.MsgspecError):
-        return EARLIER
 
 
 def _joined(contents: list[bytes]) -> bytes:

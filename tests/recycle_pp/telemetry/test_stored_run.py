@@ -3,11 +3,13 @@
 import json
 import os
 import shutil
+import time
 
 import pytest
 
 from recycle_pp.storage.store import Absent, Store
 from recycle_pp.telemetry import stored_run
+from recycle_pp.telemetry.heartbeat import Life
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.stored_run import PIECE, RunCopy, fetch
 
@@ -109,3 +111,45 @@ def test_a_common_folder_copied_by_two_hosts_has_each_line_once(store, run, tmp_
 def test_a_store_without_a_run_is_reported_in_one_sentence(store, tmp_path):
     with pytest.raises(Absent, match=r"holds no run$"):
         fetch(store, tmp_path / "there")
+
+
+@pytest.fixture
+def gets(monkeypatch):
+    """Names of the files of which the store has been asked for an object."""
+    asked = []
+    get = Store.get
+    monkeypatch.setattr(Store, "get", lambda store, path: asked.append(path.split("/")[2]) or get(store, path))
+    return asked
+
+
+def test_a_reader_downloads_only_what_has_changed_and_the_heartbeat_first(store, run, gets, monkeypatch):
+    monkeypatch.setattr(stored_run, "REFRESH_SECONDS", 0.02)
+    copy = RunCopy(run, store)
+    add(run, *(f"line {n:08d}" for n in range(PIECE // 8)))
+    copy.update()
+    there = RunFolder(stored_run.follow(store.url))
+    assert gets == ["heartbeat.json", "config.yaml", "metrics.jsonl", "metrics.jsonl"]
+    gets.clear()
+    add(run, "last")
+    run.heartbeat.write_text(json.dumps({"term": 0, "time": 1.0}))
+    copy.update()
+    deadline = time.monotonic() + 10
+    while there.metrics.read_bytes() != run.metrics.read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert there.metrics.read_bytes() == run.metrics.read_bytes()
+    assert there.heartbeat.read_bytes() == run.heartbeat.read_bytes()
+    assert sorted(gets) == ["heartbeat.json", "metrics.jsonl"]
+
+
+def test_before_a_resume_only_the_heartbeat_is_downloaded_to_see_whether_the_job_runs(store, run, gets, tmp_path):
+    RunCopy(run, store).update()
+    seen = []
+
+    def look(pulse):
+        seen.extend(gets)
+        return Life("alive", "it runs", None, 0.0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stored_run.Pulse, "look", look)
+        assert stored_run.main(store.url, str(tmp_path / "there")) == 2
+    assert set(seen) == {"heartbeat.json"}
