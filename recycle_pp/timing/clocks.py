@@ -21,7 +21,7 @@ KEPT = 60  # number of recent heartbeats that count
 class Clocks:
     def __init__(self) -> None:
         self._boot = boot_id()
-        self._offsets: dict[object, deque[float]] = {}
+        self._offsets: dict[object, tuple[str, deque[float]]] = {}  # by worker: boot id of its machine, newest offsets
 
     def observe(self, worker: object, boot: str, now: float, arrived: float) -> None:
         """Updates the offset of the worker's clock from a heartbeat.
@@ -33,8 +33,12 @@ class Clocks:
         if boot == self._boot:
             self._offsets.pop(worker, None)
         else:
-            self._offsets.setdefault(worker, deque(maxlen=KEPT)).append(arrived - now)
+            known, offsets = self._offsets.get(worker, ("", deque[float]()))
+            if boot != known:  # the worker runs on another machine now, whose clock may differ by days
+                offsets = deque(maxlen=KEPT)
+            offsets.append(arrived - now)
+            self._offsets[worker] = boot, offsets
 
     def local(self, worker: object, there: float) -> float:
         """Converts a time of the worker's clock to seconds of this machine's clock."""
-        return there + min(self._offsets.get(worker, (0.0,)))
+        return there + min(self._offsets[worker][1] if worker in self._offsets else (0.0,))

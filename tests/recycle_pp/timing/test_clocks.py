@@ -29,3 +29,12 @@ def test_the_offset_follows_a_drifting_clock():
     for k in range(10_000):
         clocks.observe("0.1", "another", now=k * 1.00005, arrived=k + 0.001)
     assert clocks.local("0.1", 9_999 * 1.00005) == pytest.approx(9_999, abs=0.005)
+
+
+@pytest.mark.parametrize("offset", [-1e6, 1e6])
+def test_a_worker_that_moves_to_another_machine_has_the_clock_of_that_machine(offset):
+    clocks = Clocks()
+    for k in range(KEPT):
+        clocks.observe("0.1", "another", now=k, arrived=k + 0.001)
+    clocks.observe("0.1", "third", now=100.0 + offset, arrived=100.001)
+    assert clocks.local("0.1", 101.0 + offset) == pytest.approx(101.0, abs=0.01)
