@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from recycle_pp.wire.records import Step
 from recycle_pp.wire.terms import without_undone
 
 from .events.deaths import DeathDetected
@@ -20,8 +21,8 @@ from .run_folder import RunFolder
 from .run_reader import RunReader, kept_events, kept_steps
 from .unwritten import Unwritten
 
-Measures = tuple[int, float | None, float | None]
-"""Step, loss and CPU seconds of a line of metrics.jsonl"""
+Measures = tuple[int, float | None, float | None, float | None]
+"""Step, loss, CPU seconds and time of a line of metrics.jsonl"""
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class History:
 
     deaths, stalls (seconds), lost_ops: since the run was started or resumed
     dead:       workers whose last event is their death
-    step, loss: of the last line of metrics.jsonl; -1 and None without one
+    step, loss, committed_at: of the last line of metrics.jsonl; -1 and None without one
     cpu_steps:  `cpu_seconds` of each step
     seconds:    since the run was started or resumed
     """
@@ -41,6 +42,7 @@ class History:
     dead: frozenset[str] = frozenset()
     step: int = -1
     loss: float | None = None
+    committed_at: float | None = None
     cpu_steps: list[float] = field(default_factory=list)
     seconds: float = 0.0
 
@@ -51,7 +53,7 @@ class History:
         lines = RunReader(folder).follow()
         events = lines.events.new()
         # One step at a time, because one call for all steps would hold the interpreter's lock and block the event loop.
-        each = ((line.step, line.loss, line.cpu_seconds) for line in lines.steps.each())
+        each = (_measures(line) for line in lines.steps.each())
         return cls.of(events, without_undone(each, lambda line: line[0]), folder.kept)
 
     @classmethod
@@ -60,8 +62,8 @@ class History:
         written = {event.time for event in events}
         newest = steps[-1][0] if steps else -1
         events = events + [event for event in kept_events(kept) if event.time not in written]
-        steps = steps + [(step.step, step.loss, step.cpu_seconds) for step in kept_steps(kept) if step.step > newest]
-        newest, loss, _ = steps[-1] if steps else (-1, None, None)
+        steps = steps + [_measures(step) for step in kept_steps(kept) if step.step > newest]
+        newest, loss, _, at = steps[-1] if steps else (-1, None, None, None)
         starts = [number for number, event in enumerate(events) if isinstance(event, Started)]
         since = events[starts[-1] :] if starts else events
         recoveries = [event for event in since if isinstance(event, Resumed)]
@@ -73,6 +75,11 @@ class History:
             dead=frozenset(worker for worker, event in life.items() if isinstance(event, DeathDetected)),
             step=newest,
             loss=loss,
-            cpu_steps=[seconds for _, _, seconds in steps if seconds is not None],
+            committed_at=at,
+            cpu_steps=[seconds for _, _, seconds, _ in steps if seconds is not None],
             seconds=time.time() - since[0].time if since else 0.0,
         )
+
+
+def _measures(line: Step) -> Measures:
+    return line.step, line.loss, line.cpu_seconds, line.time

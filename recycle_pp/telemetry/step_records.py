@@ -174,6 +174,8 @@ class StepRecords:
         self._cpu_steps = RunningMedian(history.cpu_steps[2:])
         self._count = len(history.cpu_steps)
         self.final_loss = history.loss
+        if history.committed_at is not None:  # the step that runs began with the lost coordinator's last commit
+            self._step_ended = min(self._step_ended, time.monotonic() - (time.time() - history.committed_at))
 
     def retry(self) -> None:
         """Retries the lines that the disk has rejected."""

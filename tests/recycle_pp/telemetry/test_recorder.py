@@ -4,6 +4,7 @@ import asyncio
 import io
 import json
 import threading
+import time
 
 import pytest
 from recycle_schedules import OpKind
@@ -147,6 +148,18 @@ def test_a_new_coordinator_continues_the_files_and_counters_of_the_lost_one(reco
     assert named[5:] == ["coordinator_lost", "coordinator_elected", "finished"], "the death is not written again"
     assert [line["step"] for line in lines(run.metrics)] == [0, 1], "step 2 is undone, step 1 not written again"
     assert json.loads(run.summary.read_text())["deaths"] == 2
+
+
+def test_the_first_step_of_a_new_coordinator_began_with_the_last_commit_of_the_lost_one(recorded, tmp_path):
+    recorder, (dead, _), _ = recorded
+    run = RunFolder(tmp_path)
+    write_history(run, dead)
+    commits = [{"step": step, "time": time.time() - 100 + 40 * step} for step in range(2)]
+    run.metrics.write_text("".join(json.dumps(line) + "\n" for line in commits))
+    take_over(recorder, committed=2)
+    recorder.finished({})
+    asyncio.run(recorder.flushed(10.0))
+    assert lines(run.metrics)[-1]["step_seconds"] == pytest.approx(60, abs=20)
 
 
 def test_an_unrecorded_death_is_recorded_by_the_next_coordinator(recorded, tmp_path):
