@@ -11,6 +11,7 @@ wrote after those of a newer one are skipped (`wire.terms`).
 
 from __future__ import annotations
 
+import os
 import zlib
 from array import array
 from collections.abc import Callable, Iterator
@@ -67,6 +68,13 @@ class Follower(Generic[T]):
         """The records since the last call; [] without a file. Skips damaged lines, and stores the first one as
         `damage`. A line that a full disk or a crash has cut short does not count as damage."""
         return list(self.each())
+
+    def skip_to_last(self, size: int) -> None:
+        """Before the first read: leaves out all lines that begin before the last `size` bytes, without reading them."""
+        with suppress(FileNotFoundError, UnreadableFile), open_regular(self._path) as file:
+            end = file.seek(0, os.SEEK_END)
+            if end > size:
+                self._read = file.seek(end - size - 1) + len(file.readline())
 
     def whole(self) -> list[T]:
         """The same records as `new`.

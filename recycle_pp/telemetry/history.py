@@ -1,6 +1,6 @@
 """The records of earlier coordinators of a run, which the recorder of the next coordinator continues.
 
-history = History.read(run)                     # blocks: some tenths of a second for 100,000 steps
+history = History.read(run)                     # blocks: some tenths of a second for 100,000 events
 history.deaths, history.stalls, history.cpu_steps, history.step
 """
 
@@ -21,6 +21,8 @@ from .run_folder import RunFolder
 from .run_reader import RunReader, kept_events, kept_steps
 from .unwritten import Unwritten
 
+STEP_BYTES = 16 << 20  # at the end of metrics.jsonl: 30,000 steps. A take-over has no time to read those of months
+
 Measures = tuple[int, float | None, float | None, float | None]
 """Step, loss, CPU seconds and time of a line of metrics.jsonl"""
 
@@ -32,7 +34,7 @@ class History:
     deaths, stalls (seconds), lost_ops: since the run was started or resumed
     dead:       workers whose last event is their death
     step, loss, committed_at: of the last line of metrics.jsonl; -1 and None without one
-    cpu_steps:  `cpu_seconds` of each step
+    cpu_steps:  `cpu_seconds` of each step, in a long run of the last ones
     seconds:    since the run was started or resumed
     """
 
@@ -52,6 +54,7 @@ class History:
         lines."""
         lines = RunReader(folder).follow()
         events = lines.events.new()
+        lines.steps.skip_to_last(STEP_BYTES)
         # One step at a time, because one call for all steps would hold the interpreter's lock and block the event loop.
         each = (_measures(line) for line in lines.steps.each())
         return cls.of(events, without_undone(each, lambda line: line[0]), folder.kept)

@@ -2,6 +2,9 @@
 
 import json
 
+import pytest
+
+from recycle_pp.telemetry import history
 from recycle_pp.telemetry.history import History
 from recycle_pp.telemetry.run_folder import RunFolder
 
@@ -29,7 +32,18 @@ def test_deaths_stalls_and_steps_since_the_start_are_read(tmp_path):
     write(run.metrics, *({"step": step, "loss": 2.0 - step, "cpu_seconds": 0.5} for step in range(3)))
     with run.metrics.open("a") as file:
         file.write('{"step": 3, "lo')  # its coordinator died while writing
-    history = History.read(run)
-    assert (history.deaths, history.stalls, history.lost_ops) == (2, [0.25], 4)
-    assert history.dead == {"0.0", "1.2"}
-    assert (history.step, history.loss, history.cpu_steps) == (2, 0.0, [0.5] * 3)
+    found = History.read(run)
+    assert (found.deaths, found.stalls, found.lost_ops) == (2, [0.25], 4)
+    assert found.dead == {"0.0", "1.2"}
+    assert (found.step, found.loss, found.cpu_steps) == (2, 0.0, [0.5] * 3)
+
+
+@pytest.mark.parametrize("size", [1, 100, 130, 1000])
+def test_of_a_long_run_only_the_newest_steps_and_all_events_are_read(size, tmp_path, monkeypatch):
+    monkeypatch.setattr(history, "STEP_BYTES", size)
+    run = RunFolder(tmp_path)
+    event = {"time": 1.0, "step": 3, "generation": 0, "worker": None}
+    write(run.events, *({**event, "event": "death_detected", "worker": "0.0"} for _ in range(50)))
+    write(run.metrics, *({"step": step, "cpu_seconds": float(step)} for step in range(1000, 2000)))
+    found, count = History.read(run), size // len('{"step": 1999, "cpu_seconds": 1999.0}\n')
+    assert found.deaths == 50 and found.cpu_steps == [float(step) for step in range(2000 - count, 2000)]
