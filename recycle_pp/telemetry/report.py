@@ -6,6 +6,7 @@ print(report(RunFolder("runs/mine")))      # python -m recycle_pp.report runs/mi
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,11 +33,13 @@ def report(run: RunFolder) -> str:
     steps, events = reader.steps(), reader.events()
     total = run.steps()
     lines = [f"Run {run.path}", _course(steps)]
+    losses = {line.step: line.loss for line in steps if line.loss is not None}
+    recoveries = _recoveries(events)
     for number, event in enumerate(events):
         if isinstance(event, DeathDetected | Rejoined):
-            lines.append(f"  {event.sentence(total)}{_loss_around(event.step, steps)}")
+            lines.append(f"  {event.sentence(total)}{_loss_around(event.step, losses)}")
         if isinstance(event, DeathDetected):
-            lines.append(f"    {_restart(event, events[number + 1 :], steps) or _cost(event, events, steps)}")
+            lines.append(f"    {_restart(event, events[number + 1 :], steps) or _cost(event, recoveries, steps)}")
         if isinstance(event, Rebalanced):
             lines += [f"  {event.sentence(total)}", f"    {_comparison(event)}"]
     if not any(isinstance(event, DeathDetected) for event in events):
@@ -88,14 +91,24 @@ def _seconds_to_commit(death: DeathDetected, after: Sequence[Event], steps: Sequ
     return f"; {min(commits) - death.time:.1f} s until the next commit" if commits else ""
 
 
-def _cost(death: DeathDetected, events: Sequence[Event], steps: Sequence[Step]) -> str:
+def _recoveries(events: Sequence[Event]) -> dict[str, list[Resumed]]:
+    """The recoveries from the deaths of each worker."""
+    found = defaultdict[str, list[Resumed]](list)
+    for event in events:
+        if isinstance(event, Resumed):
+            for worker in event.dead:
+                found[worker].append(event)
+    return found
+
+
+def _cost(death: DeathDetected, recoveries: Mapping[str, Sequence[Resumed]], steps: Sequence[Step]) -> str:
     """The stall after a death, and the numbers of lost and redone ops, in words."""
     # If the worker died several times, the recovery nearest in time, before or after the event, is that of this death.
-    recoveries = [event for event in events if isinstance(event, Resumed) and death.worker in event.dead]
-    if not recoveries:
-        continued = any(line.step > death.step for line in steps)
+    own = recoveries.get(death.worker)
+    if not own:
+        continued = bool(steps) and steps[-1].step > death.step
         return "no worker had to wait" if continued else "the job did not continue"
-    nearest = min(recoveries, key=lambda event: abs(event.time - death.time))
+    nearest = min(own, key=lambda event: abs(event.time - death.time))
     ops = f"{plural(nearest.lost_ops, 'op')} lost, {nearest.redone_ops} redone by peers"
     return f"stalled {1000 * nearest.stall_seconds:.0f} ms; {ops}"
 
@@ -115,8 +128,7 @@ def _rounds(run: RunFolder, events: Sequence[Event]) -> list[str]:
     return [] if figures is None else [f"  {line}" for line in in_words(figures)]
 
 
-def _loss_around(step: int, steps: Sequence[Step]) -> str:
-    losses = {line.step: line.loss for line in steps if line.loss is not None}
+def _loss_around(step: int, losses: Mapping[int, float]) -> str:
     near = [(s, losses[s]) for s in (step - 1, step, step + 1) if s in losses]
     return ": loss " + ", ".join(f"{loss:.4f} (step {s})" for s, loss in near) if near else ""
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -63,6 +64,16 @@ def test_a_death_is_reported_with_the_loss_around_it_its_stall_and_its_lost_ops(
         "  30 steps, 1,080 samples, 69,120 tokens; 12.3 s since the last start",
         "  weights sha256 ab12",
     ]
+
+
+def test_the_report_of_a_long_run_with_many_deaths_takes_seconds(run):
+    count = 3000
+    with run.metrics.open("w") as file:
+        file.writelines(json.dumps({"step": step, "loss": 1.0}) + "\n" for step in range(10 * count))
+    write_events(run, *({**each, "step": 10 * n, "time": 10.0 * n} for n in range(count) for each in (DEATH, RESUMED)))
+    started = time.process_time()
+    assert report(run).count("stalled 51 ms") == count
+    assert time.process_time() - started < 5.0
 
 
 def test_a_move_of_layers_is_reported_with_its_expected_gain_and_cost(run):
