@@ -71,6 +71,16 @@ def test_the_line_of_a_step_has_the_speed_and_the_memory_of_the_workers(recorded
     assert "mfu" not in line, "a CPU has no peak"
 
 
+def test_a_new_process_in_the_role_of_an_understudy_does_not_make_cpu_seconds_negative(recorded):
+    recorder, workers, samples = recorded
+    for step, cpu in enumerate((1e6, 1e6 + 5.0, 7.0, 9.0)):
+        recorder.measured(workers[0], Measured(step, pack([]), [], 0, 0.1, cpu))
+        recorder.record_missing_commit(Commit(0, step, scale=1.0, norm=1.0, loss=2.0))
+    samples()  # waits for the files
+    seconds = [line["cpu_seconds"] for line in lines(recorder._run.metrics)]
+    assert seconds == pytest.approx([0.0, 5.0, 0.0, 2.0], abs=0.9)
+
+
 def test_samples_of_a_step_are_kept_even_if_a_worker_has_sent_those_of_the_next_step(recorded):
     """A coordinator dies between a commit and its line. The next one first receives the measurements of a worker that
     is a step ahead, because the optimizer is staggered."""
