@@ -90,7 +90,8 @@ class Hardware:
 
     def _write(self) -> None:
         self._writing = False
-        devices = [device for number in sorted(self._devices) for device in self._devices[number]]
+        connected = [number for number in sorted(self._devices) if self._state.roster[number].supervisor is not None]
+        devices = [device for number in connected for device in self._devices[number]]
         record = msgspec.to_builtins(HealthRecord(time=time.time(), devices=devices))
         self._state.run.later(self._state.run.write_json, self._state.run.health, record)
 

@@ -115,6 +115,8 @@ class Prometheus:
     def _read_health(self) -> None:
         with suppress(UnreadableFile):
             record = self._reader.health()
+            for gauge in self._figures.values():
+                gauge.clear()  # a node may be lost, and a worker may have another role
             for device in record.devices if record else ():
                 for key, gauge in self._figures.items():
                     if (value := getattr(device, key)) is not None:

@@ -20,7 +20,8 @@ BROKEN = Finding("GPU-1", "xid", "kill", "XID 79")
 def of(tmp_path):
     state = job_state(Settings(parallel=Parallel(pipelines=2, stages=1)))
     for number in range(2):
-        state.roster.enter(number).alive = True
+        rank = state.roster.enter(number)
+        rank.alive, rank.supervisor = True, SimpleNamespace(send=lambda message: None, hello=None)
     state.timers = SimpleNamespace(after=lambda seconds, function: function())
     state.run = SimpleNamespace(
         later=lambda function, *arguments: function(*arguments),
@@ -78,3 +79,11 @@ def test_health_json_has_the_newest_figures_of_all_devices(of):
     report(of, 0)
     devices = json.loads(of.run.health.read_text())["devices"]
     assert [(device["worker"], device["temperature"]) for device in devices] == [("0.0", 81.0), ("1.0", 81.0)]
+
+
+def test_health_json_has_no_figures_of_a_lost_node(of):
+    report(of, 0)
+    report(of, 1)
+    of.state.roster[1].supervisor = None
+    report(of, 0)
+    assert [device["worker"] for device in json.loads(of.run.health.read_text())["devices"]] == ["0.0"]

@@ -192,5 +192,8 @@ def test_prometheus_shows_the_figures_of_gpus_and_the_current_findings(tmp_path)
         assert shown() == {finding, figure}
         exported.event({"event": "health_over", "step": 1, **found})
         assert shown() == {figure}
+        (tmp_path / "health.json").write_text(json.dumps({"time": 2.0, "devices": [device | {"worker": "0.2"}]}))
+        exported.step({"step": 1})
+        assert shown() == {figure.replace("0.1", "0.2")}, "the process has another role"
     finally:
         exported.close()
