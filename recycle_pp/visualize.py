@@ -33,6 +33,7 @@ from recycle_pp.drawing.chart import Chart
 from recycle_pp.drawing.report import Baselines
 from recycle_pp.drawing.sources import SAME_LAYERS, baselines, before_move, charts_of, progress, title_of, totals
 from recycle_pp.fitting.problem_source import Source, add_arguments, compile_planner, read_file, read_source
+from recycle_pp.telemetry.heartbeat import Pulse
 from recycle_pp.telemetry.run_reader import RunReader
 from recycle_pp.telemetry.stored_run import local
 
@@ -182,10 +183,10 @@ def _follow(a: argparse.Namespace) -> int:
     if len(a.source) != 1 or not Path(a.source[0]).is_dir():
         raise ValueError("--follow needs a run folder")
     run, console = RunReader(a.source[0]), _console(a)
-    lines, last = run.follow().steps, None
+    lines, last, pulse = run.follow().steps, None, Pulse(run.folder)
     drawn, printed = None, ""
     while True:
-        ended, traced = run.folder.summary.exists(), run.traced()
+        ended, traced = run.folder.summary.exists() or pulse.ended(), run.traced()
         if traced and traced[-1] != drawn:
             drawn = a.step = traced[-1]
             if console.is_terminal and not a.out:

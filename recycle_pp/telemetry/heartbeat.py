@@ -121,6 +121,15 @@ class Pulse:
                 return Life("alive", f"{coordinator} runs; last heartbeat {age:.0f} s ago", sign, age)
             time.sleep(_POLL)
 
+    def ended(self) -> bool:
+        """Whether the job is over or sends no heartbeat. Waits like `look`. False without a heartbeat.json.
+
+        A coordinator that is gone does not suffice: the next one continues the job within seconds."""
+        with suppress(UnreadableFile):
+            life = self.look()
+            return life.verdict == "over" or (life.verdict != "alive" and life.age > SILENT_SECONDS)
+        return False
+
 
 class Heartbeat:
     def __init__(self, run: RunFolder, term: Callable[[], int], address: str) -> None:

@@ -18,7 +18,7 @@ from recycle_pp.linux.processes import process_stat
 from recycle_pp.status import main
 from recycle_pp.telemetry import heartbeat
 from recycle_pp.telemetry.events.health import HealthFound, HealthOver
-from recycle_pp.telemetry.heartbeat import Heartbeat, Sign
+from recycle_pp.telemetry.heartbeat import Heartbeat, Pulse, Sign
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.status import StatusReader, worker_map
 
@@ -257,6 +257,18 @@ def test_a_reused_process_id_does_not_prove_life(run, capsys):
     assert status(run, capsys)["state"] == "starting"
     wrote(run, started=1)  # the same id, another process
     assert status(run, capsys)["state"] == "dead"
+
+
+def test_a_follower_ends_with_the_job_but_not_before_the_next_coordinator_can_continue_it(run):
+    assert not Pulse(run).ended()
+    wrote(run, started=1)
+    assert not Pulse(run).ended(), "the coordinator has just ended"
+    wrote(run, time=time.time() - 60)
+    assert Pulse(run).ended()
+    wrote(run, time=time.time(), over=True, code=130)
+    assert Pulse(run).ended()
+    run.heartbeat.unlink()
+    assert not Pulse(run).ended()
 
 
 @pytest.fixture

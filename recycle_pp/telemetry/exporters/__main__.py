@@ -14,8 +14,10 @@ import select
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from recycle_pp.telemetry.follower import Follower
+from recycle_pp.telemetry.heartbeat import Pulse
 from recycle_pp.telemetry.run_folder import RunFolder
 
 from .exporter import Exporter, make
@@ -47,10 +49,17 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def follow(run: RunFolder, exporter: Exporter, metrics: int = 0, events: int = 0) -> None:
-    """Exports all records of a run. Blocks until the job is over.
+    """Exports all records of a run. Blocks until the job is over, or until Ctrl-C.
 
     metrics, events: bytes at the beginning of these files to skip
     """
+    with suppress(KeyboardInterrupt):
+        _export(run, exporter, metrics, events)
+    exporter.close()
+
+
+def _export(run: RunFolder, exporter: Exporter, metrics: int, events: int) -> None:
+    pulse = Pulse(run)
     files = (Follower(run.metrics, metrics), exporter.step), (Follower(run.events, events), exporter.event)
     over, most = False, sys.maxsize  # the first poll takes all records of a run that has ended
     while True:
@@ -62,21 +71,21 @@ def follow(run: RunFolder, exporter: Exporter, metrics: int = 0, events: int = 0
                 take(record)
         most = MOST_BEHIND
         if over:
-            break
-        over = _over(run)
+            return
+        over = _over(run, pulse)
         if over:
             signal.alarm(LAST_SECONDS)  # ends this process if the exporter hangs
-    exporter.close()
 
 
-def _over(run: RunFolder) -> bool:
-    """Whether the job is over: summary.json exists, or standard input is closed (if it is not a terminal).
+def _over(run: RunFolder, pulse: Pulse) -> bool:
+    """Whether the job is over: standard input is closed or, on a terminal, summary.json exists or the heartbeat has
+    ended.
 
     Waits for up to POLL_SECONDS.
     """
     if sys.stdin.isatty():
         select.select([], [], [], POLL_SECONDS)
-        return run.summary.exists()
+        return run.summary.exists() or pulse.ended()
     ready = select.select([sys.stdin], [], [], POLL_SECONDS)[0]
     return bool(ready) and not os.read(sys.stdin.fileno(), 1)
 

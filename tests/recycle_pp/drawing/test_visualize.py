@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from recycle_schedules import plan
 
+from recycle_pp.telemetry.heartbeat import Heartbeat
+from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.visualize import main
 
 from .examples import DEAD, recovered, run_folder, shape
@@ -188,6 +190,12 @@ def test_following_draws_each_new_step_until_the_run_ends(run: Path, capsys: pyt
     out = capsys.readouterr().out
     assert out.index("step 20, as measured") < out.index("step 21, as measured") < out.index("the run has ended")
     assert "step 21, loss 2.5000, 1,000 tokens/s, 11 live workers" in out
+
+
+def test_following_a_run_that_was_stopped_ends(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Heartbeat(RunFolder(run), lambda: 0, "127.0.0.1:1").end([], code=130)
+    assert main([str(run), "--follow", "--width", "140"]) == 0
+    assert "the run has ended" in capsys.readouterr().out
 
 
 def test_a_closed_pipe_is_not_an_error() -> None:

@@ -10,6 +10,7 @@ import sys
 import time
 import urllib.request
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,7 @@ from recycle_pp.config.settings import Settings
 from recycle_pp.telemetry.exporters import __main__ as process
 from recycle_pp.telemetry.exporters import exporter
 from recycle_pp.telemetry.exporters.exporter import Exporter, refuse_missing, wanted
+from recycle_pp.telemetry.heartbeat import Heartbeat, Pulse
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.testing.ports import free_ports
 from tests.recorded import SECRET, STEPS
@@ -126,11 +128,29 @@ class Seen(Exporter):
 def test_a_long_run_that_has_ended_is_exported_from_its_first_step(tmp_path, monkeypatch):
     count = 3 * process.MOST_BEHIND
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"step": step}) + "\n" for step in range(count)))
-    monkeypatch.setattr(process, "_over", lambda run: True)
+    monkeypatch.setattr(process, "_over", lambda run, pulse: True)
     monkeypatch.setattr(process.signal, "alarm", lambda seconds: None)
     seen = Seen()
     process.follow(RunFolder(tmp_path), seen)
     assert seen.steps == list(range(count)) and seen.closed
+
+
+def test_ctrl_c_on_a_terminal_ends_the_export_in_order(tmp_path):
+    def interrupted(record):
+        raise KeyboardInterrupt
+
+    (tmp_path / "events.jsonl").write_text('{"event": "started", "step": 0, "time": 1.0, "worker": null}\n')
+    seen = Seen(interrupted)
+    process.follow(RunFolder(tmp_path), seen)
+    assert seen.events == 1 and seen.closed
+
+
+def test_an_export_on_a_terminal_ends_with_a_run_that_was_stopped(tmp_path, monkeypatch):
+    run = RunFolder(tmp_path)
+    monkeypatch.setattr(process.sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    assert not process._over(run, Pulse(run))
+    Heartbeat(run, lambda: 0, "127.0.0.1:1").end([], code=130)
+    assert process._over(run, Pulse(run))
 
 
 def test_a_missing_package_is_reported_before_the_workers_start(monkeypatch):
