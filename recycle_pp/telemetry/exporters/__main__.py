@@ -20,7 +20,7 @@ from recycle_pp.telemetry.follower import Follower
 from recycle_pp.telemetry.heartbeat import Pulse
 from recycle_pp.telemetry.run_folder import RunFolder
 
-from .exporter import Exporter, make
+from .exporter import TOO_SLOW, Exporter, make
 
 POLL_SECONDS = 0.2
 LAST_SECONDS = 8  # time limit for the remaining records once the job is over
@@ -66,7 +66,7 @@ def _export(run: RunFolder, exporter: Exporter, metrics: int, events: int) -> No
         for follower, take in files:
             new = follower.new()
             if len(new) > most:
-                print(f"too slow: {len(new) - most} records are skipped", file=sys.stderr, flush=True)
+                print(f"{TOO_SLOW}{len(new) - most} records are skipped", file=sys.stderr, flush=True)
             for record in new[-most:]:
                 take(record)
         most = MOST_BEHIND

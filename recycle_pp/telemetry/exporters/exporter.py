@@ -50,6 +50,9 @@ SETTINGS = {name: f"log.{name}" for name in PACKAGES} | {
 }
 """Exporter -> setting that starts it."""
 
+TOO_SLOW = "too slow: "
+"""Begins a line in the log of an exporter that has skipped records."""
+
 
 class Exporter(Protocol):
     """The interface of an exporter. One thread calls its methods, in the order of each file's lines.

@@ -7,6 +7,7 @@ await exporters.close()
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -19,9 +20,10 @@ from recycle_pp.telemetry.guard import guarded
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.warn import warn_once
 
-from .exporter import SETTINGS, wanted
+from .exporter import SETTINGS, TOO_SLOW, wanted
 
 CLOSE_SECONDS = 10.0  # time limit for the last records
+TAIL = 4096  # bytes at the end of a log that are read
 
 
 class Exporters:
@@ -31,6 +33,7 @@ class Exporters:
         self._run = run
         self._later = Background("exporters")
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._begin: dict[str, int] = {}  # size of each log at the start of the process that writes it
         self._ended = False
         if wanted(settings):
             self._later(self._start, settings)
@@ -63,6 +66,7 @@ class Exporters:
         for name, arguments in wanted(settings).items():
             command = [sys.executable, "-m", __package__ or "", f"--skip={known}", str(run.path), name, *arguments]
             with suppress(OSError), open(self._log(name), "ab") as log:
+                self._begin[name] = log.tell()
                 process = self._processes[name] = subprocess.Popen(
                     command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
                 )
@@ -74,6 +78,8 @@ class Exporters:
         for name, process in list(self._processes.items()):
             if process.poll() is not None:
                 self._report(name)
+            elif TOO_SLOW in self._said(name):
+                self._warn_of_skipped(name)
 
     @guarded
     def _close(self) -> None:
@@ -82,24 +88,34 @@ class Exporters:
             assert process.stdin is not None
             with suppress(OSError):  # the process has ended
                 process.stdin.close()
-        for process in self._processes.values():
+        for name, process in list(self._processes.items()):
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
+                self._report(name)
             except subprocess.TimeoutExpired:
                 process.kill()
-        self._look()
+                warn_once(f"{SETTINGS[name]} lacks the last records, because its process hangs ({self._log(name)})")
 
     def _report(self, name: str) -> None:
         process = self._processes.pop(name)
+        if TOO_SLOW in self._said(name):
+            self._warn_of_skipped(name)
         if process.returncode:
             warn_once(f"{SETTINGS[name]} has ended with code {process.returncode}: {self._last_words(name)}")
 
+    def _warn_of_skipped(self, name: str) -> None:
+        warn_once(f"{SETTINGS[name]} is too slow and skips records ({self._log(name)})")
+
     def _last_words(self, name: str) -> str:
-        with suppress(OSError):
-            lines = self._log(name).read_text(errors="replace").strip().splitlines()
-            if lines:
-                return f"{lines[-1][:200]} ({self._log(name)})"
-        return "its log is empty"
+        lines = self._said(name).strip().splitlines()
+        return f"{lines[-1][:200]} ({self._log(name)})" if lines else "its log is empty"
+
+    def _said(self, name: str) -> str:
+        """The newest part of what the process has written to its log."""
+        with suppress(OSError), self._log(name).open("rb") as log:
+            log.seek(max(self._begin[name], log.seek(0, os.SEEK_END) - TAIL))
+            return log.read().decode(errors="replace")
+        return ""
 
     def _log(self, name: str) -> Path:
         return self._run.logs / f"{name}.log"

@@ -16,8 +16,9 @@ import pytest
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.telemetry.exporters import __main__ as process
-from recycle_pp.telemetry.exporters import exporter
+from recycle_pp.telemetry.exporters import exporter, processes
 from recycle_pp.telemetry.exporters.exporter import Exporter, refuse_missing, wanted
+from recycle_pp.telemetry.exporters.processes import Exporters
 from recycle_pp.telemetry.heartbeat import Heartbeat, Pulse
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.testing.ports import free_ports
@@ -151,6 +152,35 @@ def test_an_export_on_a_terminal_ends_with_a_run_that_was_stopped(tmp_path, monk
     assert not process._over(run, Pulse(run))
     Heartbeat(run, lambda: 0, "127.0.0.1:1").end([], code=130)
     assert process._over(run, Pulse(run))
+
+
+def test_an_exporter_that_hangs_or_skips_records_is_reported_once(tmp_path, monkeypatch, capfd):
+    from recycle_pp.telemetry import warn
+
+    monkeypatch.setattr(processes, "CLOSE_SECONDS", 0.1)
+    run = RunFolder(tmp_path)
+    run.make()
+    log = run.logs / "command.log"
+    log.write_text("too slow: 7 records are skipped\n")  # by the exporter of an earlier coordinator
+    hangs = [sys.executable, "-c", "import time; time.sleep(60)"]
+    popen = subprocess.Popen
+    monkeypatch.setattr(processes.subprocess, "Popen", lambda command, **options: popen(hangs, **options))
+    exporters = Exporters(Settings().with_values({"run.on_event": "true"}), run)
+    try:
+        assert exporters._later.flush(10.0)
+        exporters._look()
+        assert warn.flush(5.0) and "skips" not in capfd.readouterr().err
+        with log.open("a") as file:
+            file.write("too slow: 9 records are skipped\n")
+        exporters._look()
+        exporters._look()
+        exporters._close()
+        assert warn.flush(5.0)
+        shown = capfd.readouterr().err
+        assert shown.count("run.on_event is too slow and skips records") == 1
+        assert shown.count("run.on_event lacks the last records, because its process hangs") == 1
+    finally:
+        exporters.kill()
 
 
 def test_a_missing_package_is_reported_before_the_workers_start(monkeypatch):
