@@ -9,8 +9,11 @@ from __future__ import annotations
 import torch
 
 # CUDA errors other than "out of memory" are sticky. Every later CUDA call of the process returns the same error. The
-# texts are from torch (c10/cuda/CUDAException.cpp) and from NCCL (ncclGetErrorString, NCCLUtils.cpp).
-GPU_FAILURES = ("CUDA error", "CUDA driver error", "unhandled cuda error", "ncclUnhandledCudaError")
+# texts are from torch (c10/cuda/CUDAException.cpp), from NCCL (ncclGetErrorString, NCCLUtils.cpp) and from Triton
+# (backends/nvidia/driver.c), whose launches report the failure of an earlier kernel.
+GPU_FAILURES = (
+    "CUDA error", "CUDA driver error", "unhandled cuda error", "ncclUnhandledCudaError", "Triton Error [CUDA]"
+)  # fmt: skip
 FULL_MEMORY = ("out of memory", "can't allocate memory")
 
 

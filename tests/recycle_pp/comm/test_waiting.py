@@ -53,6 +53,7 @@ def test_a_broken_connection_is_distinguished_from_an_abort():
         RuntimeError("CUDA error: unspecified launch failure"),
         dist.DistBackendError("NCCL error in: NCCLUtils.cpp:77, unhandled cuda error, NCCL version 2.30.7"),
         RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"),
     ],
     ids=lambda error: str(error)[:30],
 )

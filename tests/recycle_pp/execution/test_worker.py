@@ -21,6 +21,7 @@ from recycle_pp.execution import worker
         (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), "gpu"),
         (torch.AcceleratorError("CUDA error: out of memory"), "out_of_memory"),
         (RuntimeError("CUDA error: device-side assert triggered"), "gpu"),
+        (RuntimeError("Triton Error [CUDA]: an illegal memory access was encountered"), "gpu"),
         (torch.distributed.DistBackendError("NCCL error: unhandled cuda error, ncclUnhandledCudaError"), "gpu"),
         (torch.distributed.DistBackendError("NCCL error: remote process exited"), "exception"),
         (RuntimeError("out of resource: shared memory, Required: 300000"), "exception"),
