@@ -219,6 +219,7 @@ class StageOptimizer:
                 rest[name] = rest[name][count:]
             own = parcel if self._whole else [to.copy_(of) for to, of in zip(self.room(unit), parcel, strict=True)]
             self.put(unit, own)
+        self.tensors.changed()  # not in `put`, because micro-batches in flight keep their copies of the weights
 
     @torch.no_grad()
     def follow(self, reduced: Reduced, step: int, scale: float) -> None:

@@ -287,6 +287,19 @@ def test_the_bf16_weights_follow_every_change_of_the_masters(precision):
     assert loss() == begin
 
 
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_stage_that_was_warm_before_its_state_arrived_computes_with_the_state(precision):
+    config = small(numerics__precision=precision, parallel__stages=1)
+    donor, joiner, batch = Stage(config, 0, CPU), Stage(config, 0, CPU, filled=False), Batches(config).batch(0, 0)
+    joiner.warm()
+    optimizer = StageOptimizer(config, joiner, whole=False)
+    optimizer.start_following()
+    optimizer.take(
+        range(len(joiner.layout.units)), StageOptimizer(config, donor).copy(joiner.layout.ids, newest=-1) or {}
+    )
+    assert torch.equal(joiner.evaluate(batch)[0], donor.evaluate(batch)[0])
+
+
 def test_bf16_computes_with_the_rounded_masters_and_updates_the_masters():
     """The learning rate is far below the spacing of bfloat16. Without masters, no weight would ever change."""
     config = small(numerics__precision="bf16", parallel__stages=1, optimizer__lr=1e-5)
