@@ -81,7 +81,7 @@ def copy(url: str, small: bool = False, report: Report = lambda done, total: Non
         home.mkdir(parents=True, exist_ok=True)
         with turn(home, lambda: report(0, 0)):
             held, largest = _Copy(url, home), SMALL if small else sys.maxsize
-            if held.asked > began and held.upto >= largest:
+            if began < held.asked <= time.time() and held.upto >= largest:
                 return place(url)
             try:
                 wanted = look(url)

@@ -1,5 +1,6 @@
 """Copies of stored objects on this machine: complete or absent, made once, and those that the store has now."""
 
+import json
 import os
 import threading
 import time
@@ -114,6 +115,15 @@ def test_a_copy_with_a_damaged_record_is_made_again(store, record):
     (path.parent.parent / "copy.json").write_text(record)
     assert not is_copied(url)
     assert copy(url).read_bytes() == b"content" and is_copied(url)
+
+
+def test_a_copy_of_a_time_when_the_clock_was_ahead_still_follows_the_store(store):
+    url = f"{store.url}/train.bin"
+    store.put("train.bin", b"old")
+    record = copy(url).parent.parent / "copy.json"
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"asked": time.time() + 3600}))
+    store.put("train.bin", b"new")
+    assert copy(url).read_bytes() == b"new"
 
 
 def test_an_object_that_changes_meanwhile_is_not_mixed(store):
