@@ -167,7 +167,9 @@ class StoredCheckpoints:
             for file, (size, _) in self.read(step).files.items():
                 if (now := self.store.size(_object(step, file))) != size:
                     return f"{self.store.url}/{_object(step, file)} has {now} bytes, expected {size}"
-        except (Absent, ValueError) as error:
+        except ValueError as error:
+            if isinstance(error, StoreError) and not isinstance(error, Absent):
+                raise  # says nothing about the checkpoint
             return str(error)
         return None
 

@@ -9,8 +9,8 @@ import torch
 from recycle_pp.state import checkpoint
 from recycle_pp.state.stored import StoredCheckpoints, here
 from recycle_pp.state.storing import Uploads
-from recycle_pp.state.survey import survey
-from recycle_pp.storage.store import Store
+from recycle_pp.state.survey import main, survey
+from recycle_pp.storage.store import Store, StoreError
 from recycle_pp.wire.messages.saving import Seal, Sealed, Upload
 from tests.recycle_pp.in_process import small
 
@@ -129,6 +129,30 @@ def test_a_damaged_checkpoint_is_uploaded_again_when_the_job_has_repeated_its_st
             assert survey(stored.store.url, 5).step == 0
     uploads.asked(Upload(40, parts))  # repeated, because a link was lost
     assert answers.get(timeout=60) == Sealed(40)
+
+
+def test_a_store_that_fails_is_no_damage(stored, tmp_path, monkeypatch, capsys):
+    for step in (20, 40):
+        store(stored, tmp_path / str(step), step)
+    sealed, head = stored.read(40), Store.head
+
+    def denied(self, path):
+        if ".distcp" in path:
+            raise StoreError(f"{path}: ExpiredToken (the provided token has expired)")
+        return head(self, path)
+
+    monkeypatch.setattr(Store, "head", denied)
+    monkeypatch.setattr(Store, "put_if_absent", lambda self, path, content: False)
+    table = tmp_path / "40/tables/.metadata"
+    for attempt in (
+        lambda: stored.damage(40),
+        lambda: stored.prune(20, keep=1),
+        lambda: stored.seal(40, {}, sealed.files, table),
+    ):
+        with pytest.raises(StoreError, match="ExpiredToken"):
+            attempt()
+    assert main(stored.store.url, 5, probe=False) == 2 and "ExpiredToken" in capsys.readouterr().out
+    assert stored.steps() == [20, 40] and stored.read(40) == sealed
 
 
 def test_a_download_deletes_older_checkpoints_that_the_store_has_too(stored, tmp_path):
