@@ -2,7 +2,9 @@
 
     python -m recycle_pp.machine_checks.exercise --seconds 60     # only for `python -m recycle_pp.health --active`
 
-Uses the first visible GPU, or else one core. Prints a line of JSON for each exercise (`health.active.Exercise`):
+Uses the first visible GPU, or else one core. If CUDA cannot use a GPU that CUDA_VISIBLE_DEVICES names, ends with
+CUDA's error, because the results of a core would look like those of the GPU. Prints a line of JSON for each exercise
+(`health.active.Exercise`):
 
 products  the product of two fixed matrices, again and again; no bit of it may change
 copies    copies within the device's memory
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import socket
 import sys
 import threading
@@ -25,6 +28,8 @@ from statistics import median
 
 import torch
 from torch import Tensor
+
+from recycle_pp.health.nvml import scripted
 
 FIFTH = 5  # the rates of the first and the last fifth of the tries are compared
 WIDTH = {"cuda": 8192, "cpu": 512}
@@ -38,6 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, required=True, help="for each exercise")
     seconds = parser.parse_args(argv).seconds
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu" and os.environ.get("CUDA_VISIBLE_DEVICES") and not scripted():
+        torch.cuda.init()  # raises CUDA's error
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(27)
     for dtype in (torch.float32, torch.bfloat16):

@@ -64,6 +64,16 @@ def test_a_device_whose_process_fails_or_hangs_should_be_drained(monkeypatch, sc
     assert words in finding.detail
 
 
+def test_a_gpu_that_cuda_cannot_use_should_be_drained_unless_it_is_scripted(monkeypatch):
+    monkeypatch.delenv("RECYCLE_NVML", raising=False)
+    results, (finding,) = active.exercise(["GPU-7"], 0.0)
+    assert results == {"GPU-7": []} and finding.action == "drain"
+    assert "CUDA" in finding.detail or "NVIDIA" in finding.detail
+    monkeypatch.setenv("RECYCLE_NVML", "recycle_pp.testing.scripted_nvml")
+    results, findings = active.exercise(["GPU-7"], 0.0)
+    assert len(results["GPU-7"]) == 4 and "exercise" not in [finding.signal for finding in findings]
+
+
 def test_each_process_sees_only_its_gpu(monkeypatch):
     line = '{"name": "%s", "unit": "B/s", "rate": 1, "first": 1, "last": 1, "tries": 5, "wrong": 0}'
     played_by(monkeypatch, f"import os; print('{line}' % os.environ['CUDA_VISIBLE_DEVICES'])")
