@@ -16,6 +16,7 @@ import importlib
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -239,7 +240,10 @@ _Getter = tuple[Any, Callable[..., Any], int | str]
 
 
 def _getters() -> list[_Getter]:
-    """One getter for each GPU that CUDA_VISIBLE_DEVICES allows, in CUDA's order. Empty without a working driver."""
+    """One getter for each GPU that CUDA_VISIBLE_DEVICES allows, in CUDA's order. Empty without a working driver.
+
+    NVML numbers GPUs by PCI address. So does CUDA in workers, unless the user has set CUDA_DEVICE_ORDER.
+    """
     nvml = _library()
     if nvml is None:
         return []
@@ -254,10 +258,26 @@ def _getters() -> list[_Getter]:
         if name.isdigit():
             getters.append((nvml, nvml.nvmlDeviceGetHandleByIndex, int(name)))
         elif name.startswith(("GPU-", "MIG-")):
-            getters.append((nvml, nvml.nvmlDeviceGetHandleByUUID, name))
+            getters.append((nvml, partial(_by_uuid, nvml), name))
         else:  # CUDA ignores an invalid name and all names after it
             break
     return getters
+
+
+def _by_uuid(nvml: Any, name: str) -> Any:
+    """The handle of the GPU with this UUID. Like CUDA, also takes the beginning of the UUID of a single GPU."""
+    try:
+        return nvml.nvmlDeviceGetHandleByUUID(name)
+    except nvml.NVMLError:
+        found = []
+        for index in range(nvml.nvmlDeviceGetCount()):
+            with suppress(nvml.NVMLError):  # another GPU is lost
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                if _text(nvml.nvmlDeviceGetUUID(handle)).startswith(name):
+                    found.append(handle)
+        if len(found) != 1:
+            raise
+        return found[0]
 
 
 def _made(getter: _Getter) -> Gpu | None:

@@ -25,10 +25,11 @@ WORDS, LIFELINE = 3, 4
 
 
 def default_environment(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Defaults for a worker's environment variables: one thread and, with parallel.backend=nccl, the variables of
-    `comm.nccl.environment`. Variables that the user has set take precedence."""
+    """Defaults for a worker's environment variables: one thread, NVML's order of the GPUs and, with
+    parallel.backend=nccl, the variables of `comm.nccl.environment`. Variables that the user has set take precedence."""
     environment = {
         "OMP_NUM_THREADS": "1",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # CUDA's default is fastest first; `health.nvml` would watch another GPU
         "TORCH_CPP_LOG_LEVEL": "ERROR",  # keeps torch's warnings out of the worker's log
     }
     if settings.get("parallel", {}).get("backend") == "nccl":

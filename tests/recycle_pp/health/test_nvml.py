@@ -94,6 +94,22 @@ def test_a_rank_watches_the_gpu_that_its_worker_uses(script, monkeypatch):
     assert Gpu.of(0) is None
 
 
+@pytest.mark.parametrize(
+    ("chosen", "found", "silent"),
+    [
+        ("GPU-1f3a", ["GPU-1f3a7777"], []),
+        ("GPU-1f3a7777,GPU-0", ["GPU-1f3a7777", "GPU-0f3a7777"], []),
+        ("GPU-", [], ["GPU-"]),
+        ("GPU-9", [], ["GPU-9"]),
+    ],
+)
+def test_a_gpu_may_be_named_by_the_beginning_of_its_uuid(script, monkeypatch, chosen, found, silent):
+    assert len(Gpu.all()) == 2  # imports the stand-in
+    monkeypatch.setattr(f"{STAND_IN}.nvmlDeviceGetUUID", lambda handle: f"GPU-{handle}f3a7777")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    assert [gpu.uuid for gpu in Gpu.all()] == found and Gpu.silent() == silent
+
+
 def test_a_sample_has_the_values_that_the_driver_reports(script):
     script(
         {"device": 0, "recovery": 1, "uncorrected": 3, "remap_failed": 1, "links": 4, "link_errors": 2},

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from recycle_pp.comm.nccl.environment import ENVIRONMENT
 from recycle_pp.supervisor.child import Child
 from recycle_pp.supervisor.worker_start import default_environment
 from recycle_pp.telemetry.log_file import LogFile
@@ -76,6 +77,7 @@ def test_the_token_is_neither_in_the_command_line_nor_in_the_environment(tmp_pat
     ("name", "default"),
     [
         ("OMP_NUM_THREADS", "1"),
+        ("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
         ("NCCL_NVLS_ENABLE", "0"),
         ("CUDA_MODULE_LOADING", "EAGER"),
     ],
@@ -94,9 +96,7 @@ def test_a_worker_gets_default_environment_variables_unless_the_user_sets_them(
 
 
 def test_only_workers_that_use_nccl_get_its_environment():
-    assert not [
-        name for name in default_environment({"parallel": {"backend": "auto"}}) if "NCCL" in name or "CUDA" in name
-    ]
+    assert not ENVIRONMENT.keys() & default_environment({"parallel": {"backend": "auto"}}).keys()
 
 
 @pytest.mark.parametrize(("interface", "expected"), [("lo", "=lo"), ("127.0.0.1", None), (None, None)])
