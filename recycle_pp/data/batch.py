@@ -41,8 +41,8 @@ class Batch:
         return self if items is None else replace(self, items=items, counted=int((self.labels != IGNORED).sum()))
 
     def to(self, device: torch.device) -> Batch:
-        more = {name: tensor.to(device) for name, tensor in self.more.items()}
-        return replace(self, inputs=self.inputs.to(device), labels=self.labels.to(device), more=more)
+        more = {name: _moved(tensor, device) for name, tensor in self.more.items()}
+        return replace(self, inputs=_moved(self.inputs, device), labels=_moved(self.labels, device), more=more)
 
     def share_of(self, loss: Tensor) -> Tensor:
         """This micro-batch's share of the step's mean loss.
@@ -52,6 +52,14 @@ class Batch:
         if self.items is None or self.counted is None or self.counted == self.items:
             return loss
         return loss * (self.counted / self.items) if self.counted else loss.nan_to_num(0.0) * 0.0
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on the device. On a GPU the caller does not wait; from memory that is not pinned, a copy would wait
+    for all work of the stream."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def documents(begins: Tensor) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from recycle_pp.data.batch import Batch
 from recycle_pp.data.batches import Batches
 from recycle_pp.data.documents import Corpus
 from recycle_pp.data.file_tokens import FileTokens
-from tests.recycle_pp.in_process import small
+from tests.recycle_pp.in_process import CPU, small
 
 
 @pytest.fixture
@@ -164,3 +164,24 @@ def test_the_error_about_validation_without_held_out_samples_names_the_settings(
     assert data.validations == 0
     with pytest.raises(ValueError, match=r"raise it or set run\.validate_every=0"):
         data.validation(0)
+
+
+class Stub:
+    """A tensor of the host, which records how it is copied."""
+
+    device = CPU
+
+    def __init__(self, pinned=False):
+        self.pinned = pinned
+
+    def pin_memory(self):
+        return Stub(pinned=True)
+
+    def to(self, device, non_blocking=False):
+        return device.type, self.pinned, non_blocking
+
+
+def test_a_copy_to_a_gpu_does_not_wait_for_the_work_of_the_gpu():
+    there = Batch(Stub(), Stub(), more={"mask": Stub()}).to(torch.device("cuda"))
+    assert there.inputs == there.labels == there.more["mask"] == ("cuda", True, True)
+    assert Batch(Stub(), Stub()).to(CPU).inputs == ("cpu", False, False)
