@@ -183,6 +183,9 @@ def nccl_backend(store: dist.Store, rank: int, size: int, timeout: float) -> Any
     """
     import torch.distributed as dist
 
+    # By default torch's watchdog ends the process when an operation of an aborted communicator fails or times out. Here
+    # a survivor leaves such operations behind and goes on in the next generation.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=timeout)
     options.config.blocking = 0

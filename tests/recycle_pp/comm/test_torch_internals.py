@@ -3,6 +3,9 @@
 A failure names the fact that has changed. test_gloo_internals.py has the facts about Gloo.
 """
 
+import os
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -76,3 +79,21 @@ def test_nccl_has_the_members_that_are_used():
     options.config.blocking = 0
     assert options.config.blocking == 0
     assert callable(dist.ProcessGroupNCCL.abort)
+
+
+@pytest.mark.parametrize("chosen", [None, "3"])
+def test_torchs_watchdog_does_not_end_a_survivor_unless_the_user_wants_it(monkeypatch, chosen):
+    name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+    monkeypatch.setenv(name, chosen or "")
+    if chosen is None:
+        monkeypatch.delenv(name)
+
+    class Recorded:
+        def Options():
+            return SimpleNamespace(config=SimpleNamespace())
+
+        def __init__(self, *_):
+            self.handling = os.environ.get(name)
+
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", Recorded, raising=False)
+    assert internals.nccl_backend(dist.HashStore(), 0, 2, 5.0).handling == (chosen or "0")
