@@ -49,6 +49,7 @@ class Communicator:
         self._inside = threading.Lock()  # held by a call that uses the handle
         self._started: deque[Work] = deque()
         self._launching: Tensor | None = None
+        self._followed: Any = None  # event: the GPU has done all work for which the latest operation waits
 
     def open(self, identity: bytes) -> None:
         with _operations, self._stream.current(), self._entered():
@@ -76,6 +77,11 @@ class Communicator:
         root = options.rootRank
         return self._start(tensors, lambda handle, tensor, stream: self._nccl.broadcast(handle, tensor, root, stream))
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the operations no longer wait for compute, so that an abort ends them at once."""
+        return self._followed is None or bool(self._followed.query())
+
     def abort(self) -> None:
         """Blocks until the GPU no longer runs this communicator's operations. Call it once, from any thread."""
         self._ended = True  # rejects later calls
@@ -94,7 +100,7 @@ class Communicator:
         with _operations, self._stream.current():
             with self._entered():
                 self._launching = tensor
-                self._stream.follow()
+                self._followed = self._stream.follow()
                 operation(self._handle, tensor, self._stream.handle)
             while True:  # NCCL launches in its own thread, and connects at the first use
                 with self._entered():

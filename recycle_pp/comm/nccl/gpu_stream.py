@@ -18,9 +18,12 @@ class GpuStream:
         """Makes the device current in this thread. By default a new thread would create a context on GPU 0."""
         return torch.cuda.device(self._device)
 
-    def follow(self) -> None:
-        """Makes later work on this stream wait for all work that this thread has launched on its current stream."""
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+    def follow(self) -> torch.cuda.Event:
+        """Makes later work on this stream wait for all work that this thread has launched on its current stream.
+        Returns an event that is reached when that work is done."""
+        event = torch.cuda.current_stream(self._device).record_event()
+        self._stream.wait_event(event)
+        return event
 
     def mark(self) -> torch.cuda.Event:
         """An event that is reached when all work launched so far on this stream is done."""

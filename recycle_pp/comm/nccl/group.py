@@ -111,11 +111,16 @@ class NcclGroup:
         """Aborts all groups in parallel. An abort waits for running kernels, and these may be hanging operations of
         other groups (pytorch#119797).
 
-        Raises TimeoutError if an abort still hangs, because this process can then no longer use its GPU and must end.
+        Raises TimeoutError if an abort still hangs ABORT_SECONDS after the GPU has done the compute for which the
+        operations wait, because this process can then no longer use its GPU and must end. The compute may take longer
+        on a healthy GPU.
+
         Any other exception of an abort goes to threading.excepthook. In both cases the worker exits."""
         threads = [threading.Thread(target=group.backend.abort, name="nccl-abort", daemon=True) for group in groups]
         for thread in threads:
             thread.start()
+        while any(thread.is_alive() for thread in threads) and not all(group.backend.is_due for group in groups):
+            time.sleep(READY_SECONDS)
         deadline = time.monotonic() + ABORT_SECONDS
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))

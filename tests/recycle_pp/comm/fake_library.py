@@ -11,6 +11,7 @@ nccl.mistakes                     # broken rules so far; a test asserts that the
 import threading
 import time
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 from recycle_pp.comm.nccl import group
 
@@ -19,6 +20,7 @@ class FakeLibrary:
     """
     hanging     communicators whose operations hang in the driver until an abort; the first such operation sets `hangs`
     unfinished  whether the GPU still runs the operations
+    computing   whether the GPU still runs the compute before the operations
     failure     the error that all communicators report
     operations  (name, number of elements) of every finished operation
     missing     dtypes that this build of the library cannot sum
@@ -27,6 +29,7 @@ class FakeLibrary:
     def __init__(self):
         self.operations, self.mistakes, self.aborted = [], [], []
         self.hanging, self.unfinished, self.failure, self.missing = set(), False, None, set()
+        self.computing = False
         self.hangs = threading.Event()
         self._lock, self._members, self._of = threading.Lock(), {}, {}
         self._operating, self._identities = None, 0
@@ -113,7 +116,7 @@ class FakeStream:
         self._nccl.on_gpu.current = before
 
     def follow(self):
-        pass
+        return SimpleNamespace(query=lambda: not self._nccl.computing)
 
     def mark(self):
         return self

@@ -14,6 +14,7 @@ from recycle_pp.comm.device_errors import is_gpu_failure
 from recycle_pp.comm.groups import GroupTransport
 from recycle_pp.comm.links import Links
 from recycle_pp.comm.nccl import communicator as module
+from recycle_pp.comm.nccl import group as group_module
 from recycle_pp.comm.nccl.group import NcclGroup
 from recycle_pp.comm.nccl.library import ARGUMENTS, Config, Identity, Library
 from recycle_pp.comm.store import ControlStore
@@ -125,6 +126,22 @@ def test_an_abort_returns_only_after_the_gpu_has_finished_the_operations(nccl, s
     nccl.unfinished = False
     run.thread.join(10)
     assert run.outcome is None
+
+
+@pytest.mark.parametrize("computing", [True, False])
+def test_the_time_limit_of_an_abort_begins_when_the_compute_before_the_operations_is_done(
+    computing, nccl, store, monkeypatch
+):
+    monkeypatch.setattr(group_module, "ABORT_SECONDS", 0.1)
+    group, _ = connected(store)
+    nccl.computing, nccl.unfinished = computing, True
+    nccl.abort = lambda handle: None
+    run = in_thread(lambda: NcclGroup.abort([group]))
+    run.thread.join(0.5 if computing else 10)
+    assert run.thread.is_alive() == computing
+    nccl.unfinished = False
+    run.thread.join(10)
+    assert run.outcome is None if computing else isinstance(run.outcome, TimeoutError)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(60)
 def test_groups_are_aborted_concurrently():
     """NCCL's abort waits for the GPU, which may be busy with another group's hanging operation (pytorch#119797)."""
     both = threading.Barrier(2, timeout=10)
-    NcclGroup.abort([SimpleNamespace(backend=SimpleNamespace(abort=both.wait)) for _ in range(2)])
+    NcclGroup.abort([SimpleNamespace(backend=SimpleNamespace(abort=both.wait, is_due=True)) for _ in range(2)])
     assert not both.broken
 
 
