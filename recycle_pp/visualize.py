@@ -36,6 +36,7 @@ from recycle_pp.fitting.problem_source import Source, add_arguments, compile_pla
 from recycle_pp.telemetry.heartbeat import Pulse
 from recycle_pp.telemetry.run_reader import RunReader
 from recycle_pp.telemetry.stored_run import local
+from recycle_pp.wire.records import Step
 
 FIGURES = (".svg", ".png", ".pdf")
 ENDINGS = (*FIGURES, ".html", ".json", ".csv")
@@ -183,7 +184,8 @@ def _follow(a: argparse.Namespace) -> int:
     if len(a.source) != 1 or not Path(a.source[0]).is_dir():
         raise ValueError("--follow needs a run folder")
     run, console = RunReader(a.source[0]), _console(a)
-    lines, last, pulse = run.follow().steps, None, Pulse(run.folder)
+    lines, pulse = run.follow().steps, Pulse(run.folder)
+    last: Step | None = None
     drawn, printed = None, ""
     while True:
         ended, traced = run.folder.summary.exists() or pulse.ended(), run.traced()
@@ -192,7 +194,8 @@ def _follow(a: argparse.Namespace) -> int:
             if console.is_terminal and not a.out:
                 console.clear()
             _once(a)
-        last = next(reversed(lines.new()), last)
+        for line in lines.each():
+            last = line
         if lines.damage is not None:
             raise lines.damage
         if (text := progress(last)) != printed:

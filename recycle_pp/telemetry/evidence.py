@@ -15,6 +15,7 @@ from recycle_pp.linux.processes import thread_states
 from recycle_pp.storage.local_copy import place
 from recycle_pp.wire.files import UnreadableFile
 from recycle_pp.wire.records import Contact, FirstOps, HangReport
+from recycle_pp.wire.terms import without_undone
 
 from .events.deaths import explained
 from .events.event import Event
@@ -89,7 +90,8 @@ def gather(run: RunFolder) -> Evidence:
         life = Life("silent", str(damage), None, 0.0)
     sign = life.sign
     lines = reader.follow()
-    steps, events = lines.steps.new()[-RECENT:], explained(lines.events.new())
+    steps = without_undone(lines.steps.each(), lambda line: line.step, RECENT)
+    events = explained(lines.events.new())
     report, hangs = None, {}
     try:
         report = reader.hang_now()

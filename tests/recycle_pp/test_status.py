@@ -18,6 +18,7 @@ from recycle_pp.linux.processes import process_stat
 from recycle_pp.status import main
 from recycle_pp.telemetry import heartbeat
 from recycle_pp.telemetry.events.health import HealthFound, HealthOver
+from recycle_pp.telemetry.evidence import gather
 from recycle_pp.telemetry.heartbeat import Heartbeat, Pulse, Sign
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.status import StatusReader, worker_map
@@ -280,6 +281,14 @@ def impatient(monkeypatch):
 def elsewhere(request, run):
     """wrote(time) writes a heartbeat of a coordinator on another machine or in another container."""
     return lambda time: wrote(run, pid=2**22, started=1, time=time, **request.param)
+
+
+def test_the_doctor_does_not_count_undone_steps_in_the_usual_duration_of_a_step(run):
+    lines = [{"step": step, "step_seconds": 1.0 if step < 10 else 9.0} for step in range(20)]
+    with run.metrics.open("a") as file:
+        file.writelines(json.dumps(line) + "\n" for line in [*lines, {"step": 10, "step_seconds": 1.0}])
+    found = gather(run)
+    assert (found.step, found.step_seconds) == (10, 1.0)
 
 
 HOUR = 3600.0
