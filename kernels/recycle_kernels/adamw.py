@@ -56,6 +56,7 @@ class Chunks(NamedTuple):
     starts: Tensor  # int64 [chunks + 1]: first element of each chunk, then the number of all elements
     decayed: Tensor  # float32 [chunks]: 1.0 if weight decay applies
     counts: list[int]  # chunks per parameter
+    places: Tensor  # int64 [chunks]: where `squared_norms` puts the sum of each chunk, see `_rooms`
     aligned: bool  # whether all starts are multiples of 4, so that loads take four elements at a time
 
 
@@ -70,7 +71,10 @@ def make_chunks(sizes: Sequence[int], decayed: Sequence[bool], device: torch.dev
     counts = [len(piece) for piece in pieces]
     starts = np.concatenate([*pieces, firsts[-1:]])
     flags = torch.from_numpy(np.repeat(np.array(decayed, dtype=np.float32), counts))
-    return Chunks(torch.from_numpy(starts).to(device), flags.to(device), counts, not (starts % 4).any())
+    rooms = np.cumsum([0, *_rooms(counts)])
+    places = torch.from_numpy(np.arange(sum(counts)) + np.repeat(rooms[:-1] - np.cumsum([0, *counts])[:-1], counts))
+    aligned = not (starts % 4).any()
+    return Chunks(torch.from_numpy(starts).to(device), flags.to(device), counts, places.to(device), aligned)
 
 
 def adamw(
@@ -115,16 +119,25 @@ def roll_back(state: State, undo: State) -> None:
 
 def squared_norms(grad: Tensor, chunks: Chunks) -> Tensor:
     """[parameters] float64: sum of squares of each parameter's gradient. The sum is non-finite if and only if the
-    gradient has a NaN or infinite element."""
-    partial = torch.empty(len(chunks.decayed), dtype=torch.float64, device=grad.device)
-    _norm_kernel[(len(partial),)](grad, partial, chunks.starts, **_launch(chunks))
-    return torch.stack([part.sum() for part in partial.split(chunks.counts)])
+    gradient has a NaN or infinite element. A parameter that begins at a multiple of 4 elements gets the same bits with
+    any other parameters beside it."""
+    rooms = _rooms(chunks.counts)
+    partial = torch.empty(sum(rooms), dtype=torch.float64, device=grad.device)
+    _norm_kernel[(len(chunks.decayed),)](grad, partial, chunks.starts, chunks.places, **_launch(chunks))
+    parts = zip(partial.split(rooms), chunks.counts, strict=True)
+    return torch.stack([part[:count].sum() for part, count in parts])
 
 
 def squared_norms_reference(grad: Tensor, chunks: Chunks) -> Tensor:
     """`squared_norms` in plain torch."""
     chunk_sizes = chunks.starts.diff().split(chunks.counts)
     return torch.stack([part.double().square().sum() for part in grad.split([int(n.sum()) for n in chunk_sizes])])
+
+
+def _rooms(counts: Sequence[int]) -> list[int]:
+    """Elements for the sums of each parameter's chunks, so that each parameter begins at a multiple of 4: on a GPU the
+    order in which torch sums a vector depends on its alignment."""
+    return [count + -count % 4 for count in counts]
 
 
 def _launch(chunks: Chunks) -> dict[str, int]:
@@ -159,11 +172,11 @@ def _adamw_kernel(
 
 
 @triton.jit
-def _norm_kernel(grad, partial, starts, ALIGN: tl.constexpr, BLOCK: tl.constexpr):
+def _norm_kernel(grad, partial, starts, places, ALIGN: tl.constexpr, BLOCK: tl.constexpr):
     chunk = tl.program_id(0)
     at, mask = _places(starts, chunk, ALIGN, BLOCK)
     g = tl.load(grad + at, mask=mask, other=0.0).to(tl.float64)
-    tl.store(partial + chunk, tl.sum(g * g, axis=0))
+    tl.store(partial + tl.load(places + chunk), tl.sum(g * g, axis=0))
 
 
 @triton.jit

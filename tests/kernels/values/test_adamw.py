@@ -82,6 +82,16 @@ def test_norms_are_precise_at_any_magnitude(scale, chunks):
     assert error(squared_norms(grad, chunks), squared_norms_reference(grad, chunks)) < 1e-14
 
 
+def test_the_norm_of_a_parameter_has_the_same_bits_beside_others_and_alone(monkeypatch):
+    """On a GPU the order of a sum depends on the alignment of its vector, so each vector begins at 32 bytes."""
+    sizes, flags, offsets = [2112, 8, 3 * 2048, 2380], [True, False, True, True], set()
+    grad, total = randn(sum(sizes)), torch.Tensor.sum
+    alone = [squared_norms(of, make_chunks([len(of)], [True], DEVICE)) for of in grad.split(sizes)]
+    monkeypatch.setattr(torch.Tensor, "sum", lambda part: offsets.add(part.data_ptr() % 32) or total(part))
+    assert torch.equal(squared_norms(grad, make_chunks(sizes, flags, DEVICE)), torch.cat(alone))
+    assert offsets == {0}
+
+
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
 def test_a_norm_is_non_finite_if_and_only_if_an_element_is(poison, chunks):
     grad = randn(N)
