@@ -104,7 +104,8 @@ class EtcdAgreement:
         while True:
             try:
                 view = await self._read_view()
-                if view.leader is not None and self.is_me(view.leader) and view.leader.term > after:
+                # A member: not an earlier process at the same address, whose lease has not expired yet.
+                if view.leader and self.is_me(view.leader) and view.leader.term > after and self._is_member(view):
                     return self._start_leading(view.leader, view)
                 if view.leader is not None and view.leader.term > after >= 0:
                     return view.leader

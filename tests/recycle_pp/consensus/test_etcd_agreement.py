@@ -29,8 +29,8 @@ class Supervisors:
         self.those = {}
         self.places = {}
 
-    def add(self, rank, leader=None, port=None):
-        self.places[rank] = Place("127.0.0.1", port or 5000 + rank)
+    def add(self, rank, leader=None, port=None, process=""):
+        self.places[rank] = Place("127.0.0.1", port or 5000 + rank, process)
         etcd = Etcd([self._server.endpoint])
         self.those[rank] = EtcdAgreement(etcd, rank, self.places[rank], self._token, leader, PATIENCE)
         return self.those[rank]
@@ -208,6 +208,20 @@ def test_a_job_with_the_same_token_waits_for_the_end_of_the_previous_one(server)
             await asyncio.sleep(1.5)
             for refusal in await old.all_notice(0):
                 assert isinstance(refusal, LostMajority), "the old job's supervisors do not follow the new job"
+            new.die(0)
+
+    asyncio.run(main())
+
+
+def test_a_job_restarted_at_the_same_address_does_not_lead_with_the_lease_of_the_previous_one(server):
+    async def main():
+        async with agreed(server, "restarted", 3) as old:
+            await old.those[0].agree(3, old.places)
+            old.die(0)
+            new = Supervisors(server, "restarted")
+            leader = await new.add(0, process="another").leader(after=-1)
+            assert leader.term == 0
+            await new.those[0].agree(-1, new.places)
             new.die(0)
 
     asyncio.run(main())
