@@ -423,7 +423,8 @@ class Supervisor:
         workers = settings.parallel.pipelines * settings.parallel.stages
         self._server = await serve(self._handle, host, port, token, clients=2 * workers)  # and their supervisors
         bound = self._server.sockets[0].getsockname()
-        self._place = Place(bound[0], bound[1], identity())
+        # Of several addresses, other nodes may reach only some. All of them have reached the name.
+        self._place = Place(host if len(self._server.sockets) > 1 else bound[0], bound[1], identity())
 
     async def _handle(self, peer: Peer) -> None:
         if not isinstance(peer.hello, CandidateHello):

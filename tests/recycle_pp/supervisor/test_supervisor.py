@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,7 +13,10 @@ import psutil
 import pytest
 
 from recycle_pp.config.settings import Data, Settings
+from recycle_pp.supervisor.supervisor import Supervisor
+from recycle_pp.testing.ports import free_ports
 from recycle_pp.wire.connection import ChannelClosed, serve
+from recycle_pp.wire.launch import Launch
 from recycle_pp.wire.messages.agreement import Leader
 from recycle_pp.wire.messages.handshake import SupervisorHello
 from recycle_pp.wire.messages.supervisors import (
@@ -270,3 +274,22 @@ def test_a_supervisor_imports_no_heavy_modules():
     script = "import recycle_pp.train, sys; print([m for m in ('torch', 'numpy', 'hydra', 'yaml') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_coordinator_whose_name_has_several_addresses_is_known_by_its_name(monkeypatch):
+    resolve = socket.getaddrinfo
+
+    def two(host, *arguments, **more):
+        hosts = ("127.0.0.1", "::1") if host == "node0" else (host,)
+        return [found for each in hosts for found in resolve(each, *arguments, **more)]
+
+    monkeypatch.setattr(socket, "getaddrinfo", two)
+
+    async def main():
+        supervisor = Supervisor(Launch())
+        port = free_ports()
+        await supervisor._listen("node0", port, TOKEN, Settings())
+        assert supervisor._place[:2] == ("node0", port)
+        supervisor.close()
+
+    run(main())
