@@ -34,6 +34,7 @@ from .messages.table import Message, Vocabulary
 
 MAX_UNSENT = 64 << 20  # bytes; an asyncio peer with more queued data apparently does not read, and is disconnected
 HANDSHAKE_SECONDS = 5.0
+SILENT_SECONDS = 30.0  # seconds without an answer from the other machine after which a connection breaks, by default
 UNPROVEN = 400  # number of strangers whose connections may wait for authentication
 REPEAT_SECONDS = 10.0  # seconds between log lines about the same refusal; a node that retries must not flood the log
 
@@ -221,7 +222,8 @@ class Peer:
     def set_keepalive(self, seconds: float) -> None:
         """Makes the connection break after `seconds` without an answer from the other machine, because the machine is
         dead or the network is cut."""
-        set_keepalive(self._writer.get_extra_info("socket"), seconds)
+        with contextlib.suppress(OSError):  # the connection has just ended
+            set_keepalive(self._writer.get_extra_info("socket"), seconds)
 
     def close(self) -> None:
         """Closes the connection after sending the queued messages."""
@@ -241,6 +243,7 @@ async def connect(host: str, port: int, token: str, hello: Message, timeout: flo
             response, failed = prover.respond(await peer.recv(TO_CLIENT, MAX_HANDSHAKE_FRAME)), OTHER_TOKEN
             peer.send(response)
             prover.check(await peer.recv(TO_CLIENT, MAX_HANDSHAKE_FRAME))
+            peer.set_keepalive(SILENT_SECONDS)
         except ChannelClosed as error:
             peer.abort()
             raise (ChannelClosed if failed == NO_JOB else Refused)(failed) from error
@@ -277,6 +280,7 @@ async def serve(
         try:
             async with asyncio.timeout(handshake_seconds):
                 peer.hello = await _admit(peer, token)
+            peer.set_keepalive(SILENT_SECONDS)
         except (ChannelClosed, TimeoutError) as error:
             peer.abort()
             refusals.log(peer.address, error)

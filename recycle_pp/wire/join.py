@@ -22,6 +22,7 @@ from .connection import Peer, connect
 from .launch import TOKEN_VARIABLE, Address, Launch, host_and_port
 from .messages.handshake import SupervisorHello
 from .messages.supervisors import TO_SUPERVISOR, CoordinatorHeartbeat, NoPlace, Redirect, SupervisorWelcome
+from .messages.table import Message
 
 ANSWER_SECONDS = 30.0  # time limit for the job's answer; the job may be electing a coordinator
 AGAIN = 0.5  # seconds between two attempts
@@ -59,9 +60,7 @@ async def enter(address: Address, hello: SupervisorHello) -> Entered:
         error = "it does not know the coordinator yet"
         try:
             peer = await connect(place.host, place.port, place.token, msgspec.structs.replace(hello, rank=-1))
-            answer = await peer.recv(TO_SUPERVISOR)
-            while isinstance(answer, CoordinatorHeartbeat):  # a new coordinator is starting
-                answer = await peer.recv(TO_SUPERVISOR)
+            answer = await _answer(peer)
         except Refused:
             raise ValueError(f"the job at {here} does not accept this {TOKEN_VARIABLE}") from None
         except OSError as failure:  # including ChannelClosed
@@ -80,3 +79,16 @@ async def enter(address: Address, hello: SupervisorHello) -> Entered:
         if loop.time() > deadline:
             raise ValueError(f"no job answers at {here}: {error}")
         await asyncio.sleep(AGAIN)
+
+
+async def _answer(peer: Peer) -> Message:
+    """The job's answer to the hello. Raises OSError if the connection ends or is silent for ANSWER_SECONDS."""
+    try:
+        while True:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                answer = await peer.recv(TO_SUPERVISOR)
+            if not isinstance(answer, CoordinatorHeartbeat):  # a heartbeat: a new coordinator is starting
+                return answer
+    except OSError:
+        peer.abort()
+        raise

@@ -62,6 +62,27 @@ def test_two_ends_with_the_same_token_exchange_messages():
     asyncio.run(main())
 
 
+def test_both_ends_break_if_the_other_machine_vanishes():
+    async def main():
+        accepted = asyncio.Queue()
+
+        async def handle(peer):
+            accepted.put_nowait(peer)
+            await asyncio.sleep(30)
+
+        server = await serve(handle, "127.0.0.1", 0, TOKEN)
+        client = await connect(*server.sockets[0].getsockname(), TOKEN, HELLO)
+        for peer in (client, await accepted.get()):
+            end = peer._writer.get_extra_info("socket")
+            assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            assert end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 1000 * connection.SILENT_SECONDS
+        client.abort()
+        client.set_keepalive(1.0)
+        server.close()
+
+    asyncio.run(main())
+
+
 def test_as_many_clients_as_announced_can_connect_at_the_same_moment():
     """As all workers and supervisors do after a take-over. All connections are open before the first is answered."""
     count = connection.UNPROVEN + 200

@@ -80,6 +80,20 @@ def test_a_joining_node_retries_for_a_limited_time_while_there_is_no_coordinator
     asyncio.run(main())
 
 
+def test_a_joining_node_does_not_wait_for_a_job_that_stays_silent(monkeypatch):
+    monkeypatch.setattr(newcomer, "AGAIN", 0.01)
+    monkeypatch.setattr(newcomer, "ANSWER_SECONDS", 0.3)
+
+    async def main():
+        server = await serve(lambda peer: asyncio.sleep(20), "127.0.0.1", 0, TOKEN)
+        here = Address(*server.sockets[0].getsockname()[:2], TOKEN)
+        with pytest.raises(ValueError, match=f"no job answers at 127.0.0.1:{here.port}: "):
+            await asyncio.wait_for(newcomer.enter(here, HELLO), 10)
+        server.close()
+
+    asyncio.run(main())
+
+
 def test_a_rejected_node_receives_the_reason():
     async def main():
         server, here = await job(NoPlace("no place"))
