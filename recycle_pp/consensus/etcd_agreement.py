@@ -13,9 +13,10 @@ So only one side of a partition gets the next membership agreed. A replaced lead
 Neither can a new leader if its side does not know the last agreed generation, because the old leader may continue
 in that generation.
 
-A leader is replaced when its lease expires, or when most members have lost it. While etcd is unreachable, nothing
-changes and training continues. The recovery from a death then waits at most twice `ETCD_SECONDS`: once in `agree` and,
-after `agree` has failed, once in `leader`.
+A leader is replaced when its lease expires, or when most members have lost it. A supervisor that has lost only the
+connection follows the leader again when the leader answers it. While etcd is unreachable, nothing changes and training
+continues. The recovery from a death then waits at most twice `ETCD_SECONDS`: once in `agree` and, after `agree` has
+failed, once in `leader`.
 """
 
 from __future__ import annotations
@@ -29,12 +30,16 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from recycle_pp.wire.connection import Peer
+from recycle_pp.wire.frames import encode
+from recycle_pp.wire.messages.agreement import TO_VOTER, Answer, Who
 
 from .agreement import Deposed, Leader, LostMajority, Place, majority
 from .etcd import Created, Delete, Entry, Etcd, Modified, Put, Refusal, Unreachable
+from .voter_client import VoterClient
 
 ETCD_SECONDS = 60.0  # seconds that one call waits while etcd does not answer
 RETRY_SECONDS = 0.1  # seconds between two attempts
+LOOK_SECONDS = 0.5  # seconds between two questions to a lost leader
 
 
 class Membership(NamedTuple):
@@ -87,6 +92,7 @@ class EtcdAgreement:
         self._rank = rank
         self._address = Place(*address)
         self._patience = patience
+        self._token = token
         self._prefix = f"/recycle_pp/{hashlib.sha256(token.encode()).hexdigest()[:16]}/"
         self._run: str | None = None
         self._own_term: Leader | None = None  # this supervisor, with the term that it leads; None: it does not lead
@@ -96,33 +102,12 @@ class EtcdAgreement:
             self._background(self._learn_run())
 
     async def leader(self, after: int) -> Leader:
-        loop = asyncio.get_running_loop()
-        outage = _Outage()
-        patient_until = loop.time() + 3 * self._patience
-        marked = False
         self._own_term = None
-        while True:
-            try:
-                view = await self._read_view()
-                # A member: not an earlier process at the same address, whose lease has not expired yet.
-                if view.leader and self.is_me(view.leader) and view.leader.term > after and self._is_member(view):
-                    return self._start_leading(view.leader, view)
-                if view.leader is not None and view.leader.term > after >= 0:
-                    return view.leader
-                if view.leader is None or self._is_lost(view):
-                    if not self._new or self._is_member(view) or loop.time() > patient_until:
-                        await self._try_to_lead(view, after)
-                        continue
-                elif loop.time() > patient_until:
-                    raise LostMajority(self._still_leads(view.leader, after))
-                if after >= 0 and not marked:
-                    await self._mark_lost(after)
-                    marked = True
-                outage.ended()
-            except (Unreachable, Refusal) as error:
-                outage.check(error)
-                patient_until = loop.time() + 3 * self._patience  # after an outage etcd extends all leases
-            await asyncio.sleep(RETRY_SECONDS)
+        answers = asyncio.create_task(self._until_it_answers(after))
+        try:
+            return await self._next_leader(after, answers)
+        finally:
+            answers.cancel()
 
     async def agree(self, generation: int, supervisors: Mapping[int, Place]) -> int:
         outage = _Outage()
@@ -175,7 +160,10 @@ class EtcdAgreement:
         return await asyncio.get_running_loop().create_future()
 
     async def handle(self, peer: Peer) -> None:
-        """Does nothing, because supervisors connect to etcd, not to each other."""
+        """Answers supervisors that ask whether this one leads, after they have lost the connection to it."""
+        async for _ in peer.listen(TO_VOTER):
+            leads = self._own_term
+            peer.send(Answer(leads is not None, (-1, -1), leads.term if leads else -1, leads))
 
     def is_me(self, leader: Leader) -> bool:
         return leader == (leader.term, self._rank, *self._address[:2])
@@ -186,6 +174,52 @@ class EtcdAgreement:
             task.cancel()
 
     # -- becoming and staying the leader -----------------------------------------------------------------------
+
+    async def _next_leader(self, after: int, answers: asyncio.Task[Leader]) -> Leader:
+        """answers: the lost leader, once it answers that it still leads"""
+        loop = asyncio.get_running_loop()
+        outage = _Outage()
+        patient_until = loop.time() + 3 * self._patience
+        marked = False
+        while True:
+            try:
+                view = await self._read_view()
+                # A member: not an earlier process at the same address, whose lease has not expired yet.
+                if view.leader and self.is_me(view.leader) and view.leader.term > after and self._is_member(view):
+                    return self._start_leading(view.leader, view)
+                if view.leader is not None and view.leader.term > after >= 0:
+                    return view.leader
+                if answers.done() and view.leader == answers.result():
+                    await self._etcd.write([Delete(f"{self._prefix}lost/{self._rank}")])
+                    return answers.result()
+                if view.leader is None or self._is_lost(view):
+                    if not self._new or self._is_member(view) or loop.time() > patient_until:
+                        await self._try_to_lead(view, after)
+                        continue
+                elif loop.time() > patient_until:
+                    raise LostMajority(self._still_leads(view.leader, after))
+                if after >= 0 and not marked:
+                    await self._mark_lost(after)
+                    marked = True
+                outage.ended()
+            except (Unreachable, Refusal) as error:
+                outage.check(error)
+                patient_until = loop.time() + 3 * self._patience  # after an outage etcd extends all leases
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _until_it_answers(self, after: int) -> Leader:
+        """The leader of the term `after`, once it answers that it still leads."""
+        while True:
+            with suppress(OSError, Unreachable, Refusal, LostMajority):
+                leader = (await self._read_view()).leader
+                if leader is not None and leader.term == after:
+                    client = VoterClient(Place(leader.host, leader.port), self._token)
+                    try:
+                        if (await client.ask(encode(Who()))).leader == leader:
+                            return leader
+                    finally:
+                        client.close()
+            await asyncio.sleep(LOOK_SECONDS)
 
     async def _try_to_lead(self, view: View, after: int) -> None:
         """Tries once to create the leader's key, or to delete it if it belongs to a lost leader. Another supervisor may

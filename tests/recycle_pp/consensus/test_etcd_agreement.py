@@ -10,6 +10,7 @@ from recycle_pp.consensus import etcd_agreement
 from recycle_pp.consensus.agreement import Deposed, LostMajority
 from recycle_pp.consensus.etcd import Etcd
 from recycle_pp.consensus.etcd_agreement import EtcdAgreement
+from recycle_pp.wire.connection import serve
 from recycle_pp.wire.messages.agreement import Place
 from tests.etcd import EtcdServer, needs_etcd
 
@@ -95,6 +96,26 @@ def test_a_leader_that_reaches_a_majority_is_not_deposed(server):
             (refusal,) = await supervisors.all_notice(0, 1)
             assert isinstance(refusal, LostMajority) and "cannot be reached from here" in str(refusal)
             await supervisors.those[0].agree(1, supervisors.places)
+
+    asyncio.run(main())
+
+
+def test_a_leader_that_answers_is_followed_again(server):
+    """Only the connection to it was lost, and the first attempt to reconnect took too long."""
+
+    async def main():
+        supervisors = Supervisors(server, "answers")
+        listener = await serve(lambda peer: supervisors.those[0].handle(peer), "127.0.0.1", 0, "answers")
+        leader = await supervisors.add(0, port=listener.sockets[0].getsockname()[1]).leader(after=-1)
+        for rank in (1, 2):
+            supervisors.add(rank, leader)
+        await supervisors.those[0].agree(0, supervisors.places)
+        begun = time.monotonic()
+        assert await supervisors.all_notice(0, 1) == [leader]
+        assert time.monotonic() - begun < 2 * PATIENCE
+        assert not (await supervisors.those[1]._read_view()).lost, "its mark does not count with a later one of rank 2"
+        listener.close()
+        supervisors.die(0, 1, 2)
 
     asyncio.run(main())
 
