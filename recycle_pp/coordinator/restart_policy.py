@@ -4,6 +4,7 @@ restarts = RestartPolicy(settings)
 restarts.faults_of(role)                    # injected faults for a new process
 restarts.died(role, committed)              # drops faults that the dead process had, so that they do not fire again
 restarts.exchanged(worker, role)            # two members have exchanged these roles; each keeps its `+rejoin_at`
+restarts.replaced(rank)                     # a new node, with another GPU, has taken the rank
 restarts.is_respawned(rank, death)          # whether to restart the worker, as it failed by itself and not too often
 restarts.is_due(role); restarts.earliest(role)      # with `+rejoin_at`: whether the worker returns, and its first step
 first = restarts.failed(where, role)        # another worker that died in the same op, or None; if any, stop the job
@@ -67,6 +68,10 @@ class RestartPolicy:
                 return False
             self._failed_gpus.add(rank.number)
         return rank.supervisor is not None and rank.respawns < self.respawns
+
+    def replaced(self, rank: Rank) -> None:
+        """Called when a new node, with another GPU, has taken this rank."""
+        self._failed_gpus.discard(rank.number)
 
     def will_return(self, rank: Rank) -> bool:
         """Whether to restart a dead worker whose supervisor has reconnected. True only if the worker counted as lost

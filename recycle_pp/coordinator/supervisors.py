@@ -97,8 +97,10 @@ class Supervisors:
             if free is None:
                 peer.send(NoPlace(self._why_no_place()))
                 return None
-            # The new node inherits neither the counts nor the end of the lost one.
+            # The new node inherits neither the counts nor the address nor the end of the lost one.
             free.supervisor = peer
+            free.place = None
+            self._state.restarts.replaced(free)
             free.respawns = 0
             free.stopping = False
             free.missed_heartbeats = 0

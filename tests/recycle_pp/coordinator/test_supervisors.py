@@ -11,6 +11,7 @@ from recycle_pp.wire.messages.agreement import Leader, Place
 from recycle_pp.wire.messages.handshake import SupervisorHello
 from recycle_pp.wire.messages.supervisors import (
     TO_SUPERVISOR,
+    Death,
     Evict,
     KeepLines,
     Line,
@@ -59,6 +60,7 @@ def of():
         roster=state.roster,
         returns=returns,
         lease=state.lease,
+        restarts=state.restarts,
         lost=lost,
         recorder=state.recorder,
         evict=lambda: timers[-1](),
@@ -81,6 +83,16 @@ def test_the_silence_of_a_lost_node_does_not_count_against_its_replacement(of):
     number, message = welcome(of, newcomer := Peer(-1, "node2"))
     assert number == message.rank == 1 and of.roster[1].supervisor is newcomer
     assert of.roster[1].missed_heartbeats == 0
+
+
+def test_the_address_and_the_failed_gpu_of_a_lost_node_do_not_count_for_its_replacement(of):
+    gpu = Death("gpu", "CUDA error: unspecified launch failure")
+    of.roster[1].place = Place("10.0.0.2", 4000)
+    assert of.restarts.is_respawned(of.roster[1], gpu)
+    of.roster[1].supervisor = None
+    welcome(of, Peer(-1, "node2"))
+    assert 1 not in of.roster.places(), "the lost node cannot acknowledge a membership"
+    assert of.restarts.is_respawned(of.roster[1], gpu)
 
 
 def test_a_supervisor_of_an_abandoned_larger_launch_is_rejected(of):
