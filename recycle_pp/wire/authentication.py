@@ -7,7 +7,7 @@
 
     server -> client   Challenge(nonce)
     client -> server   Response(nonce', hello, HMAC(token, "client", nonce, nonce', hello))
-    server -> client   Accepted(HMAC(token, "server", nonce, nonce', hello))
+    server -> client   Accepted(HMAC(token, "server", nonce, nonce', hello)), or OtherToken()
 
 HMAC is HMAC-SHA256. A proof is bound to one pair of nonces, one direction and one hello, so it can be neither reflected
 nor replayed. `Prover` and `Verifier` do no input or output themselves. Control connections (`connection.py`, in threads
@@ -24,8 +24,10 @@ import secrets
 from collections.abc import Callable
 
 from .frames import ChannelClosed, encode_body
-from .messages.handshake import TO_CLIENT, Accepted, Challenge, Response
+from .messages.handshake import TO_CLIENT, Accepted, Challenge, OtherToken, Response
 from .messages.table import Message, Vocabulary
+
+OTHER_TOKEN = "the job there has another RECYCLE_TOKEN; it must be the same on every node"
 
 
 class Refused(ChannelClosed):
@@ -56,6 +58,8 @@ class Prover:
         return Response(self._nonce, self._hello, self._proof(b"client"))
 
     def check(self, accepted: Message) -> None:
+        if isinstance(accepted, OtherToken):
+            raise Refused(OTHER_TOKEN)
         if not isinstance(accepted, Accepted) or not hmac.compare_digest(accepted.proof, self._proof(b"server")):
             raise Refused("the other end does not know the job's token")
 

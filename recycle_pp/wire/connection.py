@@ -29,7 +29,7 @@ from recycle_pp.linux.descriptors import readable
 from .authentication import Prover, Refused, Verifier, prove
 from .frames import LENGTH, MAX_FRAME, MAX_HANDSHAKE_FRAME, ChannelClosed, Frames, Malformed, encode, length_of
 from .keepalive import set_keepalive
-from .messages.handshake import HELLOS, TO_CLIENT, TO_SERVER
+from .messages.handshake import HELLOS, TO_CLIENT, TO_SERVER, OtherToken
 from .messages.table import Message, Vocabulary
 
 MAX_UNSENT = 64 << 20  # bytes; an asyncio peer with more queued data apparently does not read, and is disconnected
@@ -39,7 +39,6 @@ UNPROVEN = 400  # number of strangers whose connections may wait for authenticat
 REPEAT_SECONDS = 10.0  # seconds between log lines about the same refusal; a node that retries must not flood the log
 
 NO_JOB = "the process that listens there is not a job of recycle_pp"
-OTHER_TOKEN = "the job there has another RECYCLE_TOKEN; it must be the same on every node"
 
 _log = logging.getLogger(__name__)
 
@@ -73,7 +72,8 @@ class Channel:
             prove(token, hello, channel.send, receive)
         except ChannelClosed as error:
             channel.close()
-            raise Refused(f"no authenticated connection to {host}:{port}: {error}") from error
+            closed = Refused if isinstance(error, Refused) else ChannelClosed
+            raise closed(f"no authenticated connection to {host}:{port}: {error}") from error
         except BaseException:
             channel.close()
             raise
@@ -90,6 +90,11 @@ class Channel:
         try:
             channel.send(verifier.challenge)
             channel.send(verifier.judge(channel.recv(TO_SERVER, HANDSHAKE_SECONDS, MAX_HANDSHAKE_FRAME)))
+        except Refused:
+            with contextlib.suppress(OSError):
+                channel.send(OtherToken())
+            channel.close()
+            raise
         except BaseException:
             channel.close()
             raise
@@ -237,16 +242,15 @@ class Peer:
 async def connect(host: str, port: int, token: str, hello: Message, timeout: float = 10.0) -> Peer:
     """Connects and authenticates within `timeout` seconds. Raises OSError on failure (Refused for a wrong token)."""
     async with asyncio.timeout(timeout):
-        peer, failed = Peer(*await asyncio.open_connection(host, port)), NO_JOB
+        peer, prover = Peer(*await asyncio.open_connection(host, port)), Prover(token, hello)
         try:
-            prover = Prover(token, hello)
-            response, failed = prover.respond(await peer.recv(TO_CLIENT, MAX_HANDSHAKE_FRAME)), OTHER_TOKEN
+            try:
+                response = prover.respond(await peer.recv(TO_CLIENT, MAX_HANDSHAKE_FRAME))
+            except ChannelClosed as error:
+                raise ChannelClosed(NO_JOB) from error
             peer.send(response)
             prover.check(await peer.recv(TO_CLIENT, MAX_HANDSHAKE_FRAME))
             peer.set_keepalive(SILENT_SECONDS)
-        except ChannelClosed as error:
-            peer.abort()
-            raise (ChannelClosed if failed == NO_JOB else Refused)(failed) from error
         except BaseException:
             peer.abort()
             raise
@@ -307,7 +311,12 @@ async def serve(
 async def _admit(peer: Peer, token: str) -> Message:
     verifier = Verifier(token, HELLOS)
     peer.send(verifier.challenge)
-    peer.send(verifier.judge(await peer.recv(TO_SERVER, MAX_HANDSHAKE_FRAME)))
+    response = await peer.recv(TO_SERVER, MAX_HANDSHAKE_FRAME)
+    try:
+        peer.send(verifier.judge(response))
+    except Refused:
+        peer.send(OtherToken())
+        raise
     return verifier.hello
 
 

@@ -29,6 +29,11 @@ class Accepted(Message, frozen=True):
     proof: bytes
 
 
+@sent(SERVER, CLIENT)
+class OtherToken(Message, frozen=True):
+    """The client's proof is wrong. A connection that ends without this message may succeed later."""
+
+
 @sent(SUPERVISOR, LISTENER)
 class SupervisorHello(Message, frozen=True):
     """The first message of a supervisor.

@@ -143,6 +143,27 @@ def test_a_connection_that_the_server_resets_at_once_raises_an_oserror():
     asyncio.run(main())
 
 
+def test_a_server_that_ends_during_the_handshake_has_not_refused_the_token():
+    def ends(listener):
+        for _ in range(2):
+            sock, _ = listener.accept()
+            with sock:
+                sock.sendall(encode(Challenge(bytes(32))))
+                sock.recv(1 << 16)
+
+    async def main(address):
+        for connecting in (connect(*address, TOKEN, HELLO), asyncio.to_thread(Channel.connect, *address, TOKEN, HELLO)):
+            with pytest.raises(ChannelClosed) as caught:
+                await connecting
+            assert not isinstance(caught.value, Refused), "the client may try again"
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=ends, args=(listener,))
+        thread.start()
+        asyncio.run(main(listener.getsockname()))
+        thread.join(5)
+
+
 def test_a_client_rejects_a_server_that_does_not_know_the_token():
     def impostor(listener):
         """Accepts any response and cannot prove that it knows the token."""
