@@ -11,10 +11,11 @@ from __future__ import annotations
 from recycle_pp.config.mistakes import UserMistake
 from recycle_pp.config.settings import Optimizer
 from recycle_pp.data.user_code import called, function
+from recycle_pp.numerics.outer_state import MOMENTUM, RESIDUAL, THETA
 from recycle_pp.numerics.update_rules.choice import Choice
 from recycle_pp.numerics.update_rules.rule import Parameter, UpdateRule
 
-TAKEN = {"model", "exponent"}  # names in a checkpoint that a state vector must not have
+TAKEN = {"model", "exponent", THETA, MOMENTUM, RESIDUAL}  # names in a checkpoint that a state vector must not have
 
 
 def custom_rules(optimizer: Optimizer) -> Choice | None:

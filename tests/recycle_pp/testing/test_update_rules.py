@@ -47,6 +47,10 @@ class Taken(Momentum):
     vectors = ("model",)
 
 
+class TakenByIslands(Momentum):
+    vectors = ("residual",)
+
+
 def mixed(settings):
     adamw, muon = AdamW(settings), Muon(settings)
     return lambda parameter: muon if len(parameter.shape) == 2 else adamw
@@ -77,7 +81,11 @@ def test_a_broken_promise_is_named(bad, sentence):
 
 @pytest.mark.parametrize(
     ("bad", "sentence"),
-    [("Taken", "'model' cannot be the name of a state vector"), ("nothing", "must return an UpdateRule for embedding")],
+    [
+        ("Taken", "'model' cannot be the name of a state vector"),
+        ("TakenByIslands", "'residual' cannot be the name of a state vector"),
+        ("nothing", "must return an UpdateRule for embedding"),
+    ],
 )
 def test_a_build_that_returns_no_valid_rule_is_refused(bad, sentence):
     with pytest.raises(UserMistake, match=sentence):
