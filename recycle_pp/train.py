@@ -19,6 +19,7 @@ import faulthandler
 import json
 import math
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -278,9 +279,14 @@ def prepare_data(settings: Settings, world: int) -> int:
         return 0
     startup.update("prepares the data")
     if world > 1 and (size := untokenised(settings)) > AT_MOST:
+        data = settings.data
+        more = f" --sequence={settings.model.sequence}" if data.format == "chat" else ""
+        more += f" --column={data.column}" if data.column != "text" else ""
+        more += f" --separator={shlex.quote(data.separator)}" if data.separator is not None else ""
         raise ValueError(
             f"data.path holds {size / 1e9:.1f} GB of text, too much to tokenise while {world - 1} processes wait; do "
-            "it once by python -m recycle_pp.tokenize TEXT --tokenizer=... --out=FILE.bin, and set data.path=FILE.bin"
+            f"it once by python -m recycle_pp.tokenize TEXT --tokenizer=...{more} --out=FILE.bin, and set "
+            "data.path=FILE.bin"
         )
     command = [sys.executable, "-m", "recycle_pp.tokenize", "--settings"]
     done = subprocess.run(command, input=json.dumps(asdict(settings)), stdout=subprocess.PIPE, text=True, check=False)

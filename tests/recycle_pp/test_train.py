@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from recycle_pp import train
+from recycle_pp.config.settings import Settings
 from recycle_pp.telemetry import startup
 from recycle_pp.wire.launch import Launch
 
@@ -228,6 +229,22 @@ def test_a_folder_that_must_not_be_read_is_named(key, places, monkeypatch, capsy
     more = ["model=hf", "model.vocabulary=300"] if key == "model.path" else []
     assert train.main([f"{key}={places}/secret/here", "parallel=1x1", *more]) == 2
     assert re.fullmatch(rf"recycle_pp: {places}/secret/here\S*: Permission denied\n", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("changes", "options"),
+    [
+        ({}, " "),
+        ({"data.format": "chat", "model.sequence": 512}, " --sequence=512 "),
+        ({"data.format": "chat", "data.column": "turns"}, " --sequence=64 --column=turns "),
+        ({"data.separator": "<|end|>"}, " --separator='<|end|>' "),
+    ],
+)
+def test_the_command_for_much_text_makes_the_file_that_the_job_reads(changes, options, monkeypatch):
+    monkeypatch.setattr("recycle_pp.data.sources.untokenised", lambda settings: 300_000_000)
+    settings = Settings().with_values({"data.path": "BIG", "data.tokenizer": "bytes", **changes})
+    with pytest.raises(ValueError, match=re.escape(f"TEXT --tokenizer=...{options}--out=FILE.bin")):
+        train.prepare_data(settings, 12)
 
 
 def test_an_error_of_the_file_system_is_told_to_the_other_nodes(places, monkeypatch):
