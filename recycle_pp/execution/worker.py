@@ -220,7 +220,8 @@ class Process:
                 at = checkpoint.position_in(path) if welcome.resume else None
                 # The others of a job that runs already train on. Those of a resumed job wait for this worker.
                 running = self._spec.incarnation > 0 or welcome.joins
-                outer = island.open(at, math.inf if running else RESUME_SECONDS if welcome.resume else 0.0)
+                patience = math.inf if running else RESUME_SECONDS if welcome.resume else 0.0
+                outer = island.open(at, patience, None if running or welcome.resume else stage.module.origin)
                 session.aim = island.aim
             takes = measured_memory(stage) if settings.parallel.memory and not settings.model.own else []
             participant.holdings = Holdings(participant.member, stage.layout.ids, welcome.resume - 1)

@@ -27,12 +27,15 @@ from .rounds import GONE_SECONDS
 STORE_SECONDS = 20.0  # for which a request is repeated if the store does not answer
 RESUME_SECONDS = 300.0  # the same for a run that is resumed: the store has answered before, so nothing is wrong with it
 EXTRA_SECONDS = 60.0  # for the start of Python on a busy machine
+# Settings of the model that no tensor's size shows. An older version did not write them into run.json.
+UNSEEN = ("model.rope_theta", "model.rope_scaling", "model.norm_eps", "model.lora.alpha")
 SHARED = (  # settings that must be the same on all islands, because theta or its meaning depends on them
     *(f"islands.{key}" for key in ("steps", "fragments", "lr", "momentum", "bits", "parts")),
     *(
         f"model.{key}"
         for key in ("kind", "layers", "width", "heads", "kv_heads", "head_dim", "ffn", "vocabulary", "init", "tied")
     ),
+    *UNSEEN,
     "optimizer.name",
     "run.seed",
 )
@@ -103,7 +106,8 @@ def _compare(store: Store, name: str, mine: dict[str, Any]) -> None:
     try:
         first = json.loads(store.get(RUN))
         # Without a setting if it is from a version that did not have it.
-        island, theirs = str(first["island"]), shared(Settings()) | first["settings"]
+        missing = shared(Settings()) | {key: mine[key] for key in UNSEEN}
+        island, theirs = str(first["island"]), missing | first["settings"]
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, StoreError):
             raise

@@ -108,14 +108,15 @@ class Client:
 
     # -- the start -----------------------------------------------------------------------------------------------
 
-    def open(self, position: OuterState | None, patience: float = 0.0) -> OuterState:
-        """The position to start from, see `opening.opened`. Raises ValueError, with one sentence.
+    def open(self, position: OuterState | None, patience: float = 0.0, origin: str | None = None) -> OuterState:
+        """The position to start from; see `opening.opened`, also for `origin`. Raises ValueError, with one sentence.
 
         patience: seconds for which to try again if the store cannot be used"""
         until = time.monotonic() + patience
         while True:
             try:
-                found = opened(Store(self._url, STORE_SECONDS), self._settings, self._optimizer.tensors, position)
+                store = Store(self._url, STORE_SECONDS)
+                found = opened(store, self._settings, self._optimizer.tensors, position, origin)
                 break
             except StoreError as error:
                 if time.monotonic() >= until:

@@ -3,6 +3,7 @@
     run.json                                        the settings that all islands share
     numbers/002                                     the name of the island that has part 2 of the data
     layout/3.14.DIGEST                              layer 3 has 14 units; DIGEST identifies their names and sizes
+    weights/3                                       digest of the weights of layer 3 with which the islands begin
     islands/oregon.json                             a lease: written again every RENEW_SECONDS while the island runs
     rounds/000012/oregon/3.0-13.1200.6400.BYTES.delta     units 0 to 13 of layer 3, cut after 1200 steps, from 6400
                                                     samples; BYTES is the size of the object
@@ -189,6 +190,10 @@ def closed_path(number: int) -> str:
 
 def layout_path(layer: int, units: int, digest: bytes) -> str:
     return f"{LAYOUT}/{layer}.{units}.{digest.hex()}"
+
+
+def weights_path(layer: int) -> str:
+    return f"weights/{layer}"
 
 
 def lease_path(island: str) -> str:

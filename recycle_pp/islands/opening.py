@@ -1,6 +1,7 @@
-"""The start of a worker of an island: compares its layers with those of the other islands, and finds its position.
+"""The start of a worker of an island: compares its layers and its initial weights with those of the other islands, and
+finds its position.
 
-position = opened(store, settings, tensors, position)      # raises ValueError, with one sentence
+position = opened(store, settings, tensors, position, origin)      # raises ValueError, with one sentence
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ from recycle_pp.wire.messages.islands import OuterState
 from . import objects, rounds
 
 
-def opened(store: Store, settings: Settings, tensors: LayerTensors, position: OuterState | None) -> OuterState:
+def opened(
+    store: Store, settings: Settings, tensors: LayerTensors, position: OuterState | None, origin: str | None = None
+) -> OuterState:
     """The position to start from.
 
     tensors   of the worker's stage
     position  that of the checkpoint; None at the first start of an island
+    origin    if the worker has its initial weights: the digest of its frozen parameters, or ""; else None
 
     Raises ValueError, with one sentence, if the island does not fit to the others, or if the store cannot be used.
     """
@@ -34,6 +38,8 @@ def opened(store: Store, settings: Settings, tensors: LayerTensors, position: Ou
     for layer in layout.layers:
         if len(view.digests[layer]) > 1:
             raise ValueError(f"islands.store={store.url}: {_other_layout(store, layer)}")
+    if origin is not None:
+        _refuse_other_weights(store, tensors, origin)
     return OuterState() if position is None else _with_mine(store, view, me, position)
 
 
@@ -52,6 +58,18 @@ def _refuse_empty_rounds(tensors: LayerTensors, fragments: int) -> None:
     layers = max(tensors.layout.layers, default=0)  # in the last stage, which has the part after all layers
     if getattr(tensors, "last", False) and fragments > layers:
         raise ValueError(f"islands.fragments must be at most {layers}, the number of layers, not {fragments}")
+
+
+def _refuse_other_weights(store: Store, tensors: LayerTensors, origin: str) -> None:
+    """The first island writes the digests, because all islands begin with the same theta."""
+    for layer, weights in zip(tensors.layout.layers, tensors.flat.parts, strict=True):
+        digest = hashlib.blake2b(weights.cpu().numpy().data, digest_size=16)
+        digest.update(origin.encode())
+        if not store.put_if_absent(objects.weights_path(layer), digest.hexdigest().encode()):
+            raise ValueError(
+                f"layer {layer} begins with other weights than those of the first island in {store.url}; all islands "
+                "need the same initial weights"
+            )
 
 
 def _other_layout(store: Store, layer: int) -> str:

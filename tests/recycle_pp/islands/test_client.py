@@ -241,6 +241,30 @@ def test_a_store_of_a_version_without_fragments_has_one(folder):
         admit(store, settings_of(folder, "c", islands__fragments=2), 0)
 
 
+def test_a_store_of_a_version_that_did_not_compare_a_setting_does_not_refuse_it(folder):
+    store = Store(folder)
+    admit(store, settings_of(folder, "a", model__rope_theta=5e5), 0)
+    first = json.loads(store.get("run.json"))
+    del first["settings"]["model.rope_theta"]
+    store.put("run.json", json.dumps(first).encode())
+    assert admit(store, settings_of(folder, "b", model__rope_theta=5e5), 0) == 1
+
+
+def test_an_island_with_other_initial_weights_is_refused_and_leaves_no_trace(folder, island):
+    a, b, c = (island(folder, name, stages=stages) for name, stages in (("a", 1), ("b", 2), ("c", 2)))
+    a.clients[0].open(None, origin="")
+    for client in b.clients:
+        client.open(None, origin="")
+    c.optimizers[1].replace({0: {"model": torch.zeros_like(c.optimizers[1].outer(0)["model"])}})
+    c.clients[0].open(None, origin="")
+    with pytest.raises(ValueError, match=r"layer 2 begins with other weights than those of the first island"):
+        c.clients[1].open(None, origin="")
+    with pytest.raises(ValueError, match=r"layer -1 begins with other weights"):
+        c.clients[0].open(None, origin="another folder of frozen weights")
+    c.clients[1].open(OuterState(applied=1), origin=None)  # resumed
+    b.clients[1].open(None, origin="")
+
+
 def test_one_worker_reports_which_islands_live_and_which_rounds_are_closed(folder, island):
     store, seen = Store(folder), []
     store.put("islands/gone.json", b"{}")
@@ -540,6 +564,9 @@ def test_each_name_has_its_own_part_of_the_data_for_ever(folder):
         ({"islands__steps": 7}, "islands.steps is 100 in island a and 7 in island b; all islands in"),
         ({"islands__fragments": 2}, "islands.fragments is 1 in island a and 2 in island b"),
         ({"model__width": 48}, "model.width is 24 in island a and 48 in island b"),
+        ({"model__rope_theta": 5e5}, "model.rope_theta is 10000.0 in island a and 500000.0 in island b"),
+        ({"model__norm_eps": 1e-6}, "model.norm_eps is 1e-05 in island a and 1e-06 in island b"),
+        ({"model__lora__alpha": 32.0}, "model.lora.alpha is 16.0 in island a and 32.0 in island b"),
         ({"islands__bits": 32}, "islands.bits is 8 in island a and 32 in island b"),
     ],
 )
