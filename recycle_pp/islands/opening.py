@@ -15,6 +15,7 @@ from recycle_pp.storage.store import Store
 from recycle_pp.wire.messages.islands import OuterState
 
 from . import objects, rounds
+from .fragments import takes_part
 
 
 def opened(
@@ -58,6 +59,16 @@ def _refuse_empty_rounds(tensors: LayerTensors, fragments: int) -> None:
     layers = max(tensors.layout.layers, default=0)  # in the last stage, which has the part after all layers
     if getattr(tensors, "last", False) and fragments > layers:
         raise ValueError(f"islands.fragments must be at most {layers}, the number of layers, not {fragments}")
+    module = getattr(tensors, "module", None)
+    if fragments == 1 or module is None:
+        return
+    trained = [layer for layer in range(-1, module.depth + 1) if module.shapes_of(layer)]
+    for number in range(fragments):
+        if not any(takes_part(layer, number, fragments) for layer in trained):
+            raise ValueError(
+                f"islands.fragments={fragments} would have a round without a trained parameter, because only the "
+                f"layers {trained} of -1 to {module.depth} have one; choose a smaller number"
+            )
 
 
 def _refuse_other_weights(store: Store, tensors: LayerTensors, origin: str) -> None:

@@ -20,6 +20,7 @@ from recycle_pp.islands.client import Client
 from recycle_pp.islands.leader import Leader
 from recycle_pp.islands.objects import View
 from recycle_pp.model.stage import Stage
+from recycle_pp.model.transformer import TransformerStage
 from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.protocol.outer_rounds import OuterRounds
 from recycle_pp.storage.store import Absent, Store, StoreError
@@ -228,6 +229,15 @@ def test_more_fragments_than_layers_are_refused_for_every_kind_of_model(folder):
     """The settings of some models do not tell the number of layers. The last stage knows it."""
     with pytest.raises(ValueError, match=r"islands\.fragments must be at most 3, the number of layers, not 4"):
         Island(folder, "a", stages=2, islands__steps=4, islands__fragments=4)
+
+
+def test_fragments_that_would_have_a_round_without_parameters_are_refused(folder, monkeypatch):
+    shapes_of, frozen = TransformerStage.shapes_of, {-1, 0, 2, 3}
+    monkeypatch.setattr(TransformerStage, "shapes_of", lambda of, n: {} if n in frozen else shapes_of(of, n))
+    with pytest.raises(ValueError, match=r"fragments=2 would have a round .* only the layers \[1\] of -1 to 3"):
+        Island(folder, "a", stages=2, islands__steps=4, islands__fragments=2)
+    frozen.remove(2)
+    Island(folder, "a", stages=2, islands__steps=4, islands__fragments=2).close()
 
 
 def test_a_store_of_a_version_without_fragments_has_one(folder):
