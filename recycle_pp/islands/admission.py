@@ -88,7 +88,7 @@ def admit(store: Store, settings: Settings, done: int) -> int:
     if not done and taken_part:
         raise StoreError(
             f"islands.name={name} has taken part in rounds in {store.url}, and this run begins at step 0; continue "
-            "its run with run.resume=true, or choose another name"
+            "its run from a checkpoint with run.resume=true, or choose another name if it has none"
         )
     store.put(lease_path(name), json.dumps({"name": name, "owner": here, "step": done, "round": 0}).encode())
     return number
