@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 
+import torch
+
 from recycle_pp.config.settings import Settings
 from recycle_pp.numerics.layer_tensors import LayerTensors
 from recycle_pp.numerics.layout import Layout
@@ -72,9 +74,10 @@ def _refuse_empty_rounds(tensors: LayerTensors, fragments: int) -> None:
 
 
 def _refuse_other_weights(store: Store, tensors: LayerTensors, origin: str) -> None:
-    """The first island writes the digests, because all islands begin with the same theta."""
+    """The first island writes the digests, because all islands begin with the same theta. The digests are of weights
+    rounded to bfloat16: with bf16 and sharded state a worker has no others."""
     for layer, weights in zip(tensors.layout.layers, tensors.flat.parts, strict=True):
-        digest = hashlib.blake2b(weights.cpu().numpy().data, digest_size=16)
+        digest = hashlib.blake2b(weights.cpu().bfloat16().view(torch.int16).numpy().data, digest_size=16)
         digest.update(origin.encode())
         if not store.put_if_absent(objects.weights_path(layer), digest.hexdigest().encode()):
             raise ValueError(

@@ -272,6 +272,8 @@ def test_an_island_with_other_initial_weights_is_refused_and_leaves_no_trace(fol
     with pytest.raises(ValueError, match=r"layer -1 begins with other weights"):
         c.clients[0].open(None, origin="another folder of frozen weights")
     c.clients[1].open(OuterState(applied=1), origin=None)  # resumed
+    sharded = {"numerics__precision": "bf16", "parallel__pipelines": 2, "parallel__sharded": True}
+    island(folder, "d", **sharded).clients[0].open(None, origin="")
     b.clients[1].open(None, origin="")
 
 
