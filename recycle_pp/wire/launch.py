@@ -155,7 +155,7 @@ def publish(launch: Launch, address: Address) -> None:
 
 def withdraw(launch: Launch) -> None:
     """Removes the file that `publish` wrote. Call it after all ranks have joined."""
-    with suppress(OSError):
+    with suppress(OSError, ValueError):  # ValueError: another user's folder, in which `publish` wrote nothing
         _path(launch).unlink(missing_ok=True)
         _path(launch).parent.rmdir()  # fails while another job uses the folder
 
@@ -196,11 +196,11 @@ def _token_path(run_dir: str | Path) -> Path:
 def _path(launch: Launch) -> Path:
     """A file name that only the ranks of one launch share. It contains the launcher's process id, and also the
     launcher's start time if that can be read, because process ids are reused."""
-    launcher = os.getppid()
+    launcher, started = os.getppid(), ""
     with suppress(OSError):
         if (stat := process_stat(launcher)) is not None:
-            return _private_folder() / f"{launch.master_port}-{launcher}-{stat.started}-{launch.restart}"
-    return _private_folder() / f"{launch.master_port}-{launcher}-{launch.restart}"
+            started = f"-{stat.started}"
+    return _private_folder() / f"{launch.master_port}-{launcher}{started}-{launch.restart}"
 
 
 def _write(path: Callable[[], Path], text: str) -> None:
@@ -217,8 +217,12 @@ def _write(path: Callable[[], Path], text: str) -> None:
 def _private_folder() -> Path:
     """A folder that only this user can enter. Raises ValueError if its name is taken by anything else."""
     folder = Path(tempfile.gettempdir()) / f"recycle_pp-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    info = folder.lstat()
+    while True:
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        with suppress(FileNotFoundError):  # another job has just removed the empty folder
+            info = folder.lstat()
+            break
     if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
         raise ValueError(f"{folder} must be a folder that only this user can enter (mode 0700); remove it")
     return folder

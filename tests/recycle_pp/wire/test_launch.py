@@ -4,6 +4,7 @@ import os
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -80,6 +81,23 @@ def test_a_folder_that_other_users_can_enter_is_not_trusted(private):
     private.mkdir(mode=0o755)
     with pytest.raises(ValueError, match="only this user can enter"):
         find(Launch(0, 4, 0, 4))
+
+
+def test_a_job_that_does_not_use_the_folder_is_not_disturbed_by_it(private):
+    private.mkdir(mode=0o755)
+    withdraw(Launch(0, 4, 0, 2))
+
+
+def test_a_folder_that_another_job_has_just_removed_is_made_again(private, monkeypatch):
+    look, removals = Path.lstat, iter([Path.rmdir])
+
+    def removed(path):
+        next(removals, lambda path: None)(path)
+        return look(path)
+
+    monkeypatch.setattr(Path, "lstat", removed)
+    publish(Launch(0, 4, 0, 4), Address("127.0.0.1", 4711, "secret"))
+    assert find(Launch(0, 4, 0, 4)) == Address("127.0.0.1", 4711, "secret")
 
 
 def test_launchers_with_the_same_port_start_different_jobs(private):
