@@ -204,8 +204,9 @@ def route_to(host: str, port: int) -> Route:
             with socket.create_connection((host, port), CONNECT_SECONDS) as sock:
                 address, listens = sock.getsockname()[0], True
         except ConnectionRefusedError:  # the host answers; before a job, nothing listens on the port
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-                sock.connect((host, port))  # sends nothing
+            family, _, _, _, at = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, socket.SOCK_DGRAM) as sock:
+                sock.connect(at)  # sends nothing
                 address, listens = sock.getsockname()[0], False
     except OSError as error:
         return Route(error=error.strerror or str(error))

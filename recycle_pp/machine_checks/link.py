@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from recycle_pp.linux.addresses import listening
 from recycle_pp.timing import round_trips
 from recycle_pp.wire.connection import Channel
 from recycle_pp.wire.messages.machines import LinkProbed, MachineHello
@@ -26,7 +27,7 @@ ANSWER = b"."
 @contextmanager
 def answering(token: str) -> Iterator[int]:
     """Answers probes in threads until the context ends. Yields the port on which it listens."""
-    with socket.create_server(("", 0), backlog=128) as server:
+    with listening(0) as server:
         threading.Thread(target=_accept, args=(server, token), daemon=True).start()
         yield server.getsockname()[1]
 

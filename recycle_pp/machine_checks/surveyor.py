@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from typing import NamedTuple
 
+from recycle_pp.linux.addresses import listening
 from recycle_pp.wire.connection import Channel
 from recycle_pp.wire.messages.machines import (
     FROM_MACHINE,
@@ -64,7 +65,7 @@ class Survey(NamedTuple):
 class Surveyor(AbstractContextManager["Surveyor"]):
     def __init__(self, count: int, port: int, token: str, wait: float = WAIT) -> None:
         self._count, self._token, self._wait = count, token, wait
-        self._server = socket.create_server(("", port), backlog=128)
+        self._server = listening(port)
         self._come = threading.Condition()
         self._channels: dict[int, Channel] = {}
         self._hosts: dict[int, str] = {}

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from recycle_pp.machine_checks import __main__ as command
 from recycle_pp.machine_checks import link, member, several, surveyor
 from recycle_pp.machine_checks.check import Check, code
+from recycle_pp.machine_checks.facts import route_to
 from recycle_pp.machine_checks.launched import Launched, launched
 from recycle_pp.machine_checks.member import Look, take_part
 from recycle_pp.machine_checks.surveyor import Machine, Survey, Surveyor, rounds
@@ -127,6 +128,17 @@ def test_a_port_without_an_answer_is_the_error_of_its_link():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     assert link.probe("127.0.0.1", port, TOKEN, MachineHello(0, "a")).error == "Connection refused"
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6")
+def test_links_and_the_survey_work_over_ipv6_too():
+    with link.answering(TOKEN) as port:
+        for address in ("::1", "127.0.0.1"):
+            assert not link.probe(address, port, TOKEN, MachineHello(0, "a")).error
+    port = free_ports(1)
+    with Surveyor(1, port, TOKEN):
+        Channel.connect("::1", port, TOKEN, MachineHello(0, "a")).close()
+    assert route_to("::1", free_ports(1))[::2] == ("::1", False)
 
 
 def test_a_stranger_does_not_disturb_the_survey(survey):
