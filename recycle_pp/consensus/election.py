@@ -23,9 +23,9 @@ a leader if they know a later term. If that term has no leader, the refused lead
 continues. So a delayed message of an old candidate can only delay the job.
 
 Candidates take turns in the order of their ranks, the lost leader last. A candidate first waits `TURN_SECONDS` for
-every live candidate with an earlier turn. A supervisor whose port refuses connections for some time counts as dead
-(`refusal.py`). If the supervisors that do not count as dead are not a majority, the election fails at once. A process
-on this machine that has ended is proven dead (see `majority`).
+every live candidate with an earlier turn, and less after `TURNS_SECONDS` in all. A supervisor whose port refuses
+connections for some time counts as dead (`refusal.py`). If the supervisors that do not count as dead are not a
+majority, the election fails at once. A process on this machine that has ended is proven dead (see `majority`).
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ from .voter import Roster, Voter
 from .voter_client import VoterClient
 
 TURN_SECONDS = 0.2  # seconds that a candidate waits for each live candidate with an earlier turn
+TURNS_SECONDS = 5.0  # seconds of turns after which further turns are short; hundreds of candidates may be silent
+SHORT_TURN_SECONDS = 0.005
 CAMPAIGN_SECONDS = 6.0  # time limit of a campaign; as long as a round trip on slow machines
 RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.02, 0.5  # seconds between two attempts: first value, limit of the backoff
 NON_MEMBER_SECONDS = 8.0  # seconds for which a supervisor without a vote looks for the new leader
@@ -202,13 +204,15 @@ class Election:
             await asyncio.sleep(LONGEST_RETRY_SECONDS)
 
     async def _wait_for_turn(self, gone: set[int]) -> None:
-        """Waits `TURN_SECONDS` for each live member with a lower rank. The lost leader comes last. Adds dead members to
-        `gone`."""
+        """Waits `TURN_SECONDS` for each live member with a lower rank, but not much longer than `TURNS_SECONDS`. The
+        lost leader comes last. Adds dead members to `gone`."""
+        loop = asyncio.get_running_loop()
+        short_from = loop.time() + TURNS_SECONDS
         roster = self.voter.newest.roster
         order = [rank for rank in sorted(roster) if rank != self.voter.lost_rank]
         for rank in order[: order.index(self._rank)] if self._rank in order else order:
             with suppress(TimeoutError):
-                async with asyncio.timeout(TURN_SECONDS):
+                async with asyncio.timeout(TURN_SECONDS if loop.time() < short_from else SHORT_TURN_SECONDS):
                     await self._until_gone(rank, roster[rank])
                     gone.add(rank)
 

@@ -1,6 +1,8 @@
 """Elections on real sockets in one process: which supervisor leads, and which cannot."""
 
 import asyncio
+import socket
+import time
 from contextlib import asynccontextmanager
 
 import pytest
@@ -332,5 +334,22 @@ def test_a_new_node_follows_a_leader_that_is_elected_before_it_is_a_member():
             supervisors.die(0)
             found = await supervisors.all_notice(lost.term)
             assert [leader.rank for leader in found] == [1, 1, 1] and len(set(found)) == 1
+
+    asyncio.run(main())
+
+
+def test_a_candidate_waits_a_limited_time_for_many_silent_supervisors(monkeypatch):
+    monkeypatch.setattr(election, "TURNS_SECONDS", 0.5, raising=False)
+
+    async def main():
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            here = Place("127.0.0.1", 1)
+            last = Election(60, here, TOKEN)
+            roster = {rank: Place(*silent.getsockname()) for rank in range(60)} | {60: here}
+            last.voter.memberships = [Membership((0, 0), 60, roster)]
+            begun = time.monotonic()
+            await last._wait_for_turn(set())
+            assert time.monotonic() - begun < 5
+            last.close()
 
     asyncio.run(main())
