@@ -292,7 +292,7 @@ class Simulation(ExitStack):
             if node.rank == 0:
                 await of.start_job(where, self.settings, RunFolder("simulated"))
             try:
-                node.code = await of.run(where)
+                node.code = (await of.run(where)).code
             except Exception as error:
                 self.loop.errors.append(error)
                 raise
