@@ -58,7 +58,7 @@ class Follower(Generic[T]):
         self.damage: UnreadableFile | None = None
         self._path = path
         self._skip = skip
-        self._parse: Callable[[bytes], tuple[Any, int]] = parse or partial(_record, check=CHECKS.get(path.name))
+        self._parse: Callable[[bytes], tuple[Any, int]] = parse or partial(record_of, check=CHECKS.get(path.name))
         self._read = 0  # bytes read so far
         self._last = b""  # the last line read
         self._checks = array("L")  # CRC-32 of each line read
@@ -144,7 +144,8 @@ def term_of(data: Any) -> int:
     return term
 
 
-def _record(line: bytes, check: Callable[[Any], object] | None) -> tuple[Record, int]:
+def record_of(line: bytes, check: Callable[[Any], object] | None) -> tuple[Record, int]:
+    """(record, term) of a line. check: raises msgspec.ValidationError if the data is not that of a record."""
     data = msgspec.json.decode(line)
     if check is not None:
         check(data)

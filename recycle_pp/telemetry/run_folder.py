@@ -26,11 +26,11 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -42,7 +42,7 @@ from recycle_pp.wire.terms import EARLIER, without_undone
 
 from .background import Background
 from .checkpoint_folders import finished
-from .follower import Follower
+from .follower import CHECKS, Follower, record_of
 from .unwritten import Unwritten
 from .warn import warn_once
 
@@ -125,7 +125,7 @@ class RunFolder:
                 f"run.dir={settings.run.dir} holds another run; continue it with run.resume=true, or name a new folder"
             )
         files = [path for path in (run.metrics, run.samples) if path.exists()]
-        lines = {path: [record for record in run.lines(path) if record["step"] < done] for path in files}
+        places = {path: [place for place in _places(path) if place.step < done] for path in files}
         made = [path for path in (run.path, *run.path.parents) if not path.exists()]
         try:
             run.path.mkdir(parents=True, exist_ok=True)
@@ -136,7 +136,7 @@ class RunFolder:
             run.first_term = 1 + max(newest, 0 if done else EARLIER)
             # Without run.resume, because the file also starts other runs.
             run.write_text(run.config, _yaml(asdict(settings.with_values({"run.resume": False}))))
-            for path, kept in lines.items():
+            for path, kept in places.items():
                 _rewrite(path, kept)
             run.summary.unlink(missing_ok=True)
         except OSError as error:
@@ -304,5 +304,33 @@ def _newest_term(paths: Iterable[Path]) -> int:
     return newest
 
 
-def _rewrite(path: Path, records: list[dict[str, Any]]) -> None:
-    RunFolder.write_text(path, "".join(json.dumps(record, separators=(",", ":")) + "\n" for record in records))
+class _Place(NamedTuple):
+    """A line of a file: its first byte, and the one after its last."""
+
+    step: int
+    begin: int
+    end: int
+
+
+def _places(path: Path) -> list[_Place]:
+    """The lines of metrics.jsonl or samples.jsonl whose records `RunFolder.lines` returns. In a long run the records
+    may not fit into memory. Raises UnreadableFile like `RunFolder.lines`."""
+    end = 0
+
+    def parse(line: bytes) -> tuple[_Place, int]:
+        nonlocal end
+        begin, end = end, end + len(line)
+        record, term = record_of(line, CHECKS[path.name])
+        return _Place(record["step"], begin, end), term
+
+    return without_undone(Follower(path, 0, parse).whole(), lambda place: place.step)
+
+
+def _rewrite(path: Path, places: Sequence[_Place]) -> None:
+    """Removes all other lines of the file, atomically."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with path.open("rb") as before, temporary.open("wb") as after:
+        for place in places:
+            before.seek(place.begin)
+            after.write(before.read(place.end - place.begin))
+    temporary.replace(path)

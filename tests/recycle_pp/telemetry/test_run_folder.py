@@ -1,6 +1,7 @@
 """The files of a run folder, and the jobs that may use it."""
 
 import json
+import tracemalloc
 from dataclasses import asdict
 
 import pytest
@@ -39,6 +40,22 @@ def test_another_run_is_rejected_and_a_resume_continues_from_its_checkpoint(tmp_
     run = RunFolder.create(resumed, done=3)
     assert load(run.read_config()) == resumed.with_values({"run.resume": False})
     assert run.lines(run.metrics) == [{"step": 0}, {"step": 1}, {"step": 2}]
+
+
+def test_a_resume_of_a_long_run_takes_little_memory(tmp_path):
+    before = RunFolder.create(settings_for(tmp_path))
+    samples = list(range(10_000))
+    with before.samples.open("w") as file:
+        for step in [*range(200), *range(100, 300)]:
+            file.write(json.dumps({"step": step, "samples": samples}) + "\n")
+    size = before.samples.stat().st_size
+    before.unlock()
+    tracemalloc.start()
+    run = RunFolder.create(settings_for(tmp_path, run={"resume": True}), done=150)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < size / 5
+    assert [line["step"] for line in run.lines(run.samples)] == list(range(150))
 
 
 def test_a_resume_removes_the_summary_of_the_earlier_end_but_a_refused_start_does_not(tmp_path):
