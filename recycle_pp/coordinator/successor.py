@@ -27,7 +27,7 @@ from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.frames import ChannelClosed
 from recycle_pp.wire.messages.agreement import Takeover
 from recycle_pp.wire.messages.handshake import WorkerHello
-from recycle_pp.wire.messages.lifecycle import Ready
+from recycle_pp.wire.messages.lifecycle import CannotRun, Leaving, Ready, StreamLost
 from recycle_pp.wire.messages.saving import Assembled, Assembling
 from recycle_pp.wire.messages.steps import Measured
 from recycle_pp.wire.messages.table import Message
@@ -43,6 +43,7 @@ from .ranks import Rank
 from .state import JobState
 from .workers import Workers
 
+OF_PROCESS = (Ready, CannotRun, StreamLost, Leaving)  # say something about the process that sent them, not about files
 DISCOVERY_SECONDS = 2.0  # least patience, because workers may still be trying to reach the lost coordinator
 
 
@@ -149,8 +150,10 @@ class Successor:
 
     def _handle_again(self, repeated: Sequence[tuple[int, Message]], kinds: Collection[type[Message]]) -> None:
         for number, message in sorted(repeated, key=lambda each: -getattr(each[1], "step", 0)):  # the newest first
-            if type(message) in kinds:
-                self._workers.handle(self._state.roster[number], message)
+            rank = self._state.roster[number]
+            over = rank.incarnation != self.discovery.workers[number].incarnation  # `_restore_rank` has started another
+            if type(message) in kinds and not (over and type(message) in OF_PROCESS):
+                self._workers.handle(rank, message)
 
     def _restore_rank(self, rank: Rank, found: Found) -> None:
         """Starts a worker that is not a member, or whose new process has not joined yet. Records a dead or unreachable

@@ -22,6 +22,7 @@ from recycle_pp.telemetry.progress import Progress
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.messages.agreement import Leader, Place, Takeover
 from recycle_pp.wire.messages.handshake import SupervisorHello, WorkerHello
+from recycle_pp.wire.messages.lifecycle import Ready
 from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.supervisors import Death, Died, Kill, Registration, Spawn
 from recycle_pp.wire.messages.workers import State
@@ -236,6 +237,19 @@ def test_a_new_process_of_a_worker_that_died_before_the_takeover_is_started_agai
             await until(lambda: any(isinstance(message, Spawn) for message in supervisors[2].sent))
             assert not any(isinstance(message, Kill) for message in supervisors[2].sent)
             assert coordinator.state.roster[2].died < 0
+
+    asyncio.run(main())
+
+
+def test_a_message_of_a_process_that_is_started_again_does_not_count_for_the_new_process(tmp_path):
+    """Otherwise the new process would get its state before it is ready."""
+
+    async def main():
+        said = [Ready(("127.0.0.1", 1), "cpu")]
+        async with three_workers(tmp_path, state_after(5), last=State(said=said)) as (coordinator, supervisors, _):
+            await until(lambda: any(isinstance(message, Spawn) for message in supervisors[2].sent))
+            await until(lambda: coordinator.state.job.generation > 2)
+            assert 2 not in coordinator.state.job.followers
 
     asyncio.run(main())
 
