@@ -70,7 +70,7 @@ class Host:
                 )
             if no_understudy := why_none(settings):
                 progress.say(no_understudy)
-        run.later(guarded(run.make))
+        run.later(guarded(run.take_over), settings)
         self._run = run
         self._events = EventLog(run.events, settings.run.steps, progress.say, run.later, self._term)
         self._exporters = Exporters(settings, run)

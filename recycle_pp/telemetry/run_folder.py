@@ -134,8 +134,7 @@ class RunFolder:
             # The lines of a job that was killed may reach the store only after this folder was copied from there.
             newest = _newest_term((run.metrics, run.samples, run.events, run.heartbeat))
             run.first_term = 1 + max(newest, 0 if done else EARLIER)
-            # Without run.resume, because the file also starts other runs.
-            run.write_text(run.config, _yaml(asdict(settings.with_values({"run.resume": False}))))
+            run._write_config(settings)
             for path, kept in places.items():
                 _rewrite(path, kept)
             run.summary.unlink(missing_ok=True)
@@ -180,6 +179,17 @@ class RunFolder:
         """Creates the folder and its subfolders, if they do not exist."""
         for folder in (self.logs, self.traces, self.receipts, self.checkpoints):
             folder.mkdir(parents=True, exist_ok=True)
+
+    def take_over(self, settings: Settings) -> None:
+        """Creates what is missing on the node of a new coordinator, which may have no folder in common with the lost
+        one."""
+        self.make()
+        if not self.config.exists():
+            self._write_config(settings)
+
+    def _write_config(self, settings: Settings) -> None:
+        """Without run.resume, because the file also starts other runs."""
+        self.write_text(self.config, _yaml(asdict(settings.with_values({"run.resume": False}))))
 
     def log(self, worker: object) -> Path:
         """The log of a worker, given as "d.s" or a Worker."""

@@ -70,6 +70,15 @@ def test_a_resume_removes_the_summary_of_the_earlier_end_but_a_refused_start_doe
     assert not before.summary.exists()
 
 
+def test_a_coordinator_on_a_node_without_the_folder_makes_one_that_is_a_run(tmp_path):
+    settings = settings_for(tmp_path, run={"steps": 7, "resume": True})
+    run = RunFolder(tmp_path / "elsewhere")
+    run.take_over(settings)
+    assert run.read_settings() == settings.with_values({"run.resume": False}) and run.logs.is_dir()
+    run.take_over(settings.with_values({"run.steps": 8}))
+    assert run.read_settings().run.steps == 7, "an existing file stays"
+
+
 def test_a_second_job_is_rejected_while_the_first_one_runs(tmp_path):
     first = RunFolder.create(settings_for(tmp_path))
     with pytest.raises(ValueError, match="belongs to a job that still runs"):
