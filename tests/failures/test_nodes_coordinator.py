@@ -18,12 +18,14 @@ both = pytest.mark.parametrize("coordinator", ["embedded", pytest.param("etcd", 
 
 @both
 def test_the_node_of_the_coordinator_may_be_lost(coordinator, zygote, runs, tmp_path):
-    case = Case("the coordinator's whole node is killed", "3x2", steps=20)
+    case = Case("the coordinator's whole node is killed", "3x2", steps=20, overrides=("checkpoint.hf_at_end=true",))
     with nodes.start(case, tmp_path, zygote, coordinator) as job:
         job.wait_for_step(3)
+        job.run.config.unlink()  # as on nodes without a common folder
         job.nodes[0].machine.kill()
         outcome = job.outcome(nodes.BOUND, node=1)
-    assert outcome.code == 0, explain(outcome)
+        exported = (job.run.path / "hf" / "step-000020").exists()
+    assert outcome.code == 0 and exported, explain(outcome)
     runs.check_exact(outcome)
 
 
