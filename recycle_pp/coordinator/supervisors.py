@@ -128,10 +128,11 @@ class Supervisors:
 
     def lost(self, number: int, peer: Peer) -> None:
         """Handles the end of a connection, which means that the node or its agent is gone. In two cases the supervisor
-        has some time to reconnect: after a reset, and if this coordinator was suspended or cut off, because
-        supervisors close connections to a silent coordinator."""
+        has some time to reconnect: after a reset, unless its node was leaving, and if this coordinator was suspended
+        or cut off, because supervisors close connections to a silent coordinator."""
         if number in self._state.roster and (rank := self._state.roster[number]).supervisor is peer:
-            waits = peer.was_reset or self._state.lease.lapsed(self._state.settings.control.suspicion)
+            reset = peer.was_reset and not rank.stopping
+            waits = reset or self._state.lease.lapsed(self._state.settings.control.suspicion)
             patience = min(REFUSED, self._state.settings.control.suspicion) if waits else 0.0
             self._await_return(rank, peer, time.monotonic() + patience)
 

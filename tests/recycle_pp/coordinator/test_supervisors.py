@@ -143,6 +143,15 @@ def test_a_node_whose_connection_ends_is_lost_at_once(of):
     assert of.lost == [1]
 
 
+def test_a_supervisor_may_reconnect_after_a_reset_unless_its_node_was_leaving(of):
+    of.roster[1].supervisor.was_reset = True
+    of.supervisors.lost(1, of.roster[1].supervisor)
+    assert of.lost == []
+    of.roster[1].stopping = True
+    of.supervisors.lost(1, of.roster[1].supervisor)
+    assert of.lost == [1]
+
+
 def test_a_suspended_coordinator_waits_for_the_supervisors_that_gave_it_up(of):
     """They closed their connections because the coordinator was silent, and will reconnect soon."""
     of.lease.lapsed = lambda seconds: True
