@@ -70,11 +70,13 @@ class Coordinator:
         whole: Whole = NOTHING,
         takeover: Takeover | None = None,
         token: str = "",
+        job_id: str = "",
     ) -> None:
         """
         whole     the checkpoint to start from, with run.resume
         takeover  the election that made this coordinator replace a lost one; None in a new job
         token     the job's token; used only in a takeover
+        job_id    see `SupervisorWelcome`
         """
         self.stood_down = False
         self.agents: set[int] = set()  # see `Roster.agents`; set when the job ends
@@ -103,7 +105,7 @@ class Coordinator:
         returns = Returns(state)
         links = BrokenLinks(state, driver, deaths, returns)
         hangs = self._hangs = HangDetector(state, driver, planning, deaths)
-        self._supervisors = Supervisors(state, leader, driver, deaths, hangs, returns, operators)
+        self._supervisors = Supervisors(state, leader, driver, deaths, hangs, returns, operators, job_id)
         self._workers = Workers(state, driver, after_commit, deaths, hangs, links, rebalancing, operators, rounds)
         self._successor = takeover and Successor(
             state, driver, after_commit, deaths, self._workers, agreement, takeover, FailoverDiscovery(token)

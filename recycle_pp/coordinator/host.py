@@ -51,6 +51,7 @@ class Host:
         agreement: Agreement,
         leader: Leader,
         token: str,
+        job_id: str,
         takeover: Takeover | None = None,
         whole: Whole = NOTHING,
     ) -> None:
@@ -76,7 +77,7 @@ class Host:
         self._exporters = Exporters(settings, run)
         self._heartbeat = Heartbeat(run, self._term, joined(leader.host, leader.port))
         self._coordinator = Coordinator(
-            settings, run, self._events, progress, agreement, leader, whole, takeover, token
+            settings, run, self._events, progress, agreement, leader, whole, takeover, token, job_id
         )
         self._state = self._coordinator.state
         self.ended = asyncio.create_task(self._coordinate())

@@ -65,9 +65,11 @@ class Supervisors:
         hangs: HangDetector,
         returns: Returns,
         operators: Operators,
+        job_id: str,
     ) -> None:
         self._state = state
         self._leader = leader
+        self._job_id = job_id
         self._driver = driver
         self._deaths = deaths
         self._returns = returns
@@ -113,7 +115,8 @@ class Supervisors:
             peer.send(NoPlace(f"a new node has taken over rank {number}; this node ends"))
             return None
         self._checks.welcomed(number)
-        peer.send(SupervisorWelcome(self._state.settings, str(self._state.run.path), self._leader, number, places))
+        run_dir = str(self._state.run.path)
+        peer.send(SupervisorWelcome(self._state.settings, run_dir, self._leader, number, self._job_id, places))
         if self._state.lifecycle.code is not None:  # the job has stopped before its start
             peer.send(Finish(self._state.lifecycle.code, self._state.lifecycle.reason))
         return number

@@ -99,7 +99,8 @@ class CoordinatorClient:
                 while True:
                     self._place = self._places.get_nowait()
             with suppress(OSError):
-                hello = WorkerHello(self._spec.rank, self._spec.incarnation, moved=self._welcomed)
+                spec = self._spec
+                hello = WorkerHello(spec.rank, spec.incarnation, moved=self._welcomed, job_id=spec.job_id)
                 return Channel.connect(*self._place, self._spec.token, hello, _CONNECT)
             with suppress(queue.Empty):
                 self._place = self._places.get(timeout=_AGAIN)

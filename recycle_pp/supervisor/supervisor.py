@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import secrets
 import signal
 import socket
 import time
@@ -44,7 +45,7 @@ from recycle_pp.wire.connection import Peer, connect, serve
 from recycle_pp.wire.join import Entered, enter
 from recycle_pp.wire.launch import Address, Launch, keep_token, new_token, publish, remove_token, withdraw
 from recycle_pp.wire.messages.agreement import Leader, Place, Takeover
-from recycle_pp.wire.messages.handshake import CandidateHello, SupervisorHello
+from recycle_pp.wire.messages.handshake import CandidateHello, SupervisorHello, WorkerHello
 from recycle_pp.wire.messages.supervisors import (
     TO_SUPERVISOR,
     CoordinatorAt,
@@ -166,6 +167,7 @@ class Supervisor:
         self._settings: Settings | None = None
         self._peer: Peer | None = None
         self._server: asyncio.Server | None = None
+        self._job_id = ""  # "" until this rank has started or entered the job
         self._place = Place("", 0)  # address at which this supervisor listens
         self._sent_address: tuple[str, int] | None = None  # the coordinator's address that the worker got last
         self._leadership = Leadership(self._start_host, self._disconnect)
@@ -203,6 +205,7 @@ class Supervisor:
         self._settings = settings
         self._run = run
         self._token = wanted.token
+        self._job_id = secrets.token_hex(8)
         agreement = make_agreement(settings, self._launch.rank, self._place, wanted.token, None, run.first_term)
         try:
             await self._leadership.start(agreement)
@@ -340,6 +343,7 @@ class Supervisor:
 
     async def _on_welcome(self, message: SupervisorWelcome, peer: Peer) -> None:
         if self._settings is None:
+            self._job_id = message.job_id
             self._settings = message.settings
             self._run = RunFolder(message.run_dir)
             self._heartbeats.begin(self._own_settings)
@@ -372,7 +376,8 @@ class Supervisor:
 
     def hello(self) -> SupervisorHello:
         agent = None if self._joins else self._launch.agent
-        return SupervisorHello(self._launch.rank, socket.gethostname(), os.getpid(), agent, self._launch.local_world)
+        launch = self._launch
+        return SupervisorHello(launch.rank, socket.gethostname(), os.getpid(), agent, launch.local_world, self._job_id)
 
     def _redirected(self, message: Redirect) -> None:
         """Notes that the sender does not coordinate. The sender then closes the connection, and `follow` finds the
@@ -397,9 +402,9 @@ class Supervisor:
     def _spec(self, incarnation: int) -> WorkerSpec:
         leader = self._leadership.leader
         assert leader is not None
-        rank = self._launch.rank
+        at = leader.host, leader.port
         settings = asdict(self._own_settings)
-        return WorkerSpec(leader.host, leader.port, self._token, rank, incarnation, str(self._run.path), settings)
+        return WorkerSpec(*at, self._token, self._job_id, self._launch.rank, incarnation, str(self._run.path), settings)
 
     @property
     def _own_settings(self) -> Settings:
@@ -427,10 +432,19 @@ class Supervisor:
         self._place = Place(host if len(self._server.sockets) > 1 else bound[0], bound[1], identity())
 
     async def _handle(self, peer: Peer) -> None:
-        if not isinstance(peer.hello, CandidateHello):
+        if self._is_of_another_job(peer.hello):
+            if isinstance(peer.hello, SupervisorHello):
+                peer.send(NoPlace("another job with the same token has started at the address of this node's job"))
+        elif not isinstance(peer.hello, CandidateHello):
             await self._leadership.admit(peer)
         elif self._leadership.agreement is not None:
             await self._leadership.agreement.handle(peer)
+
+    def _is_of_another_job(self, hello: Message) -> bool:
+        """Whether a process of an earlier job, which was suspended while that job ended, has found this job at its
+        coordinator's address."""
+        known = isinstance(hello, SupervisorHello | WorkerHello) and hello.job_id
+        return bool(known) and known != self._job_id
 
     async def _start_host(self, leader: Leader, takeover: Takeover | None) -> Host:
         assert self._settings is not None and self._leadership.agreement is not None
@@ -444,7 +458,7 @@ class Supervisor:
         if self._launch.one_node:
             self._token_file = await in_time(keep_token, self._run.path, self._token)
         agreement = self._leadership.agreement
-        return Host(self._settings, self._run, agreement, leader, self._token, takeover, whole)
+        return Host(self._settings, self._run, agreement, leader, self._token, self._job_id, takeover, whole)
 
     def _disconnect(self) -> None:
         if self._peer is not None:

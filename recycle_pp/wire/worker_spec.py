@@ -32,6 +32,7 @@ class WorkerSpec:
     host: str  # address of the coordinator
     port: int
     token: str
+    job_id: str
     rank: int  # number of the member; at the start of a job, pipeline * stages + stage of its worker
     incarnation: int  # number of earlier starts of this rank
     run_dir: str

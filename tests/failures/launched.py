@@ -39,13 +39,19 @@ class Launched(contextlib.AbstractContextManager):
     launcher: tuple[str, ...] = ()  # a command that runs each agent
 
     def __init__(
-        self, folder: Path, nodes: int = 3, workers: int = 2, arguments: Sequence[str] = (), run: Path | None = None
+        self,
+        folder: Path,
+        nodes: int = 3,
+        workers: int = 2,
+        arguments: Sequence[str] = (),
+        run: Path | None = None,
+        port: int | None = None,
     ) -> None:
-        """folder: for the agents' output. run: the run folder, if it is elsewhere."""
+        """folder: for the agents' output. run: the run folder, if it is elsewhere. port: that of an earlier job."""
         self.run = RunFolder(run or folder / "run")
         self.arguments = [f"parallel.pipelines={nodes}", f"parallel.stages={workers}", *COMMON, *arguments]
         self._folder = folder
-        self._port = free_ports(2)  # of torchrun's store; the first coordinator has the next port
+        self.port = port or free_ports(2)  # of torchrun's store; the first coordinator has the next port
         self._known: dict[int, psutil.Process] = {}  # all processes of this job seen so far
         self.agents = [self._start(node, nodes, workers) for node in range(nodes)]
 
@@ -53,7 +59,7 @@ class Launched(contextlib.AbstractContextManager):
         command = [*self.launcher, str(Path(sys.executable).with_name("torchrun")), f"--nproc-per-node={workers}"]
         if nodes > 1:
             command += [f"--nnodes={nodes}", f"--node-rank={node}", "--master-addr=127.0.0.1"]
-            command += [f"--master-port={self._port}"]
+            command += [f"--master-port={self.port}"]
         command += ["-m", "recycle_pp.train", *self.arguments, f"run.dir={self.run.path}"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "RECYCLE_TOKEN": TOKEN}
         parent = os.getpid()

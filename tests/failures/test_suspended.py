@@ -1,4 +1,4 @@
-"""The coordinator's supervisor is suspended until after an election, under one real torchrun."""
+"""Processes that are suspended, and find another coordinator or another job when they wake up, under real torchrun."""
 
 import json
 import time
@@ -40,3 +40,25 @@ def test_a_coordinator_that_wakes_after_an_election_follows_its_successor(suspic
         assert len(job.events("coordinator_elected")) == 1, job.explain()
         assert {event["worker"] for event in job.events("death_detected")} <= {"0.0"}, job.explain()
         assert not job.events("restored") and not job.events("stopped"), job.explain()
+
+
+@pytest.mark.slow
+def test_a_node_that_wakes_up_after_a_restart_of_its_job_does_not_disturb_the_new_job(expected, tmp_path):
+    """The new job has the same token and the same address."""
+    arguments = [*ARGUMENTS[2:], "control.suspicion=60"]
+    (tmp_path / "old").mkdir()
+    with Launched(tmp_path / "old", nodes=2, workers=2, arguments=arguments) as old:
+        old.wait_for_step(3)
+        suspended = old.processes(1)
+        for process in suspended:
+            process.suspend()
+        old.kill(0)
+        with Launched(tmp_path, nodes=2, workers=2, arguments=arguments, port=old.port) as job:
+            job.wait_for_step(3)
+            for process in suspended:
+                process.resume()
+            assert job.wait([0, 1], 120) == [0, 0], job.explain()
+            assert json.loads(job.run.summary.read_text())["weights_sha256"] == expected, job.explain()
+            assert not job.events("death_detected"), job.explain()
+        assert old.wait([1], 60) == [1], old.explain()
+        assert "another job with the same token has started" in old.output(1)

@@ -42,6 +42,7 @@ class SupervisorHello(Message, frozen=True):
     host, pid    for log lines
     agent        index of the torchrun agent that started the supervisor; None for a new node
     agent_ranks  number of ranks that the agent started
+    job_id       of the job that has welcomed the supervisor; "" before that
     """
 
     rank: int
@@ -49,18 +50,21 @@ class SupervisorHello(Message, frozen=True):
     pid: int
     agent: int | None = None
     agent_ranks: int = 1
+    job_id: str = ""
 
 
 @sent(WORKER, LISTENER)
 class WorkerHello(Message, frozen=True):
     """The first message of a worker.
 
-    moved: whether this or another coordinator has already welcomed the worker. If so, the next message is its `State`
+    moved   whether this or another coordinator has already welcomed the worker. If so, the next message is its `State`
+    job_id  of the job to which its supervisor belongs
     """
 
     rank: int
     incarnation: int
     moved: bool
+    job_id: str = ""
 
 
 @sent(CANDIDATE, LISTENER)

@@ -45,6 +45,7 @@ class SupervisorWelcome(Message, frozen=True):
     """The coordinator accepts the supervisor.
 
     rank    the rank in the supervisor's hello, or the rank that a new node gets
+    job_id  the same in all welcomes of a job, other than that of an earlier job at the same address
     places  for a new node: rank -> address of all other supervisors, of which the next coordinator is one
     """
 
@@ -52,6 +53,7 @@ class SupervisorWelcome(Message, frozen=True):
     run_dir: str
     leader: Leader
     rank: int
+    job_id: str = ""
     places: dict[int, Place] = msgspec.field(default_factory=dict)
 
 

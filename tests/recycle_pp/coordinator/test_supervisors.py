@@ -53,7 +53,7 @@ def of():
     deaths = SimpleNamespace(dying=None, reported=None, node_lost=lambda rank: lost.append(rank.number))
     hangs = operators = SimpleNamespace(supervisor_beats=None, stacks=None)
     driver = Driver()
-    supervisors = Supervisors(state, Leader(0, 0, "10.0.0.1", 4000), driver, deaths, hangs, returns, operators)
+    supervisors = Supervisors(state, Leader(0, 0, "10.0.0.1", 4000), driver, deaths, hangs, returns, operators, "a1b2")
     return SimpleNamespace(
         driver=driver,
         supervisors=supervisors,

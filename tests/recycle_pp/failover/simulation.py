@@ -130,7 +130,7 @@ class SimulatedSupervisor(supervisor.Supervisor):
         self._simulation.record(f"{self._worker.name} was elected for term {leader.term}")
         await asyncio.sleep(self._simulation.chance.uniform(0, self._simulation.order.hosting))
         assert self._leadership.agreement is not None
-        return Coordinator(self._simulation, self._leadership.agreement, leader, takeover)
+        return Coordinator(self._simulation, self._leadership.agreement, leader, takeover, self._job_id)
 
 
 class Simulation(ExitStack):

@@ -63,9 +63,10 @@ class Committed(NamedTuple):
 class Coordinator:
     """Has the part of the interface of `coordinator.Host` that `Leadership` uses."""
 
-    def __init__(self, simulation: Simulation, agreement: Any, leader: Any, takeover: Any) -> None:
+    def __init__(self, simulation: Simulation, agreement: Any, leader: Any, takeover: Any, job_id: str) -> None:
         self._simulation, self._agreement, self._leader = simulation, agreement, leader
         self._settings = simulation.settings
+        self._job_id = job_id
         self.stood_down, self.agents = False, {0}
         self._lease = LeaderLease(agreement, self._settings.control.suspicion)
         self._gate = AgreementGate(agreement, self._lease, self._deliver)
@@ -129,7 +130,7 @@ class Coordinator:
         await self._lease.wait()
         number = peer.hello.rank
         peer.set_keepalive(self._settings.control.suspicion)
-        peer.send(SupervisorWelcome(self._settings, "/nowhere", self._leader, number))
+        peer.send(SupervisorWelcome(self._settings, "/nowhere", self._leader, number, self._job_id))
         async for message in peer.listen(FROM_SUPERVISOR):
             await self._lease.wait()
             self._unheard[number] = 0

@@ -36,7 +36,7 @@ def as_a_supervisor():
 
 @contextmanager
 def spawned(play, tmp_path, server=None):
-    spec = WorkerSpec("127.0.0.1", 1, "a very secret token", 3, 2, str(tmp_path), {"data": {"path": play}})
+    spec = WorkerSpec("127.0.0.1", 1, "a very secret token", "", 3, 2, str(tmp_path), {"data": {"path": play}})
     log = LogFile(tmp_path / "log")
     with as_a_supervisor():
         child = Child.spawn({"parallel": {"backend": "nccl"}}, log, "fake_worker", server)

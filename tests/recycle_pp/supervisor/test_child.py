@@ -48,7 +48,7 @@ def test_an_import_error_of_a_worker_is_reported_in_its_death(tmp_path, monkeypa
     (tmp_path / "fake_worker.py").write_text("import no_such_module_at_all")
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     child = Child.spawn({"parallel": {"backend": "nccl"}}, LogFile(tmp_path / "log"), "fake_worker")
-    child.assign(WorkerSpec("", 1, "", 0, 0, "", {}))
+    child.assign(WorkerSpec("", 1, "", "", 0, 0, "", {}))
     death = wait_for_death(child)
     assert death.cause == "exit"
     assert "No module named 'no_such_module_at_all'" in death.detail
@@ -163,7 +163,7 @@ PARENT = os.getpid()
 pair = socket.socketpair()
 log = LogFile(Path({str(tmp_path / "log")!r}))
 child = Child.spawn({{}}, log, "fork_worker")
-child.assign(WorkerSpec("", 1, "", 0, 0, "", {{}}))
+child.assign(WorkerSpec("", 1, "", "", 0, 0, "", {{}}))
 select.select([child.pidfd], [], [], 20)
 print(child.reap(), log.flush(10.0))
 pair[0].send(b"still whole"), print(pair[1].recv(20))
