@@ -627,8 +627,7 @@ class Job:
                 raise StageLost(stage)
 
     def _new_ballot(self) -> None:
-        total = len(self.problem.microbatch_keys())
-        self._ballot = Ballot(self.committed + 1, self.problem.stages, total, self.clip)
+        self._ballot = Ballot(self.committed + 1, self.problem.stages, self.problem.total, self.clip)
 
     def _note(self, name: str, **fields: Any) -> None:
         self._notes.append({"event": name, "generation": self.generation, **fields})
