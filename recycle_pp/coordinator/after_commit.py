@@ -99,7 +99,7 @@ class AfterCommit:
     # -- checkpoints -------------------------------------------------------------------------------------------
 
     def begin_saving(self, commit: Commit, live: Collection[Member]) -> None:
-        """Expects the parts of a commit's checkpoint. The last one of the run must be done within control.lease.
+        """Expects the parts of a commit's checkpoint. The run's last checkpoint must be complete within control.lease.
 
         live: members that send digests"""
         outer, step = None if commit.outer is None else commit.outer.state, commit.step + 1
@@ -151,7 +151,7 @@ class AfterCommit:
 
     def _store(self, message: Assembled) -> None:
         """Begins to upload a checkpoint. If an earlier one is still being uploaded, this one is not stored. But the
-        last checkpoint of the run is always stored: it cancels the earlier upload."""
+        last checkpoint of the run is always stored, and cancels the earlier upload."""
         state, storing = self._state, self._state.storing
         if message.step <= (storing.step if storing.busy else storing.newest):
             return  # its assembler has resent the message

@@ -23,7 +23,7 @@ from .state import JobState
 
 RENEWALS = 3  # number of times that links are rebuilt in one step before a worker with a broken link is ended
 _BROKEN_SECONDS = 0.5  # delay before links are rebuilt, unless a death is reported in this time
-_OTHER_END_SECONDS = 0.3  # delay of the decision about a cut link, so that the link's other end can report too
+_OTHER_END_SECONDS = 0.3  # delay before the decision about a cut link, so that the link's other end can report too
 
 
 class BrokenLinks:

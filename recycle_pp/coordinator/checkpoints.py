@@ -9,7 +9,7 @@
     saving.restarted()                      # all workers restart; the checkpoint is abandoned
 
 One member assembles the checkpoint once all parts are written and the digests of all live members agree. Checkpoints
-are named by their number of steps: `step-000020` has the state after steps 0 to 19.
+are named by their number of steps: `step-000020` contains the state after steps 0 to 19.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def newest_of(folder: Path, stored: Survey) -> Whole:
     for step in sorted({*here, *stored.damaged, stored.step} - {0}, reverse=True):
         wrong = damage(here[step], step) if step in here else stored.damaged.get(step)
         if wrong is None or step == stored.step:
-            # So workers download the store's copy instead, and `checkpoint.keep` counts no damaged checkpoint.
+            # Then workers download the store's copy instead, and `checkpoint.keep` ignores damaged checkpoints.
             for number in here.keys() & (damaged.keys() | ({step} if wrong else set())):
                 set_aside(here[number])
             return Whole(step, damaged)
@@ -110,7 +110,7 @@ class Saving:
         self._newest = newest
         self._found: Collection[int] = ()  # numbers of steps in the finished checkpoints that `look` has found
         self._stored = 0  # number of steps in the newest checkpoint in the store
-        self._newest_since = time.monotonic()  # time when the newest checkpoint was saved, or of this start
+        self._newest_since = time.monotonic()  # when the newest checkpoint was saved, or this object created
         self.step = -1
         self._missing: dict[int, Member] = {}  # stage (if sharded: member) -> member whose part is missing
         self._parts: dict[Member, str] = {}  # member -> folder name of its finished part
@@ -121,7 +121,7 @@ class Saving:
         self._assembler: Member | None = None
         self._assembles = False  # the assembler has received its request
         self.final = self._sharded = False
-        self._outer: OuterState | None = None  # of an island: its position after the steps of the current checkpoint
+        self._outer: OuterState | None = None  # for an island: its position after the steps of the current checkpoint
         self._restored = -1  # number of steps in the last restored checkpoint
         self.failed = False  # the last checkpoint of the run could not be written
 

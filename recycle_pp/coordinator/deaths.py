@@ -9,10 +9,11 @@ deaths.end(rank, cause, detail)               # kills a live worker, for instanc
 deaths.end_stuck(rank, stuck)                 # kills a worker that makes no progress
 
 1. `_dead` handles the first report of a death. The other workers continue in a new generation.
-2. The job notes `stage_lost` if a stage has no live worker, or if a part of its state has no copy left. Then all
-   workers restart from the newest checkpoint, some of them in other roles.
-3. `_explain` records the event of the death, once the cause is known or the time to wait for it is over.
-   `restart_policy.py` then decides whether to restart the worker. A worker with `+rejoin_at` starts at the next commit.
+2. The job reports `stage_lost` if a stage has no live worker, or if a part of its state has no copy left. Then all
+   workers restart from the newest checkpoint, some of them in different roles.
+3. `_explain` records the event of the death, once the cause is known or the wait for it has timed out.
+   `restart_policy.py` then decides whether to restart the worker. A worker with a `+rejoin_at` fault restarts at the
+   next commit instead.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class Deaths:
     def found(self, rank: Rank, begun: bool) -> None:
         """Records a worker that a new coordinator found dead or unreachable.
 
-        begun: whether any generation was agreed. If so, the restored job already does not count the worker as live
+        begun: whether any generation was agreed. If so, the restored job no longer counts the worker as live
         """
         if rank.alive:
             rank.causes.setdefault(rank.incarnation, Death("hang", "the reconnection to the new coordinator"))
@@ -267,7 +268,7 @@ class Deaths:
         return in_op and self._state.job.problem.limit(role) > 1
 
     def respawn_due(self) -> None:
-        """Starts dead workers that have a `+rejoin_at` fault. They take part from the step in this fault on."""
+        """Starts dead workers that have a `+rejoin_at` fault. They take part again from the step that the fault names."""
         for rank in self._state.roster:
             if self._state.restarts.is_due(rank.role) and not rank.alive and rank.incarnation >= 0 and rank.supervisor:
                 rank.spawn()

@@ -97,7 +97,7 @@ class Driver:
 
     def _addressed(self, send: Send) -> Send:
         """Adds the receiver's address to a `Donate`; returns other messages unchanged. A session has one `Donate` for
-        each donor. For the first of them, records the event `Joining`, unless the receiver is already a member."""
+        each donor. For the first one, records the event `Joining`, unless the receiver is already a member."""
         if not isinstance(donation := send.message, Donate):
             return send
         roster = self._state.roster

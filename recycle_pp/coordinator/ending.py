@@ -2,7 +2,7 @@
 
     ending = Ending(settings, recorder)
     ending.request("SIGTERM", 143)     # records the signal; False if an earlier one is recorded
-    ending.save_due                    # whether the next commit must save: checkpoint.minutes are over, or a user asks
+    ending.save_due                    # whether checkpoint.minutes have passed, or a user has requested a checkpoint
     ending.committed(saves, skipped); ending.saved()      # measure steps and checkpoints
     ending.reason(saved_as)            # why the job ended, for the user
 
@@ -85,7 +85,7 @@ class Ending:
         if not self._warned and not self._emulated and self._step + self._save > END_SECONDS:
             self._warned = True
             self._recorder.say(
-                f"a step takes {self._step:.0f} s and a checkpoint {self._save:.0f} s, more than the "
+                f"a step takes {self._step:.0f} s and a checkpoint {self._save:.0f} s, together more than the "
                 f"{END_SECONDS:.0f} s that a job has after a signal. After a signal the run would resume from an older "
-                "checkpoint; checkpoint.every or checkpoint.minutes limits the lost work"
+                "checkpoint; a smaller checkpoint.every or checkpoint.minutes limits the lost work"
             )

@@ -7,9 +7,9 @@ hangs.stacks(rank, message)               # the stacks of a stuck worker, before
 await hangs.run()                         # never returns
 
 A stuck worker is killed and counts as dead at once. If all workers wait and none works, all links are rebuilt. Files
-in the run folder explain why: `hangs/step-000020.json` has the activity of each worker and the wait-for graph, and
-`hangs/step-000020-1.2.txt` has the stacks of all threads of worker 1.2. During a long step, `hangs/now.json` has the
-current activities and graph, for `recycle_pp.doctor`.
+in the run folder explain why: `hangs/step-000020.json` contains the activity of each worker and the wait-for graph,
+and `hangs/step-000020-1.2.txt` contains the stacks of all threads of worker 1.2. During a long step,
+`hangs/now.json` contains the current activities and graph, for `recycle_pp.doctor`.
 
 If no disk with training data answers, no worker that reads the data is killed. Instead, an event every DATA_SECONDS
 names the waiting workers, the file, and the seconds waited.

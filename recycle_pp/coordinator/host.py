@@ -1,8 +1,8 @@
 """Runs the coordinator in the event loop of the leading supervisor.
 
-host = Host(settings, run, agreement, leader, token)              # the first coordinator of a job
-host = Host(settings, run, agreement, leader, token, takeover)    # the successor of a lost coordinator
-await host.handle(peer)                                           # serves a supervisor or a worker
+host = Host(settings, run, agreement, leader, token, job_id)              # the first coordinator of a job
+host = Host(settings, run, agreement, leader, token, job_id, takeover)    # the successor of a lost coordinator
+await host.handle(peer)                                                   # serves a connection until it ends
 code = await host.ended
 """
 
@@ -34,8 +34,8 @@ from recycle_pp.wire.messages.agreement import Takeover
 from .checkpoints import NOTHING, Whole
 from .coordinator import WRITE_SECONDS, Coordinator
 
-# Heartbeats at which to call gc.freeze(). Otherwise a collection would scan the 200,000 objects of imports and the
-# planner, which are never freed, and block the loop for 50 ms.
+# Heartbeats at which to call gc.freeze(). Otherwise each garbage collection would scan the 200,000 objects of imports
+# and the planner, which are never freed, and would block the loop for 50 ms.
 FREEZES = (0, 10, 60)
 SCREEN_SECONDS = 2.0  # longest wait at the end of the job for the console to print the last lines
 # Seconds until the planner's thread must release the GIL. The loop releases the GIL for each message, so with Python's
@@ -66,8 +66,8 @@ class Host:
                 progress.say(line)
             if store := settings.checkpoint.store:
                 progress.say(
-                    f"checkpoints go to this folder, then to {store}; a node that is lost before its upload costs the "
-                    "checkpoint, unless the other nodes share the folder"
+                    f"checkpoints are written to this folder, then uploaded to {store}; if a node is lost before its "
+                    "upload is complete, the checkpoint is lost too, unless the other nodes share the folder"
                 )
             if no_understudy := why_none(settings):
                 progress.say(no_understudy)
@@ -130,7 +130,7 @@ class Host:
             if not self._coordinator.stood_down:
                 self._run.later(self._heartbeat.end, self._state.job.workers.values(), code)
         await self._run.later.flushed(WRITE_SECONDS)
-        await self._exporters.close()  # after the last write, so that the copy in a store has the end of the run
+        await self._exporters.close()  # after the last write, so that the copy in a store includes the end of the run
         await self._screen.flushed(SCREEN_SECONDS)
         return code
 

@@ -40,8 +40,8 @@ class Lifecycle:
         return self._code is not None
 
     def stop(self, reason: str, code: int = 1) -> None:
-        """Ends the job with a reason and an exit code. Only the first call counts, because later ones report
-        consequences of it."""
+        """Ends the job with a reason and an exit code. Only the first call counts, because later
+        reasons are consequences of the first."""
         if not self.over:
             self._record_deaths()
             self._recorder.stopped(reason)
@@ -53,7 +53,7 @@ class Lifecycle:
         self.stop(f"{part} failed:\n{traceback.format_exc()}")
 
     async def guard(self, work: Callable[..., Awaitable[None]], *arguments: Any, part: str = "the coordinator") -> None:
-        """Awaits work(*arguments). An exception stops the job with its traceback, because asyncio might drop the
+        """Awaits work(*arguments). An exception stops the job with its traceback. Otherwise asyncio might drop the
         exception, or it might look like the death of a client. If the lease is lost (Deposed), only the work ends."""
         try:
             await work(*arguments)

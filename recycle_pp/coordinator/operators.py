@@ -154,7 +154,7 @@ class Operators:
         if len(live) <= stages:
             raise NotPossible(
                 f"without worker {worker} only {plural(len(live) - 1, 'worker')} would be left for "
-                f"{plural(stages, 'stage')}; stop ends the job with a checkpoint"
+                f"{plural(stages, 'stage')}; `ctl stop` ends the job with a checkpoint"
             )
         incarnation = rank.incarnation
         await self._save(say)
@@ -222,7 +222,7 @@ class Operators:
             values: dict[str, Value] = checked(state.settings, request.values)
         except ValueError as error:
             raise NotPossible(str(error)) from None
-        say("the next commit carries it to all workers")
+        say("the next commit sends the change to all workers")
         self._driver.drive(Changed(values))
         await self._until(lambda: self._known.items() >= values.items())
         return Done(f"{', '.join(_words(values))} from {when(state.job.committed + 1, state.settings.run.steps)} on")
@@ -252,7 +252,7 @@ class Operators:
         deadline = time.monotonic() + seconds
         while not done() and time.monotonic() < deadline:
             if self._state.lifecycle.over:
-                raise NotPossible("the job has ended first")
+                raise NotPossible("the job ended first")
             await asyncio.sleep(_LOOK_SECONDS)
 
 

@@ -43,7 +43,7 @@ class Planning:
         self._look()
 
     def prepare(self, problem: Problem) -> None:
-        """Caches the plan of this problem, so that it is ready when the job has the problem."""
+        """Plans this problem and caches the plan, so that it is ready when the job needs it."""
         self._expected = problem
         self._look()
 
@@ -64,7 +64,8 @@ class Planning:
         self._task = asyncio.create_task(self._state.lifecycle.guard(work, *arguments, part="the planner"))
 
     async def _plan_ahead(self, job: Job, problems: Iterable[Problem]) -> None:
-        """Plans the first of these problems and caches the plan. A possible next death then needs only a look-up."""
+        """Plans the first of these problems and caches the plan. After the expected death, the plan only has to be
+        looked up."""
         for problem in problems:
             await asyncio.to_thread(job.steady.plan, problem)
             break
@@ -79,8 +80,8 @@ class Planning:
 
 
 async def load(profile: Profile, path: Path) -> None:
-    """Loads the durations that an earlier coordinator measured. Does nothing if the file is unreadable, too slow to
-    read (`in_time`), or does not fit the job."""
+    """Loads the durations that an earlier coordinator measured. Does nothing if the file is unreadable, takes too
+    long to read (`in_time`), or does not fit the job."""
     measured = await in_time(_read, path)
     if measured is not None and profile.fits(measured):
         profile.load(measured)

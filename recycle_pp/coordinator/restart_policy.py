@@ -2,10 +2,10 @@
 
 restarts = RestartPolicy(settings)
 restarts.faults_of(role)                    # injected faults for a new process
-restarts.died(role, committed)              # drops faults that the dead process had, so that they do not fire again
+restarts.died(role, committed)              # drops the dead process's faults, so that they do not fire again
 restarts.exchanged(worker, role)            # two members have exchanged these roles; each keeps its `+rejoin_at`
 restarts.replaced(rank)                     # a new node, with another GPU, has taken the rank
-restarts.is_respawned(rank, death)          # whether to restart the worker, as it failed by itself and not too often
+restarts.is_respawned(rank, death)          # whether to restart the worker: it failed by itself, and not too often
 restarts.is_due(role); restarts.earliest(role)      # with `+rejoin_at`: whether the worker returns, and its first step
 first = restarts.failed(where, role)        # another worker that died in the same op, or None; if any, stop the job
 """

@@ -26,7 +26,7 @@ from recycle_pp.wire.messages.table import Message
 
 from .ranks import Rank
 
-_TOGETHER_SECONDS = 0.001  # for which published values are collected into one message
+_TOGETHER_SECONDS = 0.001  # time to collect published values into one message
 
 
 class Roster:
@@ -36,7 +36,7 @@ class Roster:
         self._published: list[tuple[str, bytes]] = []  # not sent yet
 
     def __iter__(self) -> Iterator[Rank]:
-        """All ranks by number, also those whose node is lost."""
+        """All ranks by number, including those whose node is lost."""
         return iter([self._ranks[number] for number in sorted(self._ranks)])
 
     def __getitem__(self, number: int) -> Rank:

@@ -29,7 +29,7 @@ from recycle_pp.wire.messages.steps import Commit
 
 from .state import JobState
 
-QUIET_SECONDS = 30.0  # silence of the store until it is reported
+QUIET_SECONDS = 30.0  # how long the store must fail before this is reported
 
 
 class Rounds:
@@ -37,7 +37,7 @@ class Rounds:
         self._state = state
         self._before = OuterState()  # position after the latest event of the job
         self._statistics: dict[int, list[RoundStatistics]] = {}
-        self._sent = self._received = 0  # bytes since the latest event that contains them
+        self._sent = self._received = 0  # bytes since the latest event round_applied
         self._awaited = -1  # step whose commit waits for a round
         self._cut_off = False
         self._live: set[str] | None = None  # islands; None before the first `seen`

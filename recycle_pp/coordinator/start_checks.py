@@ -1,13 +1,13 @@
-"""Prints what is wrong with the machines of a job that spans hosts, at its start.
+"""Prints, at the start of a job that spans hosts, what is wrong with its machines.
 
     checks = StartChecks(state)
     checks.welcomed(3)                    # the coordinator sends its welcome to the supervisor of rank 3
     checks.registered(rank, clock)        # the answer has arrived; clock: time on the rank's machine when it was sent
-    checks.checked(rank, message)         # the result of `machine_checks.quick`, some seconds later
+    checks.checked(rank, message)         # the result of `machine_checks.quick`, a few seconds later
 
 Versions are compared with those of rank 0's machine, clocks with the coordinator's. If several machines have the same
-problem, one line names them. A clock is known to some milliseconds, because it was read between the welcome and the
-arrival of the answer.
+problem, one line names them. The difference between two clocks is known to within a few milliseconds, because the
+machine reads its clock between the welcome and the answer.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from recycle_pp.wire.messages.supervisors import MachineChecked
 from .ranks import Rank
 from .state import JobState
 
-CLOCK = 0.5  # largest difference of clocks, in seconds; the events of a job are sorted by the clocks of its machines
+CLOCK = 0.5  # maximum clock difference in seconds; the events of a job are sorted by the clocks of its machines
 TOGETHER_SECONDS = 2.0  # time to collect the results of several machines before they are printed
-NAMED = 4  # limit on the machines that a line names
+NAMED = 4  # maximum number of machines named in one line
 
 
 class StartChecks:
@@ -48,7 +48,7 @@ class StartChecks:
             self._wrong_clocks.add(rank.node)
             self._state.recorder.say(
                 f"the clock of {rank.host} is {max(ahead, behind):.1f} s {'ahead of' if ahead > 0 else 'behind'} that "
-                "of the coordinator's machine, so their events are sorted wrongly: chronyc makestep"
+                "of the coordinator's machine, so their events are sorted wrongly; run chronyc makestep"
             )
 
     def checked(self, rank: Rank, message: MachineChecked) -> None:

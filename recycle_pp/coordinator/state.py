@@ -70,7 +70,7 @@ class JobState:
         self.digests: dict[Worker, dict[str, str]] = {}
 
     def change(self, values: Mapping[str, Any]) -> None:
-        """Applies changed settings to the coordinator, except those that `protocol.Job` applies by itself. values: see
+        """Applies changed settings to the coordinator, except those that `protocol.Job` applies itself. values: see
         `config.live.checked`."""
         self.settings = self.settings.with_values(values)
         self.ending.minutes = self.settings.checkpoint.minutes

@@ -50,7 +50,7 @@ class Storing:
         self._uploading: dict[str, Member] = {}  # missing part -> member that uploads it
         self._files: dict[str, list[int]] = {}  # path in the checkpoint -> [size in bytes, CRC-32], of uploaded parts
         self._sealer: Member | None = None
-        self._outer: OuterState | None = None  # of an island: its position after the steps of the checkpoint
+        self._outer: OuterState | None = None  # for an island: its position after the steps of the checkpoint
         self._began = 0.0
         self._losses: dict[int, float] = {}  # number of steps -> validation loss, of validations since the last seal
 
@@ -132,8 +132,8 @@ class Storing:
         self.newest = min(self.newest, step)
 
     def died(self, member: Member, live: Collection[Member]) -> list[Send] | None:
-        """Requests to other members, instead of those to a dead member. None if no live member can upload its parts or
-        seal the checkpoint; the caller must then call `failed`."""
+        """Returns requests to other members, which replace those to a dead member. None if no live member can upload
+        its parts or seal the checkpoint; the caller must then call `failed`."""
         if member == self._sealer:
             return self._seal(min(live)) if live else None
         lost = {part: of for part, of in self._uploading.items() if of == member}
@@ -146,7 +146,7 @@ class Storing:
         return [Send(member, Upload(self.step, parts))] if parts else []
 
     def _request(self, writers: dict[str, Member], live: Collection[Member]) -> list[Send] | None:
-        """Requests to upload these parts. None if a part is on no live member's disk."""
+        """Returns requests to upload these parts; None if a part is on no live member's disk."""
         parts: dict[Member, list[str]] = defaultdict(list)
         for part, member in writers.items():
             self._uploading[part] = member

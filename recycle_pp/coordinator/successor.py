@@ -43,8 +43,8 @@ from .ranks import Rank
 from .state import JobState
 from .workers import Workers
 
-OF_PROCESS = (Ready, CannotRun, StreamLost, Leaving)  # say something about the process that sent them, not about files
-DISCOVERY_SECONDS = 2.0  # least patience, because workers may still be trying to reach the lost coordinator
+OF_PROCESS = (Ready, CannotRun, StreamLost, Leaving)  # void once another process has replaced the sender
+DISCOVERY_SECONDS = 2.0  # minimum wait, because workers may still be trying to reach the lost coordinator
 
 
 class Successor:
@@ -97,7 +97,7 @@ class Successor:
         while not began and whole is None and not self.discovery.states():
             whole = (await saving.whole()).step
             await state.lease.wait()
-        # Nothing below waits for anything. Otherwise a death in this time would be in no report and in no event.
+        # There is no `await` below. A death during one would appear in no report and in no event.
         states = self.discovery.states()
         found = find(states)
         lost = began and not states
@@ -106,7 +106,7 @@ class Successor:
         steps = state.settings.run.steps
         if saving.newest_step == steps and committed < steps - 1:
             self.discovery.over.set()
-            state.lifecycle.end(0)  # the job has finished while this supervisor was suspended
+            state.lifecycle.end(0)  # the job finished while this supervisor was suspended
             return
         # Before the first generation, all workers start from the same checkpoint. Later, new workers copy from peers.
         assignment = self.discovery.assignment(parallel.pipelines, parallel.stages)
@@ -151,7 +151,7 @@ class Successor:
     def _handle_again(self, repeated: Sequence[tuple[int, Message]], kinds: Collection[type[Message]]) -> None:
         for number, message in sorted(repeated, key=lambda each: -getattr(each[1], "step", 0)):  # the newest first
             rank = self._state.roster[number]
-            over = rank.incarnation != self.discovery.workers[number].incarnation  # `_restore_rank` has started another
+            over = rank.incarnation != self.discovery.workers[number].incarnation  # `_restore_rank` started a new one
             if type(message) in kinds and not (over and type(message) in OF_PROCESS):
                 self._workers.handle(rank, message)
 

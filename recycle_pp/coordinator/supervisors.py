@@ -99,7 +99,7 @@ class Supervisors:
             if free is None:
                 peer.send(NoPlace(self._why_no_place()))
                 return None
-            # The new node inherits neither the counts nor the address nor the end of the lost one.
+            # Reset what belonged to the lost node: its address, its counts and its stop signal.
             free.supervisor = peer
             free.place = None
             self._state.restarts.replaced(free)
@@ -109,7 +109,7 @@ class Supervisors:
             number = free.number
             places = {rank: place for rank, place in self._state.roster.places().items() if rank != number}
         elif number >= (world := parallel.pipelines * parallel.stages):
-            peer.send(NoPlace(f"rank {number} is of another launch: this job has {world} workers"))
+            peer.send(NoPlace(f"rank {number} belongs to another launch: this job has {world} workers"))
             return None
         elif self._is_taken(number, hello):
             peer.send(NoPlace(f"a new node has taken over rank {number}; this node ends"))
@@ -222,7 +222,7 @@ class Supervisors:
             self._returns.reconnected(rank)
 
     def _spawned(self, rank: Rank, message: Spawned) -> None:
-        if self._state.lifecycle.over:  # an event now would look to readers like a resumed run
+        if self._state.lifecycle.over:  # to readers, an event now would look like a resumed run
             return
         self._state.recorder.event(
             SpawnedEvent(worker=str(rank.role), rank=rank.number, pid=message.pid, host=rank.host)

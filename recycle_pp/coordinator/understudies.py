@@ -114,7 +114,7 @@ class Understudies:
                 waits.seconds += waited
 
     def _takes_over(self, note: Json) -> None:
-        """Records that an understudy plays a dead worker now. Abandons the current checkpoint, because its parts belong
+        """Records that an understudy now plays a dead worker. Abandons the current checkpoint, because its parts belong
         to the old roles, and moves the worker to the understudy's machine in the profile."""
         state, rank = self._state, self._state.roster[note["member"]]
         state.saving.abandon()

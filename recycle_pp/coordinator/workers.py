@@ -86,7 +86,7 @@ class Workers:
         self._driver = driver
         self._deaths = deaths
         self._hangs = hangs
-        self._received: dict[tuple[int, type[Message], int], Message] = {}  # `_kind` -> newest lasting message with it
+        self._received: dict[tuple[int, type[Message], int], Message] = {}  # newest lasting message, by `_kind`
         self._platform: str | None = None  # platform of the first worker: see execution.device
         self._data = ""  # fingerprint of the first worker's training data
         self._origin = ""  # digest of the first worker's model.path, if parameters are frozen
@@ -140,7 +140,7 @@ class Workers:
             faults = self._state.restarts.faults_of(rank.role)
             layers = self._state.layers
             settings = layers.settings(layers.counts(job.units.layout))
-            # After the first commit nobody can need the initial state.
+            # After the first commit no worker can need the initial state.
             joins = job.phase != "starting" and job.committed >= job.first_step
             peer.send(WorkerWelcome(settings, rank.role, str(self._state.run.path), resume, faults, joins))
         return rank
@@ -249,7 +249,7 @@ class Workers:
             reason = (
                 f"model.path: all workers must read the same weights, but worker {worker} {where} reads different ones"
             )
-            detail = f"model.path {where} holds other weights than at the start of the job"
+            detail = f"model.path {where} contains different weights than at the start of the job"
             refused = Refused(worker=worker, detail=detail)
         else:
             return True

@@ -120,7 +120,7 @@ def test_a_forced_drain_is_refused_if_too_few_workers_would_be_left(of):
     of.state.job.live = {0, 1}
     _, answer = ask(of, Drain((0, 1), force=True))
     assert answer.reason == (
-        "without worker 0.1 only 1 worker would be left for 2 stages; stop ends the job with a checkpoint"
+        "without worker 0.1 only 1 worker would be left for 2 stages; `ctl stop` ends the job with a checkpoint"
     )
 
 
@@ -208,7 +208,7 @@ def test_a_request_waits_for_an_unfinished_checkpoint(of):
         saving.abandon()
         of.state.lifecycle.end(0)
 
-    assert ask(of, TakeCheckpoint(), done)[1] == NotDone("the job has ended first") and seen == [False]
+    assert ask(of, TakeCheckpoint(), done)[1] == NotDone("the job ended first") and seen == [False]
 
 
 def test_stacks_come_from_the_supervisor(of):

@@ -98,7 +98,7 @@ def test_the_address_and_the_failed_gpu_of_a_lost_node_do_not_count_for_its_repl
 def test_a_supervisor_of_an_abandoned_larger_launch_is_rejected(of):
     number, message = welcome(of, Peer(5, "node5"))
     assert number is None and isinstance(message, NoPlace)
-    assert message.reason == "rank 5 is of another launch: this job has 2 workers"
+    assert message.reason == "rank 5 belongs to another launch: this job has 2 workers"
 
 
 def test_the_replacement_of_a_drained_node_is_not_drained_with_the_next_node(of):
