@@ -268,7 +268,7 @@ class Deaths:
         return in_op and self._state.job.problem.limit(role) > 1
 
     def respawn_due(self) -> None:
-        """Starts dead workers that have a `+rejoin_at` fault. They take part again from the step that the fault names."""
+        """Starts dead workers that have a `+rejoin_at` fault. They take part again from the step that it names."""
         for rank in self._state.roster:
             if self._state.restarts.is_due(rank.role) and not rank.alive and rank.incarnation >= 0 and rank.supervisor:
                 rank.spawn()

@@ -72,7 +72,7 @@ class Child:
 
         The standard output and error of the process go to `log`. A fork of `server` or of this process imports the
         module and calls its start(). If neither can be forked, a fresh interpreter runs the module as `__main__`. Never
-        waits for a disk, and for the server at most `fork_server.ANSWER_SECONDS`.
+        waits for a disk, and waits for the server at most `fork_server.ANSWER_SECONDS`.
         """
         words, inherited_words = os.pipe()
         lifeline = Lifeline.create()
@@ -157,7 +157,7 @@ class Child:
         for descriptor in (self._words, self._stdin, self.pidfd):
             os.close(descriptor)
         self._lifeline.close()
-        del self.signs  # holds the lifeline's memory
+        del self.signs  # keeps the lifeline's memory mapped
         self.pidfd = -1
         return self._classify(status, words, seen)
 
@@ -186,7 +186,7 @@ def _read_words(descriptor: int) -> LastWords | None:
     """The last complete line that `last_words` wrote to the pipe; None if there is none."""
     os.set_blocking(descriptor, False)
     data = b""
-    with suppress(BlockingIOError):  # a grandchild may still hold the other end
+    with suppress(BlockingIOError):  # a grandchild may still have the other end open
         while chunk := os.read(descriptor, 1 << 16):
             data += chunk
     for line in reversed(data.split(b"\n")[:-1]):

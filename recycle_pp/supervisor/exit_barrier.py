@@ -27,7 +27,7 @@ from recycle_pp.wire.launch import Launch
 
 from .foreign_sockets import connections_to
 
-SECONDS = 20.0  # time limit of `release`, which imports torch; after it the agents wait as if `release` did not exist
+SECONDS = 20.0  # time limit of `release`, which imports torch; after that the agents wait as they would without it
 SILENT_SECONDS = 8.0  # time without a packet from the store's machine after which the connection fails
 _STORE_SECONDS = 5.0  # time for the store to answer
 _CONNECT_SECONDS = 2.0  # time for the store's machine to answer
@@ -53,7 +53,7 @@ def limit_wait(launch: Launch) -> None:
         except TimeoutError:
             print(
                 f"recycle_pp: the job is done, but torchrun may wait up to 16 minutes for node 0: {place[0]} does not "
-                "answer. To end this wait, the job needs root or kernel.yama.ptrace_scope=0; kill -9 ends torchrun now",
+                "answer. kill -9 ends torchrun now; a job run as root or with kernel.yama.ptrace_scope=0 does not wait",
                 file=sys.stderr, flush=True,
             )  # fmt: skip
         except OSError:  # the machine answered

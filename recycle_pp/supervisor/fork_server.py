@@ -3,15 +3,17 @@
     server = ForkServer(settings, module)           # its process imports for seconds
     loop.add_reader(server.fileno(), ...)           # readable once it has imported, or has ended; then:
     problem = server.listen()                       # "", or why it cannot fork
-    pid = server.fork(parent's descriptors)         # a new child of this process; None if it cannot fork
+    pid = server.fork(descriptors)                  # a new child of this process; None if it cannot fork
     server.close()
 
 A worker's imports take seconds. With a fork server, a rank imports once, not again for every replacement, and a
-worker that dies soon after the previous one is replaced as fast. The server forks twice: its grandchild becomes a child
-of the supervisor (PR_SET_CHILD_SUBREAPER), so that the supervisor is told of its death and the worker dies with it.
+worker that dies soon after the previous one is replaced just as fast. The server forks twice, so that its grandchild
+becomes a child of the supervisor (PR_SET_CHILD_SUBREAPER). Then the supervisor is notified of the worker's death, and
+the worker dies with the supervisor.
 
-A process with several threads or an open GPU must not be forked: the copy would lack the threads, and CUDA does not
-work in it. Such a server cannot fork, and workers are started in a fresh interpreter.
+A process with several threads or an open GPU must not be forked, because the copy would lack the threads, and CUDA
+would not work in it. If the imports have this effect, the server refuses to fork, and each worker is started in a fresh
+interpreter.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ class ForkServer:
         """settings: those of the job. module: see `Child.spawn`; its import_ahead(settings) is called once."""
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.usable = False  # whether it can fork now
-        self.lost = False  # whether it could fork and has ended
+        self.lost = False  # whether it could fork, but has ended since
         with theirs:
             arguments = [str(theirs.fileno()), str(os.getpid()), module]
             self._process = subprocess.Popen(
@@ -93,7 +95,7 @@ class ForkServer:
         return None
 
     def close(self) -> None:
-        """Ends the process. Its workers live on."""
+        """Ends the process. Its workers keep running."""
         self.usable = False
         self._socket.close()
         self._process.kill()
@@ -102,7 +104,7 @@ class ForkServer:
 
 
 def _adopt_orphans(do: bool) -> None:
-    """Whether descendants of this process that lose their parent become children of this process."""
+    """Sets whether descendants of this process that lose their parent become children of this process."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(do), 0, 0, 0)
 
 

@@ -69,7 +69,7 @@ class Heartbeats:
 
     def close(self) -> None:
         if self._watchdog is not None and self._watched is not None:
-            self._watchdog.close()  # at once, because the end may block the loop
+            self._watchdog.close()  # at once, because ending the job may block the loop
             self._watched.cancel()
 
     async def _beat_watchdog(self, watchdog: EventLoopWatchdog, control: Control) -> None:

@@ -9,7 +9,7 @@ notices the exit and exits too.
 
 Nodes of a cluster do not start together. Every 4 s the first rank of a waiting node prints what it waits for and why.
 `coordinator.arrivals` prints which ranks the coordinator waits for. On one node only rank 0 prints; if the ranks were
-started without a known launcher, each rank does.
+started without a known launcher, each rank prints.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ async def find_coordinator(launch: Launch, hello: SupervisorHello, address: Addr
 
     Raises:
         OSError: no coordinator answered within `JOIN_SECONDS`.
-        ValueError: the coordinator rejected the hello, or rank 0's launcher has exited. The message has the reason.
+        ValueError: the coordinator rejected the hello, or rank 0's launcher has exited. The message names the reason.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + JOIN_SECONDS
@@ -76,7 +76,7 @@ class FirstLauncher:
         self._at = (launch.master_address, launch.master_port) if shared and not launch.one_node else None
         self._refusal = Refusal()
         self._due = 0.0
-        # On one node this is constant, because torchrun ends all ranks with rank 0. Else it is the last check's result.
+        # On one node this is constant, because torchrun ends all ranks with rank 0. Else the last check's result.
         self.runs = launch.one_node and "TORCHELASTIC_RUN_ID" in os.environ
 
     async def has_ended(self) -> bool:
@@ -135,7 +135,7 @@ class Waiting:
 
 
 def explain(error: OSError) -> str:
-    """The likely reason for which the coordinator cannot be reached, for users. error: the failure to connect."""
+    """The likely reason why the coordinator cannot be reached, for users. error: the failure to connect."""
     match error:
         case ConnectionRefusedError():
             return "nothing listens there: that node is not ready yet or has ended, or the address is wrong"

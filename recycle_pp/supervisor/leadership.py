@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 CONNECT_SECONDS = 10.0
 RECONNECT_SECONDS = 1.0  # time limit for reconnecting to a coordinator that may be lost
-GRACE_SECONDS = 1.0  # time by which a peer may learn of a new leader earlier than this supervisor
+GRACE_SECONDS = 1.0  # how much earlier than this supervisor a peer may learn of a new leader
 BEAT_SECONDS = 0.5  # seconds between two heartbeats to a waiting supervisor
 RETRY_SECONDS = 0.05  # seconds between two attempts to connect
 

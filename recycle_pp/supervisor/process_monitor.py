@@ -6,9 +6,9 @@ monitor.kill(incarnation)                   # with SIGKILL
 monitor.kill(incarnation, stacks=True)      # the same, after the worker has written its stack traces
 monitor.show_stacks(incarnation)            # sends the worker's stack traces; the worker continues
 monitor.evict()                             # with SIGTERM, so that the worker can hand over
-monitor.bar(death)                          # kills the worker and starts no other one: its GPU is broken
+monitor.bar(death)                          # kills the worker and starts no new one, because its GPU is broken
 monitor.bar(death, signal.SIGTERM)          # the same, after the worker has handed over
-monitor.signs(max_interval)                         # vital signs of the worker, for a heartbeat
+monitor.signs(max_interval)                 # vital signs of the worker, for a heartbeat
 monitor.start_standby(settings)             # prepares the next worker: a fork server, and a process that reads its data
 await monitor.end(gently=True)              # starts no more workers; the last one has time to exit by itself
 monitor.close()                             # kills every process that is left
@@ -82,8 +82,8 @@ class ProcessMonitor:
             self._child.send_signal(signal.SIGKILL)
 
     def start_standby(self, settings: Mapping[str, Any]) -> None:
-        """Starts a process in advance, so that the next worker need not import or read anything. The first time it
-        first starts the fork server, from which the process then comes."""
+        """Starts a process in advance, so that the next worker need not import or read anything. The first call starts
+        the fork server, which later forks the process."""
         if self._child is None or self._standby or self._ending or self._barred or self._log is None:
             return
         with suppress(OSError):
@@ -99,7 +99,7 @@ class ProcessMonitor:
         asyncio.get_running_loop().remove_reader(self._server.fileno())
         if problem := self._server.listen():
             self._log.write(
-                f"supervisor: each standby process imports by itself, as none can be forked: {problem}\n".encode()
+                f"supervisor: standby processes cannot be forked, so each imports by itself: {problem}\n".encode()
             )
         self.start_standby(settings)
 
@@ -208,8 +208,9 @@ class ProcessMonitor:
     def _take_standby(self, log: Path) -> Child | None:
         """The standby process, if it can become the worker; otherwise kills it and returns None.
 
-        It cannot if it has ended, is suspended, or writes to another log because the rank has become another worker. A
-        process that is not prepared yet may wait for a disk, so a new fork is better, but not a new interpreter."""
+        It cannot if it has ended, is suspended, or writes to another log because the rank has become another worker. If
+        it is not prepared yet, it may be waiting for a disk. A new fork is then faster, but a new interpreter is not.
+        """
         child = self._standby
         if child is None:
             return None

@@ -46,7 +46,7 @@ class QuickCheck:
             self._process.kill()
 
     def _run(self, command: list[str], loop: asyncio.AbstractEventLoop) -> None:
-        with suppress(OSError, RuntimeError, msgspec.MsgspecError):  # no process, or the loop is closed, or it failed
+        with suppress(OSError, RuntimeError, msgspec.MsgspecError):  # not started, loop closed, or check failed
             process = self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
             )

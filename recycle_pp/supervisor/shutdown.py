@@ -22,7 +22,7 @@ from typing import Any
 
 from recycle_pp.wire.messages.supervisors import EndsSoon, Evict, Stopping
 
-LEAVE_SECONDS = 20.0  # time for a worker to hand over before its machine is taken; torchrun allows 30
+LEAVE_SECONDS = 20.0  # time for a worker to hand over before its machine is taken away; torchrun allows 30
 ASK_SECONDS = 3.0  # time for the coordinator to answer
 SAVE_SECONDS = 24.0  # time for the job to finish its step and save; torchrun allows 30
 TOGETHER_SECONDS = 2.0  # signals this close count as one, because torchrun repeats the terminal's Ctrl-C
@@ -67,7 +67,7 @@ class Shutdown:
             await _first(serving, seconds=ASK_SECONDS)
 
     async def wait_for_end(self, serving: asyncio.Task[int]) -> None:
-        """Waits until the job has ended, but at most until shortly before this node's machine is taken."""
+        """Waits until the job has ended, but at most until shortly before this node's machine is taken away."""
         await _first(serving, seconds=max(0.0, self._at + LEAVE_SECONDS - asyncio.get_running_loop().time()))
 
     def report(self) -> None:
@@ -98,7 +98,7 @@ class Shutdown:
 
 
 def _signals() -> dict[int, int]:
-    """The signals that end the job -> the signal as which each counts."""
+    """signal that ends the job -> signal that it is treated as"""
     ends: dict[int, int] = {signal.SIGINT: signal.SIGINT, signal.SIGTERM: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM}
     if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
         del ends[signal.SIGHUP]

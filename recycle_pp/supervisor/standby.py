@@ -5,8 +5,8 @@
 
 The replacement of a killed worker has to import torch, read its data, join the job and receive the state. A standby
 process imports and reads in advance. The first one starts after the worker's first step, so that it delays no worker's
-start, and comes from a fork server that imports torch once for all that follow. The ranks of a machine take turns.
-Later standby processes start without waiting for a turn, after the first step of the new worker.
+start. It is forked from a server that imports torch once for all of them. The ranks of a machine take turns. Later
+standby processes start without waiting for a turn, after the first step of the new worker.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Standby:
         self._wanted = settings.run.standby
         self._incarnation = self._step = -1
         self._beats = 0  # heartbeats since the first step of this incarnation
-        self._turn = 1 + BEATS * launch.local_rank  # staggered, as all ranks finish their first step together
+        self._turn = 1 + BEATS * launch.local_rank  # staggered, because all ranks finish their first step together
 
     def due(self, signs: Signs | None) -> bool:
         """Whether to start the standby process now. signs: vital signs of the worker at this heartbeat."""

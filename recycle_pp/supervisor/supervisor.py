@@ -109,7 +109,7 @@ async def supervise(
 ) -> Ended:
     """Runs one rank to the end of the job.
 
-    address        address of the coordinator; None: a private file on this node has the address
+    address        address of the coordinator; None: a private file on this node contains the address
     settings, run  only given to rank 0, the first leader
     node           this node's own settings, if the job has several nodes
     joins          whether this is a new node of a running job
@@ -169,7 +169,7 @@ class Supervisor:
         self._server: asyncio.Server | None = None
         self._job_id = ""  # "" until this rank has started or entered the job
         self._place = Place("", 0)  # address at which this supervisor listens
-        self._sent_address: tuple[str, int] | None = None  # the coordinator's address that the worker got last
+        self._sent_address: tuple[str, int] | None = None  # the coordinator's address last sent to the worker
         self._leadership = Leadership(self._start_host, self._disconnect)
         self._heartbeats = Heartbeats(launch, self._monitor)
         self._check = QuickCheck(self._send)
@@ -177,7 +177,7 @@ class Supervisor:
         self._finished = False  # the coordinator has sent `Finish`
         self._token_file: Path | None = None  # set while this rank hosts the coordinator of a job on one node
         self._contact: ContactLog | None = None  # set when a coordinator is lost for the first time
-        self._evicted = False  # whether the job continues without this node, whose machine will be taken
+        self._evicted = False  # whether the job continues without this node, whose machine will be taken away
         self._shutdown = Shutdown(self._send)
         self._handlers: dict[type[Message], Callable[[Any], None]] = {
             Spawn: self._spawn,
@@ -277,9 +277,9 @@ class Supervisor:
             if self._launch.local_rank == 0:
                 where = f"{address.host}:{address.port}" if address else "this machine"
                 if isinstance(error, OSError):
-                    fail(f"no job of recycle_pp found at {where} in {JOIN_SECONDS / 60:.0f} minutes: {explain(error)}")
+                    fail(f"no recycle_pp job found at {where} in {JOIN_SECONDS / 60:.0f} minutes: {explain(error)}")
                 else:
-                    fail(f"no job of recycle_pp at {where}: {error}")
+                    fail(f"no recycle_pp job at {where}: {error}")
             return 1
         self._token = place.token
         where = f"{place.host}:{place.port}"
@@ -428,7 +428,7 @@ class Supervisor:
         workers = settings.parallel.pipelines * settings.parallel.stages
         self._server = await serve(self._handle, host, port, token, clients=2 * workers)  # and their supervisors
         bound = self._server.sockets[0].getsockname()
-        # Of several addresses, other nodes may reach only some. All of them have reached the name.
+        # If the name has several addresses, publish the name: other nodes may be able to reach only some of them.
         self._place = Place(host if len(self._server.sockets) > 1 else bound[0], bound[1], identity())
 
     async def _handle(self, peer: Peer) -> None:
@@ -441,8 +441,8 @@ class Supervisor:
             await self._leadership.agreement.handle(peer)
 
     def _is_of_another_job(self, hello: Message) -> bool:
-        """Whether a process of an earlier job, which was suspended while that job ended, has found this job at its
-        coordinator's address."""
+        """Whether the sender belongs to an earlier job, whose coordinator had the same address. The sender was
+        suspended while that job ended."""
         known = isinstance(hello, SupervisorHello | WorkerHello) and hello.job_id
         return bool(known) and known != self._job_id
 

@@ -69,7 +69,7 @@ class VitalSigns:
     def sample(self, incarnation: int, max_interval: float) -> Signs:
         """The vital signs now.
 
-        max_interval: seconds; at most this much of the time since the last call counts, the rest was a pause
+        max_interval: maximum number of seconds to count since the last call; the rest was a pause
         """
         now = time.monotonic()
         elapsed = min(now - self._sampled, max_interval)

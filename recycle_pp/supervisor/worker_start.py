@@ -1,7 +1,7 @@
 """The child's side of a fork that starts a worker.
 
 become_worker(module, supervisor, descriptors)      # imports the module and calls its start(); never returns
-say_prepared()                                      # in a standby process that waits for its spec only
+say_prepared()                                      # in a standby process that only waits for its spec
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from recycle_pp.comm.nccl.environment import ENVIRONMENT
 from recycle_pp.linux.processes import die_with_parent
 
-# Descriptors of a worker beside its standard input, output and error: the pipe for its last words, and the lifeline.
+# A worker's descriptors after standard input, output and error: the pipe for its last words, and the lifeline.
 WORDS, LIFELINE = 3, 4
 
 
@@ -48,7 +48,7 @@ def become_worker(
     module       see `Child.spawn`
     parent       process id of the supervisor, which is the parent
     descriptors  become the standard input, output and error, and the descriptors WORDS and LIFELINE
-    settings     those of the job, if the process may lack torch; then it becomes a fresh interpreter
+    settings     the job's settings; if given and torch is not imported, the process becomes a fresh interpreter
     """
     status = 1
     try:
@@ -57,7 +57,7 @@ def become_worker(
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
-        # First to high numbers, so that none is overwritten before it has been copied.
+        # Copy to high numbers first, so that none is overwritten before it has been copied.
         copies = [fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, LIFELINE + 1) for number in descriptors]
         for target, copied in enumerate(copies):
             os.dup2(copied, target)
@@ -75,9 +75,9 @@ def become_worker(
 
 
 def say_prepared() -> None:
-    """Tells the supervisor that this standby process can become the worker at once (`Child.prepared`)."""
+    """Signals to the supervisor that this standby process can become the worker at once (`Child.prepared`)."""
     with suppress(OSError):
-        os.write(WORDS, b"\n")  # an empty line, which is no last words
+        os.write(WORDS, b"\n")  # an empty line, which does not count as last words
 
 
 def _run_forked(module: str) -> int:
