@@ -5,8 +5,8 @@
     adoption.plans                                       # step -> plan of the work left in that step
     adoption.message(worker, generation, evaluate, stagger)      # orders for the member that plays this worker
 
-Pure: no sockets, no clock, no torch. The reports contain all that the coordinator must know about the interrupted step,
-so a new coordinator needs no history.
+Pure: no sockets, no clock, no torch. The reports contain everything that the coordinator must know about the
+interrupted step, so a new coordinator needs no history.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def adopt(
     records, ahead = _records(reports, committed + 1), _records(reports, committed + 2)
     void = units.void(live, records)
     left = remainder(problem, _played(live, records), {live[member]: of.busy for member, of in reports.items()})
-    revoked = left.revoked | void  # if a stage is revoked, all work on the next step is undone
+    revoked = left.revoked | void  # if a stage is revoked, all work on the next step is rolled back
     open_steps = {}
     if committed + 1 < steps and (left.sources or any(r.done for r in records.values())):
         open_steps[committed + 1] = left

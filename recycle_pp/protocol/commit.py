@@ -1,4 +1,4 @@
-"""Collects the votes on a step, and decides when the step is committed and which clip factor its update has.
+"""Collects the votes on a step, and decides when the step is committed and which clip factor its update uses.
 
     vote = make_vote(generation, 7, squares, finite, fits, counts, losses, speaks=True)     # on a worker
     ballot = Ballot(step=7, stages=4, microbatches=18, clip=1.0)
@@ -6,7 +6,7 @@
     if ballot.complete(live): decision = ballot.decide()                            # only if ballot.misfits is empty
 
 A worker votes when it has its stage's reduced gradients. The reduction also sums the count and the loss of each
-micro-batch. So every vote checks that no sample was skipped or counted twice, and that the peers of a stage hold the
+micro-batch. So every vote checks that no sample was skipped or counted twice, and that the peers of a stage have the
 same sums. All votes of a step arrive at about the same time, and the step waits for the last one. To keep votes small,
 only one peer of each stage sends its values; the others send only a digest of them.
 """
@@ -90,7 +90,7 @@ class Ballot:
     step: int
     stages: int
     microbatches: int  # in the whole step
-    clip: float | None  # largest norm of the gradient; None: no clipping
+    clip: float | None  # maximum norm of the gradient; None: no clipping
     votes: dict[Member, Vote] = field(default_factory=dict)
     workers: Assignment = field(default_factory=dict)  # voter -> the worker that it plays
     first: dict[int, Member] = field(default_factory=dict)  # first voter, by stage
@@ -105,8 +105,8 @@ class Ballot:
         first = self.first.setdefault(worker.stage, member)
         if first in self.votes and self.votes[first].digest != vote.digest:
             raise ProtocolViolation(
-                f"step {self.step}: workers {self.workers[first]} and {worker} hold different reduced gradients of one "
-                "stage"
+                f"step {self.step}: workers {self.workers[first]} and {worker} have different reduced gradients for "
+                "the same stage"
             )
         self.votes[member], self.workers[member] = vote, worker
 

@@ -43,7 +43,7 @@ class WorkerDescribed(Event, frozen=True):
 
     host:  the machine that the worker runs on
     units: layer of its stage -> (name, number of elements) of each unit of the layer
-    outer: of an island: its position in the rounds at this start; else None
+    outer: for an island, its position in the rounds at this start; else None
     """
 
     member: Member
@@ -185,7 +185,7 @@ class Outcome:
     """The results of one event.
 
     sends: messages, in order
-    notes: dicts for the caller to act on or to record; the key "event" holds the note's name. They contain no sets,
+    notes: dicts for the caller to act on or to record; the key "event" contains the note's name. They contain no sets,
         because the order of a set differs between processes
     expiry: an event to pass to the job after control.suspicion seconds, or None
     """

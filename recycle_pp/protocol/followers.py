@@ -2,7 +2,7 @@
 
 followers.add(member, earliest=40)           # a joiner
 followers.add(member, layers=[3, 4, 5])      # a receiver; its stage will have these layers
-followers.add_understudy(member, worker, elements)       # of this worker; its stage has this number of elements
+followers.add_understudy(member, worker, elements)       # an understudy of this worker; elements: size of its stage
 followers.find_donors(committed, generation, live, units, assignment)      # returns messages to followers and donors
 followers.synced(member, step, session)      # records that the follower has all its units in the state after `step`
 followers.stream_lost(session)               # restarts the follower of this session
@@ -131,7 +131,8 @@ class Followers:
         return True
 
     def stream_lost(self, session: int) -> bool:
-        """Restarts the follower of this session, although its donors live. Returns False if the session has ended."""
+        """Restarts the follower of this session, even if its donors are alive. Returns False if the session has
+        ended."""
         for follower in self._by_member.values():
             if follower.donors and follower.session == session:
                 follower.restart()

@@ -6,15 +6,15 @@
     missing(held, table, sizes)                        # copies to make: (unit, from, to)
     on_one_host(table, hosts)                          # a host whose loss would lose a unit, or None
 
-Peers are the members that play the workers of one stage. `sizes` has the number of elements of each unit. Tables list
-the units in the stage's order. The first holder of a unit reduces the unit's gradient, sends the gradient to the other
-holders, and sends the updated weights to all other peers.
+Peers are the members that play the workers of one stage. `sizes` contains the number of elements of each unit. Tables
+list the units in the stage's order. The first holder of a unit reduces the unit's gradient, sends the gradient to the
+other holders, and sends the updated weights to all other peers.
 
 At the start, peers form groups of `copies`, on different hosts if possible, and all copies of a unit are in one group
 (copysets: Cidon et al., USENIX ATC 2013). So with two copies, two simultaneous deaths lose a unit only if they hit the
 same group. A peer's load is the number of elements that it holds. Later, missing copies go to the peers with the least
-load, and a returning peer takes copies from overloaded peers.
-Copies of a unit are placed on different hosts, unless this would overload a peer.
+load, and a returning peer takes copies from overloaded peers. Copies of a unit are placed on different hosts, unless
+this would overload a peer.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def refilled(
     copies: int,
     hosts: Mapping[Member, str] | None = None,
 ) -> Table:
-    """The table after deaths and returns. Makes few copies besides the necessary ones.
+    """The table after deaths and returns. Makes few copies beyond the necessary ones.
 
     held: unit -> its live holders, at least one, in any order
 
@@ -97,7 +97,7 @@ def refilled(
             load[peer] += size
     for peer in sorted(load, key=lambda p: (load[p], p)):
         if load[peer] < mean - slack:
-            for gain in (1, 0):  # first move units that get onto one more host, then units that get onto as many
+            for gain in (1, 0):  # first move units that gain a host, then units that stay on as many hosts
                 _take_share(peer, table, sizes, load, mean, of, gain)
     _balance_first(table, sizes, len(load), slack)
     return table

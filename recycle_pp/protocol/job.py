@@ -80,7 +80,7 @@ class Job:
     steps    number of steps of the job
     planner  returns a plan for a problem
     derive   returns the actions of all workers for a plan
-    clip     largest norm of the gradient; None: no clipping
+    clip     maximum norm of the gradient; None: no clipping
     stagger  whether workers may apply a step before its commit (optimizer.stagger)
     """
 
@@ -98,7 +98,7 @@ class Job:
     evaluate_microbatches: int = 1  # micro-batches of each pipeline in one pass of a validation
     save_every: int = 0
     changes: dict[str, Value] = field(default_factory=dict)  # settings that were changed while the job ran
-    islands: tuple[int, int, int] | None = None  # of an island: steps, delay and max_local, see `OuterRounds`
+    islands: tuple[int, int, int] | None = None  # for an island: steps, delay and max_local, see `OuterRounds`
 
     generation: int = -1
     committed: int = -1
@@ -317,7 +317,7 @@ class Job:
         return []
 
     def _change_settings(self, event: SettingsChanged) -> list[Send]:
-        self.changes = self.changes | event.values  # a new dict, because earlier commit messages hold the old one
+        self.changes = self.changes | event.values  # a new dict, because earlier commits refer to the old one
         self.save_every = event.values.get("checkpoint.every", self.save_every)  # type: ignore[assignment]
         self._note("settings_changed", values=event.values)
         return []
@@ -451,8 +451,8 @@ class Job:
         return self._regroup()
 
     def _repeat(self, stages: list[int]) -> list[Send]:
-        """Repeats the step with the same samples and coarser sums, which hold larger values. After a few attempts any
-        float32 fits."""
+        """Repeats the step with the same samples and coarser sums, which can represent larger values. After a few
+        attempts any float32 fits."""
         self.attempt = self.attempt._replace(coarser=self.attempt.coarser + 1)
         self._note("repeated", step=self.committed + 1, stages=stages, attempt=self.attempt.coarser)
         return self._regroup()

@@ -1,10 +1,10 @@
-"""Detects stuck workers from their reported activities. To be live, a worker must make progress, not only answer.
+"""Detects stuck workers from their reported activities. A worker must make progress; it is not enough that it answers.
 
     sign = Sign(Activity("works", "F", 20, (1, 3)), seconds=10.2, quiet=10.1)
     verdict = judge({Worker(1, 2): sign, ...}, Patience(suspicion=10.0, lease=600.0))
     verdict.stuck       # {Worker(1, 2): Stuck("F of micro-batch 1.3 in step 20", 10.2)}: workers to kill
     verdict.deadlock    # workers that will wait forever although none is stuck; a new generation is needed
-    verdict.graph       # the wait-for graph, a networkx DiGraph; its nodes have the signs
+    verdict.graph       # the wait-for graph, a networkx DiGraph; each node contains its sign
     verdict.no_disk     # all readers of training data if none of their disks answers; no reader is stuck in that case
 
 An edge leads from a waiting worker to each worker that it waits for. A root is a worker without an outgoing edge: it
@@ -21,7 +21,7 @@ a busy machine, they are ten times as long. A wait for the device does not count
 A worker whose message has not arrived is never stuck, but several can be deadlocked, because a message or an all-reduce
 was lost. This is assumed if a worker and all workers that it can reach in the graph have waited for longer than
 `suspicion` (for a message or a sum, also longer than ten times its profiled time). With TCP, the wait for a message, a
-sum or a copy counts from the arrival of the last bytes, so a slow network is no deadlock.
+sum or a copy counts from the arrival of the last bytes, so a slow network does not count as a deadlock.
 
 If no disk with training data answers, no reader is stuck, and the job waits for the disks. As soon as one disk answers,
 the limits apply again.

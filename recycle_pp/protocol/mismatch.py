@@ -29,7 +29,7 @@ class Mismatch:
     disputed  unit -> groups of holders with the same checksum, the largest last
     changed   holder that reports its own copy of a unit as wrong -> the first such unit
     outvoted  any other holder with a wrong copy -> a unit in which its checksum differs from the majority
-    unclear   disputed units of which it is unknown which copies are wrong
+    unclear   disputed units for which it is unknown which copies are wrong
     """
 
     disputed: dict[UnitId, list[list[Member]]]
@@ -62,9 +62,9 @@ def compare(
         return None
 
     def outvoted_by(unit: UnitId, but: Collection[Member]) -> list[Member]:
-        """Holders whose copy of `unit` differs from the most frequent checksum. Empty if another checksum is as
-        frequent, or if fewer than two copies have the most frequent one. To find the most frequent one, copies in
-        `made` do not count. Holders in `but` are left out altogether."""
+        """Holders whose copy of `unit` differs from the most frequent checksum. Empty if another checksum is equally
+        frequent, or if fewer than two copies have the most frequent one. The frequencies do not include copies in
+        `made`. Holders in `but` are left out altogether."""
         asked = {peer: value for peer, value in values[unit].items() if peer not in but}
         groups = [[], *_groups({peer: value for peer, value in asked.items() if (unit, peer) not in made})]
         if len(groups[-1]) < 2 or len(groups[-1]) == len(groups[-2]):

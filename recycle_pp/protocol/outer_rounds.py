@@ -7,9 +7,9 @@
     rounds.waits(live, step)                   # whether the commit of this step must wait for theta
     order = rounds.commit(live, step)          # the part of the commit message that concerns the rounds
 
-All workers of an island apply a round in the same commit, so peers stay equal, and a death in between is an ordinary
-one. The position travels in every commit, so a new coordinator continues from there. A worker keeps the theta that it
-has reported until it is applied, or until another worker has a newer one. Pure: no clock, no store.
+All workers of an island apply a round in the same commit, so peers stay equal, and a death during a round needs no
+special handling. Every commit contains the position, so a new coordinator continues from there. A worker keeps the
+theta that it has reported until it is applied, or until another worker has a newer one. Pure: no clock, no store.
 
 A delta is cut after `steps` steps, and applied `delay` steps later, before the update of that step. If theta is late,
 the island continues with its own weights. It waits once it has made `max_local` steps since it began the round.
@@ -44,19 +44,22 @@ class OuterRounds:
         self._ready[member] = applied
 
     def regrouped(self) -> None:
-        """Called for a new generation. Every worker repeats its reports, because it may hold other units now."""
+        """Called for a new generation. Every worker repeats its reports, because it may hold different units now."""
         self._ready.clear()
         self._lacking.clear()
 
     def lacks(self, member: Member, sent: int, holders: Collection[Member]) -> None:
-        """Records that a worker lacks the delta that was cut after `sent` steps, because it joined later. If all its
-        holders lack it, it is lost, and the island cuts another one."""
+        """Records that a worker lacks the delta that was cut after `sent` steps, because it joined later. If all
+        `holders` lack it, the delta is lost, and the island cuts another one."""
         self._lacking.add(member)
         self._lost = self._lost or (self.state.sent == sent and self._lacking >= set(holders))
 
     def behind(self, live: Collection[Member], member: Member) -> dict[Member, int]:
-        """Members that do not know yet that another one has a newer theta than they have reported -> number of rounds
-        in it. member: the one that has just reported"""
+        """member -> number of rounds in the newest theta. Contains the members that have reported an older theta and do
+        not know yet that a newer one exists.
+
+        member: the one that has just reported
+        """
         goal = self._goal(live)
         if self._ready[member] < goal:
             return {member: goal}
@@ -84,7 +87,7 @@ class OuterRounds:
         return late and not self._lost and not self.applies(live, step)
 
     def commit(self, live: Collection[Member], step: int, last: bool = False) -> OuterOrder:
-        """Decides for the commit of `step`. last: whether the job ends with this commit; then no delta is cut"""
+        """Decides what the commit of `step` does. last: whether the job ends with it; if so, no delta is cut"""
         state = self.state
         apply = self._goal(live) if self.applies(live, step) else None
         if apply is not None:

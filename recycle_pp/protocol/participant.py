@@ -5,11 +5,11 @@
     me.adopt(message)               # stores the generation's orders in `me.orders`
     me.followed(step, units)        # units of layers that the stage will gain have arrived
     me.understudy = Understudy(...) # the member follows the units of another stage, which it may have to take over
-    me.commit(message)              # a step is committed; `me.commits` holds the message until the step is applied
+    me.commit(message)              # a step is committed; `me.commits` keeps the message until the step is applied
     me.state(linked=True)           # the state of this worker, for a new coordinator
 
 Pure and not thread-safe. The worker's control thread and executor call it under one shared lock; the tests' simulator
-calls it directly. *Committed* steps are agreed by the job, *applied* steps are in the parameters. `applied` is behind
+calls it directly. *Committed* steps are agreed by the job; *applied* steps are in the parameters. `applied` is behind
 `committed` until the executor applies the commit, and one step ahead while the staggered optimizer speculates.
 """
 
@@ -56,7 +56,7 @@ class Orders:
     shares     holders of the stage's units
     layers     layers of the stage in this generation; the executor may still have those of an earlier generation
     recompute  (in `steps`, in `steady`): whether layers run again in the backward pass
-    outer      of an island: its position in the rounds; else None
+    outer      for an island, its position in the rounds; else None
     """
 
     generation: int
@@ -158,8 +158,8 @@ class Participant:
 
     def adopt(self, message: Adopt) -> list[int]:
         """Stores the orders of a generation. Ignores orders of another generation or of an earlier term. Returns the
-        checkpoints, by number of steps, for which this member was to save a part and will not, because it plays another
-        worker now. The caller must report them, because the coordinator waits for these parts.
+        checkpoints, by number of steps, of which this member should have saved a part, but will not because it now
+        plays another worker. The caller must report them, because the coordinator waits for these parts.
 
         If this worker's stage must reduce its gradients again (`Adopt.revoked`), drops the reduced gradients."""
         unsaved: list[int] = []
@@ -235,7 +235,7 @@ class Participant:
         self.holdings.arriving = step, set(units)
 
     def relayout(self, units: Collection[UnitId]) -> None:
-        """Records that the worker's stage has other layers now. units: all units of the stage, in its order."""
+        """Records that the worker's stage now has different layers. units: all units of the stage, in its order."""
         self.holdings.relayout(units, self.committed)
 
     # -- calls of the executor ---------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ class Participant:
         self.applied = step
 
     def taken_back(self) -> None:
-        """Records that the executor has undone its early update."""
+        """Records that the executor has rolled back its early update."""
         self.undo = False
         self.applied -= 1
 
@@ -268,7 +268,7 @@ class Participant:
 
     def _understood(self) -> Holds:
         """The units that this member holds of the stage that it must take over. It holds all of them if its copy is in
-        the state after the newest committed step, and else none."""
+        the state after the newest committed step, otherwise none."""
         followed = self.understudy
         if followed is None or followed.worker.stage != self.role.stage or followed.step != self.committed:
             return Holds([], None, NOTHING)

@@ -1,4 +1,4 @@
-"""Selects the workers to remove if some workers cannot reach each other, although all reach the coordinator.
+"""Selects the workers to remove if some workers cannot reach each other, although all can reach the coordinator.
 
 lost = workers_to_evict({Worker(1, 0): [Worker(2, 0)], Worker(2, 0): [Worker(1, 0)]}, live)       # {Worker(2, 0)}
 """
@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from recycle_schedules import Worker
 
-TRIES = 3000  # limit on calls of `look`, because to find the smallest set (a minimum vertex cover) is NP-hard
+TRIES = 3000  # limit on calls of `look`, because finding the smallest set (a minimum vertex cover) is NP-hard
 
 Links = frozenset[frozenset[Worker]]
 

@@ -5,7 +5,7 @@
     steps = steady.plan(problem)                  # may take long; runs in a thread; the result is cached
     for problem in steady.ahead(): steady.plan(problem)     # plans for possible next deaths
     steady.restore(state)                         # takes the `state` of another Steady, and plans again
-    steady.made(steps, problem)                   # problem: the job's current one; ignores `steps` for another problem
+    steady.made(steps, problem)                   # problem: the job's current one; ignores `steps` for a different one
     if steady.ready: for member, message in steady.send(live, generation): ...
 
 Planning delays neither the rest of an interrupted step nor a step for which the workers have a plan. A plan for new
@@ -74,7 +74,7 @@ class Steady:
         return iter(()) if self._newest is None else self._store.ahead(self._newest.plan.problem)
 
     def made(self, steps: Steps, problem: Problem) -> None:
-        """Makes `steps` the newest plan, unless it was made for another problem than `problem`."""
+        """Makes `steps` the newest plan, unless it was made for a problem other than `problem`."""
         if steps.plan.problem == problem:
             self._newest, self.wanted = steps, False
 

@@ -8,7 +8,7 @@
     understudies.late(step)                             # understudies for which the commit of this step must wait
     member = understudies.heir(stage)                   # the member that takes over if the stage's last worker dies
 
-When a stage has only one live worker left, a member of another stage becomes its understudy: it follows all units of
+When a stage has only one live worker left, a member of another stage becomes its understudy. It follows all units of
 that stage (`followers`), and keeps its own units. It is *in step* once it has the state after some step, and has
 received the next step's gradient before that step's commit. From then on every commit waits for the understudy. So it
 always has the newest committed state, or can compute it from the gradient and the commit. As soon as the donor has sent
@@ -44,7 +44,7 @@ class Understudies:
     """The understudies of all stages.
 
     followers  all followers, including the understudies
-    each       bytes of an understudy's copy of a stage, per element; 0: no stage gets an understudy
+    each       bytes per element of an understudy's copy of a stage; 0: no stage gets an understudy
     """
 
     followers: Followers

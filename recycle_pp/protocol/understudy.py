@@ -7,8 +7,8 @@
     following.committed(commit)                 # the job has committed a step
     following.take_due()                        # commits to apply, oldest first; their gradients have arrived
 
-The gradient of a step and its commit come from different processes, in any order. If they are of different generations,
-the commit waits for a newer gradient, because sums of two generations may differ in their last bits.
+The gradient of a step and its commit come from different processes, in any order. If they are from different
+generations, the commit waits for a newer gradient, because sums of two generations may differ in their last bits.
 """
 
 from __future__ import annotations

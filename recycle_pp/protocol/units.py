@@ -46,8 +46,11 @@ class Units:
     """
 
     def __init__(self, copies: int, third: bool = False) -> None:
-        """copies: number of copies of each unit; 0: one for each worker of the stage
-        third: continue without the holder of a wrong copy, if it is known which copy is wrong (control.mismatch)"""
+        """
+        copies  number of copies of each unit; 0: one for each worker of the stage
+        third   whether to continue without the holder of a wrong copy, if it is known which copy is wrong
+                (control.mismatch)
+        """
         self.layout: Layout = {}
         self.hosts: dict[Member, str] = {}
         self._copies, self._third = copies, third
@@ -104,7 +107,8 @@ class Units:
     ) -> dict[int, Shares]:
         """stage -> its new shares. Raises StageLost if a unit has no holder.
 
-        took_back: whether updates of the uncommitted step are undone; weights sent after such an update are then void
+        took_back: whether updates of the uncommitted step are rolled back; weights sent after such an update are then
+            void
         """
         shares = {}
         for stage, peers in _stages(live).items():
@@ -176,7 +180,7 @@ class Units:
                 table = refilled(held, sizes, peers, self._copies, hosts)
             self._tables[stage], self._peers[stage] = table, set(peers)
             self._followers[stage] = self._followers.get(stage, set()) - {*peers}
-            # `followed` stays empty unless state is sharded, because only then votes compare copies.
+            # `followed` stays empty unless state is sharded, because only then do votes compare copies.
             has = ((unit, peer) for peer in (peers if self._copies else ()) for unit in unpacked(holds[peer].units))
             followed = {(unit, peer) for unit, peer in has if peer in new or unit not in before}
         else:
@@ -268,7 +272,7 @@ class Units:
         return sorted(found)
 
     def leavers(self, leaving: Collection[Member], live: Assignment) -> set[Member]:
-        """The leaving members that can leave now, because a peer and a copy of each of their units stay."""
+        """The leaving members that can leave now, because a peer and a copy of each of their units remain."""
         stay = {worker.stage for member, worker in live.items() if member not in leaving}
         gone: set[Member] = set()
         for member in sorted(live.keys() & leaving, reverse=True):

@@ -62,7 +62,7 @@ def test_peers_with_different_sums_stop_the_job(other):
     of = ballot()
     of.cast(1, Worker(0, 1), vote(Worker(0, 1)))
     of.cast(0, Worker(0, 0), vote(Worker(0, 0), squares=(9.0,)))  # another stage
-    with pytest.raises(ProtocolViolation, match=r"workers 0\.1 and 3\.1 hold different reduced gradients"):
+    with pytest.raises(ProtocolViolation, match=r"workers 0\.1 and 3\.1 have different reduced gradients"):
         of.cast(7, Worker(3, 1), vote(Worker(3, 1), **other))
 
 
