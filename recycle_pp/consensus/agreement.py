@@ -1,4 +1,4 @@
-"""Elects the leader, whose supervisor hosts the coordinator, and agrees on memberships.
+"""Elects the leader, which is the supervisor that hosts the coordinator, and agrees on memberships.
 
     agreement = make_agreement(settings, rank, address, token, leader)       # one in every supervisor
     leader = await agreement.leader(after=leader.term)      # after a loss; the next leader may be this supervisor
@@ -39,7 +39,7 @@ class Agreement(Protocol):
         after: term of the lost leader; -1 at the start of a job
 
         If the result is this supervisor, it must coordinate. If the leader of term `after` answers that it still leads,
-        for instance because only the connection to it was lost, it is the result again. Any other result has a later
+        for instance because only the connection to it was lost, it is returned again. Any other result has a later
         term. Raises LostMajority if this side cannot elect a leader.
         """
         ...

@@ -27,7 +27,7 @@ def make_agreement(
 
     leader      the current leader; None in rank 0 at the start of a job, which then calls `leader(after=-1)`
     first_term  the term that `leader(after=-1)` starts; newer than every term in the run folder
-    others      in a new node, which is not a member yet: rank -> address of the other supervisors
+    others      for a new node, which is not a member yet: rank -> address of the other supervisors
     """
     if settings.control.coordinator == "etcd":
         from .etcd import Etcd

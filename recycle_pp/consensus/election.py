@@ -15,7 +15,7 @@ majorities that could decide something share a supervisor. A candidate needs the
 
 A leader that receives no answers must not propose anything, because its messages may still arrive (a link cut in one
 direction). So before a proposal, a majority of the new members must confirm the leader. The leader sends the proposal
-to the new members only: a reachable supervisor never acknowledges a membership that it is not a member of.
+only to the new members, so a supervisor never acknowledges a membership that it is not a member of.
 
 A candidate raises its term only after a majority has answered that it would vote for the candidate (Raft's pre-vote). A
 voter answers no if it has a live leader, or if it has just voted for another candidate that may be alive. Voters refuse
@@ -23,9 +23,10 @@ a leader if they know a later term. If that term has no leader, the refused lead
 continues. So a delayed message of an old candidate can only delay the job.
 
 Candidates take turns in the order of their ranks, the lost leader last. A candidate first waits `TURN_SECONDS` for
-every live candidate with an earlier turn, and less after `TURNS_SECONDS` in all. A supervisor whose port refuses
-connections for some time counts as dead (`refusal.py`). If the supervisors that do not count as dead are not a
-majority, the election fails at once. A process on this machine that has ended is proven dead (see `majority`).
+every live candidate with an earlier turn. After `TURNS_SECONDS` in total, further turns are shorter. A supervisor
+whose port refuses connections for some time counts as dead (`refusal.py`). If the supervisors that do not count as
+dead are not a majority, the election fails at once. A process on this machine that has ended is proven dead (see
+`majority`).
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class Election:
             finally:
                 elected.cancel()
                 if not candidacy.cancel() and not candidacy.cancelled():
-                    candidacy.exception()  # only so that asyncio does not log that it was never retrieved
+                    candidacy.exception()  # otherwise asyncio would log that it was never retrieved
         if self.voter.leader is None:
             raise LostMajority(f"no majority of supervisors {_names(self.voter.newest.roster)} answered in time")
         return self.voter.leader
@@ -137,7 +138,7 @@ class Election:
         others = self._others()
         if lapsed and others and all(is_dead(place.process) for _, place in others):
             # The others may have elected another leader while this one was suspended, and continued or ended the job.
-            raise LostMajority(f"supervisors {_names(self.voter.members())} have ended, except this one")
+            raise LostMajority(f"all supervisors ({_names(self.voter.members())}) except this one have ended")
         while (leader := await self._confirm_leadership(self.voter.members())) is None:
             pass
         self._confirmed = leader.term

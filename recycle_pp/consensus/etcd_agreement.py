@@ -1,4 +1,4 @@
-"""The agreement in etcd. It is decided outside the job, so any part of the job that reaches etcd may continue.
+"""The agreement in etcd. Decisions are made outside the job, so any part of the job that reaches etcd may continue.
 
     agreement = EtcdAgreement(Etcd(endpoints), rank, address, token, leader, patience)     # see agreement.py
 
@@ -72,7 +72,7 @@ class EtcdAgreement:
 
     patience    seconds without a renewal after which a leader's lease expires
     first_term  see `make_agreement`
-    new         whether this supervisor is on a new node, and no member yet
+    new         whether this supervisor is on a new node, and not a member yet
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class EtcdAgreement:
     # -- becoming and staying the leader -----------------------------------------------------------------------
 
     async def _next_leader(self, after: int, answers: asyncio.Task[Leader]) -> Leader:
-        """answers: the lost leader, once it answers that it still leads"""
+        """answers: returns the lost leader as soon as that answers that it still leads"""
         loop = asyncio.get_running_loop()
         outage = _Outage()
         patient_until = loop.time() + 3 * self._patience
@@ -184,7 +184,7 @@ class EtcdAgreement:
         while True:
             try:
                 view = await self._read_view()
-                # A member: not an earlier process at the same address, whose lease has not expired yet.
+                # `is_me` also holds for an earlier process at the same address; `_is_member` excludes it.
                 if view.leader and self.is_me(view.leader) and view.leader.term > after and self._is_member(view):
                     return self._start_leading(view.leader, view)
                 if view.leader is not None and view.leader.term > after >= 0:

@@ -117,7 +117,7 @@ class LeaderLease:
             try:
                 async with asyncio.timeout(self._seconds):
                     term = await self._agreement.confirm(self.held)
-            except TimeoutError:  # occurs also after a suspension of this process, even if the answers have arrived
+            except TimeoutError:  # also occurs after a suspension of this process, even if the answers have arrived
                 failures += 1
                 continue
             except (Deposed, LostMajority):

@@ -48,7 +48,7 @@ class VoterClient:
             if self._refusal.lasts(place.process):
                 raise
             raise ConnectionAbortedError(
-                f"{place.host}:{place.port} refused the connection; its process may still live"
+                f"{place.host}:{place.port} refused the connection; its process may still be alive"
             ) from error
         except OSError:
             self._refusal.reset()
