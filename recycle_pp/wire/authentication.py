@@ -27,7 +27,7 @@ from .frames import ChannelClosed, encode_body
 from .messages.handshake import TO_CLIENT, Accepted, Challenge, OtherToken, Response
 from .messages.table import Message, Vocabulary
 
-OTHER_TOKEN = "the job there has another RECYCLE_TOKEN; it must be the same on every node"
+OTHER_TOKEN = "the job there has a different RECYCLE_TOKEN; it must be the same on every node"
 
 
 class Refused(ChannelClosed):
@@ -82,7 +82,7 @@ class Verifier:
         assert isinstance(response, Response)  # TO_SERVER contains no other message
         said = self.challenge.nonce, response.nonce, response.hello
         if not hmac.compare_digest(response.proof, _proof(self._token, b"client", *said)):
-            raise Refused("it has another RECYCLE_TOKEN than this job")
+            raise Refused("its RECYCLE_TOKEN differs from this job's")
         self.hello = self._hellos.decode(response.hello)
         return Accepted(_proof(self._token, b"server", *said))
 

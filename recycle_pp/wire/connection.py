@@ -35,10 +35,10 @@ from .messages.table import Message, Vocabulary
 MAX_UNSENT = 64 << 20  # bytes; an asyncio peer with more queued data apparently does not read, and is disconnected
 HANDSHAKE_SECONDS = 5.0
 SILENT_SECONDS = 30.0  # seconds without an answer from the other machine after which a connection breaks, by default
-UNPROVEN = 400  # number of strangers whose connections may wait for authentication
+UNPROVEN = 400  # connections that may wait for authentication, in addition to those of expected clients
 REPEAT_SECONDS = 10.0  # seconds between log lines about the same refusal; a node that retries must not flood the log
 
-NO_JOB = "the process that listens there is not a job of recycle_pp"
+NO_JOB = "the process that listens there is not a recycle_pp job"
 
 _log = logging.getLogger(__name__)
 
@@ -268,8 +268,8 @@ async def serve(
     """Listens at `host` and `port`. Runs `handler(peer)` for each authenticated client, and closes the connection when
     the handler returns.
 
-    clients: how many clients may connect at the same moment, as after a take-over. If more than these and UNPROVEN
-        connections wait for authentication, the oldest one is closed.
+    clients: number of clients that may connect at the same moment, for instance after a takeover. If more than
+        `clients` + UNPROVEN connections wait for authentication, the oldest one is closed.
 
     The bound address is `server.sockets[0].getsockname()`.
     """
@@ -322,7 +322,7 @@ async def _admit(peer: Peer, token: str) -> Message:
 
 class Refusals:
     """Logs why connections from an address are rejected: the same reason at most every `REPEAT_SECONDS`, and a limited
-    number of lines in all."""
+    number of lines in total."""
 
     def __init__(self) -> None:
         self._logged: dict[tuple[str, str], float] = {}

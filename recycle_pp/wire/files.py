@@ -81,7 +81,7 @@ def what_is_wrong(data: bytes, error: Exception) -> str:
     if not data.strip():
         return "it is empty"
     if isinstance(error, RecursionError):
-        return "it is nested too deep"
+        return "it is nested too deeply"
     if isinstance(error, msgspec.ValidationError):
         return re.sub(r"`\$\.?", "`", _lowered(str(error))).replace(" - at", " at").replace("``", "`")
     return f"it is not JSON ({_lowered(str(error).removeprefix('JSON is malformed: '))})"

@@ -1,7 +1,7 @@
 """Makes a connection break soon after the other machine stops answering. By default Linux waits a quarter of an hour.
 
     set_keepalive(sock, seconds=10)    # breaks after 10 seconds
-    is_silent(sock)                    # whether an answer of the other machine is overdue
+    is_silent(sock)                    # whether an answer from the other machine is overdue
 
 Detects only dead machines and broken networks. If the other process hangs or is paused, the kernel of its machine still
 answers.

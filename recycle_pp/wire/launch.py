@@ -16,7 +16,7 @@
 A job on one node also keeps its token in a private file while it runs, so that `recycle_pp.ctl` can prove that it may
 send requests. The name of this file is a hash of the run folder's path.
 
-This project uses nothing else of the launcher, in particular not torchrun's store.
+This project uses nothing else from the launcher, in particular not torchrun's store.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ class Launch:
             )
         except (KeyError, ValueError) as error:
             raise ValueError(
-                f"RANK is set, but not all of torchrun's variables are there and numbers: {error}"
+                f"RANK is set, but another of torchrun's variables is missing, or one is not a number: {error}"
             ) from error
         if not (0 <= rank < world and 0 <= launch.local_rank < launch.local_world <= world):
             raise ValueError(
                 f"RANK={rank} LOCAL_RANK={launch.local_rank} LOCAL_WORLD_SIZE={launch.local_world} cannot be in a job "
-                f"of WORLD_SIZE={world}: ranks count from 0. torchrun sets these variables; unset them to start by hand"
+                f"of WORLD_SIZE={world}: ranks start at 0. torchrun sets these variables; unset them to start by hand"
             )
         return launch
 
@@ -109,7 +109,7 @@ class Address:
         if address is not None:
             host, port = host_and_port(address, "control.address", " or null")
             if host in ("0.0.0.0", "::"):
-                raise ValueError(f"control.address must be an address at which others reach rank 0's node, not {host}")
+                raise ValueError(f"control.address must be an address where others can reach rank 0's node, not {host}")
         elif port > MOST_PORT:
             raise ValueError(
                 f"MASTER_PORT must be below {MOST_PORT}, not {launch.master_port}: the coordinator listens at the port "

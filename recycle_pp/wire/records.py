@@ -180,7 +180,7 @@ class HangReport(Struct, frozen=True, kw_only=True):
 
     missing   workers whose supervisor has never connected
     stuck     worker -> where it is stuck, for how long, and the file with its stacks
-    deadlock  workers that would wait for ever although none is stuck
+    deadlock  workers that would wait forever although none is stuck
     no_disk   all readers of training data, if none of their disks answers
     waits     (worker, the worker or "coordinator" that it waits for)
     """
@@ -235,6 +235,6 @@ class _About(TypedDict):
 
 
 class About(_About, total=False):
-    """The content of a checkpoint's about.json. files: name -> (bytes, CRC-32). Further keys hold the settings."""
+    """The content of a checkpoint's about.json. files: name -> (bytes, CRC-32). Further keys contain the settings."""
 
     files: dict[str, tuple[Count, Count]]

@@ -103,4 +103,4 @@ def test_a_wrong_token_and_a_flood_are_rejected(runs):
     case = Case("under a flood", "2x2", steps=60, deaths=0, bound=90)
     outcome = runs.of(case, "attacks", meanwhile=flood)
     runs.check_exact(outcome)
-    assert "refused a connection from 127.0.0.1: it has another RECYCLE_TOKEN than this job" in outcome.output
+    assert "refused a connection from 127.0.0.1: its RECYCLE_TOKEN differs from this job's" in outcome.output

@@ -73,7 +73,7 @@ def test_nodes_may_have_different_addresses_and_name_their_interfaces(tmp_path):
     ("setting", "sentence"),
     [
         ("control.interface=eth99", "control.interface: 'eth99' is not an address, a host name or a network interface"),
-        ("control.address=0.0.0.0:29501", "control.address must be an address at which others reach rank 0's node"),
+        ("control.address=0.0.0.0:29501", "control.address must be an address where others can reach rank 0's node"),
     ],
 )
 def test_an_interface_or_address_that_cannot_work_is_rejected_at_once(setting, sentence):

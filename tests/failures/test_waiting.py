@@ -71,9 +71,9 @@ def test_a_node_without_a_coordinator_reports_it_and_continues_when_it_appears(h
 def test_different_tokens_are_reported_on_both_nodes(hasty, tmp_path, port):
     with node(hasty, tmp_path, 0, f"127.0.0.1:{port}", OURS) as first:
         with node(hasty, tmp_path, 1, f"127.0.0.1:{port}", THEIRS) as other:
-            with said(other, "the job there has another RECYCLE_TOKEN; it must be the same on every node"):
+            with said(other, "the job there has a different RECYCLE_TOKEN; it must be the same on every node"):
                 pass
-            with said(first, "refused a connection from 127.0.0.1: it has another RECYCLE_TOKEN than this job"):
+            with said(first, "refused a connection from 127.0.0.1: its RECYCLE_TOKEN differs from this job's"):
                 pass
             with said(first, ": ranks 2 to 3; see the output of their nodes"):
                 pass
@@ -88,7 +88,7 @@ def test_a_foreign_program_on_the_port_is_distinguished_from_a_job(hasty, tmp_pa
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Greets) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with node(hasty, tmp_path, 1, f"127.0.0.1:{server.server_address[1]}", OURS) as waits:
-            with said(waits, "the process that listens there is not a job of recycle_pp"):
+            with said(waits, "the process that listens there is not a recycle_pp job"):
                 pass
         server.shutdown()
 

@@ -1,4 +1,4 @@
-"""Questions and answers by which supervisors agree on a leader and a membership (`consensus.election`)."""
+"""Questions and answers with which supervisors agree on a leader and a membership (`consensus.election`)."""
 
 from __future__ import annotations
 

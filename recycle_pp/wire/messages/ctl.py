@@ -37,7 +37,7 @@ class TakeCheckpoint(Message, frozen=True):
 
 @sent(OPERATOR, COORDINATOR)
 class ReadStacks(Message, frozen=True):
-    """The answer has the stacks of all threads of the worker."""
+    """The answer contains the stacks of all threads of the worker."""
 
     worker: tuple[int, int]
 

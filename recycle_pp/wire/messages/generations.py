@@ -34,7 +34,7 @@ class Announce(Message, frozen=True):
 
     members    member -> the worker that it plays
     committed  newest committed step
-    base       newest generation that made all connections anew; later generations keep connections between survivors
+    base       newest generation that rebuilt all connections; later generations keep connections between survivors
     attempt    current attempt at the next step; work of earlier attempts is void
     layout     the layers of every stage
     """
@@ -94,7 +94,7 @@ class Adopt(Message, frozen=True):
     recompute  whether the backward pass runs the worker's layers again, for micro-batches whose forward pass is in
                `steps`
     term       term of the agreement that allowed this generation
-    outer      of an island: its position in the rounds; else None
+    outer      for an island, its position in the rounds; else None
     """
 
     generation: int
@@ -193,7 +193,7 @@ class LinksMeasured(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR, of_generation=True)
 class Broken(Message, frozen=True):
-    """A link of the worker has failed. reason: the message of the back end"""
+    """A link of the worker has failed. reason: the back end's error message."""
 
     generation: int
     reason: str = ""

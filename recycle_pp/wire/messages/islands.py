@@ -43,7 +43,7 @@ class OuterOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def changes_state(self) -> bool:
-        """Whether the commit changes the state by more than the update."""
+        """Whether the commit changes the state in addition to the update."""
         return self.cut or self.apply is not None
 
 
@@ -99,10 +99,10 @@ class CutMissing(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR)
 class IslandsSeen(Message, frozen=True):
-    """What the store shows about all islands, for records only. Sent by one worker of the island whenever it changes,
+    """What the store shows about all islands, for records only. Sent by one worker of the island whenever this changes,
     and again in every generation.
 
-    live    names of islands whose lease is valid, with this island
+    live    names of islands whose lease is valid, including this island
     silent  names of islands whose lease has not been renewed for `rounds.GONE_SECONDS`
     closed  number of each closed round that this island has not applied yet -> island -> number of its samples
     """

@@ -45,13 +45,13 @@ class Ready(Message, frozen=True):
     machine         name of the worker's machine, the same for all workers that use the same cores
     cores           number of cores of the machine
     units           the units of the stage's layers: layer -> (name, number of elements) of each of its units. A member
-                    that later gets other layers sends the message again, with all layers that it has or had
+                    that later gets different layers sends the message again, with all layers that it has or had
     memory          the fields of a `StageMemory` for each way in which the stage may run, if they were measured
     notes           sentences about the worker's device for the user; the coordinator prints each sentence once
     data            fingerprint of the worker's training data; "" if it is irrelevant
     depth, stays    the layers of the model that can move to other stages, see `StageModule`
     origin          digest of model.path, from which the stage's frozen parameters were read; "" if the stage has none
-    outer           of an island: its position in the rounds, from the checkpoint and the store; else None
+    outer           for an island, its position in the rounds, from the checkpoint and the store; else None
     """
 
     address: Address
@@ -217,7 +217,7 @@ class Synced(Message, frozen=True):
 
 @sent(WORKER, COORDINATOR, lasting=True)
 class StreamLost(Message, frozen=True):
-    """A stream of state has broken, or could not be opened. Sent by the donor and by the follower, if they know it.
+    """A stream of state has broken, or could not be opened. Sent by the donor and by the follower, if they notice.
 
     session: see `Synced`
     """

@@ -48,7 +48,7 @@ class GpusFound(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     kind   name of the GPU's model
     count  number of these GPUs
-    links  largest number of active NVLinks of one of these GPUs
+    links  maximum number of active NVLinks on one of these GPUs
     done   results of the exercises on these GPUs
     """
 

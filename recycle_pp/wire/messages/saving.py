@@ -22,7 +22,7 @@ class Save(Message, frozen=True):
 class Saved(Message, frozen=True):
     """The worker has written its part of a checkpoint.
 
-    whole  whether the part has all units that the worker holds, as `Save` requests
+    whole  whether the part contains all units that the worker holds, as `Save` requests
     part   name of the part's folder
     """
 
@@ -46,7 +46,7 @@ class Assemble(Message, frozen=True):
 
     parts      names of the parts' folders
     uploading  number of steps in an older checkpoint that must not be deleted, because it is being uploaded; 0 if none
-    outer      of an island: its position in the rounds after these steps; else None
+    outer      for an island, its position in the rounds after these steps; else None
     """
 
     step: int

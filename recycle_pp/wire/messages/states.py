@@ -23,7 +23,7 @@ class StatePart(msgspec.Struct, frozen=True, tag="part", forbid_unknown_fields=T
     If sums are fixed-point, the exponents of each of the donor's layers follow (`numerics.gradients`).
 
     session  see `Donate`
-    units    the sent units. The tensor of a vector contains, one after another, those of the units that have it
+    units    the sent units. For each vector, one tensor contains the values of all units that have this vector
     of       see `Donate`
     """
 

@@ -92,7 +92,7 @@ class Commit(Message, frozen=True):
     skipped     number of consecutive skipped updates, including this one
     stagger     whether the next step may be applied before its commit
     changes     settings that have changed since the start of the job: key -> value
-    outer       of an island: whether to cut a delta or to apply a round; else None
+    outer       for an island, whether to cut a delta or to apply a round; else None
     """
 
     generation: int

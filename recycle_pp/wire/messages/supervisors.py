@@ -45,8 +45,8 @@ class SupervisorWelcome(Message, frozen=True):
     """The coordinator accepts the supervisor.
 
     rank    the rank in the supervisor's hello, or the rank that a new node gets
-    job_id  the same in all welcomes of a job, other than that of an earlier job at the same address
-    places  for a new node: rank -> address of all other supervisors, of which the next coordinator is one
+    job_id  the same in all welcomes of a job; differs from that of an earlier job at the same address
+    places  for a new node: rank -> address of each other supervisor; any of them may host the next coordinator
     """
 
     settings: Settings
@@ -225,7 +225,7 @@ class MachineChecked(Message, frozen=True):
 
 @sent(SUPERVISOR, COORDINATOR)
 class Probed(Message, frozen=True):
-    """The answer to a `Probe`. unreachable: for each target that could not be reached, a description."""
+    """The answer to a `Probe`. unreachable: descriptions of the targets that could not be reached."""
 
     unreachable: list[str]
 

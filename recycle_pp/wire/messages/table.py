@@ -11,8 +11,7 @@
     if is_void(message, generation): ...
 
 A receiver dispatches through its own dict from class to function (`_handlers`). The classes are in the other files of
-this folder: `handshake`, `supervisors`, `agreement`, `states`, `ctl`, and `workers` with `lifecycle`, `generations`,
-`steps`, `saving`.
+this folder.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ LISTENER = "listener"  # any supervisor on its port; the first message of a conn
 CLIENT, SERVER = "client", "server"  # the two ends in the handshake
 # The roles in the supervisors' agreement. A leader sends the same messages as a candidate does.
 CANDIDATE, VOTER = "candidate", "voter"
-DONOR, JOINER = "donor", "joiner"  # sender and receiver of a state
+DONOR, JOINER = "donor", "joiner"  # sender and receiver of state
 
 
 def kind(message: object) -> str:
@@ -83,7 +82,7 @@ def sent(sender: str, receiver: str, *, of_generation: bool = False, lasting: bo
 
 
 def is_void(message: Message, generation: int) -> bool:
-    """Whether the message belongs to another generation than the current one. generation: the current one."""
+    """Whether the message belongs to a generation other than the current one. generation: the current one."""
     return MESSAGES[type(message)].of_generation and message.generation != generation  # type: ignore[attr-defined]
 
 

@@ -115,7 +115,7 @@ def test_a_wrong_token_is_rejected_and_logged_at_most_every_ten_seconds(caplog):
     with caplog.at_level(logging.WARNING):
         asyncio.run(main())
     assert [record.message for record in caplog.records] == [
-        "refused a connection from 127.0.0.1: it has another RECYCLE_TOKEN than this job"
+        "refused a connection from 127.0.0.1: its RECYCLE_TOKEN differs from this job's"
     ]
 
 
