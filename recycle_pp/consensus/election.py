@@ -72,7 +72,7 @@ SLACK_SECONDS = 15.0  # seconds for an election after all supervisors have notic
 class Election:
     """The embedded `Agreement`. Use it in the event loop's thread only.
 
-    patience    seconds after which all other supervisors have noticed a loss that this one has noticed. An election,
+    patience    seconds within which all other supervisors notice a loss that this one has noticed. An election,
                 or the acknowledgement of a membership, may take `patience + SLACK_SECONDS`
     refused     see `VoterClient`
     first_term, others      see `make_agreement`
@@ -249,7 +249,7 @@ class Election:
         """Returns this supervisor as the leader, once a majority within `among` has confirmed it.
 
         Returns None if the caller must try again. In that case either most members knew a later term and this
-        supervisor has been elected anew, or `among` has no majority at present (supervisors with broken connections may
+        supervisor has been re-elected, or `among` currently has no majority (supervisors with broken connections may
         come back).
         """
         leader = self.voter.leader or await self.leader(after=self.voter.lost)

@@ -46,8 +46,9 @@ class BrokenLinks:
         self._unreachable[rank.number] = message.members
 
     def _renew(self, rank: Rank, message: Broken) -> None:
-        """Rebuilds all links, unless another generation has started since the report. If the links of a step keep
-        breaking, ends the worker that reported it first: a new process may help, and restarts are limited."""
+        """Rebuilds all links, unless another generation has started since the report. If links keep breaking in the
+        same step, ends the worker that first reported the newest break, because a new process may help. The number of
+        restarts is limited."""
         if message.generation != self._state.job.generation:
             return
         step = self._state.job.committed + 1

@@ -3,7 +3,7 @@
     saving.begin(step, savers, final, live) # at the commit; the savers then write their parts
     out = saving.saved(member, message)     # a part is written
     out = saving.compared(member, message)  # a member's digests have arrived
-    out = saving.died(member, live)         # the run's last checkpoint gets another saver; any other one is abandoned
+    out = saving.died(member, live)         # the run's last checkpoint gets another saver; others are abandoned
     out = saving.only(live)                 # treats awaited members that are not in `live` as dead
     out = saving.returned(member)           # resends a request that may have been lost with the member's connection
     saving.restarted()                      # all workers restart; the checkpoint is abandoned

@@ -39,7 +39,7 @@ class HangReports:
         self._write(f"{_name(step)}.json", json.dumps(reports, indent=1) + "\n")
 
     def note(self, step: int, signs: Mapping[Worker, Sign], verdict: Verdict) -> None:
-        """Writes at most once in NOTE_SECONDS, and only if the step has taken longer than a quarter of `suspicion`."""
+        """Writes at most once every NOTE_SECONDS, and only if the step has lasted longer than `suspicion` / 4."""
         now = time.monotonic()
         if step != self._step[0]:
             self._step = step, now

@@ -80,8 +80,8 @@ class RestartPolicy:
         return death.cause in ("node_loss", "hang") and not death.injected
 
     def is_given_up(self, rank: Rank, death: Death) -> bool:
-        """Whether the worker stays dead only because it has used up its restarts: `run.respawns` in all, and one after
-        a failure of its GPU. Call after `is_respawned` has returned False."""
+        """Whether the worker stays dead only because it has used up its restarts: `run.respawns` in total, and one
+        after a failure of its GPU. Call after `is_respawned` has returned False."""
         restartable = not death.injected and death.cause not in FINAL
         return restartable and not self.is_due(rank.role) and (death.cause == "gpu" or rank.respawns >= self.respawns)
 

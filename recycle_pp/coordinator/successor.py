@@ -184,5 +184,5 @@ def _lost(newest: Path | str | None, looked: bool) -> str:
     if newest is not None:
         return f"{text}{again} checkpoint {Path(newest).name}"
     if not looked:
-        return f"{text}{again} the newest checkpoint; the run folder or the store does not answer at present"
+        return f"{text}{again} the newest checkpoint; the run folder or the store currently does not answer"
     return text + "there is no checkpoint to continue from"

@@ -131,8 +131,11 @@ class Supervisors:
 
     def lost(self, number: int, peer: Peer) -> None:
         """Handles the end of a connection, which means that the node or its agent is gone. In two cases the supervisor
-        has some time to reconnect: after a reset, unless its node was leaving, and if this coordinator was suspended
-        or cut off, because supervisors close connections to a silent coordinator."""
+        has some time to reconnect:
+
+        - The connection was reset, and the node was not leaving.
+        - This coordinator was suspended or cut off. Supervisors close connections to a silent coordinator.
+        """
         if number in self._state.roster and (rank := self._state.roster[number]).supervisor is peer:
             reset = peer.was_reset and not rank.stopping
             waits = reset or self._state.lease.lapsed(self._state.settings.control.suspicion)

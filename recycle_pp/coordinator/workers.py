@@ -159,9 +159,12 @@ class Workers:
 
     def lost(self, rank: Rank, incarnation: int, peer: Peer) -> None:
         """Handles the end of a connection, which usually means that the worker died. In three cases the worker has some
-        time to reconnect: after a reset; if this coordinator was suspended or cut off; and if the worker is not a
-        member yet, because a worker that is not admitted within a second reconnects. If it is dead, its supervisor
-        reports that anyway."""
+        time to reconnect; if it is dead, its supervisor reports that anyway:
+
+        - The connection was reset.
+        - This coordinator was suspended or cut off.
+        - The worker is not a member yet. A worker that is not admitted within a second reconnects.
+        """
         suspicion = self._state.settings.control.suspicion
         joins = rank.number not in self._state.job.live
         if joins or peer.was_reset or self._state.lease.lapsed(suspicion):

@@ -1,7 +1,7 @@
 """Finds workers with a wrong copy of a unit (a block of one layer's state), by comparing its holders' checksums.
 
     found = compare(table, votes)     # the differences within one stage; None if all copies agree
-    found.wrong                       # holder -> a unit of which it has a wrong copy
+    found.wrong                       # holder -> a unit that it holds a wrong copy of
     found.unclear                     # units whose copies differ, but it is unknown which copies are wrong
 
 Each holder updates its own copy, and all copies must stay equal. A copy counts as wrong if its holder found a change

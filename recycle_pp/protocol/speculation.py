@@ -8,7 +8,7 @@ void = speculation.decided(scale)      # whether workers must undo their early u
 
 from __future__ import annotations
 
-PAUSE = 8  # steps without speculation after an undone step
+PAUSE = 8  # steps without speculation after an early update was rolled back
 
 
 class Speculation:

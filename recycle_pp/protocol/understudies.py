@@ -62,8 +62,8 @@ class Understudies:
         note: Noting,
     ) -> None:
         """Dismisses understudies that are no longer needed, and chooses one for each stage with a single live worker,
-        if a member can be spared. Prefers members of the stage with the most workers to spare, and then members on
-        another host than the single worker.
+        if a member can be spared. Prefers members of the stage with the most workers to spare, and then members on a
+        host other than that of the single worker.
 
         leaving  members that leave soon
         problem  returns the planning problem of the live workers; if it has `memory`, the copy must fit into the memory

@@ -80,7 +80,7 @@ class FirstLauncher:
         self.runs = launch.one_node and "TORCHELASTIC_RUN_ID" in os.environ
 
     async def has_ended(self) -> bool:
-        """Whether the agent has exited: True after two seconds of refused connections. Tries to connect at most once in
+        """Whether the agent has exited: True after two seconds of refused connections. Connects at most once every
         `LOOK_SECONDS`."""
         now = asyncio.get_running_loop().time()
         if self._at is None or now < self._due:
@@ -109,7 +109,7 @@ class Waiting:
         self._reported = self._begun
 
     def report(self, where: str, error: OSError) -> None:
-        """Prints a line, at most once in `REPORT_SECONDS`.
+        """Prints a line, at most once every `REPORT_SECONDS`.
 
         where: HOST:PORT of the coordinator; "" if unknown
         error: error of the last attempt to connect
