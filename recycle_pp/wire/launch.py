@@ -75,7 +75,7 @@ class Launch:
             )
         except (KeyError, ValueError) as error:
             raise ValueError(
-                f"RANK is set, but another of torchrun's variables is missing, or one is not a number: {error}"
+                f"RANK is set, but one of torchrun's variables is missing or not a number: {error}"
             ) from error
         if not (0 <= rank < world and 0 <= launch.local_rank < launch.local_world <= world):
             raise ValueError(

@@ -39,7 +39,7 @@ def test_the_launch_is_read_from_torchruns_variables_and_defaults_to_one_process
     assert not launch.one_node
     with pytest.raises(ValueError, match="WORLD_SIZE"):
         Launch.from_environment({"RANK": "5"})
-    with pytest.raises(ValueError, match="are there and numbers"):
+    with pytest.raises(ValueError, match="is missing or not a number"):
         Launch.from_environment(torchrun | {"RANK": "five"})
 
 
