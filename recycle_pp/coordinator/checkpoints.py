@@ -35,7 +35,7 @@ from recycle_pp.wire.messages.saving import Assemble, Assembled, Assembling, Dig
 
 from .replicas import Replicas
 
-STORE_SECONDS = 60.0  # limit on repeated requests for the store's checkpoints, if the store does not answer
+STORE_SECONDS = 60.0  # how long to repeat a request to a store that does not answer
 
 
 class CannotRestore(RuntimeError):

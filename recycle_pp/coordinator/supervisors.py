@@ -195,7 +195,7 @@ class Supervisors:
         if self._returns.cut:
             return (
                 f"no node of the job is lost: {next(iter(self._returns.cut.values()))}, and its workers start once the "
-                "network between them works; stop its agent to put another node in its place"
+                "network between them works; to replace it with this node, stop its agent"
             )
         return "no node of the job is lost, so another node cannot join"
 

@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     from recycle_pp.config.node_settings import NodeSettings
     from recycle_pp.coordinator.host import Host
 
-FILES = 64  # open files of a coordinator without the connections of workers
+FILES = 64  # open files of a coordinator, not counting connections
 FILES_PER_WORKER = 3  # the worker's connection, its supervisor's, and a new one while an old one ends
 REPORT_SECONDS = 20.0  # longest wait at the end of the job for the report of the run
 PREPARE_SECONDS = 2.0  # delay before the import of the coordinator's modules (0.7 s, or 3 s on a busy machine)
