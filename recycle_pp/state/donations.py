@@ -82,7 +82,8 @@ class Donations:
     """The donor's side. `asked` runs in the listening thread, `committed` and `voting` run in the executor's thread. No
     method blocks.
 
-    send       send(message): sends `StreamLost` to the coordinator if a stream breaks, or cannot be opened
+    send       send(message): sends `StreamLost` to the coordinator if a stream breaks or cannot be opened, or if this
+               worker does not hold a unit that it was asked for
     suspicion  seconds after which a stream breaks if the follower's machine does not answer; None: never
     """
 
@@ -219,8 +220,9 @@ class _Donor(threading.Thread):
         except TransferError as error:
             _log.info("stopped sending state to %s: %s", address, error)
             self._report(StreamLost(self._message.session))
-        except KeyError as error:
-            _log.info("stopped sending state: this worker no longer holds unit %s", error)
+        except KeyError as error:  # the unit has moved away, or has not arrived yet: the executor copies it later
+            _log.info("stopped sending state: this worker does not hold unit %s", error)
+            self._report(StreamLost(self._message.session))
 
     def _send_next(self, stream: Stream) -> None:
         """Sends the next queued commit or gradient, else the next part of the state. If nothing is left, waits."""

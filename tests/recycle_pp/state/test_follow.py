@@ -318,6 +318,16 @@ def test_both_ends_of_a_broken_stream_report_its_session(monkeypatch):
     assert said == [StreamLost(7)]
 
 
+def test_a_donor_that_was_asked_for_a_unit_before_its_arrival_reports_the_session(pipe, monkeypatch):
+    """Otherwise the follower would wait for ever, because its other donors keep sending gradients."""
+    here, sent = Worker(units=[0, 1]), []
+    donations = donor(here, monkeypatch, 512, units=[2, 0], sent=sent)
+    here.commit(0, "stepped", donations.committed)
+    (thread,) = donations._donors
+    thread.join(10)
+    assert sent == [StreamLost(7)]
+
+
 def test_an_understudy_without_room_refuses_with_the_needed_and_the_free_bytes():
     here, sent = Worker(units=[0, 1]), []
     names = [here.stage.layout.ids[0]]
