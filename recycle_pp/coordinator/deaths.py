@@ -205,6 +205,7 @@ class Deaths:
         state.saving.restarted()
         state.storing.restored(step)
         state.spans.clear()
+        state.digests.clear()
         self._driver.drive(Restarted(step, [rank.number for rank in present]))
         for rank in present:
             rank.spawn()

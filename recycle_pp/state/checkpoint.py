@@ -125,14 +125,17 @@ def _write_part(
 
 
 def finish(folder: str | Path, step: int, parts: Sequence[str], about: Mapping[str, Any]) -> Path:
-    """Merges parts into one checkpoint. Returns its folder. If the calling worker dies, another worker may call this.
+    """Merges parts into one checkpoint. Returns its folder. If the calling worker dies, another worker may call this,
+    even if the checkpoint was finished before the death.
 
     parts  names that `Saver.save` returned
     about  JSON for a resume, see `describe`
 
     Raises ValueError if a tensor or a box is missing from all parts, or if a file is too short.
     """
-    place = temporary(folder, step)
+    place, final = temporary(folder, step), Path(folder) / name(step)
+    if not place.is_dir() and any((final / part).is_dir() for part in parts):  # a part's name contains a random number
+        return final
     table, data = merged(place, parts)
     write_synced(place / TABLE, table)
     check_files(place)
@@ -141,7 +144,7 @@ def finish(folder: str | Path, step: int, parts: Sequence[str], about: Mapping[s
     for part in parts:
         sync(place / part)
     sync(place)
-    final = rename(place, Path(folder) / name(step))
+    rename(place, final)
     _delete_all_but(final, {ABOUT, *files})
     return final
 

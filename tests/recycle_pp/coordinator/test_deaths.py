@@ -116,6 +116,7 @@ def loses_a_stage(monkeypatch, savers=()):
         for rank in ranks:
             rank.incarnation, rank.alive = 0, rank.number != 1
             driver.drive(WorkerReady(rank.number))
+            state.digests[rank.role] = {"embedding": "1a2b"}  # as if the worker had finished
         for rank in (ranks[0], ranks[2]):
             rank.supervisor = Supervisor()
         driver.drive(WorkerDied(1))
@@ -138,6 +139,7 @@ def test_after_the_last_death_of_a_stage_the_others_restart_from_the_checkpoint_
     assert ranks[0].supervisor.received == ranks[2].supervisor.received == [Spawn]
     assert job.first_step == 5 and job.committed == 4
     assert job.waiting == {0, 2}
+    assert not state.digests  # fewer workers may sum the repeated steps in another order
     assert state.recorder.events == ["stage_lost"] and not state.lifecycle.over
 
 

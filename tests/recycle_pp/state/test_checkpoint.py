@@ -87,6 +87,16 @@ def test_a_save_does_not_see_later_changes_of_the_state(tmp_path):
     assert same(checkpoint.load(checkpoint.finish(tmp_path, 1, [saver.wait()], ABOUT)), expected)
 
 
+def test_a_worker_can_finish_a_checkpoint_that_another_worker_finished_before_its_death(tmp_path):
+    optimizers = job(2, steps=1)
+    savers = [checkpoint.Saver(tmp_path) for _ in optimizers]
+    for number, (saver, optimizer) in enumerate(zip(savers, optimizers, strict=True)):
+        saver.save(1, number, optimizer.state())
+    parts = [saver.wait() for saver in savers]
+    assert checkpoint.finish(tmp_path, 1, parts, ABOUT) == checkpoint.finish(tmp_path, 1, parts, ABOUT)
+    assert same(checkpoint.load(tmp_path / "step-000001"), state(optimizers))
+
+
 def test_a_killed_save_leaves_the_previous_checkpoint_whole(tmp_path):
     optimizers = job(2, steps=1)
     path = save(tmp_path, 1, optimizers)
