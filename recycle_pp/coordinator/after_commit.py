@@ -128,7 +128,7 @@ class AfterCommit:
             state.ending.saved()
             state.recorder.event(CheckpointSaved(checkpoint=message.step))
         if state.settings.checkpoint.store is not None:
-            self._store(message)
+            self.store(message, state.saving.final and state.saving.step == message.step)
         self._driver.finish_if_done()
 
     def save_failed(self, rank: Rank | None, message: SaveFailed) -> None:
@@ -149,13 +149,13 @@ class AfterCommit:
 
     # -- the store ---------------------------------------------------------------------------------------------
 
-    def _store(self, message: Assembled) -> None:
+    def store(self, message: Assembled, last: bool) -> None:
         """Begins to upload a checkpoint. If an earlier one is still being uploaded, this one is not stored. But the
         last checkpoint of the run is always stored, and cancels the earlier upload."""
         state, storing = self._state, self._state.storing
         if message.step <= (storing.step if storing.busy else storing.newest):
             return  # its assembler has resent the message
-        final = message.step >= state.settings.run.steps or (state.saving.final and state.saving.step == message.step)
+        final = last or message.step >= state.settings.run.steps
         if storing.busy and not final:
             self._not_stored(message.step, f"checkpoint step-{storing.step:06d} is still being uploaded")
             return

@@ -108,8 +108,8 @@ class Saving:
         self._folder, self._assignment, self._store = folder, assignment, store
         self._uploading = uploading
         self._newest = newest
-        self._found: Collection[int] = ()  # numbers of steps in the finished checkpoints that `look` has found
-        self._stored = 0  # number of steps in the newest checkpoint in the store
+        self.found: Mapping[int, list[str]] = {}  # of the finished checkpoints that `look` has found: steps -> parts
+        self.stored_step = 0  # number of steps in the newest checkpoint in the store
         self._newest_since = time.monotonic()  # when the newest checkpoint was saved, or this object created
         self.step = -1
         self._missing: dict[int, Member] = {}  # stage (if sharded: member) -> member whose part is missing
@@ -144,14 +144,14 @@ class Saving:
 
     def newest(self) -> Path | str | None:
         """Path or URL of the newest whole checkpoint, or None. Does not access the disk."""
-        if self._stored > self._newest:
-            return f"{self._store}/{name(self._stored)}"
+        if self.stored_step > self._newest:
+            return f"{self._store}/{name(self.stored_step)}"
         return self.path(self._newest) if self._newest else None
 
     @property
     def newest_step(self) -> int:
         """Number of steps in the newest whole checkpoint; 0 if there is none."""
-        return max(self._newest, self._stored)
+        return max(self._newest, self.stored_step)
 
     def unsaved(self) -> tuple[int, float]:
         """(number of steps in the newest checkpoint or 0, seconds of unsaved work). The seconds count from when
@@ -161,11 +161,11 @@ class Saving:
     async def look(self) -> None:
         """Looks for checkpoints that an earlier coordinator finished."""
         with suppress(OSError):  # if the folder is unreadable, messages to the user name no checkpoint
-            self._found = await in_thread(finished, self._folder)
-            self._newest = max([self._newest, *self._found])
+            self.found = await in_thread(_parts, self._folder)
+            self._newest = max([self._newest, *self.found])
         if self._store is not None:
             with suppress(StoreError):
-                self._stored = max(self._stored, (await in_thread(survey, self._store, 0.0)).step)
+                self.stored_step = max(self.stored_step, (await in_thread(survey, self._store, 0.0)).step)
 
     async def whole(self) -> Whole:
         """Like `newest_whole`, but ignores a store that cannot be reached."""
@@ -173,10 +173,6 @@ class Saving:
             return await in_thread(newest_whole, self._folder, self._store)
         except StoreError:
             return await in_thread(newest_whole, self._folder)
-
-    def was_found(self, step: int) -> bool:
-        """Whether `look` has found the checkpoint with this number of steps."""
-        return step in self._found
 
     def path(self, step: int) -> Path:
         """The folder of the checkpoint with this number of steps."""
@@ -285,7 +281,7 @@ class Saving:
         """Records that the checkpoint with this number of steps is whole in the store."""
         if step > self.newest_step:
             self._newest_since = time.monotonic()
-        self._stored = max(self._stored, step)
+        self.stored_step = max(self.stored_step, step)
 
     def died(self, member: Member, live: Collection[Member]) -> list[Send]:
         self.replicas.died(member)
@@ -337,3 +333,10 @@ class Saving:
     def _key(self, member: Member) -> int:
         """The member's key in `_missing`."""
         return member if self._sharded else self._assignment()[member].stage
+
+
+def _parts(folder: Path) -> dict[int, list[str]]:
+    """Number of steps in each finished checkpoint -> names of its parts."""
+    return {
+        step: sorted(part.name for part in path.iterdir() if part.is_dir()) for step, path in finished(folder).items()
+    }

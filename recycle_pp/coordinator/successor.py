@@ -29,7 +29,7 @@ from recycle_pp.wire.messages.agreement import Takeover
 from recycle_pp.wire.messages.handshake import WorkerHello
 from recycle_pp.wire.messages.lifecycle import CannotRun, Leaving, Ready, StreamLost
 from recycle_pp.wire.messages.saving import Assembled, Assembling
-from recycle_pp.wire.messages.steps import Measured
+from recycle_pp.wire.messages.steps import Commit, Measured
 from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.messages.workers import FROM_WORKER, LASTING, State
 
@@ -132,6 +132,8 @@ class Successor:
         # Handle assemblies before saved parts; otherwise a checkpoint would be assembled twice.
         self._handle_again(repeated, (Assembling, Assembled))
         self._handle_again(repeated, set(LASTING) - {Measured, Assembling, Assembled})
+        if found.commit is not None:
+            self._continue_storing(found.commit)
         # The newest commit may name savers that have died since.
         self._driver.send(saving.only(state.job.live))
         self._deaths.respawn_due()
@@ -174,8 +176,17 @@ class Successor:
         commit = found.commit
         if commit is None or not commit.savers or self._state.settings.emulate.mode:
             return
-        if not self._state.saving.was_found(commit.step + 1):
+        if commit.step + 1 not in self._state.saving.found:
             self._after_commit.begin_saving(commit, found.informed)
+
+    def _continue_storing(self, commit: Commit) -> None:
+        """Continues the upload of a finished checkpoint, if its assembler was lost with the earlier coordinator and
+        therefore has not resent `Assembled`."""
+        step, saving = commit.step + 1, self._state.saving
+        stored = self._state.settings.checkpoint.store is None or step <= saving.stored_step
+        if commit.savers and not stored and (parts := saving.found.get(step)) is not None:
+            outer = None if commit.outer is None else commit.outer.state
+            self._after_commit.store(Assembled(step, True, parts, outer), commit.last)
 
 
 def _lost(newest: Path | str | None, looked: bool) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from recycle_schedules import Worker
 
-from recycle_pp.config.settings import Control, Parallel, Run, Settings
+from recycle_pp.config.settings import Checkpoint, Control, Parallel, Run, Settings
 from recycle_pp.coordinator.checkpoints import Saving
 from recycle_pp.coordinator.coordinator import Coordinator
 from recycle_pp.telemetry import background
@@ -142,13 +142,14 @@ class Client:
 
 
 @asynccontextmanager
-async def three_workers(folder, state, last=None, **control):
+async def three_workers(folder, state, last=None, store=None, **control):
     """A new coordinator of three workers of one stage, which have all reported `state`. Gives the coordinator, the
     clients of their supervisors, and the task that is the coordinator's run. last: report of the last worker instead"""
     settings = Settings(
         run=Run(steps=9, dir=str(folder)),
         parallel=Parallel(3, 1, microbatches=1),
         control=Control(suspicion=0.2, **control),
+        checkpoint=Checkpoint(store=store),
     )
     run = RunFolder(folder)
     progress = Progress(steps=9, workers=3, stream=io.StringIO())
@@ -260,6 +261,21 @@ def test_after_a_takeover_the_last_checkpoint_has_a_time_limit(tmp_path):
         async with three_workers(tmp_path, state_after(8, commit=commit), lease=0.5) as (coordinator, _, _):
             await until(lambda: coordinator.state.saving.busy)
             await until(lambda: coordinator.state.saving.failed)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_after_a_takeover_a_checkpoint_is_uploaded_also_if_its_assembler_is_lost(last, tmp_path):
+    """The assembler resends `Assembled`, but it has died with the node of the lost coordinator."""
+
+    async def main():
+        (tmp_path / "checkpoints" / "step-000006" / "stage-0-1-0123abcd").mkdir(parents=True)
+        commit = Commit(2, 5, 1.0, 1.0, 1.0, savers=[1], last=last)
+        store = f"file://{tmp_path}/store"
+        async with three_workers(tmp_path, state_after(5, commit=commit), store=store) as (coordinator, _, _):
+            await until(lambda: coordinator.state.storing.busy)
+            assert coordinator.state.storing.step == 6 and coordinator.state.storing.final == last
 
     asyncio.run(main())
 
