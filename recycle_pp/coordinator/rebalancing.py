@@ -109,7 +109,7 @@ class Rebalancing:
 
     def resumed(self, rank: Rank, message: Resumed) -> None:
         move = self._switched
-        if move is not None and message.generation >= move.generation:
+        if move is not None and message.generation == move.generation:
             # Workers of later stages wait for their first input in every step, so this wait does not count.
             phase = "resumed" if rank.role.stage == 0 else "relaid"
             at = message.times.get(phase, message.times["followed"])

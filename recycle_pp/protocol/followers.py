@@ -2,7 +2,7 @@
 
 followers.add(member, earliest=40)           # a joiner
 followers.add(member, layers=[3, 4, 5])      # a receiver; its stage will have these layers
-followers.add_understudy(member, worker, elements)       # an understudy of this worker; elements: size of its stage
+followers.add_understudy(member, worker)       # an understudy of this worker
 followers.find_donors(committed, generation, live, units, assignment)      # returns messages to followers and donors
 followers.synced(member, step, session)      # records that the follower has all its units in the state after `step`
 followers.stream_lost(session)               # restarts the follower of this session
@@ -42,7 +42,6 @@ class Follower:
     earliest: int  # joiners only: first step that the joiner may take part in
     layers: list[int] | None = None  # receivers only: all layers that the stage will have
     worker: Worker | None = None  # understudies only: the worker that the member may have to play
-    elements: int = 0  # understudies only: number of elements of the units
     donors: dict[Member, list[UnitId]] = field(default_factory=dict)  # donor -> the units that it sends
     synced: int | None = None  # all units have arrived, in the state after this step; None until then
     session: int = -1
@@ -64,8 +63,8 @@ class Followers:
     def add(self, member: Member, earliest: int = 0, layers: list[int] | None = None) -> None:
         self._by_member[member] = Follower(earliest, layers)
 
-    def add_understudy(self, member: Member, worker: Worker, elements: int) -> None:
-        self._by_member[member] = Follower(0, None, worker, elements)
+    def add_understudy(self, member: Member, worker: Worker) -> None:
+        self._by_member[member] = Follower(0, None, worker)
 
     def resume_understudy(self, member: Member, worker: Worker, donor: Member, session: int) -> None:
         """Continues a session of an earlier coordinator, in which the understudy is already in step."""
@@ -110,7 +109,8 @@ class Followers:
             if follower.donors:
                 follower.session = session = self.new_session(generation)
                 of = sum(map(len, follower.donors.values()))
-                out.append(Send(member, Expect(session, layers, follower.worker, follower.elements)))
+                elements = units.elements(stage) if follower.worker is not None else 0
+                out.append(Send(member, Expect(session, layers, follower.worker, elements)))
                 for donor, given in follower.donors.items():
                     early = follower.worker is not None
                     out.append(Send(donor, Donate(member, worker, session, None, packed(given), of, early)))

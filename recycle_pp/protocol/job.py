@@ -200,8 +200,8 @@ class Job:
         no worker left. Later deaths do not raise it again."""
         member = event.member
         if self.phase == "starting":
-            self.waiting.discard(member)
-            self.live.discard(member)
+            for of in (self.waiting, self.live, self.leaving):
+                of.discard(member)
             self._check_stages(self.live | self.waiting)
             return self._regroup() if not self.waiting else []
         if self.phase == "lost":

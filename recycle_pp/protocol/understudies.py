@@ -77,7 +77,7 @@ class Understudies:
             worker, own = follower.worker, live[member].stage
             assert worker is not None
             alone = live.get(last.get(worker.stage, -1)) == worker
-            fits = problem().room(live[member]) >= follower.elements * self.each
+            fits = problem().room(live[member]) >= units.elements(worker.stage) * self.each
             if not (calm and self.each and alone and size[own] > 1 and fits):
                 self.followers.remove(member)
                 note("understudy_dismissed", member=member, worker=worker, role=live[member])
@@ -100,7 +100,7 @@ class Understudies:
                 continue
             member = fitting[0]
             spare[live[member].stage] -= 1
-            self.followers.add_understudy(member, worker, elements)
+            self.followers.add_understudy(member, worker)
             note("understudy", member=member, worker=worker, role=live[member], elements=elements)
 
     def taken_over(self, live: Assignment, found: Mapping[Member, Followed], note: Noting) -> None:

@@ -3,8 +3,10 @@
 from dataclasses import replace
 
 import pytest
-from recycle_schedules import Problem, Worker, plan
+from recycle_schedules import Problem, Worker, actions, plan
 
+from recycle_pp.protocol.events import WorkerDied, WorkerEvicted, WorkerReady
+from recycle_pp.protocol.job import Job
 from recycle_pp.protocol.ledger import Record, remainder
 
 from .orders import SHAPES, Order, assert_kept, assert_kept_by_all
@@ -90,6 +92,14 @@ def test_a_coordinator_that_dies_at_any_event_is_replaced_and_no_step_is_applied
 def test_the_death_of_the_last_worker_of_a_stage_is_recognised(stagger):
     world = Order((1, 2, 2), (Fault(30, "kill", Worker(0, 1)),), stagger=stagger).run()
     assert world.coordinator.lost == 1
+
+
+def test_a_process_that_was_evicted_during_the_start_and_died_does_not_make_the_next_one_leave():
+    problem = Problem(pipelines=2, stages=1, microbatches=2)
+    job = Job(problem, steps=3, planner=plan, derive=actions)
+    for event in (WorkerReady(0), WorkerEvicted(0), WorkerDied(0)):
+        job.handle(event)
+    assert not job.leaving
 
 
 def test_random_deaths_returns_and_delays_keep_the_contract():

@@ -144,6 +144,9 @@ def test_an_understudy_is_only_chosen_if_its_own_stage_leaves_enough_memory_free
     room[live[2]] = 800.0
     understudies.regrouped()
     assert chosen() == [2]
+    followers.resume_understudy(2, live[3], donor=3, session=5)  # as after a take-over by a new coordinator
+    room[live[2]] = 799.0
+    assert chosen() == []
 
 
 def test_a_commit_waits_for_the_understudys_gradient_but_not_forever():
