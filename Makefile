@@ -8,16 +8,16 @@ FAST := tests/schedules tests/test_documentation.py \
   $(addprefix --ignore=tests/recycle_pp/,protocol/test_recovery.py protocol/test_sharded_recovery.py) \
   --ignore=tests/recycle_pp/telemetry/test_exporters.py --ignore=tests/schedules/planner
 
-# One thread a process: all workers share the machine. A value from the environment has precedence.
+# One thread per process, because all workers share the machine. A value from the environment takes precedence.
 export OMP_NUM_THREADS ?= 1
-# Without bytecode every process of a test would compile the product, and every run of pytest all tests.
+# Without bytecode, every test process would compile the product, and every run of pytest would compile all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := list
 .PHONY: list install train help test lint types fast quick test-all torch-versions
 
-list: ## this list
-	@echo 'usage: make TARGET. The first target that needs .venv installs it: minutes, 3 GB or more.'
+list: ## print this list
+	@echo 'usage: make TARGET. The first target that needs .venv installs it, which takes minutes and 3 GB or more.'
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1@\2/p' Makefile | awk -F@ '{ printf "%-18s%s\n", $$1, $$2 }'
 
 install: $(BIN)/pytest ## create .venv with everything that training and tests need
@@ -26,33 +26,33 @@ install: $(BIN)/pytest ## create .venv with everything that training and tests n
 train: $(BIN)/pytest ## train a small model on 6 workers; one is killed and comes back
 	$(BIN)/torchrun --nproc-per-node=6 -m recycle_pp.train parallel=3x2 $(FAULTS) $(ARGS)
 
-help: $(BIN)/pytest ## every setting of a run
+help: $(BIN)/pytest ## print every setting of a run
 	@$(BIN)/python -m recycle_pp.train --help
 
-fast: $(BIN)/pytest ## unit tests that start no job: a few minutes
+fast: $(BIN)/pytest ## run the unit tests that start no job (a few minutes)
 	$(BIN)/python -m pytest $(FAST)
 
-test: $(BIN)/pytest ## everything that CI checks, side by side: lint, types, all tests but the slow ones
+test: $(BIN)/pytest ## run lint, types and quick in parallel, as CI does
 	@$(MAKE) --no-print-directory -j3 lint types quick
 
-lint: $(BIN)/pytest ## ruff and the import contract
+lint: $(BIN)/pytest ## run ruff and check the import contract
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 
-types: $(BIN)/pytest ## mypy
+types: $(BIN)/pytest ## run mypy
 	$(BIN)/mypy
 
-quick: $(BIN)/pytest ## all tests but the slow ones
+quick: $(BIN)/pytest ## run all tests except the slow ones
 	$(BIN)/python -m pytest
 
-test-all: $(BIN)/pytest ## all tests, with new random examples; prints their seed
+test-all: $(BIN)/pytest ## run all tests with new random examples, and print their seed
 	$(BIN)/python -m pytest --full
 
-torch-versions: ## test every torch that pyproject.toml allows, each in its own environment (1 to 5 GB)
+torch-versions: ## test every torch version that pyproject.toml allows, each in its own environment (1 to 5 GB)
 	$(PYTHON) tests/torch_versions.py
 
-# The environment, installed again when its requirements change. Its mark is pytest: an environment made by hand may lack it.
+# Reinstall the environment when its requirements change. The target is pytest: an environment made by hand may lack it.
 $(BIN)/pytest: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --disable-pip-version-check --progress-bar on -c constraints.txt -e '.[dev]'
