@@ -62,7 +62,8 @@ class Deaths:
                 case "committed":
                     self.respawn_due()
                 case "took_over":
-                    self._state.restarts.exchanged(note["worker"], note["role"])
+                    worker, role = note["worker"], note["role"]
+                    self._state.restarts.recast({worker: role, role: worker})
                 case "untrusted":
                     self._end_untrusted(self._state.roster[note["member"]], note["detail"])
                 case "stage_lost":
@@ -206,7 +207,9 @@ class Deaths:
         state.storing.restored(step)
         state.spans.clear()
         state.digests.clear()
+        before = dict(state.job.assignment)
         self._driver.drive(Restarted(step, [rank.number for rank in present]))
+        state.restarts.recast({role: state.job.assignment[member] for member, role in before.items()})
         for rank in present:
             rank.spawn()
 

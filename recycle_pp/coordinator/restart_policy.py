@@ -3,7 +3,7 @@
 restarts = RestartPolicy(settings)
 restarts.faults_of(role)                    # injected faults for a new process
 restarts.died(role, committed)              # drops the dead process's faults, so that they do not fire again
-restarts.exchanged(worker, role)            # two members have exchanged these roles; each keeps its `+rejoin_at`
+restarts.recast({old: new})                 # members have new roles; each keeps its `+rejoin_at`
 restarts.replaced(rank)                     # a new node, with another GPU, has taken the rank
 restarts.is_respawned(rank, death)          # whether to restart the worker: it failed by itself, and not too often
 restarts.is_due(role); restarts.earliest(role)      # with `+rejoin_at`: whether the worker returns, and its first step
@@ -12,7 +12,7 @@ first = restarts.failed(where, role)        # another worker that died in the sa
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from recycle_schedules import Worker
 
@@ -39,13 +39,11 @@ class RestartPolicy:
     def died(self, role: Worker, committed: int) -> None:
         self._faults = [f for f in self._faults if f.worker != role or f.step > committed + 1 or f.kind == "rejoin"]
 
-    def exchanged(self, worker: Worker, role: Worker) -> None:
-        """Called when an understudy takes over a worker. Both members keep their `+rejoin_at` in their new roles.
+    def recast(self, now: Mapping[Worker, Worker]) -> None:
+        """Called when members get other roles. Each keeps its `+rejoin_at` in its new role.
 
-        worker  the worker that the understudy takes over
-        role    the understudy's old role, which the dead member has now
+        now  old role -> new role, of the same member
         """
-        now = {worker: role, role: worker}
         self._faults = [
             f._replace(worker=now.get(f.worker, f.worker)) if f.kind == "rejoin" else f for f in self._faults
         ]

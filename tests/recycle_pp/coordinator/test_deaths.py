@@ -103,7 +103,8 @@ def loses_a_stage(monkeypatch, savers=()):
     """The state and the ranks of a job that has lost its stage 1 and restarts from a checkpoint.
 
     savers: members that wrote a part of another checkpoint when the stage was lost"""
-    settings = Settings(parallel=Parallel(pipelines=2, stages=2))
+    faults = {"fail_at": ["3:0.1", "3:1.1"], "rejoin_at": ["20:0.1", "30:1.1"]}
+    settings = Settings(parallel=Parallel(pipelines=2, stages=2), **faults)
     state = job_state(settings)
     monkeypatch.setattr(state.saving, "restore_point", lambda step, started, present, stages: 5)
     job, ranks = state.job, [state.roster.enter(number) for number in range(4)]
@@ -139,6 +140,7 @@ def test_after_the_last_death_of_a_stage_the_others_restart_from_the_checkpoint_
     assert ranks[0].supervisor.received == ranks[2].supervisor.received == [Spawn]
     assert job.first_step == 5 and job.committed == 4
     assert job.waiting == {0, 2}
+    assert [state.restarts.earliest(ranks[number].role) for number in (1, 3)] == [20, 30], "each keeps its `+rejoin_at`"
     assert not state.digests  # fewer workers may sum the repeated steps in another order
     assert state.recorder.events == ["stage_lost"] and not state.lifecycle.over
 
