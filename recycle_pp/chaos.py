@@ -50,7 +50,7 @@ KINDS = {
     "evict": "SIGTERM: the worker hands over its work and leaves",
 }
 SHARES = {"kill": 6, "hang": 1, "pause": 1, "slow": 1, "evict": 1}
-_LATER = 1.0  # seconds by which a process may seem to have started after its event, if the clock was set
+_LATER = 1.0  # seconds by which a process may seem to have started after its event, if the clock was changed
 _POLL = 0.02  # seconds between checks of the run folder
 _MEASURE = 5.0  # seconds between measurements of the processes' resources
 
@@ -131,7 +131,7 @@ def main(arguments: Sequence[str]) -> int:
         options = _options(arguments)
         run = RunFolder(options.run_dir)
         if not run.events.exists():
-            raise ValueError(f"--run-dir {options.run_dir} holds no run: there is no {run.events.name}")
+            raise ValueError(f"--run-dir {options.run_dir} contains no run: there is no {run.events.name}")
         times = changes_of(options.trace, options.speed) if options.trace else _at_random(options.mtbf, options.seed)
     except ValueError as error:
         print(f"recycle_pp.chaos: {error}", file=sys.stderr)
@@ -146,7 +146,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _is_of(pid: int, at: float) -> bool:
-    """Whether the process ran at this time. If not, another process has got the number of a dead worker."""
+    """Whether the process ran at this time. If not, a new process has reused the id of a dead worker's process."""
     started = started_at(pid)
     return started is not None and started < at + _LATER
 
@@ -262,11 +262,13 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--run-dir", required=True, help="the run folder of a live job on this machine")
     parser.add_argument("--mtbf", default="10s", help="mean time between faults: 500ms, 5s, 2m (default 10s)")
-    parser.add_argument("--until-step", type=int, help="stop when this step starts, from 0 (default: at the job's end)")
+    parser.add_argument(
+        "--until-step", type=int, help="stop when this step starts; steps count from 0 (default: when the job ends)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the victims, kinds and times")
     parser.add_argument("--kinds", default="kill", help=f"one or more of {', '.join(KINDS)}, comma-separated, or all")
     parser.add_argument("--cruel", action="store_true", help="also hit the last worker of a stage")
-    parser.add_argument("--trace", help="CSV file of times, instead of --mtbf")
+    parser.add_argument("--trace", help="CSV file with the times of losses and returns, instead of --mtbf")
     parser.add_argument("--speed", type=float, default=1.0, help="replay the trace this many times faster")
     options = parser.parse_args(list(arguments))
     options.mtbf = parse_seconds(options.mtbf, "--mtbf")

@@ -1,7 +1,7 @@
-"""The command `recycle`: one name for every command of the project.
+"""The command `recycle`, which runs every other command of the project.
 
     recycle                                      # the list of commands
-    recycle init run.yaml model=gpt124m          # writes a file with every setting; recycle train run.yaml
+    recycle init run.yaml model=gpt124m          # writes a file with every setting; then: recycle train run.yaml
     recycle train parallel=2x2 model=tiny        # starts torchrun for four workers on this machine
     recycle status runs/mine                     # the same as python -m recycle_pp.status runs/mine
 
@@ -74,7 +74,7 @@ def _become(name: str, arguments: Sequence[str]) -> int:
 
 
 def _train(arguments: list[str]) -> int:
-    """The exit code of a job on this single machine. Blocks until the job has ended."""
+    """Runs a job on this machine alone. Blocks until the job has ended, and returns its exit code."""
     for number in (signal.SIGINT, signal.SIGTERM):  # prevents a traceback until torchrun sets its handlers
         signal.signal(number, lambda number, frame: os._exit(128 + number))
     from recycle_pp.command import os_errors_as_mistakes, say

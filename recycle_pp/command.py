@@ -1,7 +1,7 @@
 """Turns errors of a command into exit codes: `sys.exit(exit_code(lambda: run(sys.argv[1:])))`.
 
 open_streams()                                   # at the start of a process, if the user may have closed its output
-say("continues with step 20, from runs/mine")    # a job does not stop because nobody reads its output
+say("continues with step 20, from runs/mine")    # raises no error if the reader of the output has exited
 """
 
 from __future__ import annotations
@@ -69,9 +69,10 @@ def say(text: str) -> None:
 
 @contextmanager
 def os_errors_as_mistakes() -> Iterator[None]:
-    """Raises ValueError with one sentence instead of an OSError about a path that does not fit this machine.
+    """Converts an OSError about a wrong path (MISTAKES) to a ValueError with one sentence.
 
-    Other OSErrors, for instance of a file server that is down, pass: a later start may succeed."""
+    Other OSErrors, for instance from a file server that is down, propagate, because a later start may succeed.
+    """
     try:
         yield
     except OSError as error:

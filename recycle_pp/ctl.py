@@ -7,10 +7,10 @@
     python -m recycle_pp.ctl runs/mine profile 1.2 --steps 3      # write a trace of torch's profiler
     python -m recycle_pp.ctl runs/mine set checkpoint.every=50    # change a setting while the job runs
 
-Works on any node that reaches the job. Instead of the run folder, HOST:PORT of any of its supervisors may be given. A
-job on several nodes requires its RECYCLE_TOKEN in the environment; on one node the job's private file has the token.
-Exit code 0: done; 1: some process of a stopped job does not end; 2: refused, with one sentence. The page docs/ctl.md
-has an example of each.
+Works on any node that can connect to the job. Instead of the run folder, you can give the HOST:PORT of any of the job's
+supervisors. For a job on several nodes, RECYCLE_TOKEN must be set in the environment; for a job on one node, the token
+is read from the job's private file. Exit code 0: done; 1: the job has stopped, but some of its processes have not
+exited; 2: refused, with one sentence. docs/ctl.md has an example of each request.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ def _parser() -> argparse.ArgumentParser:
     verbs.add_parser("checkpoint", help="save a checkpoint at the next commit, and wait until it is complete")
     drain = verbs.add_parser("drain", help="let a worker hand over its work at the next commit and leave")
     drain.add_argument(
-        "--force", action="store_true", help="also the last worker of a stage: all others restart from a checkpoint"
+        "--force",
+        action="store_true",
+        help="drain even the last worker of a stage; all other workers then restart from a checkpoint",
     )
     stacks = verbs.add_parser("stacks", help="print the stacks of all threads of a worker")
     profile = verbs.add_parser("profile", help="record a trace of torch's profiler")
@@ -105,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _request(given: argparse.Namespace) -> Message:
-    """The message of a command line. Raises ValueError if a worker, a number or a setting is malformed."""
+    """The message for the parsed command line. Raises ValueError if a worker, a number or a setting is malformed."""
     match given.verb:
         case "stop":
             return Stop()
@@ -147,7 +149,7 @@ class Job:
 
     run: the argument RUN of the command line
 
-    Raises ValueError if no job runs there, or if this process knows no token for it.
+    Raises ValueError if no job runs there, or if no token for the job is found.
     """
 
     def __init__(self, run: str, environment: Mapping[str, str] = os.environ) -> None:
@@ -158,9 +160,9 @@ class Job:
             self._folder.require()
         kept = None if self._folder is None else token_of(self._folder.path)
         self._tokens = [token for token in (environment.get(TOKEN_VARIABLE), kept) if token]
-        self._address()  # refuses at once if no job runs
+        self._address()  # raises at once if no job runs
         if not self._tokens:
-            raise ValueError(f"set {TOKEN_VARIABLE}: the job in {run} is not a job of this machine and user")
+            raise ValueError(f"set {TOKEN_VARIABLE}: this user did not start the job in {run} on this machine")
 
     @property
     def token(self) -> str:
@@ -176,7 +178,7 @@ class Job:
         loop = asyncio.get_running_loop()
         deadline, place, waits = loop.time() + FIND_SECONDS, self._address(), False
         while True:
-            error = "it does not know the coordinator yet"
+            error = "the supervisor there does not know the coordinator yet"
             try:
                 peer = await connect(*place, self.token, OperatorHello(), CONNECT_SECONDS)
                 peer.send(request)
@@ -221,7 +223,7 @@ class Job:
             peer.close()
 
     def _address(self) -> tuple[str, int]:
-        """(host, port) of the coordinator, or of the command line. Raises ValueError if the job has ended."""
+        """(host, port) from the command line, or of the coordinator. Raises ValueError if the job has ended."""
         if self._folder is None:
             return host_and_port(self._run, "RUN", " or a run folder")
         sign = Sign.read(self._folder)

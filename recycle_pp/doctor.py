@@ -42,7 +42,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "folder", metavar="RUN", nargs="?", help="a run folder; without one, this machine or all of them are checked"
+        "folder",
+        metavar="RUN",
+        nargs="?",
+        help="a run folder (default: check this machine, or under torchrun all machines)",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     machine_checks.add_options(parser.add_argument_group("without a run"))
@@ -65,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def of_run(path: str, seconds: float = READ_SECONDS) -> Diagnosis:
     """The diagnosis of a run. Waits at most `seconds` for the file system of its folder.
 
-    Raises ValueError if the folder holds no run, or if its config.yaml is damaged.
+    Raises ValueError if the folder contains no run, or if its config.yaml is damaged.
     """
     answers: list[Diagnosis | ValueError] = []
     reading = threading.Thread(target=lambda: answers.append(_read(path)), daemon=True)

@@ -1,11 +1,11 @@
-"""Runs a command on the model of a checkpoint: run.evaluate.
+"""Runs the command run.evaluate on the model of a checkpoint.
 
     python -m recycle_pp.evaluate runs/mine                      # the newest checkpoint
     python -m recycle_pp.evaluate runs/mine --step 2000
 
-Exports the checkpoint (recycle_pp.export), and runs the run's run.evaluate in a shell, with the folder of the model as
-$1. Its output goes to evaluations/step-002000.log in the run folder. A checkpoint that has such a file is not
-evaluated again. The exported folder is removed afterwards.
+Exports the checkpoint (recycle_pp.export) and runs run.evaluate in a shell, with the model's folder as $1. The output
+goes to evaluations/step-002000.log in the run folder. A checkpoint that has such a file is not evaluated again. The
+exported folder is removed afterwards.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command, steps = settings.run.evaluate, steps_in(run.checkpoints, settings.checkpoint.store, arguments.step)
         step = max(steps, default=None) if arguments.step is None else arguments.step
         if command is None:
-            raise ValueError(f"{run.path} has no run.evaluate")
+            raise ValueError(f"run.evaluate is not set in {run.path}")
         if step is None or not (step in steps or _log(run, step).exists()):
             known = f"--step must be one of {', '.join(map(str, steps))}, the checkpoints in {run.path}, not {step}"
             raise ValueError(known if steps else f"{run.path} has no checkpoint")
@@ -81,7 +81,7 @@ def _evaluate(run: RunFolder, step: int, command: str) -> int:
 
 
 def _run(words: list[str], output: BinaryIO, environment: dict[str, str]) -> int:
-    """Runs a command, and returns its exit code. Leaves no process of it behind, even if this process is stopped."""
+    """Runs a command, and returns its exit code. Kills all its processes, even if a signal ends this process."""
     process = subprocess.Popen(words, stdout=output, stderr=output, env=environment, start_new_session=True)
     try:
         return process.wait()

@@ -1,6 +1,6 @@
 """Writes a run's model as a folder that Hugging Face's from_pretrained loads.
 
-    python -m recycle_pp.export runs/mine out                  # the newest complete checkpoint, also while the job runs
+    python -m recycle_pp.export runs/mine out                  # the newest complete checkpoint, even while the job runs
     python -m recycle_pp.export runs/mine out --step 2000 --dtype bfloat16
     python -m recycle_pp.export runs/mine out --best           # the lowest validation loss (checkpoint.keep_best)
     python -m recycle_pp.export runs/mine s3://bucket/models/mine  # also gs://, az://
@@ -10,7 +10,7 @@
 Writes safetensors (with an index if there are several files), config.json and the tokenizer. The project's own model
 becomes a Llama. A model from a folder (model.path) keeps that folder's config.json, tokenizer and names. A model from
 your own code is written without a config.json. The last step renames a temporary folder to `out`, so `out` is never
-incomplete. In a store config.json comes last. See docs/data.md.
+incomplete. In a store, config.json is written last. See docs/data.md.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def _parser() -> argparse.ArgumentParser:
         help="the checkpoint step-N, the state before step N (default: the newest)",
     )
     add("--best", action="store_true", help="the checkpoint with the lowest validation loss")
-    add("--merge", action="store_true", help="of a run with model.lora: the whole model, not only the adapters")
-    add("--theta", action="store_true", help="of an island: the common weights after the latest round that it applied")
+    add("--merge", action="store_true", help="for a run with model.lora: the whole model, not only the adapters")
+    add("--theta", action="store_true", help="for an island: the common weights after the latest round that it applied")
     add("--dtype", choices=list(DTYPES), default="float32", help="dtype of the weights (default float32)")
     return parser
 

@@ -1,13 +1,13 @@
 """Writes a commented file with every setting of a run, for the machine it runs on.
 
-    recycle init run.yaml                                        # the shape that fits the workers of this machine best
+    recycle init run.yaml                                        # the best shape for the workers of this machine
     recycle init run.yaml model=gpt124m data.path=corpus.jsonl   # with these settings
-    recycle init run.yaml --workers 8 model=llama1b              # for another number of workers on this machine
+    recycle init run.yaml --workers 8 model=llama1b              # for a different number of workers on this machine
     recycle train run.yaml
 
 There is one worker for each GPU. Without GPUs there is one for each core, at least 2 and at most 8. A shape is a number
-of pipelines and of stages for these workers. The comment at the top of the file compares all shapes, as planned by
-`recycle plan`. `parallel=DxP` sets the shape instead.
+of pipelines and a number of stages for these workers. The comment at the top of the file compares all shapes, as
+planned by `recycle plan`. With `parallel=DxP`, you choose the shape yourself.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def fitted(words: Sequence[str], workers: int | None = None) -> tuple[Settings, 
     """The settings for this machine, and lines of a comment that explain the choice.
 
     words    settings of the command line, which override the choice
-    workers  number of workers; None: chosen by the GPUs or cores of this machine
+    workers  number of workers; None: as many as this machine has GPUs or cores
     """
     settings, given = compose(words), chosen(words)
     check_ranges(settings)

@@ -9,9 +9,9 @@
     python -m recycle_pp.plan model=llama1b parallel=2x4 --islands 3     # traffic of islands (docs/islands.md)
     python -m recycle_pp.plan --pipelines 1 --stages 4 --microbatches 8 --csv plan.csv      # torch's notation
 
-A problem is planned. A plan, a trace or a run folder is shown as it is, and is planned again only if flags change its
+A problem is planned. A plan, a trace or a run folder is shown as it is. It is planned again only if flags change its
 problem or --seconds requests a search. Ctrl-C ends a long search with the best plan so far. docs/planner.md explains
-every key, docs/figures.md every figure.
+every key, and docs/figures.md every figure.
 
 If a problem file gives `layers` instead of durations, the planner also chooses the boundaries between stages. The
 plan's `layout` is the number of layers in each stage:
@@ -71,7 +71,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.islands is not None:
         return show_costs(arguments, Console(width=None if sys.stdout.isatty() else 200))
     if arguments.model is not None:
-        raise ValueError("--model: --memory is needed as well, with the memory of a worker (80GB)")
+        raise ValueError("--model requires --memory, the memory of a worker, for instance --memory 80GB")
     source = read_source(arguments, prefer_shown=arguments.seconds is None, required=False)
     # a file or a pipe has no width of its own
     console = Console(width=None if sys.stdout.isatty() else 160)
@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     add_arguments(parser)
     add = parser.add_argument
     add("--out", help="write the plan to this file (JSON)")
-    add("--csv", help="write a fault-free plan to this file, in torch.distributed.pipelining's CSV")
+    add("--csv", help="write a fault-free plan to this file, in the CSV format of torch.distributed.pipelining")
     add("--json", action="store_true", help="print the figures as JSON")
     add("--seconds", type=float, help=f"search time; ends early at a provable optimum (default {SECONDS:g})")
     add("--what-if", action="store_true", help="print a table with one row for every worker that could die next")
@@ -115,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--islands", type=int, metavar="N", help="print bytes, seconds and dollars of a round of N islands")
     add("--link", type=float, default=LINK, metavar="1", help="for --islands: Gb/s between an island and the store")
-    add("--share", type=float, default=SHARE, metavar="0.05", help="for --islands: allowed share of the time")
+    add("--share", type=float, default=SHARE, metavar="0.05", help="for --islands: share of the time for transfers")
     add("--step-seconds", type=float, metavar="12", help="for --islands: duration of a step")
     add("--bytes", metavar="2GB", help="size of one micro-batch in flight on a worker, for --what-if")
     add("--capacity", metavar="16GB", help="memory of a worker for micro-batches in flight, for --what-if")
@@ -127,7 +127,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.seconds is not None and not arguments.seconds >= 0:
         raise ValueError(f"--seconds: {arguments.seconds:g} is not a time")
     if arguments.capacity is not None and arguments.bytes is None:
-        raise ValueError("--capacity: --bytes is needed as well, the size of one micro-batch in flight")
+        raise ValueError("--capacity requires --bytes, the size of one micro-batch in flight")
     for name in ("out", "csv"):
         folder = Path(getattr(arguments, name) or ".").parent
         if not folder.is_dir():

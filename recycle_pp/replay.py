@@ -27,8 +27,8 @@ from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.table import kind
 
 DIFFERS = """
-recycle_pp: the recorded decision differs. Either another version of recycle_pp made it, or it contains a plan from the
-first seconds of a job, when the planner was not compiled yet."""
+recycle_pp: the recorded decision differs. Either a different version of recycle_pp made it, or it contains a plan from
+the first seconds of a job, when the planner was not compiled yet."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -67,7 +67,7 @@ def _run(arguments: Sequence[str]) -> int:
     if given.step is not None and not (steps and min(steps) <= given.step <= max(steps)):
         known = f"steps {min(steps)} to {max(steps)}" if steps else "no events"
         raise ValueError(f"--step {given.step}: {run.protocol} has {known}")
-    said = f"{plural(events, 'event')} repeated, every decision is the same"
+    said = f"{plural(events, 'event')} repeated, and every decision is the same"
     print(f"{said}; {left_out}" if decisions.left_out else said)
     return 0
 

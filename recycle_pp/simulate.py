@@ -55,12 +55,12 @@ def _run(given: argparse.Namespace) -> int:
     policies = flags.policies_of(given.policy)
     counts = given.microbatches or [None]
     if given.json and len(counts) > 1:
-        raise ValueError("--json: one number of --microbatches at a time")
+        raise ValueError("--json allows a single value of --microbatches")
     if given.out and len(counts) > 1:
-        raise ValueError("--out: one number of --microbatches at a time")
+        raise ValueError("--out allows a single value of --microbatches")
     for out in given.out:
         if Path(out).suffix not in (".html", ".svg", ".png", ".pdf"):
-            raise ValueError(f"--out {out}: a file that ends in .html, .svg, .png or .pdf is needed")
+            raise ValueError(f"--out {out}: the name must end in .html, .svg, .png or .pdf")
     jobs = [flags.job_of(given, count) for count in counts]
     costs, kinds = flags.costs_of(given), read_prices(given.prices) if given.prices else []
     if given.fleet:
@@ -106,7 +106,7 @@ def _each_kind(given: argparse.Namespace, job: Job, costs: Costs, policies: list
 def _best(given: argparse.Namespace, job: Job, there: Availability, costs: Costs) -> int:
     """Prints the shapes of the job, fastest first."""
     if not given.capacity:
-        raise ValueError("--best needs --capacity: with machines of any size one stage is best")
+        raise ValueError("--best needs --capacity, because one stage is always best without a limit on memory")
     policy = MOVING if given.policy == "all" else flags.policies_of(given.policy)[0]
     compile_planner()
     found = best_shapes(job, there, costs, policy, capacity=parse_size(given.capacity, "--capacity"), seed=given.seed)
@@ -135,7 +135,7 @@ def _fleet(given: argparse.Namespace, job: Job, costs: Costs, kinds: Sequence[Ki
     print(
         f"{fleet.machines:.1f} machines up on average, {fleet.interruptions:.2f} interruptions an hour, "
         f"each costs the job {need.lost:.1f} s; needed: {need.machines:.1f} machines of speed 1 without "
-        f"interruptions, which do {given.fleet:,.0f} {thing} an hour by the plan of {job.pipelines} x {job.stages}"
+        f"interruptions, which process {given.fleet:,.0f} {thing} an hour in the plan of {job.pipelines} x {job.stages}"
     )
     return 0
 

@@ -4,8 +4,8 @@
     python -m recycle_pp.status runs/mine --watch
     python -m recycle_pp.status runs/mine --json
 
-Works in any terminal on any node with the run folder. Exit code 0: the run is running or has finished; 1: it is dead,
-silent or stopped; 2: an error, printed as one sentence.
+Works in any terminal on any node that has the run folder. Exit code 0: the run is running or has finished; 1: it is
+dead, silent or stopped; 2: an error, printed as one sentence.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@
 
 Accepts text files, folders, .jsonl and .parquet, also in a store (s3://, gs://, az://), and writes a separator token
 after every document. The file holds raw uint16 numbers like nanoGPT's files (uint32 if the tokenizer has more than
-65536 tokens). train.bin.json next to it has the type and a checksum. With --sequence the text holds conversations, and
-the file is for data.format=chat with this model.sequence. After Ctrl-C, SIGTERM or SIGKILL, the same command continues;
-only a few seconds of work are lost. See docs/data.md.
+65536 tokens). train.bin.json next to it records the type and a checksum. With --sequence, the text consists of
+conversations, and the file is for data.format=chat with this model.sequence. After Ctrl-C, SIGTERM or SIGKILL, the same
+command continues the work; only a few seconds are lost. See docs/data.md.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.settings:
             return _for_run()
         if arguments.verify:
-            print(_sentence(arguments.verify, verify(Path(arguments.verify))) + "; its checksum is right")
+            print(_sentence(arguments.verify, verify(Path(arguments.verify))) + "; its checksum is correct")
         elif arguments.text and arguments.tokenizer and arguments.out:
             return _tokenise(arguments)
         else:
@@ -81,8 +81,8 @@ def _tokenise(arguments: argparse.Namespace) -> int:
 def _for_run() -> int:
     """Reads settings from stdin, tokenises and checks their training data, and returns the exit code.
 
-    Prints sentences for the user to stdout. The last line has the numbers of held-out samples and of training samples.
-    After an error, prints one sentence instead. Rank 0 of a training job starts this process.
+    Prints sentences for the user to stdout. The last line contains the numbers of held-out samples and of training
+    samples. After an error, prints one sentence instead. Rank 0 of a training job starts this process.
     """
     die_with_parent(os.getppid(), signal.SIGINT)
     progress = ProgressLine(sys.stderr.isatty())
@@ -168,10 +168,10 @@ def _parser() -> argparse.ArgumentParser:
         metavar="TEXT",
         help="text file, folder, .jsonl, .parquet, dataset folder, hf://NAME:SPLIT or s3://...",
     )
-    add("--tokenizer", help="a folder with a tokenizer.json, the file itself, or bytes")
-    add("--out", metavar="FILE.bin", help="the token file; FILE.bin.json is written beside it")
+    add("--tokenizer", help="a folder with a tokenizer.json, the file itself, or the word bytes")
+    add("--out", metavar="FILE.bin", help="the token file; FILE.bin.json is written next to it")
     add("--column", default="text", help="column of .jsonl and .parquet that holds the text (default text)")
-    add("--sequence", type=int, help="the text holds conversations: pack them into samples of this many tokens")
+    add("--sequence", type=int, help="pack conversations, instead of text, into samples of this many tokens")
     add("--separator", help="token after every document (default: the tokenizer's end-of-text token)")
     add("--verify", metavar="FILE.bin", help="read a finished file and check its checksum")
     add("--settings", action="store_true", help=argparse.SUPPRESS)

@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 
 # Maximum bytes of text to tokenise at the start of a job with several processes, which wait only ten minutes for rank 0
 AT_MOST = 256_000_000
-STORE_SECONDS = 20.0  # time for which a request to a store that does not answer is repeated before the job starts
-RESUME_SECONDS = 300.0  # the same if this folder has the run already, so the store has answered before
+STORE_SECONDS = 20.0  # how long to retry requests to a store that does not answer, before the job starts
+RESUME_SECONDS = 300.0  # the same if this run folder already exists, so the store has answered before
 
 
 def main(arguments: list[str]) -> int:
@@ -117,8 +117,10 @@ class Prepared(NamedTuple):
 
 
 def prepare(launch: Launch, arguments: list[str]) -> Prepared:
-    """Collects the information that this rank needs to join the job. On one node, only rank 0 reads the
-    configuration."""
+    """Collects the information that this rank needs to join the job.
+
+    In a job on one node, only rank 0 reads the configuration.
+    """
     if launch.rank > 0 and launch.one_node:
         return Prepared()
     from recycle_pp.config.compose import compose
@@ -237,7 +239,7 @@ def fetch_run(url: str | None, folder: RunFolder) -> None:
 
 
 def look_into_store(settings: Settings) -> Survey:
-    """The checkpoints in `checkpoint.store`. Raises ValueError if it cannot be used, or if it holds another run."""
+    """The checkpoints in `checkpoint.store`. Raises ValueError if it cannot be used, or if it contains another run."""
     url = settings.checkpoint.store
     if url is None:
         return Survey()
@@ -246,8 +248,8 @@ def look_into_store(settings: Settings) -> Survey:
     found = survey(url, RESUME_SECONDS if again else STORE_SECONDS, probe=True)
     if found.step and not settings.run.resume:
         raise ValueError(
-            f"checkpoint.store={url} holds step-{found.step:06d} of another run; continue it with run.resume=true, or "
-            "name another place"
+            f"checkpoint.store={url} contains step-{found.step:06d} of another run; continue that run with "
+            "run.resume=true, or choose a different store"
         )
     return found
 
@@ -284,8 +286,8 @@ def prepare_data(settings: Settings, world: int) -> int:
         more += f" --column={data.column}" if data.column != "text" else ""
         more += f" --separator={shlex.quote(data.separator)}" if data.separator is not None else ""
         raise ValueError(
-            f"data.path holds {size / 1e9:.1f} GB of text, too much to tokenise while {world - 1} processes wait; do "
-            f"it once by python -m recycle_pp.tokenize TEXT --tokenizer=...{more} --out=FILE.bin, and set "
+            f"data.path holds {size / 1e9:.1f} GB of text, too much to tokenise while {world - 1} processes wait; "
+            f"tokenise it once with python -m recycle_pp.tokenize TEXT --tokenizer=...{more} --out=FILE.bin, and set "
             "data.path=FILE.bin"
         )
     command = [sys.executable, "-m", "recycle_pp.tokenize", "--settings"]
@@ -303,7 +305,7 @@ def prepare_data(settings: Settings, world: int) -> int:
             else "data.validation_path must hold"
         )
         raise ValueError(
-            f"{key} at least {settings.parallel.microbatch_size} held-out samples, one micro-batch, and there are "
+            f"{key} at least {settings.parallel.microbatch_size} held-out samples (one micro-batch), but there are "
             f"{held_outs}; change it, or set run.validate_every=0"
         )
     return samples
@@ -361,7 +363,7 @@ def export(run: RunFolder, step: int) -> int:
 
 
 def evaluate(run: RunFolder, step: int) -> int:
-    """Evaluates the last checkpoint, unless this has been done, and waits for the result.
+    """Evaluates the last checkpoint, unless it already has a result, and waits for the result.
 
     Returns 0, 1 after a failure, or 128 + the signal that ended it.
     """
@@ -369,9 +371,10 @@ def evaluate(run: RunFolder, step: int) -> int:
 
 
 def _run(what: str, *words: object) -> int:
-    """Runs a module in a separate process, and records a failure. A signal to this process ends it.
+    """Runs a module in a separate process, and records a failure. A signal to this process also ends that one.
 
-    what: the subject of the sentence about a failure"""
+    what: the subject of the sentence about a failure
+    """
     caught: list[int] = []
     running: list[subprocess.Popen[bytes]] = []
 
@@ -380,10 +383,10 @@ def _run(what: str, *words: object) -> int:
         for process in running:
             process.terminate()
 
-    for number in (signal.SIGINT, signal.SIGTERM):  # the supervisor has left them ignored
+    for number in (signal.SIGINT, signal.SIGTERM):  # so far ignored, because the supervisor has left them so
         signal.signal(number, stop)
     running.append(subprocess.Popen([sys.executable, "-m", *map(str, words)]))
-    if caught:  # before the process was in the list
+    if caught:  # a signal arrived before the process was in the list
         running[0].terminate()
     if not (code := running[0].wait()):
         return 0

@@ -227,7 +227,7 @@ def _parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--with-plan", action="store_true", help="for a run folder: also draw the planner's plan of the step"
     )
-    p.add_argument("--follow", action="store_true", help="draw again while the run continues")
+    p.add_argument("--follow", action="store_true", help="redraw while the run continues")
     out = p.add_argument_group("output")
     out.add_argument(
         "--out", action="append", default=[], metavar="FILE", help=f"{' '.join(ENDINGS)}; default: the terminal"

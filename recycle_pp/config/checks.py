@@ -25,7 +25,7 @@ from .settings import FAULTS, Data, Model, Settings
 
 MOST_INT32_TERMS = 64  # largest number of micro-batches in a step with numerics.sums=int32, see int32_bits
 MOST_WORKERS = 1_000_000
-# bf16 keeps 8 bits, so a mean that loses less than 2^-8 of itself in a step may round back to what it was.
+# bf16 keeps 8 bits, so a mean that changes by less than a factor of 2^-8 in a step may round back to its old value.
 MOST_BF16_DECAY = 0.996
 
 
@@ -50,8 +50,8 @@ def _validate_model(model: Model) -> None:
     kind, layers = model.kind, model.layers
     if model.lora.rank and (kind != "hf" or model.init != "weights"):
         raise ValueError(
-            "model.lora.rank above 0 needs model=hf and model.init=weights: adapters are trained beside the weights in "
-            "model.path"
+            "model.lora.rank above 0 needs model=hf and model.init=weights: adapters are trained on top of the weights "
+            "in model.path"
         )
     if kind == "custom":
         for key in ("build", "loss"):
@@ -80,7 +80,7 @@ def _validate_model(model: Model) -> None:
     if kind == "hf":
         if isinstance(layers, int):
             raise ValueError(
-                f"model.layers must be null or a name with model=hf (config.json says how many), not {layers}"
+                f"model.layers must be null or a name with model=hf (config.json has the number), not {layers}"
             )
     elif not isinstance(layers, int) or layers < 1:
         raise ValueError(f"model.layers must be a whole number of at least 1, not {layers}".replace("None", "null"))
@@ -92,8 +92,7 @@ def _validate_folder(model: Model) -> None:
         raise ValueError(f"model.path must name a folder with a config.json, not {model.path}".replace("None", "null"))
     if model.init == "weights" and not is_stored(model.path) and not any(folder.glob("model*.safetensors")):
         raise ValueError(
-            f"model.path={model.path} holds no model.safetensors; model.init=random trains its config.json from the "
-            "beginning"
+            f"model.path={model.path} contains no model.safetensors; use model.init=random to train from random weights"
         )
 
 
@@ -116,9 +115,9 @@ def check_values(settings: Settings) -> None:
     if settings.model.vocabulary < 1:
         raise ValueError(f"model.vocabulary must be at least 1, not {settings.model.vocabulary}")
     if settings.model.recompute == "auto" and settings.parallel.memory is None:
-        raise ValueError("model.recompute=auto needs parallel.memory: the memory of a worker decides")
+        raise ValueError("model.recompute=auto needs parallel.memory, on which the choice depends")
     if settings.schedule.rebalance == "auto" and not settings.schedule.profile_steps and not settings.emulate.mode:
-        raise ValueError("schedule.rebalance=auto needs schedule.profile_steps above 0: measured times decide")
+        raise ValueError("schedule.rebalance=auto needs schedule.profile_steps above 0, because it uses measured times")
     if settings.control.suspicion <= settings.control.heartbeat:
         raise ValueError(
             f"control.suspicion must be above control.heartbeat = {settings.control.heartbeat}, "
@@ -154,7 +153,7 @@ def _validate_sharded(settings: Settings) -> None:
         if settings.control.mismatch != "stop":
             raise ValueError(
                 "control.mismatch=third needs parallel.sharded=true and parallel.optimizer_copies above 0: without "
-                "them, workers do not compare each step"
+                "them, workers do not compare their copies in each step"
             )
         return
     if settings.optimizer.stagger and settings.control.mismatch != "stop":
@@ -167,7 +166,7 @@ def _validate_islands(settings: Settings) -> None:
     islands = settings.islands
     if islands.store is None:
         if islands.name is not None:
-            raise ValueError(f"islands.name={islands.name} needs islands.store, the place where islands meet")
+            raise ValueError(f"islands.name={islands.name} needs islands.store, through which islands exchange updates")
         return
     if islands.name is None:
         raise ValueError("islands.store needs islands.name: a name that no other island has")
@@ -235,21 +234,21 @@ def _validate_shape(settings: Settings, world: int | None) -> None:
         raise ValueError(
             f"parallel.pipelines * parallel.stages = {parallel.pipelines} * {parallel.stages} = {needed} workers, "
             f"but {world} {'process was' if world == 1 else 'processes were'} launched; "
-            f"use torchrun --nproc-per-node={needed}, or other numbers of pipelines and stages"
+            f"use torchrun --nproc-per-node={needed}, or change the numbers of pipelines and stages"
         )
 
 
 def _validate_transformer(model: Model, stages: int) -> None:
     assert isinstance(model.layers, int)
     if model.head_dim is None and model.width % model.heads:
-        raise ValueError(f"model.heads must divide model.width = {model.width}, and {model.heads} does not")
+        raise ValueError(f"model.heads must divide model.width = {model.width}, but {model.heads} does not")
     if model.head_size % 2 or model.head_size < 1:
         of = "model.width / model.heads" if model.head_dim is None else "model.head_dim"
         raise ValueError(f"{of} must be even (RoPE rotates pairs), not {model.head_size}")
     if model.heads % model.kv_heads:
-        raise ValueError(f"model.kv_heads must divide model.heads = {model.heads}, and {model.kv_heads} does not")
+        raise ValueError(f"model.kv_heads must divide model.heads = {model.heads}, but {model.kv_heads} does not")
     if model.layers < stages:
-        raise ValueError(f"model.layers must be at least parallel.stages = {stages}, one a stage, not {model.layers}")
+        raise ValueError(f"model.layers must be at least parallel.stages = {stages}, not {model.layers}")
     if isinstance(model.split, list) and sum(model.split) != model.layers:
         raise ValueError(
             f"model.split must add up to model.layers = {model.layers}; {model.split} adds up to {sum(model.split)}"
@@ -268,7 +267,7 @@ def _validate_sources(settings: Settings) -> None:
             f"not {len(data.weights)}"
         )
     if data.separator is not None and data.tokenizer is None:
-        raise ValueError("data.separator needs a data.tokenizer: bytes as they are have no separator")
+        raise ValueError("data.separator needs a data.tokenizer: raw bytes have no separator")
     if data.build is not None:
         _validate_own(settings)
     else:
@@ -278,7 +277,7 @@ def _validate_sources(settings: Settings) -> None:
     if settings.checkpoint.store is not None and settings.emulate.mode:
         raise ValueError("checkpoint.store needs real compute: it must be null with emulate=sleep")
     if settings.checkpoint.keep_best and not settings.run.validate_every:
-        raise ValueError("checkpoint.keep_best needs run.validate_every above 0: the validation loss decides")
+        raise ValueError("checkpoint.keep_best needs run.validate_every above 0, because it compares validation losses")
     for key, off, wanted in (
         ("checkpoint.hf_at_end", "false", settings.checkpoint.hf_at_end),
         ("run.evaluate", "null", settings.run.evaluate),
@@ -323,18 +322,18 @@ def _validate_bytes(settings: Settings) -> None:
     text = any(path is None or (not path.endswith(".bin") and not _is_megatron(place(path))) for path in known)
     if pretrained and text and data.tokenizer is None:
         raise ValueError(
-            f"data.tokenizer must be model.path={model.path}, or another one: the weights in that folder were not "
+            f"data.tokenizer must be set, for instance to model.path={model.path}: the weights in that folder were not "
             "trained on bytes"
         )
 
 
 def _validate_data(settings: Settings) -> None:
-    """Checks that data of the hub have a tokenizer, and that the files of a single path without one are large enough.
-    Does not read them."""
+    """Checks that data from the hub have a tokenizer. If a single path has none, checks that its files are large
+    enough, without reading them."""
     data, vocabulary = settings.data, settings.model.vocabulary
     for source in (*_listed(data.path), *_listed(data.validation_path)):
         if data.tokenizer is None and (source or "").startswith("hf://"):
-            raise ValueError(f"{source} needs a data.tokenizer: a dataset of the hub holds text")
+            raise ValueError(f"{source} needs a data.tokenizer: a dataset from the hub contains text")
     if isinstance(data.path, list) or data.tokenizer is not None or data.validation_path is not None:
         return
     if data.format == "chat" or data.build is not None:
@@ -360,14 +359,14 @@ def _validate_data(settings: Settings) -> None:
     sample = settings.model.sequence + 1
     if size - held_out < sample:
         raise ValueError(
-            f"data.path must hold at least one sample of model.sequence + 1 = {sample} tokens beside the held-out "
-            f"part; {data.path!r} holds {size - held_out}"
+            f"data.path must hold at least one sample of model.sequence + 1 = {sample} tokens in addition to the "
+            f"held-out part; {data.path!r} holds {size - held_out}"
         )
     needed = settings.model.sequence * settings.parallel.microbatch_size + 1
     if settings.run.validate_every and held_out < needed:
         raise ValueError(
-            f"data.validation_share must leave at least {needed} held-out tokens, one micro-batch, and of "
-            f"{data.path!r} it leaves {held_out}; raise it, or set run.validate_every=0"
+            f"data.validation_share must leave at least {needed} held-out tokens (one micro-batch), but it leaves "
+            f"{held_out} of {data.path!r}; raise it, or set run.validate_every=0"
         )
 
 

@@ -1,9 +1,9 @@
-"""Builds Settings from a command line, a file of settings and the files under `configs/`, with Hydra.
+"""Builds Settings from a command line, a settings file and the files under `configs/`, with Hydra.
 
     settings = compose(["model=tiny", "run.steps=100", "+fail_at=20:1.2"])   # raises ValueError with one sentence
     settings = compose(["run.yaml", "run.steps=100"])                        # the command line overrides the file
 
-`group=name` selects another file of a group. `group.key=value` sets one key. `--config-dir DIR` adds a folder with more
+`group=name` selects a file of a group. `group.key=value` sets one key. `--config-dir DIR` adds a folder with more
 files. `parallel=DxP` sets the numbers of pipelines and stages and needs no file. Unknown keys are rejected, even if
 Hydra's `+` or `++` precedes them.
 """
@@ -52,7 +52,7 @@ def compose(arguments: Sequence[str]) -> Settings:
 
 
 def chosen(arguments: Sequence[str]) -> set[str]:
-    """The keys that the command line sets: directly, through a group, or by its file of settings."""
+    """The keys that the command line sets: directly, through a group, or by its settings file."""
     words, path = split(arguments)
     return _chosen(words, flat(_composed(words))) | (set() if path is None else read_run_file(path).keys())
 
@@ -72,8 +72,10 @@ def keys_of(words: Sequence[str]) -> set[str]:
 
 
 def split_of(counts: Any, stages: Any) -> Any:
-    """The model.split to use with this number of stages: `counts` from a file, or "auto" if `counts` is a list for
-    another number of stages."""
+    """The model.split to use with this number of stages: "auto" if `counts` is a list of another length, else `counts`.
+
+    counts: model.split as read from a file
+    """
     return "auto" if isinstance(counts, list) and len(counts) != stages else counts
 
 
@@ -88,7 +90,7 @@ def _over(file: Mapping[str, Any], config: Mapping[str, Any], words: Sequence[st
     values |= {key: value for key, value in file.items() if key not in mine}
     if "parallel.stages" in mine and "model.split" not in mine:
         values["model.split"] = split_of(values["model.split"], values["parallel.stages"])
-    values["model.auto_split"] = None  # never taken from `file`, which may be from a run of another shape
+    values["model.auto_split"] = None  # never taken from `file`, which may come from a run of a different shape
     return nested(values)
 
 
@@ -181,7 +183,7 @@ def _with_sizes(settings: Settings) -> Settings:
         _copy_config(str(model.path))
     if model.kind == "llama":
         if model.folder is None:
-            raise ValueError("model.path must name a folder with a config.json with model=llama, not null")
+            raise ValueError("model.path must name a folder with a config.json (model=llama), not null")
         return replace(settings, model=replace(model, **llama_sizes(model.folder, model.sequence)))
     if model.kind == "hf" and model.vocabulary == 0:
         return settings.with_values({"model.vocabulary": _vocabulary(model.folder)})
@@ -280,7 +282,7 @@ def _override(text: str) -> str:
         raise ValueError(f"{text}: a setting cannot be deleted; give it a value, {key[1:] or 'KEY'}=VALUE")
     if not equals or not bare:
         raise ValueError(
-            f"{text!r} is not a setting; allowed: KEY=VALUE, for instance run.steps=100, and a file, run.yaml"
+            f"{text!r} is not a setting; allowed: KEY=VALUE, for instance run.steps=100, or a file such as run.yaml"
         )
     if bare.startswith("hydra."):
         return text

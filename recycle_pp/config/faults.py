@@ -21,7 +21,7 @@ MOMENTS = (
     "forward", "backward", "weight", "send", "receive", "allreduce", "vote", "optimizer",
     # Moments at the end of a step. If STEP has no such moment, the fault happens in the next step that has one.
     "commit", "checkpoint", "validation",
-    # Moments of a recovery or a join. The fault happens at the first one in or after STEP.
+    # Moments of a recovery or a join. The fault happens at the first such moment in or after STEP.
     "regroup", "adopt", "donate", "join",
     # Moments with sharded optimizer state. spread: the worker sends weights after a commit. heal: it replicates copies.
     "spread", "heal",

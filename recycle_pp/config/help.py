@@ -35,7 +35,7 @@ faults (steps count from 0; one fault, or a list in brackets):
 nodes: torchrun --nproc-per-node=WORKERS -m recycle_pp.train +join=HOST:PORT (or +join=RUN_DIR) replaces a lost
        node of a running job
 
-files: FILE.yaml holds any of the keys below, as `recycle init` writes it; the config.yaml of a run is such a file
+files: FILE.yaml sets any of the keys below. `recycle init` writes such a file; a run's config.yaml is one too
        --config-dir DIR adds files of a group, DIR/GROUP/NAME.yaml
 """
 

@@ -39,7 +39,7 @@ def llama_sizes(folder: Path, sequence: int) -> dict[str, Any]:
         "sliding_window": 0 < _window(c) < sequence,
     }
     for what in (name for name, there in lacks.items() if there):
-        raise ValueError(f"model=llama has no {what}, which {folder / 'config.json'} requires; model=hf trains it")
+        raise ValueError(f"model=llama does not support {what}, which {folder / 'config.json'} requires; use model=hf")
     try:
         return _sizes(c, rope, scaling)
     except KeyError as error:

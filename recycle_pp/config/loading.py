@@ -91,8 +91,8 @@ def _typed(key: str, value: Any, hint: Any) -> Any:
                 return value
         elif type(value) is kind:
             return value
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", NoneType: "null"}
-    words |= {list[int]: "a list of whole numbers", list[float]: "a list of numbers", list[str]: "a list of texts"}
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", NoneType: "null"}
+    words |= {list[int]: "a list of whole numbers", list[float]: "a list of numbers", list[str]: "a list of strings"}
     rule = rules(Settings).get(key)
     expected = rule.allowed if rule and rule.choices else " or ".join(words[kind] for kind in allowed)
     raise ValueError(f"{key} must be {expected}, not {_shown(value)}")

@@ -21,7 +21,7 @@ from .settings import Settings
 
 OF_A_NODE = frozenset(key for key, rule in rules(Settings).items() if rule.per_node)
 _DATED = "its default, named after the time"
-_ABSENT = "no key (another version of recycle_pp)"
+_ABSENT = "no such key (a different version of recycle_pp)"
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class NodeSettings:
         """The settings of this node.
 
         settings   the settings composed from `arguments`, before a resume or the start changes them
-        arguments  the command line. Nodes compare the run.dir that is written there or in the file of settings, because
-                   its default contains the time
+        arguments  the command line. Nodes compare the run.dir that is written there or in the settings file, because
+                   the default of run.dir contains the time
         """
         shared = {key: shown(value) for key, value in flat(asdict(settings)).items() if key not in OF_A_NODE}
         words, path = split(arguments)

@@ -3,7 +3,7 @@
     settings, said = take_up(arguments, before)     # before: data of config.yaml; ValueError if a change is not allowed
     said                                            # the changes: ["optimizer.lr 0.001 -> 0.003"]
 
-- The keys of a file of settings (`run.yaml`) count as keys of the command line.
+- The keys in a settings file (`run.yaml`) count as keys of the command line.
 - A group on the command line (`optimizer=staggered`) replaces the whole group. `parallel=2x3` sets only the numbers of
   pipelines and stages.
 - The number of micro-batches in a step stays the same. If the number of pipelines changes, parallel.microbatches is
@@ -43,7 +43,8 @@ def take_up(arguments: Sequence[str], before: Mapping[str, Any]) -> tuple[Settin
     defaults = flat(asdict(compose([])))
     words, path = split(arguments)
     named = keys_of(words)
-    # Ignores the file's parallel.microbatches if the command line changes the number of pipelines to which they belong.
+    # Ignore the file's parallel.microbatches if the command line changes the number of pipelines: it goes with the
+    # number of pipelines in the file.
     if path is not None and "parallel.pipelines" not in named:
         named |= read_run_file(path).keys()
     old = {key: value for key, value in flat(before).items() if key in keys and key not in _OF_A_START}
@@ -84,7 +85,7 @@ def _check_file(before: Mapping[str, Any], asked: Collection[str], folder: str) 
 
 
 def _share(old: Mapping[str, Any], pipelines: int, folder: str) -> int:
-    """The new number of micro-batches per pipeline. It keeps the number of micro-batches in a step unchanged.
+    """The number of micro-batches per pipeline that keeps the number of micro-batches in a step unchanged.
 
     old        the flat settings of config.yaml
     pipelines  the new number of pipelines
@@ -98,7 +99,7 @@ def _share(old: Mapping[str, Any], pipelines: int, folder: str) -> int:
         allowed = ", ".join(str(number) for number in range(1, total + 1) if total % number == 0)
         raise ValueError(
             f"parallel.pipelines must divide the {total} micro-batches of a step ({before} pipelines x {each}) when "
-            f"run.dir={folder} is resumed, and {pipelines} does not; allowed: {allowed}"
+            f"run.dir={folder} is resumed, but {pipelines} does not; allowed: {allowed}"
         )
     return total // pipelines
 

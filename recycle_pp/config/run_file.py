@@ -1,10 +1,10 @@
-"""The file with the settings of a run, in YAML: `recycle train run.yaml KEY=VALUE`.
+"""The settings file of a run, in YAML: `recycle train run.yaml KEY=VALUE`.
 
     words, path = split(["run.yaml", "run.steps=100"])    # (["run.steps=100"], "run.yaml"); path is None without a file
     read_run_file(path)                                   # {"optimizer.lr": 0.001, ...}: the keys that the file sets
     commented(settings, ["a comment"])                    # the text of a file with every key, for `recycle init`
 
-A file holds any keys of `Settings`, in their groups. A run's config.yaml is such a file. Values are read as in YAML
+A file can set any keys of `Settings`, in their groups. A run's config.yaml is such a file. Values are read as in YAML
 1.2: `3e-4` is a number, `20:1.2` and `on` are strings, and only `true` and `false` are booleans.
 """
 
@@ -27,18 +27,18 @@ SUFFIXES = (".yaml", ".yml")
 
 
 def is_run_file(text: str) -> bool:
-    """Whether an argument names a file of settings. The file may be missing."""
+    """Whether an argument names a settings file. The file may be missing."""
     return text.endswith(SUFFIXES) and ("=" not in text or Path(text).is_file())
 
 
 def split(arguments: Sequence[str]) -> tuple[list[str], str | None]:
-    """Splits a command line into (the arguments that name no file of settings, the path of the file or None).
+    """Splits a command line into (the arguments that do not name a settings file, the path of that file or None).
 
     Raises ValueError if several files are named.
     """
     found = [text for text in arguments if is_run_file(text)]
     if len(found) > 1:
-        raise ValueError(f"one file of settings at a time, not {' and '.join(found)}")
+        raise ValueError(f"only one settings file is allowed, not {' and '.join(found)}")
     return [text for text in arguments if text not in found], found[0] if found else None
 
 
@@ -130,7 +130,7 @@ def _parsed(path: str) -> tuple[yaml.Node, dict[str, Any]]:
         line = None if mark is None else mark.line + 1
         raise ValueError(f"{_at(path, line)}: it is not YAML ({problem or ' '.join(str(error).split())})") from None
     if not isinstance(data, dict):
-        raise ValueError(f"{path}: it has no settings; a file holds KEY: VALUE in groups, as recycle init writes it")
+        raise ValueError(f"{path}: it has no settings; it must contain KEY: VALUE in groups, as recycle init writes it")
     return node, data
 
 

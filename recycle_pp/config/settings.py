@@ -31,8 +31,8 @@ class Lora:
     alpha: float = fixed(16.0, "the output of an adapter is scaled by alpha / rank", above=0)
     targets: list[str] | str = fixed(
         "all-linear",
-        "suffixes of the names of adapted modules, for instance [q_proj,v_proj]; a text is a regular expression of the "
-        "whole name; all-linear: every linear module but the head",
+        "suffixes of the names of adapted modules, for instance [q_proj,v_proj]; a string is a regular expression for "
+        "the whole name; all-linear: every linear module but the head",
     )
     dropout: float = fixed(0.0, "dropout probability at the input of an adapter", at_least=0, below=1)
 
@@ -91,12 +91,12 @@ class Model:
     split: list[int] | str | None = setting(
         "auto",
         "layers per stage; null: as even as possible, with the remainder on the first stages; auto: balanced by "
-        "numbers of weights, within parallel.memory; a list stays while no worker is dead (schedule.rebalance)",
+        "numbers of weights, within parallel.memory; schedule.rebalance changes a list only while a worker is dead",
         choices=("auto", None),
         form="a list of whole numbers",
     )
     auto_split: list[int] | None = setting(
-        None, "set by the start: the layers per stage that split=auto has chosen", change=Change.START
+        None, "set automatically at the start: the layers per stage that split=auto chose", change=Change.START
     )
     recompute: bool | str = setting(
         False,
@@ -150,15 +150,18 @@ class Data:
     )
     tokenizer: str | None = fixed(
         None,
-        "for text: bytes, a tokenizer.json, or a folder with one; null: the bytes of the files, without documents",
+        "for text: bytes, a tokenizer.json, or a folder with one; null: the raw bytes of the files, without "
+        "document boundaries",
     )
     separator: str | None = fixed(None, "token after every document; null: the tokenizer's end-of-text token")
     document_mask: bool = fixed(
-        False, "attention does not cross a separator; positions restart after it; chat: always, between conversations"
+        False,
+        "attention does not cross a separator; positions restart after it; chat: always on, between conversations",
     )
     column: str = fixed(
         "text",
-        "for .jsonl and .parquet: the column that holds the text; chat: the messages, and text means messages",
+        "column of .jsonl and .parquet files with the text; chat: with the messages (the default, text, then means "
+        "messages)",
     )
     dtype: str = fixed(
         "auto",
@@ -288,13 +291,13 @@ class Optimizer:
     clip: float | None = setting(1.0, "largest global gradient norm; null: no clipping", above=0)
     moments: str = fixed(
         "fp32",
-        "state vectors of AdamW and Muon between two steps; bf16: half the memory, computed in float32 all the same",
+        "state vectors of AdamW and Muon between two steps; bf16: half the memory, still computed in float32",
         choices=("fp32", "bf16"),
     )
     most_skipped: int = setting(
         5, "stop the job after this many consecutive updates skipped for NaN or infinity", at_least=1, live=True
     )
-    stagger: bool = setting(False, "step each stage before the commit, and keep an undo copy")
+    stagger: bool = setting(False, "update each stage before the commit, and keep a copy for a rollback")
 
 
 @dataclass(frozen=True)
@@ -307,7 +310,7 @@ class Numerics:
     reproducible: bool = fixed(False, "fixed-point gradient sums: bit-identical results whichever workers die")
     sums: str = fixed(
         "int64",
-        "integers that hold the fixed-point sums; int32: half the memory, needs reproducible",
+        "integer type of the fixed-point sums; int32: half the memory, needs reproducible",
         choices=("int64", "int32"),
     )
 
@@ -317,7 +320,7 @@ class Checkpoint:
     every: int = setting(0, "steps between checkpoints; 0: by checkpoint.minutes only", at_least=0, live=True)
     minutes: float = setting(
         10.0,
-        "minutes between checkpoints; 0: never. The end of a run and a signal always write one",
+        "minutes between checkpoints; 0: never. One is always written at the end of a run and after a signal",
         at_least=0,
         live=True,
     )
@@ -325,7 +328,7 @@ class Checkpoint:
     keep_best: bool = setting(False, "also keep the checkpoint with the lowest validation loss")
     store: str | None = setting(
         None,
-        "also upload each checkpoint to a store of objects, or to a folder; resume from there too",
+        "also upload each checkpoint to an object store or a folder, from which a run can then be resumed",
         pattern=r"((s3|gs|az)://[^/]+|file://|)(/.*)?",
         form="s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, or an absolute path",
     )
@@ -334,11 +337,11 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Islands:
-    """Several jobs that train one model, far apart, and meet in a store (docs/islands.md)."""
+    """Several jobs, far apart, that train one model and exchange updates through a store (docs/islands.md)."""
 
     store: str | None = fixed(
         None,
-        "the store of objects, or the folder, in which islands meet; null: this job is by itself",
+        "the object store or folder through which islands exchange updates; null: this job trains alone",
         pattern=r"((s3|gs|az)://[^/]+|file://|)(/.*)?",
         form="s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, or an absolute path",
     )
@@ -371,18 +374,22 @@ class Islands:
     )
     max_local: int | None = setting(
         None,
-        "steps after the beginning of a round after which an island waits for its result; null: twice islands.steps",
+        "steps that an island makes after the beginning of a round before it waits for the result; null: twice "
+        "islands.steps",
         at_least=1,
     )
     snapshot_every: int = fixed(
         10, "rounds between two snapshots of theta in the store, for islands that join", at_least=1
     )
-    keep: int = setting(20, "number of newest rounds kept in the store; checksums: of ten times as many", at_least=1)
+    keep: int = setting(20, "number of newest rounds kept in the store; checksums: ten times as many", at_least=1)
     parts: int = fixed(
-        8, "parts into which the training data are cut, one for each island; the largest number of islands", at_least=1
+        8, "parts into which the training data are cut, one for each island; the maximum number of islands", at_least=1
     )
     part: int | None = setting(
-        None, "set by the start: the part of the data that this island reads", at_least=0, change=Change.START
+        None,
+        "set automatically at the start: the part of the data that this island reads",
+        at_least=0,
+        change=Change.START,
     )
     egress_per_gb: float = setting(0.0, "price of 10^9 bytes sent to the store, in dollars", at_least=0)
 
@@ -406,7 +413,7 @@ class Islands:
 class Run:
     steps: int = setting(60, "optimizer steps of the whole run, including resumes", at_least=1)
     epochs: float | None = setting(
-        None, "passes over the training data; sets run.steps, rounded up; null: run.steps counts", above=0
+        None, "passes over the training data; sets run.steps, rounded up; null: run.steps applies", above=0
     )
     dir: str = setting(
         "runs/${now:%Y-%m-%d_%H-%M-%S}",
@@ -426,7 +433,7 @@ class Run:
         "start the next process of each worker in advance; auto: if 400 MB per worker are free",
         choices=("auto", "on", "off"),
     )
-    respawns: int = setting(3, "most restarts of a worker that died on its own", at_least=0, live=True)
+    respawns: int = setting(3, "maximum number of restarts of a worker that died on its own", at_least=0, live=True)
     seed: int = fixed(0, "seed of the initial weights, sample order and dropout", at_least=0)
     device: str = setting("auto", "auto: GPUs if the node has any", choices=("auto", "cpu", "cuda"))
     validate_every: int = setting(20, "steps between validations; 0: never", at_least=0)
@@ -573,7 +580,7 @@ class Settings:
         return -(-wanted // self.parallel.microbatch_size) if isinstance(wanted, int) else sys.maxsize
 
     def with_values(self, values: Mapping[str, Any]) -> Settings:
-        """A copy of the settings with other values. Does not check types or ranges.
+        """A copy of the settings with these new values. Does not check types or ranges.
 
         values: key -> new value, for instance {"model.split": [2, 2], "fail_at": []}
         """
@@ -581,7 +588,7 @@ class Settings:
 
 
 def _replaced(of: Any, values: Mapping[str, Any]) -> Any:
-    """A copy of a dataclass of groups with other values, see `Settings.with_values`."""
+    """A copy of a dataclass of groups with these new values, see `Settings.with_values`."""
     groups: dict[str, dict[str, Any]] = {}
     changed: dict[str, Any] = {}
     for key, value in values.items():

@@ -78,7 +78,7 @@ class Evidence:
 
 
 def gather(run: RunFolder) -> Evidence:
-    """The evidence in a run folder. Raises ValueError if the folder holds no run, or if its config.yaml is damaged."""
+    """The evidence in a run folder. Raises ValueError if the folder contains no run or its config.yaml is damaged."""
     run.require()
     settings = run.read_settings()
     reader = RunReader(run)

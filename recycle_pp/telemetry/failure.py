@@ -1,6 +1,6 @@
 """Reports why this process ends, to the user and to the launcher.
 
-    return refuse("run.stepz is not a key of the configuration; did you mean run.steps?", launch.local_rank)   # 2
+    return refuse("run.stepz is not a configuration key; did you mean run.steps?", launch.local_rank)   # 2
     record_failure("stage 2 has lost its last worker")           # after the sentence was printed elsewhere
 
 torchrun's summary shows the content of the file named by TORCHELASTIC_ERROR_FILE. This module writes the format of

@@ -27,7 +27,7 @@ from .words import plural
 
 
 def report(run: RunFolder) -> str:
-    """The report as several lines of text. Raises ValueError if the folder holds no run, or if a file is damaged."""
+    """The report as several lines of text. Raises ValueError if the folder contains no run, or if a file is damaged."""
     run.require()
     reader = RunReader(run)
     steps, events = reader.steps(), reader.events()

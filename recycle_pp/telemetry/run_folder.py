@@ -1,6 +1,6 @@
 """The folder with all files of a run.
 
-run = RunFolder.create(settings)     # ValueError if the folder holds another run and run.resume is false
+run = RunFolder.create(settings)     # ValueError if the folder contains another run and run.resume is false
 run = RunFolder("runs/mine")         # to read
 run.lines(run.metrics), run.log("1.2"), run.write_json(run.summary, {...})
 run.later(run.write_json, run.summary, {...})            # the same in a thread, see Background
@@ -110,7 +110,7 @@ class RunFolder:
         may_restart: whether a run that ended before its first checkpoint may start again
 
         Raises:
-            ValueError: the folder holds another run or is in use, or the disk rejects a file.
+            ValueError: the folder contains another run or is in use, or the disk rejects a file.
         """
         run = cls(Path(settings.run.dir).absolute())
         if run.path.exists() and not run.path.is_dir():
@@ -122,7 +122,8 @@ class RunFolder:
             )
         if run.begun and not settings.run.resume and not may_restart:
             raise ValueError(
-                f"run.dir={settings.run.dir} holds another run; continue it with run.resume=true, or name a new folder"
+                f"run.dir={settings.run.dir} contains another run; continue it with run.resume=true, "
+                "or choose a new folder"
             )
         files = [path for path in (run.metrics, run.samples) if path.exists()]
         places = {path: [place for place in _places(path) if place.step < done] for path in files}
@@ -205,7 +206,7 @@ class RunFolder:
     def require(self) -> None:
         """Checks that the folder holds a run. Raises ValueError otherwise."""
         if not self.config.exists() and not self.config.is_symlink():
-            raise ValueError(f"{self.path} holds no run: there is no {self.config.name}")
+            raise ValueError(f"{self.path} contains no run: there is no {self.config.name}")
 
     def read_config(self) -> dict[str, Any]:
         """config.yaml as plain data.

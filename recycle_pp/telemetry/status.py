@@ -102,7 +102,7 @@ class Status:
 
 class StatusReader:
     def __init__(self, run: RunFolder) -> None:
-        """Opens the folder. Raises ValueError if it holds no run, or if its config.yaml is damaged."""
+        """Opens the folder. Raises ValueError if it contains no run, or if its config.yaml is damaged."""
         run.require()
         self._run = run
         self._settings = run.read_settings()

@@ -122,7 +122,7 @@ class _Download:
             file = name.rpartition("/")[0] if _is_piece(name) else name
             copies[copy].setdefault(file, []).append(path)
         if not copies:
-            raise Absent(f"{self._store.url} holds no run")
+            raise Absent(f"{self._store.url} contains no run")
         ordered = sorted(copies.values(), key=lambda copy: self._term(copy, found))
         names = {file for copy in ordered for file in copy if self._only in (None, file)}
         for file in sorted(names, key=lambda file: (file != HEARTBEAT, file)):

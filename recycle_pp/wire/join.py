@@ -57,7 +57,7 @@ async def enter(address: Address, hello: SupervisorHello) -> Entered:
     here, loop = f"{address.host}:{address.port}", asyncio.get_running_loop()
     deadline, place = loop.time() + ANSWER_SECONDS, address
     while True:
-        error = "it does not know the coordinator yet"
+        error = "the supervisor there does not know the coordinator yet"
         try:
             peer = await connect(place.host, place.port, place.token, msgspec.structs.replace(hello, rank=-1))
             answer = await _answer(peer)

@@ -127,7 +127,7 @@ def test_a_kill_at_a_random_instant_changes_no_bit(instant, runs):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--run-dir", "nowhere"], "--run-dir nowhere holds no run"),
+        (["--run-dir", "nowhere"], "--run-dir nowhere contains no run"),
         (["--mtbf", "soon"], "--mtbf must be a time above 0"),
         (
             ["--kinds", "kill,tickle"],

@@ -132,7 +132,7 @@ def test_a_killed_run_continues_on_another_machine_from_its_store(zygote, enviro
     assert exported([store, f"{tmp_path}/out"]) == 0
     with zygote.run([*SHAPE, *JOB, f"run.dir={tmp_path}/new", f"checkpoint.store={store}"], environment) as job:
         assert job.wait(60) == 2
-        assert f"checkpoint.store={store} holds step-000040 of another run" in job.output
+        assert f"checkpoint.store={store} contains step-000040 of another run" in job.output
 
 
 def test_a_store_that_cannot_be_used_is_reported_in_one_sentence_before_the_launch(zygote, environment, tmp_path):

@@ -141,7 +141,7 @@ def test_the_config_of_a_resumed_run_trains_to_the_same_weights(tmp_path):
     first, second = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("run", "again"))
     assert first["weights_sha256"] == second["weights_sha256"] is not None
     refused = run("train", "run/config.yaml", cwd=tmp_path)
-    assert (refused.returncode, "run.dir=run holds another run" in refused.stderr) == (2, True)
+    assert (refused.returncode, "run.dir=run contains another run" in refused.stderr) == (2, True)
 
 
 @pytest.mark.slow

@@ -129,7 +129,7 @@ def test_stop_waits_for_all_supervisors_and_names_those_that_have_not_ended(supe
 
 def test_a_folder_without_a_running_job_is_refused_at_once(tmp_path, capsys):
     assert ctl.main([str(tmp_path), "stop"]) == 2
-    assert "holds no run" in capsys.readouterr().err
+    assert "contains no run" in capsys.readouterr().err
     (tmp_path / "config.yaml").write_text("run: {}\n")
     assert ctl.main([str(tmp_path), "stop"]) == 2
     assert capsys.readouterr().err == f"recycle_pp: no job runs in {tmp_path}: there is no heartbeat.json\n"

@@ -121,7 +121,7 @@ def test_a_mistake_is_reported_in_one_sentence(words, sentence):
 def test_a_run_without_a_command_or_a_checkpoint_is_refused(tmp_path, capsys):
     (tmp_path / "config.yaml").write_text(json.dumps({"run": {"evaluate": None}}))
     assert evaluate.main([str(tmp_path)]) == 2
-    assert "has no run.evaluate" in capsys.readouterr().err
+    assert "run.evaluate is not set in" in capsys.readouterr().err
     (tmp_path / "config.yaml").write_text(json.dumps({"run": {"evaluate": "true"}}))
     for step in ([], ["--step", "20"]):
         assert evaluate.main([str(tmp_path), *step]) == 2

@@ -254,7 +254,7 @@ def test_a_failed_export_is_reported_in_one_sentence_and_leaves_no_folder(run, t
     part.write_bytes(part.read_bytes()[:-1] + b"?")
     before = sorted(tmp_path.iterdir())
     for arguments, sentence in [
-        ([tmp_path / "nowhere", tmp_path / "out"], "holds no run"),
+        ([tmp_path / "nowhere", tmp_path / "out"], "contains no run"),
         ([tmp_path / "young", tmp_path / "out"], "has no complete checkpoint yet"),
         ([damaged, tmp_path / "out"], "is damaged: "),
         ([run, tmp_path / "there"], "already exists; choose another folder"),

@@ -348,7 +348,7 @@ def test_if_there_are_many_pipelines_only_incomplete_ones_have_a_line():
 
 def test_a_folder_without_a_run_is_reported_in_one_sentence_with_exit_code_2(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
-    assert capsys.readouterr().err == f"recycle_pp: {tmp_path} holds no run: there is no config.yaml\n"
+    assert capsys.readouterr().err == f"recycle_pp: {tmp_path} contains no run: there is no config.yaml\n"
 
 
 def test_faults_of_hardware_are_shown_while_they_last(recorded, tmp_path, capsys):

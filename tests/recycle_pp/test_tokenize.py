@@ -35,7 +35,7 @@ def test_the_command_describes_and_verifies_its_file(place, tmp_path, capsys):
     words = f"{out}: 8 tokens (uint16), 2 documents; model.vocabulary must be at least 320"
     assert capsys.readouterr().out == words + "\n"
     assert tokenize.main(["--verify", str(out)]) == 0
-    assert capsys.readouterr().out == words + "; its checksum is right\n"
+    assert capsys.readouterr().out == words + "; its checksum is correct\n"
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ MISTAKES = [
         ["numerics=reproducible", "numerics.sums=int32", "parallel.microbatches=22"],
         "numerics.sums=int32 sums at most 64 micro-batches a step",
     ),
-    (["model=llama"], "model.path must name a folder with a config.json with model=llama, not null"),
+    (["model=llama"], "model.path must name a folder with a config.json (model=llama), not null"),
     (["model.qk_norm=true"], "model.qk_norm belongs to model=llama"),
     (["schedule.backward=both"], "schedule.backward must be one of decoupled, coupled, mixed"),
     (["emulate.mode=nap"], "emulate.mode must be one of null, sleep, not nap"),
@@ -104,8 +104,8 @@ MISTAKES = [
     (["model.split=[2,2,2]"], "model.split must be auto, null or parallel.stages = 4 numbers above 0"),
     (["model.split=[2,2,4,0]"], "model.split must be auto, null or parallel.stages = 4 numbers above 0"),
     (["model.split=[2,2,2,3]"], "model.split must add up to model.layers = 8; [2, 2, 2, 3] adds up to 9"),
-    (["model.heads=3"], "model.heads must divide model.width = 64, and 3 does not"),
-    (["model.kv_heads=3"], "model.kv_heads must divide model.heads = 4, and 3 does not"),
+    (["model.heads=3"], "model.heads must divide model.width = 64, but 3 does not"),
+    (["model.kv_heads=3"], "model.kv_heads must divide model.heads = 4, but 3 does not"),
     (["model.heads=64", "model.kv_heads=1"], "model.width / model.heads must be even"),
     (["model.vocabulary=100"], "model.vocabulary must be at least 256 for text"),
     # models
@@ -120,7 +120,7 @@ MISTAKES = [
     (["model=custom", "model.build=my:build"], "model.layers must be the name of the model's list of layers"),
     (["model=hf"], "model.path must name a folder with a config.json, not null"),
     (["model=hf", "model.path=EMPTY_FOLDER"], "model.path must name a folder with a config.json"),
-    (["model=hf", "model.path=CONFIG_ONLY"], "holds no model.safetensors; model.init=random trains its config.json"),
+    (["model=hf", "model.path=CONFIG_ONLY"], "contains no model.safetensors; use model.init=random to train"),
     (["model=hf", "model.path=CONFIG_ONLY", "model.init=random", "model.layers=3"], "null or a name with model=hf"),
     # faults
     (
@@ -143,7 +143,7 @@ MISTAKES = [
     (["data.path=EMPTY_FOLDER"], "data.path must hold data"),
     (["data.path=SHORT_FILE"], "data.path must hold at least one sample of model.sequence + 1 = 65 tokens"),
     (["data.path=SHORT_FILE", "model.sequence=16"], "data.validation_share must leave at least 33 held-out tokens"),
-    (["data.path=hf://a/b:train"], "hf://a/b:train needs a data.tokenizer: a dataset of the hub holds text"),
+    (["data.path=hf://a/b:train"], "hf://a/b:train needs a data.tokenizer: a dataset from the hub contains text"),
     (["data.path=[SHORT_FILE,'hf://a/b']"], "hf://a/b needs a data.tokenizer"),
     (["data.path=[]"], "data.path must name at least one source, not []"),
     (
@@ -166,7 +166,7 @@ MISTAKES = [
     # the run folder
     (["run.dir="], "run.dir must be the path of a folder, not ''"),
     (["run.dir=EMPTY_FILE"], "is a file"),
-    (["run.dir=OTHER_RUN"], "holds another run; continue it with run.resume=true"),
+    (["run.dir=OTHER_RUN"], "contains another run; continue it with run.resume=true"),
     (["run.dir=EMPTY_FOLDER", "run.resume=true"], "run.resume=true needs a checkpoint to continue from"),
     (
         ["run.dir=OTHER_RUN", "run.resume=true", "run.steps=1"],
@@ -268,7 +268,7 @@ def test_resume_auto_restarts_a_run_that_has_no_checkpoint(tmp_path):
     _, killed, *_ = train.prepare(launch, arguments)
     killed.metrics.write_text('{"step": 0}\n')
     killed.unlock()
-    with pytest.raises(ValueError, match="holds another run"):
+    with pytest.raises(ValueError, match="contains another run"):
         train.prepare(launch, arguments)
     settings, again, *_ = train.prepare(launch, [*arguments, "run.resume=auto"])
     assert settings.run.resume is False
@@ -307,7 +307,7 @@ def test_without_a_launcher_a_job_of_many_workers_prints_how_to_launch_it(tmp_pa
     )
     assert done.stderr == (
         "recycle_pp: parallel.pipelines * parallel.stages = 2 * 2 = 4 workers, but 1 process was launched; "
-        "use torchrun --nproc-per-node=4, or other numbers of pipelines and stages\n"
+        "use torchrun --nproc-per-node=4, or change the numbers of pipelines and stages\n"
     )
 
 

@@ -22,7 +22,7 @@ def test_the_help_describes_every_key():
 
 def test_the_help_shows_the_whole_description_of_every_setting():
     text = help_text()
-    assert "a list stays while no worker is dead (schedule.rebalance)" in text
+    assert "schedule.rebalance changes a list only while a worker is dead" in text
     assert "so only schedule.memory_extra limits the micro-batches in flight" in text
     assert "linear [factor], or Llama 3.1's four numbers" in text
 

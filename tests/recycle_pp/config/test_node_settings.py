@@ -40,4 +40,8 @@ def test_a_run_folder_named_after_the_time_may_differ_and_a_given_one_may_not(mo
 
 def test_a_key_that_one_node_does_not_know_is_a_difference():
     later = dict(node().shared) | {"run.brand_new": "1"}
-    assert first_difference(node().shared, later) == ("run.brand_new", "no key (another version of recycle_pp)", "1")
+    assert first_difference(node().shared, later) == (
+        "run.brand_new",
+        "no such key (a different version of recycle_pp)",
+        "1",
+    )

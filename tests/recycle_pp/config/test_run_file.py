@@ -117,7 +117,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path):
     (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match=r"bytes\.yaml cannot be read: it is not text"):
         compose([str(tmp_path / "bytes.yaml")])
-    with pytest.raises(ValueError, match=r"^one file of settings at a time, not a\.yaml and b\.yml"):
+    with pytest.raises(ValueError, match=r"^only one settings file is allowed, not a\.yaml and b\.yml"):
         compose(["a.yaml", "b.yml"])
 
 

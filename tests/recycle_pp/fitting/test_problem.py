@@ -51,7 +51,7 @@ def test_with_recompute_auto_peers_of_a_dead_worker_recompute_until_it_returns()
 
 
 def test_recompute_auto_without_a_memory_limit_is_refused():
-    with pytest.raises(ValueError, match=r"^model.recompute=auto needs parallel.memory: the memory"):
+    with pytest.raises(ValueError, match=r"^model.recompute=auto needs parallel.memory, on which"):
         validate(small(model__recompute="auto"))
     with pytest.raises(ValueError, match=r"^model.recompute must be one of true, false, auto, not yes"):
         validate(small(model__recompute="yes"))

@@ -64,4 +64,4 @@ def test_the_suffix_selects_the_format(tmp_path, ending):
 def test_another_suffix_is_rejected(capsys):
     flags = "--mtbf 5d --pipelines 2 --stages 2 --microbatches 4 --out report.doc"
     assert main(flags.split()) == 2
-    assert "--out report.doc: a file that ends in .html, .svg, .png or .pdf" in capsys.readouterr().err
+    assert "--out report.doc: the name must end in .html, .svg, .png or .pdf" in capsys.readouterr().err

@@ -118,7 +118,7 @@ def test_a_damaged_configuration_beside_the_profile_is_reported_in_one_sentence_
         (f"--prices {PRICES} --days inf --pipelines 2 --stages 2 --microbatches 4", "--days and --shape must be"),
         ("--mtbf 2h --shape 0.005 --pipelines 2 --stages 2 --microbatches 4", "and --shape at least 0.01"),
         (f"{SMALL} --group 8", "--group: '8' is not of the form SIZE:MTBF"),
-        (f"{SMALL} 8 --json x.json", "--json: one number of --microbatches"),
+        (f"{SMALL} 8 --json x.json", "--json allows a single value of --microbatches"),
     ],
 )
 def test_a_mistake_is_reported_in_one_sentence_with_exit_code_2(flags, words, capsys):

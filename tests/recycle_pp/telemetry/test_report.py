@@ -164,7 +164,7 @@ def test_the_command_reads_the_named_or_the_newest_run_and_rejects_other_folders
     assert (done.returncode, done.stderr) == (0, b"")
     nothing = command("runs/nothing")
     assert (nothing.returncode, nothing.stdout) == (2, "")
-    assert nothing.stderr == "recycle_pp: runs/nothing holds no run: there is no config.yaml\n"
+    assert nothing.stderr == "recycle_pp: runs/nothing contains no run: there is no config.yaml\n"
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\x00", b"- 1", b"a: ["])

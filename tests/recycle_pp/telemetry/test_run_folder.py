@@ -32,7 +32,7 @@ def test_another_run_is_rejected_and_a_resume_continues_from_its_checkpoint(tmp_
     before = RunFolder.create(settings_for(tmp_path))
     before.metrics.write_text("".join(f'{{"step": {step}}}\n' for step in (0, 1, 2, 1, 2, 3)))
     before.unlock()
-    with pytest.raises(ValueError, match=r"holds another run; continue it with run\.resume=true"):
+    with pytest.raises(ValueError, match=r"contains another run; continue it with run\.resume=true"):
         RunFolder.create(settings_for(tmp_path))
     resumed = settings_for(tmp_path, run={"resume": True, "steps": 100})
     with pytest.raises(ValueError, match="needs a checkpoint to continue from"):
@@ -63,7 +63,7 @@ def test_a_resume_removes_the_summary_of_the_earlier_end_but_a_refused_start_doe
     before.metrics.write_text('{"step": 0}\n')
     before.write_json(before.summary, {"steps": 1})
     before.unlock()
-    with pytest.raises(ValueError, match="holds another run"):
+    with pytest.raises(ValueError, match="contains another run"):
         RunFolder.create(settings_for(tmp_path))
     assert before.summary.exists()
     RunFolder.create(settings_for(tmp_path, run={"resume": True}), done=1).unlock()

@@ -56,7 +56,7 @@ def test_the_protocol_log_can_be_replayed_with_the_same_decisions(run, capsys):
     assert set().union(*lines) == documented
     assert replay.main([str(run.path), "--all"]) == 0
     printed = capsys.readouterr().out
-    assert f"{len(lines) - 1} events repeated, every decision is the same" in printed
+    assert f"{len(lines) - 1} events repeated, and every decision is the same" in printed
     assert "vote from" in printed and "commit of step" in printed
 
 
@@ -77,7 +77,7 @@ def test_a_replay_of_a_damaged_file_prints_how_many_lines_it_left_out(number, co
     assert replay.main([str(copied.path)]) == (0 if number else 2)
     out, error = capsys.readouterr()
     if number:
-        assert out.endswith(f"{number - 1} events repeated, every decision is the same; {left_out}\n")
+        assert out.endswith(f"{number - 1} events repeated, and every decision is the same; {left_out}\n")
     else:
         assert (out, error) == ("", f"recycle_pp: {copied.protocol}: no event can be repeated; {left_out}\n")
 

@@ -109,7 +109,7 @@ def test_a_common_folder_copied_by_two_hosts_has_each_line_once(store, run, tmp_
 
 
 def test_a_store_without_a_run_is_reported_in_one_sentence(store, tmp_path):
-    with pytest.raises(Absent, match=r"holds no run$"):
+    with pytest.raises(Absent, match=r"contains no run$"):
         fetch(store, tmp_path / "there")
 
 
