@@ -1,4 +1,4 @@
-"""Gathers all that a run folder shows about the state of a run, for `recycle_pp.diagnosis`.
+"""Gathers everything that a run folder shows about the state of a run, for `recycle_pp.diagnosis`.
 
     evidence = gather(RunFolder("runs/mine"))       # reads the folder; waits as long as `Pulse.look`
 
@@ -24,13 +24,13 @@ from .run_folder import RunFolder
 from .run_reader import RunReader
 
 RECENT = 20  # steps from which the usual duration is computed
-LOOKS = 3  # number of looks at the threads. A thread waits for a disk if all of them find it waiting
-LOOK_SECONDS = 0.1  # between two looks
+LOOKS = 3  # readings of the thread states; a thread counts as waiting for a disk if it waits in all of them
+LOOK_SECONDS = 0.1  # between two readings
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that a run folder shows about the state of a run. Times are seconds of the coordinator's clock.
+    """Everything that a run folder shows about the state of a run. Times are seconds of the coordinator's clock.
 
     life, proof   see `telemetry.heartbeat.Life`
     code          exit code of a job that is over
@@ -46,7 +46,7 @@ class Evidence:
     step, step_at newest committed step, and the time of its commit; None before the first
     step_seconds  usual duration of a step; None before the first
     events        all events, deaths with their final causes
-    report        the newest report about a step that lasts long
+    report        the newest report about a step that takes unusually long
     hangs         step -> reports about hangs in it, for the steps of the newest events
     first_ops     see `RunReader.first_ops`
     contacts      see `RunReader.contacts`

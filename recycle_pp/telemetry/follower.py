@@ -1,12 +1,12 @@
-"""Reads a .jsonl file, also while it grows.
+"""Reads a .jsonl file, even while it grows.
 
     follower = Follower(run.events)
     follower.new()                      # the records since the last call
     Follower(run.events).whole()        # all records; raises UnreadableFile if the file is damaged
 
 Each byte is read once, because a run of days has 100,000 events and readers poll often. After `undone.cut` has removed
-undone steps from the file, the next call returns only the records after the kept ones. Lines that an older coordinator
-wrote after those of a newer one are skipped (`wire.terms`).
+rolled-back steps from the file, the next call returns only the records after the kept ones. Lines that an older
+coordinator wrote after those of a newer one are skipped (`wire.terms`).
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class Follower(Generic[T]):
         return list(self.each())
 
     def skip_to_last(self, size: int) -> None:
-        """Before the first read: leaves out all lines that begin before the last `size` bytes, without reading them."""
+        """Skips all lines that begin before the last `size` bytes, without reading them. Call it before the first
+        read."""
         with suppress(FileNotFoundError, UnreadableFile), open_regular(self._path) as file:
             end = file.seek(0, os.SEEK_END)
             if end > size:
@@ -80,7 +81,7 @@ class Follower(Generic[T]):
         """The same records as `new`.
 
         Raises:
-            UnreadableFile: the file has a `damage`.
+            UnreadableFile: the file is damaged (`damage`).
         """
         records = self.new()
         if self.damage is not None:
@@ -145,7 +146,7 @@ def term_of(data: Any) -> int:
 
 
 def record_of(line: bytes, check: Callable[[Any], object] | None) -> tuple[Record, int]:
-    """(record, term) of a line. check: raises msgspec.ValidationError if the data is not that of a record."""
+    """(record, term) of a line. check: raises msgspec.ValidationError if the data is not a valid record."""
     data = msgspec.json.decode(line)
     if check is not None:
         check(data)

@@ -124,7 +124,8 @@ class Pulse:
     def ended(self) -> bool:
         """Whether the job is over or sends no heartbeat. Waits like `look`. False without a heartbeat.json.
 
-        A coordinator that is gone does not suffice: the next one continues the job within seconds."""
+        The loss of the coordinator alone does not end the job, because a new one continues it within seconds.
+        """
         with suppress(UnreadableFile):
             life = self.look()
             return life.verdict == "over" or (life.verdict != "alive" and life.age > SILENT_SECONDS)
@@ -173,8 +174,8 @@ def address_of(run: RunFolder) -> str:
 
 
 def refuse_running(run: RunFolder) -> None:
-    """Checks that no job runs in this folder. Raises ValueError otherwise. Waits like `Pulse.look`. A damaged file does
-    not count as a heartbeat, because a running job replaces it every second."""
+    """Raises ValueError if a job runs in this folder. Waits like `Pulse.look`. A damaged file does not count as a
+    heartbeat, because a running job replaces it every second."""
     with suppress(UnreadableFile):
         life = Pulse(run).look()
         if life.verdict == "alive":

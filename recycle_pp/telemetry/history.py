@@ -21,7 +21,8 @@ from .run_folder import RunFolder
 from .run_reader import RunReader, kept_events, kept_steps
 from .unwritten import Unwritten
 
-STEP_BYTES = 16 << 20  # at the end of metrics.jsonl: 30,000 steps. A take-over has no time to read those of months
+# Bytes to read at the end of metrics.jsonl, about 30,000 steps. A take-over has no time to read the steps of months.
+STEP_BYTES = 16 << 20
 
 Measures = tuple[int, float | None, float | None, float | None]
 """Step, loss, CPU seconds and time of a line of metrics.jsonl"""
@@ -34,7 +35,7 @@ class History:
     deaths, stalls (seconds), lost_ops: since the run was started or resumed
     dead:       workers whose last event is their death
     step, loss, committed_at: of the last line of metrics.jsonl; -1 and None without one
-    cpu_steps:  `cpu_seconds` of each step, in a long run of the last ones
+    cpu_steps:  `cpu_seconds` of each step; in a long run, only of the newest steps
     seconds:    since the run was started or resumed
     """
 

@@ -6,7 +6,7 @@
     figures.gauges()                        # {"rounds": 12, "live": 2, "norm": 0.13, ...}, for curves
     in_words(figures)                       # lines of text
 
-Totals of bytes and dollars contain the traffic up to the newest `round_applied`.
+Totals of bytes and dollars include the traffic up to the newest `round_applied`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .words import plural
 GAUGES = {
     "rounds": "rounds that this island has applied",
     "behind": "closed rounds that this island has not applied yet",
-    "live": "islands that live, with this one",
+    "live": "live islands, including this one",
     "islands": "islands in the newest applied round",
     "lag_steps": "steps from the delta of this island to the use of the result",
     "norm": "norm of the mean delta of the newest applied round",
@@ -47,7 +47,7 @@ GAUGES = {
 class Figures:
     """The state of an island. The keys of GAUGES are explained there; None: not known yet.
 
-    live            names of the islands that live, with this one
+    live            names of the live islands, including this one
     islands         names of the islands in the newest applied round
     late            number of deltas of this island that came too late for their round
     sent_bytes      sent to the store since the run began
@@ -78,7 +78,10 @@ class Figures:
 
 
 class IslandRounds:
-    """Follows the events of an island. name: islands.name; needed for `Figures.name`, `late`, and the name in `live`"""
+    """Computes the figures of an island from its events.
+
+    name: islands.name; needed only for `Figures.name`, `late` and `live`
+    """
 
     def __init__(self, name: str = "") -> None:
         self._name = name
@@ -124,7 +127,7 @@ class IslandRounds:
         return True
 
     def figures(self) -> Figures | None:
-        """The current figures; None before the first event of an island, so also for a job by itself."""
+        """The current figures; None before the first event about islands, and so always for a job without islands."""
         if not self._any:
             return None
         newest, problems = self._newest, [of for of in (self._awaited, self._cut_off) if of is not None]

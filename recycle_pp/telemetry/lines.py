@@ -3,11 +3,11 @@
     metrics = Lines(run.metrics, later, term, unwritten)
     metrics.restore(kept)           # on the next coordinator: the lines that the lost one could not write
     metrics.write({"step": 20, "loss": 2.31, ...})
-    metrics.cut(20)                 # steps 20 and later are undone
+    metrics.cut(20)                 # steps 20 and later are rolled back
     metrics.close()
 
 Each line is written by one system call, so a killed process leaves no partial line. If `later` is a `Background`, its
-thread writes. If lines wait for long, `unwritten` shares them with the other supervisors.
+thread writes. If lines wait for a long time, `unwritten` shares them with the other supervisors.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class Lines:
         try:
             self._newest = cut(self._path, steps)
         except OSError as error:
-            warn_once(f"undone steps could not be removed from {self._path}: {error.strerror}")
+            warn_once(f"rolled-back steps could not be removed from {self._path}: {error.strerror}")
 
     def _close(self) -> None:
         self._write()

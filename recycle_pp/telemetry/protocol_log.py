@@ -29,7 +29,7 @@ from .warn import warn_once
 
 MOST_BYTES = 64 * 2**20
 DELAY_SECONDS = 0.1  # longer than most recoveries, so that encoding events does not slow them down
-AGAIN_SECONDS = 10.0  # between two snapshots, if lines were left out
+AGAIN_SECONDS = 10.0  # between two snapshots while lines are left out
 
 
 class ProtocolLog:
@@ -73,7 +73,8 @@ class ProtocolLog:
     def _snapshot(self, data: bytes, replace: bool) -> None:
         """Queues a snapshot. replace: whether it replaces the content of the file."""
         self._start = None
-        self._bytes = 0 if replace else self._bytes  # here, or each event until the thread runs makes a snapshot
+        # Reset the size here: otherwise every event would cause a snapshot until the thread runs.
+        self._bytes = 0 if replace else self._bytes
         self._tried = time.monotonic()
         self._left_out = False
         if not self._later(self._write_snapshot, time.time(), data, replace):

@@ -156,7 +156,7 @@ class Recorder:
 
     @guarded
     def found_dead(self, worker: Worker, process: Process, now: float) -> None:
-        """Records a death from before the take-over, unless an earlier coordinator has recorded it."""
+        """Records a death that happened before the take-over, unless an earlier coordinator has recorded it."""
         if str(worker) not in self._history.dead:
             self.death(worker, process, now)
 
@@ -189,7 +189,7 @@ class Recorder:
 
     @guarded
     def suppose_death(self, process: Process, death: Death) -> None:
-        """Completes the event of a death with a provisional cause, so that later events need not wait any more."""
+        """Completes the event of a death with a provisional cause, so that later events no longer wait."""
         event = self._dead.get(process)
         if event is not None and not event.complete:
             self._events.complete(event, **_cause(death))
@@ -206,7 +206,7 @@ class Recorder:
         self._events.release()
 
     def began(self, job: Job) -> None:
-        """Records this job from now on."""
+        """Switches to a new job, and records it from now on."""
         self._job = job
         self._log_start(job)
 
@@ -262,10 +262,10 @@ class Recorder:
 
     @guarded
     def speed_changed(self, worker: Worker, factor: float, against: str) -> None:
-        """Records that plans after this step assume another speed of the worker.
+        """Records that plans after this step assume a different speed of the worker.
 
         factor   duration of the worker's ops as a multiple of the usual one; 1.0: it recovered
-        against  where the usual duration is from: "peers", or "itself" (the worker's own first steps)
+        against  whose duration is the usual one: "peers", or "itself" (the worker's own first steps)
         """
         self._traces.mark(self._job.committed + 1)
         event = Slow if factor > 1.0 else SlowNoMore

@@ -6,7 +6,7 @@
     decisions.left_out
 
 Restores a job from the snapshot before an event, passes the event to this job, and compares the outcome with the
-recorded one. So the file proves each decision and its reason, and a debugger can repeat a fault of the protocol.
+recorded one. So the file proves each decision and its reason, and a debugger can reproduce a fault of the protocol.
 
 An outcome with a plan differs from the recorded one if the coordinator made the plan before its planner was compiled.
 This happens in the first half minute on a new machine, or in the first seconds on a busy one.
@@ -39,7 +39,7 @@ class Decision:
     """A repeated decision of a coordinator.
 
     time     when the event was handled, seconds since 1970
-    step     the first step that was not committed when the event came
+    step     the first step that was not committed when the event arrived
     workers  member (a process) -> its worker (a pipeline and a stage)
     same     whether the outcome has the recorded fingerprint
     """
@@ -56,12 +56,12 @@ class Decision:
 class Replay:
     """The decisions in this protocol.jsonl, oldest first. Lines that a replaced coordinator wrote are skipped.
 
-    left_out  number of lines so far that cannot be repeated: damaged lines, and those between one and the next
+    left_out  number of lines so far that cannot be repeated: each damaged line, and all lines from there to the next
               snapshot. An unfinished last line does not count
 
     Iterating raises:
         FileNotFoundError, UnreadableFile: there is no such file, or it cannot be read.
-        NotASnapshot: another version of recycle_pp wrote it.
+        NotASnapshot: a different version of recycle_pp wrote it.
     """
 
     def __init__(self, path: Path) -> None:

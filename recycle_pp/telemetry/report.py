@@ -66,7 +66,8 @@ def _validation(line: Step) -> str:
 
 
 def _restart(death: DeathDetected, later: Sequence[Event], steps: Sequence[Step]) -> str:
-    """The steps that were undone because a stage lost its last worker, in words; "" if the death undid none."""
+    """The steps that were rolled back because a stage lost its last worker, in words; "" if the death caused no
+    restart."""
     for number, event in enumerate(later):
         match event:
             case Started():
@@ -80,12 +81,12 @@ def _restart(death: DeathDetected, later: Sequence[Event], steps: Sequence[Step]
                 undone = "no step" if first is None or last is None else plural(last - first + 1, "step")
                 numbers = f" ({first} to {last})" if first != last else ""
                 until = _seconds_to_commit(death, later[number + 1 :], steps)
-                return f"all workers restarted from {folder(checkpoint)}; {undone} undone{numbers}{until}"
+                return f"all workers restarted from {folder(checkpoint)}; {undone} rolled back{numbers}{until}"
     return ""
 
 
 def _seconds_to_commit(death: DeathDetected, after: Sequence[Event], steps: Sequence[Step]) -> str:
-    """The seconds from a death to the first commit after its restart, in words; "" if it was undone later."""
+    """The seconds from a death to the first commit after its restart, in words; "" if that commit was rolled back."""
     end = min((event.time for event in after if isinstance(event, Restored | Started)), default=math.inf)
     commits = [line.time for line in steps if line.time is not None and death.time < line.time < end]
     return f"; {min(commits) - death.time:.1f} s until the next commit" if commits else ""

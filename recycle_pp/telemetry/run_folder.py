@@ -98,15 +98,15 @@ class RunFolder:
         self.later = Background("run folder")  # for writes that must not block the caller
         self.kept = Unwritten()  # copies of lines that the coordinator cannot write
         self.made: list[Path] = []  # folders made by `create`
-        self.first_term = 0  # first term of the job that called `create`: above each term in the folder
+        self.first_term = 0  # first term of the job that called `create`; higher than every term in the folder
         self._lock = -1
 
     @classmethod
     def create(cls, settings: Settings, done: int = 0, may_restart: bool = False) -> RunFolder:
         """Creates the folder, or continues the run in it. Holds its lock until `unlock` or the end of the process.
 
-        done:        number of steps in the checkpoint from which the run continues; lines of later steps are removed,
-                     and the summary of an earlier end
+        done:        number of steps in the checkpoint from which the run continues; the lines of later steps and an old
+                     summary.json are removed
         may_restart: whether a run that ended before its first checkpoint may start again
 
         Raises:
@@ -182,14 +182,14 @@ class RunFolder:
             folder.mkdir(parents=True, exist_ok=True)
 
     def take_over(self, settings: Settings) -> None:
-        """Creates what is missing on the node of a new coordinator, which may have no folder in common with the lost
-        one."""
+        """Creates the missing files and folders on a new coordinator's node, which may not share the lost
+        coordinator's run folder."""
         self.make()
         if not self.config.exists():
             self._write_config(settings)
 
     def _write_config(self, settings: Settings) -> None:
-        """Without run.resume, because the file also starts other runs."""
+        """Writes config.yaml with run.resume=false, because the file can also start a new run."""
         self.write_text(self.config, _yaml(asdict(settings.with_values({"run.resume": False}))))
 
     def log(self, worker: object) -> Path:
@@ -204,7 +204,7 @@ class RunFolder:
         return self.traces / f"step-{step:06d}.json"
 
     def require(self) -> None:
-        """Checks that the folder holds a run. Raises ValueError otherwise."""
+        """Raises ValueError if the folder contains no run."""
         if not self.config.exists() and not self.config.is_symlink():
             raise ValueError(f"{self.path} contains no run: there is no {self.config.name}")
 
@@ -237,7 +237,7 @@ class RunFolder:
     def write_json(self, path: Path, data: Any, indent: int | None = 1) -> None:
         """Writes a JSON file. If the disk rejects it, prints a warning instead."""
         try:
-            # The trace of many workers has megabytes, and `json` holds the interpreter's lock ten times as long.
+            # The trace of many workers has megabytes. `json` would hold the interpreter's lock ten times as long.
             text = json.dumps(data, indent=indent) if indent else msgspec.json.encode(data).decode()
             self.write_text(path, text + "\n")
         except OSError as error:
@@ -245,14 +245,14 @@ class RunFolder:
 
     @staticmethod
     def write_text(path: Path, text: str) -> None:
-        """Writes the file atomically, so a reader never sees a part of it."""
+        """Writes the file atomically, so a reader never sees a partial file."""
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
         temporary.write_text(text)
         temporary.replace(path)
 
     @staticmethod
     def lines(path: Path) -> list[dict[str, Any]]:
-        """The records of a .jsonl file. Records of undone steps are left out.
+        """The records of a .jsonl file. Records of rolled-back steps are left out.
 
         Skips lines that a crash has cut short, and lines that a replaced coordinator wrote (`wire.terms`). Raises
         UnreadableFile if any other line is not a record.
@@ -316,7 +316,7 @@ def _newest_term(paths: Iterable[Path]) -> int:
 
 
 class _Place(NamedTuple):
-    """A line of a file: its first byte, and the one after its last."""
+    """A line of a file: its step, the offset of its first byte, and the offset after its last byte."""
 
     step: int
     begin: int
@@ -338,7 +338,7 @@ def _places(path: Path) -> list[_Place]:
 
 
 def _rewrite(path: Path, places: Sequence[_Place]) -> None:
-    """Removes all other lines of the file, atomically."""
+    """Removes all lines of the file except those at `places`, atomically."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     with path.open("rb") as before, temporary.open("wb") as after:
         for place in places:

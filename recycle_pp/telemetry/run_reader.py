@@ -1,7 +1,7 @@
 """Reads the folder of a run during or after the job, on any machine that has the folder.
 
     run = RunReader("runs/mine")
-    run.steps(), run.events()           # everything until now; raises UnreadableFile if a file is damaged
+    run.steps(), run.events()           # everything so far; raises UnreadableFile if a file is damaged
     lines = run.follow()
     lines.steps.new(), lines.events.new()       # since the last call
     run.summary(), run.profile(), run.trace(20)
@@ -40,7 +40,7 @@ _TAIL = 4096  # bytes at the end of a log in which to find its last line
 
 
 class Following(NamedTuple):
-    """Readers of metrics.jsonl and events.jsonl. A step that is undone and repeated may be returned more than once."""
+    """Readers of metrics.jsonl and events.jsonl. A step that is rolled back and repeated may be returned twice."""
 
     steps: Follower[Step]
     events: Follower[Event]
@@ -85,7 +85,7 @@ class RunReader:
         return _read(self.folder.health, HealthRecord)
 
     def hang_now(self) -> HangReport | None:
-        """The newest report about a step that lasted long. Raises UnreadableFile if it is damaged."""
+        """The newest report about a step that takes unusually long. Raises UnreadableFile if it is damaged."""
         return _read(self.folder.hangs / "now.json", HangReport)
 
     def hangs(self, step: int) -> list[HangReport]:
@@ -131,7 +131,7 @@ class RunReader:
             known = f"there are {', '.join(map(str, traced))}" if traced else "there are none yet"
             raise ValueError(f"{self.folder.path} has no trace of step {step}; {known}")
         path = self.folder.trace(step)
-        with open_regular(path):  # raises if this is no regular file: reading a pipe would never end
+        with open_regular(path):  # raises if this is not a regular file, because reading a pipe would never end
             pass
         try:
             return load(path)
@@ -141,11 +141,11 @@ class RunReader:
             raise UnreadableFile(path, f"it is not a trace ({str(e).removeprefix(f'{path}: ')})") from None
 
     def last_recovery(self) -> int:
-        """The last traced step with a recovery; the last traced step if there is none. Raises ValueError if the run has
-        no traces."""
+        """The last traced step with a recovery, or else the last traced step. Raises ValueError if the run has no
+        traces."""
         traced = self.traced()
         if not traced:
-            raise ValueError(f"{self.folder.path} has no traces; steps around a death or a rejoin leave one")
+            raise ValueError(f"{self.folder.path} has no traces; only steps around a death or a rejoin have one")
         hit = (s for s in reversed(traced) if (t := self.trace(s)) and isinstance(t, Trace) and t.phases)
         return next(hit, traced[-1])
 

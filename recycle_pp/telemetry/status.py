@@ -91,8 +91,8 @@ class Status:
     recovering: bool  # whether a death or a restore has interrupted a step that is not yet committed
     waits: str | None  # while the disk of the training data does not answer, a sentence with the file and the duration
     unsaved: str | None  # if the last due checkpoint was not saved, a sentence with the reason and the newest one's age
-    islands: Figures | None  # the rounds of this island; None if it has no event of them
-    health: list[str]  # a sentence for each fault of hardware that lasts
+    islands: Figures | None  # the rounds of this island; None before the first event about them
+    health: list[str]  # a sentence for each hardware fault that persists
     devices: list[dict[str, Any]]  # the newest figures of each GPU and of the hosts, see health.json
     damaged: list[str]  # a sentence for each file with damaged lines
 
@@ -133,7 +133,7 @@ class StatusReader:
         for event in self._lines.events.new():
             self._follow(event)
             self._rounds.follow(event)
-        # After the events, because a restore drops the steps of earlier calls, and not those since the restore.
+        # Read after the events, because a restore drops the steps of earlier calls, but not those since the restore.
         self._steps = without_undone(chain(self._steps, self._lines.steps.each()), lambda line: line.step, RECENT)
         s = self._settings
         now = sign.time + age if sign else time.time()  # on the coordinator's clock
@@ -308,9 +308,10 @@ def text(status: Status) -> str:
     if status.layout is not None:
         lines.append(f"decoder layers by stage, after moves: {in_words(status.layout)}")
     if status.moving_to is not None:
-        lines.append(f"layers are moving to {in_words(status.moving_to)}, for {duration(status.moving_seconds or 0.0)}")
+        moving = duration(status.moving_seconds or 0.0)
+        lines.append(f"layers have been moving to {in_words(status.moving_to)} for {moving}")
     if status.deaths:
-        lines.append(f"{plural(status.deaths, 'death')}, the last:")
+        lines.append(f"{plural(status.deaths, 'death')}, newest first:")
         for death in reversed(status.last_deaths):
             ago = duration(death["seconds_ago"])
             lines.append(

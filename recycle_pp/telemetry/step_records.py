@@ -4,7 +4,7 @@ steps = StepRecords(settings, run, term, show, unwritten)
 steps.measured(worker, message)       # before the commit of its step
 steps.committed(commit, workers)      # writes the line, or keeps it for `validated` if the step is validated
 steps.validated(val_loss, samples)
-steps.cut(20)                         # steps 20 and later are undone
+steps.cut(20)                         # steps 20 and later are rolled back
 steps.final_loss, steps.cpu_seconds   # for the summary
 """
 
@@ -83,7 +83,7 @@ class StepRecords:
         self._lr = message.lr
         before = self._cpu.get(worker)
         self._cpu[worker] = message.cpu
-        if before is not None and message.cpu >= before:  # less: a new process has the role of an understudy
+        if before is not None and message.cpu >= before:  # less if a new process now plays this worker
             self._cpu_now += message.cpu - before
 
     def committed(self, commit: Commit, live: Collection[Worker], spans: Collection[np.ndarray] = ()) -> None:
@@ -152,8 +152,8 @@ class StepRecords:
         self._memory.pop(worker, None)
 
     def restored(self, steps: int) -> None:
-        """Removes the lines of undone steps, after all workers have restarted from a checkpoint of the first `steps`
-        steps."""
+        """Removes the lines of rolled-back steps, after all workers have restarted from a checkpoint of the first
+        `steps` steps."""
         self.complete()
         self.cut(steps)
         self._cpu.clear()
@@ -174,7 +174,7 @@ class StepRecords:
         self._cpu_steps = RunningMedian(history.cpu_steps[2:])
         self._count = len(history.cpu_steps)
         self.final_loss = history.loss
-        if history.committed_at is not None:  # the step that runs began with the lost coordinator's last commit
+        if history.committed_at is not None:  # the current step began with the lost coordinator's last commit
             self._step_ended = min(self._step_ended, time.monotonic() - (time.time() - history.committed_at))
 
     def retry(self) -> None:

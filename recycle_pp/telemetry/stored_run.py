@@ -44,10 +44,10 @@ ROOT = "run"
 HEARTBEAT = "heartbeat.json"
 GROWING = (".jsonl", ".log")
 PIECE = 256 << 10  # bytes of a growing file in one object; the last piece is uploaded again whenever the file has grown
-LARGEST = 64 << 20  # maximum bytes of other files; larger ones are left out
+LARGEST = 64 << 20  # maximum bytes of any other file; larger ones are not copied
 FOLDERS = ("", "logs", "traces", "hangs", "receipts")
 REFRESH_SECONDS = 1.0  # between two downloads of the files
-LOCAL_PATIENCE_SECONDS = 20.0  # time for which `follow` and `main` repeat a failing request
+LOCAL_PATIENCE_SECONDS = 20.0  # how long `follow` and `main` retry a failing request
 
 
 class RunCopy:
@@ -100,8 +100,8 @@ def fetch(store: Store, folder: Path) -> None:
 
 
 class _Download:
-    """Downloads a run's files, and then again only what has changed. Otherwise the heartbeat of a run with many files
-    would arrive so seldom that its job counts as silent."""
+    """Downloads a run's files. Later updates download only what has changed: otherwise, in a run with many files, the
+    heartbeat would arrive so rarely that the job counts as silent."""
 
     def __init__(self, store: Store, folder: Path, objects: Path, only: str | None = None) -> None:
         """
@@ -192,7 +192,7 @@ def files(folder: Path) -> Iterator[str]:
 def main(url: str, folder: str) -> int:
     """Downloads the files of a run that has ended to `folder`. Returns the exit code.
 
-    The exit code is 0 also if the store lacks these files, and 2 after printing a sentence about an error.
+    The exit code is 0 even if the store lacks these files, and 2 after printing a sentence about an error.
     """
     try:
         life = Pulse(RunFolder(follow(url, only=HEARTBEAT))).look()
@@ -221,7 +221,7 @@ class _Termed(msgspec.Struct):
 
 
 def _joined(contents: list[bytes]) -> bytes:
-    """The complete lines of all copies, oldest copy first, without lines that an older copy has too."""
+    """The complete lines of all copies, oldest copy first, without repeating lines of an older copy."""
     seen, joined = set[bytes](), list[bytes]()
     for content in contents:
         lines = content.splitlines(keepends=True)

@@ -1,4 +1,4 @@
-"""Removes undone steps from metrics.jsonl and samples.jsonl, which have one line per step.
+"""Removes rolled-back steps from metrics.jsonl and samples.jsonl, which have one line per step.
 
 cut(run.metrics, 20)       # removes all lines from the first one with step 20 or later
 renew(run.events)          # replaces the file by a copy; a process that has the old file open cannot change the copy
@@ -61,8 +61,9 @@ def _replace(path: Path, file: BinaryIO, end: int) -> None:
 def _end(file: BinaryIO, steps: int) -> tuple[int, int]:
     """Returns (end, newest).
 
-    end     offset of the first undone or incomplete line, else the end of the file
-    newest  newest step before this offset; -1 without lines"""
+    end     offset of the first rolled-back or incomplete line, else the end of the file
+    newest  newest step before this offset; -1 without lines
+    """
     end, newest = 0, -1
     for line in file:
         step = _step(line)

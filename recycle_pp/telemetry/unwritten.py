@@ -1,4 +1,4 @@
-"""Lines of a run folder that are not on its disk yet. The coordinator holds them, and all supervisors hold copies.
+"""Lines of a run folder that are not on its disk yet. The coordinator keeps them, and all supervisors keep copies.
 
     unwritten = Unwritten()                 # on the coordinator; `Lines` adds, writes and removes
     unwritten.share(send)                   # sends copies to all supervisors, see `look`
@@ -80,7 +80,7 @@ class Unwritten:
             return next((entry.line for entry in self._queues[file].values()), None)
 
     def remove(self, line: Line) -> None:
-        """Removes a line that is on the disk or not needed any more."""
+        """Removes a line that is on the disk or no longer needed."""
         with self._lock:
             self._remove(line)
 
@@ -115,7 +115,7 @@ class Unwritten:
             send(message)
 
     def receive(self, message: KeepLines) -> None:
-        """Keeps the copies in a message, and drops copies that are not needed any more."""
+        """Keeps the copies in a message, and drops copies that are no longer needed."""
         with self._lock:
             self._dropped = Counter(message.dropped)
             for queue in self._queues.values():

@@ -15,7 +15,7 @@ def plural(count: int, noun: str) -> str:
 def when(step: int, steps: int) -> str:
     """The position of the run in words: "step 20", or "after step 59" when all 60 steps are done.
 
-    step: the step that runs or comes next; counted from 0, as in files and flags
+    step: the current or next step; counted from 0, as in files and flags
     steps: length of the whole run
     """
     return f"step {step}" if step < steps else f"after step {steps - 1}"

@@ -189,7 +189,7 @@ MISTAKES = {
     "--seconds nan": "--seconds: nan is not a time",
     "--what-if --bytes 2e9 --capacity lots": "--capacity: 'lots' is not a size above 0, like 16GB, 512MiB or 2e9",
     "--what-if --bytes -1": "--bytes: '-1' is not a size",
-    "--what-if --capacity 1e9": "--capacity: --bytes is needed",
+    "--what-if --capacity 1e9": "--capacity requires --bytes",
     "--what-if --bytes 2e9 --capacity 1e9": "capacity: one micro-batch does not fit",
     "--out no/such/folder/plan.json": "--out: there is no folder no/such/folder",
     "--fail 1.2 --csv plan.csv": "fault-free",
@@ -298,7 +298,7 @@ def test_a_folder_with_a_config_json_may_be_the_model(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--model", "llama8b"], "--model: --memory is needed"),
+        (["--model", "llama8b"], "--model requires --memory"),
         (["--memory", "80GB", "plan.json"], "--memory: a model and settings of the trainer"),
         (["--memory", "80GB", "--model", "nobody"], "model=nobody: there is no such file"),
         (["--memory", "80GX", *WORKED], "--memory: '80GX' is not none"),

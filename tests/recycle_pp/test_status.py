@@ -190,7 +190,7 @@ def test_status_shows_the_layout_that_layers_move_to_and_then_the_new_layout(run
     begun = MOVE | {"outage_seconds": 900.0, "receivers": ["0.0"]}
     wrote_event(run, "rebalancing", 5, **begun, time=time.time() - 3)
     Heartbeat(run, lambda: 0, "127.0.0.1:1").write([])
-    assert shown() == ["layers are moving to 9 9 5 9, for 0:03"]
+    assert shown() == ["layers have been moving to 9 9 5 9 for 0:03"]
     wrote_event(run, "rebalanced", 6, **MOVE, first_step=5, seconds=3.0, stall_seconds=0.02)
     assert shown() == ["decoder layers by stage, after moves: 9 9 5 9"]
     wrote_event(run, "rebalancing", 8, **begun | {"layout": [8, 8, 8, 8]})
@@ -208,7 +208,7 @@ def test_status_shows_the_layout_that_layers_move_to_and_then_the_new_layout(run
     ("event", "fields", "sentence"),
     [
         ("checkpoint_failed", {"detail": "No space left"}, "checkpoint step-000020 was not saved: No space left"),
-        ("checkpoint_skipped", {"by": "worker 0.1"}, "worker 0.1 still wrote the previous checkpoint, so there is no"),
+        ("checkpoint_skipped", {"by": "worker 0.1"}, "worker 0.1 had not finished the previous checkpoint, so"),
     ],
 )
 def test_status_shows_how_long_no_checkpoint_was_saved(event, fields, sentence, run, capsys):

@@ -5,6 +5,6 @@
     for event in events:
         if isinstance(event, DeathDetected): ...
 
-To add an event, add a class to the file of its subject, and repeat its docstring as a row of the table in the document
-(a test prints the missing row). `catalog` finds the classes.
+To add an event, add a class to the file of its subject, and repeat its docstring as a row of the table in
+docs/run-folder.md (a test prints the missing row). `catalog` finds the classes.
 """

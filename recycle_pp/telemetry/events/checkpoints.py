@@ -32,7 +32,7 @@ class CheckpointDamaged(Event):
 
 class CheckpointFailed(Event):
     """A checkpoint was not written. `checkpoint`: number of steps that it would contain. `detail`: why. `newest`:
-    number of steps in the newest whole checkpoint, 0 without one. `unsaved_seconds`: time since it was saved or,
+    number of steps in the newest complete checkpoint, 0 without one. `unsaved_seconds`: time since it was saved or,
     without one, since the job or its coordinator began."""
 
     checkpoint: Count
@@ -55,12 +55,12 @@ class CheckpointSkipped(Event):
 
     def text(self) -> str:
         unsaved = _unsaved(self.newest, self.unsaved_seconds)
-        return f"{self.by} still wrote the previous checkpoint, so there is no {folder(self.checkpoint)}{unsaved}"
+        return f"{self.by} had not finished the previous checkpoint, so {folder(self.checkpoint)} was skipped{unsaved}"
 
 
 class CheckpointStored(Event):
-    """A checkpoint is whole in the store (`checkpoint.store`). `checkpoint`: number of steps in it. `seconds`: since
-    its parts were on disks."""
+    """A checkpoint is complete in the store (`checkpoint.store`). `checkpoint`: number of steps in it. `seconds`: since
+    its parts were on the disks."""
 
     exported = True
     checkpoint: Count
@@ -71,9 +71,9 @@ class CheckpointStored(Event):
 
 
 class CheckpointNotStored(Event):
-    """A checkpoint did not get into the store. `checkpoint`: number of steps in it. `detail`: why. `newest`: number of
-    steps in the newest checkpoint that is whole there, 0 without one. `unsaved_seconds`: time since it was stored or,
-    without one, since the job or its coordinator began."""
+    """A checkpoint did not reach the store. `checkpoint`: number of steps in it. `detail`: why. `newest`: number of
+    steps in the newest checkpoint that is complete there, 0 without one. `unsaved_seconds`: time since it was stored
+    or, without one, since the job or its coordinator began."""
 
     checkpoint: Count
     detail: str

@@ -17,8 +17,8 @@ class SettingsChanged(Event):
 
 
 class Profiled(WorkerEvent):
-    """The worker has written a profile of its work, a trace of torch's profiler. `path` of the file; `steps`: number of
-    steps in it."""
+    """The worker has written a profile of its work, a trace of torch's profiler. `path`: path of the file. `steps`:
+    number of steps in it."""
 
     path: str
     steps: Count

@@ -17,7 +17,7 @@ class CoordinatorLost(Event):
 
 
 class CoordinatorElected(Event):
-    """Another supervisor was elected as coordinator. `rank`: its rank. `seconds`: from the loss to the election. (The
+    """A new coordinator was elected. `rank`: rank of its supervisor. `seconds`: from the loss to the election. (The
     `term` of this line is the new coordinator's.)"""
 
     exported = True

@@ -27,8 +27,8 @@ class DeathDetected(WorkerEvent):
 
 
 class DeathExplained(WorkerEvent):
-    """The true cause of the worker's last death: `cause`, `detail`, `injected`. Written if the cause
-    was unknown for 3 s and `death_detected` therefore names another one."""
+    """The true cause of the worker's last death: `cause`, `detail`, `injected`. Written if the cause was unknown for 3
+    s, so that `death_detected` names a different one."""
 
     cause: str
     detail: str

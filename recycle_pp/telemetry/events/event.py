@@ -17,9 +17,9 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One line of events.jsonl. The name of the event there is the class name in snake case.
 
     printed:    whether the console shows the sentence
-    exported:   whether exporters mark it beside the curves
+    exported:   whether exporters show it next to the curves
     time:       when the event happened, not when its line was written; seconds since 1970
-    step:       the step that runs or comes next, from 0
+    step:       the current or next step, from 0
     generation: generation of the membership
     worker:     "1.2" for W(1, 2); None for the whole job
 
@@ -29,7 +29,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     printed: ClassVar[bool] = True
     exported: ClassVar[bool] = False
 
-    time: Seconds = msgspec.field(default_factory=lambda: time.time())  # looked up late: tests let the clock jump
+    time: Seconds = msgspec.field(default_factory=lambda: time.time())  # a lambda, so tests can replace the clock
     step: Count = 0
     generation: int = 0
     worker: WorkerName | None = None

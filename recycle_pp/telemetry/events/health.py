@@ -1,4 +1,4 @@
-"""Faults of the hardware below a worker."""
+"""Hardware faults of workers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class HealthFound(WorkerEvent):
 
 
 class HealthOver(WorkerEvent):
-    """The hardware of the worker is well again: `device` and `signal` as in `health_found`."""
+    """A fault of the worker's hardware is over. `device`, `signal`: as in `health_found`."""
 
     exported = True
     device: str

@@ -1,4 +1,4 @@
-"""Rounds of islands, and the store in which they meet."""
+"""Rounds of islands, and their store."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from .event import Event
 
 
 class RoundApplied(Event):
-    """This island has taken the result of a round. `round`: its number. `islands`: the islands in it. `samples`: number
-    of samples in the round. `norm`: norm of the mean of their deltas. `cosine`: mean cosine between the deltas of two
-    islands, or null for a single island. `late`: whether this island had sent a delta that is not in the round.
+    """This island has applied the result of a round. `round`: its number. `islands`: the islands in it. `samples`:
+    number of samples in the round. `norm`: norm of the mean of their deltas. `cosine`: mean cosine between the deltas
+    of two islands, or null for a single island. `late`: whether this island sent a delta that is not in the round.
     `steps`: steps of this island since the previous round. `lag_steps`: steps from the delta of this island to the use
     of the result, or null without a delta. `sent_bytes`, `received_bytes`: traffic with the store since the previous
     event of this kind. `dollars`: price of `sent_bytes`, or null without islands.egress_per_gb. `damaged`: objects that
@@ -40,8 +40,8 @@ class RoundApplied(Event):
 
 
 class RoundClosed(Event):
-    """The islands in a round are decided. `round`: its number. `islands`: their names. `samples`: number of samples in
-    their deltas. This island uses the result later (`round_applied`)."""
+    """The set of islands in a round is final. `round`: its number. `islands`: their names. `samples`: number of samples
+    in their deltas. This island uses the result later (`round_applied`)."""
 
     printed = False
     round: Count
@@ -64,7 +64,7 @@ class RoundAwaited(Event):
 
 
 class IslandJoined(Event):
-    """Another island takes part in the rounds, or did so when this coordinator began. `island`: its name."""
+    """Another island takes part in the rounds, or already did when this coordinator started. `island`: its name."""
 
     exported = True
     island: str
@@ -74,8 +74,8 @@ class IslandJoined(Event):
 
 
 class IslandLeft(Event):
-    """Another island takes no part in the rounds any more. `island`: its name. `ended`: whether its job has reported
-    its end. If not, its lease in the store was not renewed for two minutes."""
+    """Another island no longer takes part in the rounds. `island`: its name. `ended`: whether its job has reported its
+    end. If not, its lease in the store was not renewed for two minutes."""
 
     exported = True
     island: str
@@ -87,8 +87,8 @@ class IslandLeft(Event):
 
 
 class IslandLate(Event):
-    """A round was closed without the delta of an island that lives. `island`: its name, possibly that of this island.
-    `round`: number of the round."""
+    """A round was closed without the delta of a live island. `island`: its name; it may be this island. `round`: number
+    of the round."""
 
     exported = True
     island: str

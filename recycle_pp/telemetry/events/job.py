@@ -32,7 +32,7 @@ class PlanAdopted(Event):
 
 
 class UpdateSkipped(Event):
-    """A gradient was not finite, so the step changed no weight. `in_a_row`: number of such steps until now."""
+    """A gradient was not finite, so the step changed no weight. `in_a_row`: number of consecutive such steps so far."""
 
     in_a_row: Count
 
@@ -42,7 +42,7 @@ class UpdateSkipped(Event):
 
 class Repeated(Event):
     """Finite gradients did not fit into the sums of `stages`. The step is repeated with other exponents. `attempt`:
-    number of repetitions until now."""
+    number of repetitions so far."""
 
     stages: list[int]
     attempt: Count
@@ -53,8 +53,8 @@ class Repeated(Event):
 
 
 class WaitsForData(Event):
-    """Written every 10 s while a worker waits for training data and no disk with training data answers. `path`: the
-    file of the oldest unfinished read. `waiting`: the workers that wait for data. `seconds`: age of that read
+    """A worker waits for training data, and no disk with training data answers. Written every 10 s. `path`: the file of
+    the oldest unfinished read. `waiting`: the workers that wait for data. `seconds`: age of that read
     ([data.md](data.md#data-files-while-the-job-runs))."""
 
     path: str

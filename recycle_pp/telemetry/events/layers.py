@@ -41,7 +41,7 @@ class Rebalanced(Event):
     """Layers have moved, and steps from `first_step` on use the new layout. `before`, `layout`, `step_seconds`,
     `new_step_seconds`, `gain_seconds`, `cost_seconds`, `bytes`: as for `rebalancing`. `seconds`: from the beginning of
     the move to the switch. `stall_seconds`: from the commit before the switch until the last worker is ready for its
-    next op, without the optimizer steps for which it waits in any step."""
+    next op, not counting the optimizer steps, for which it waits in every step."""
 
     exported = True
     before: list[int]

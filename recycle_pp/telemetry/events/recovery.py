@@ -35,7 +35,7 @@ class Resumed(Event):
 
 
 class Renewed(Event):
-    """All links were rebuilt, because no worker ran an op and all waited. `waiting`: these workers."""
+    """All links were rebuilt, because no worker ran an op and all waited. `waiting`: the waiting workers."""
 
     waiting: list[str]
 
@@ -54,8 +54,9 @@ class LinkFailed(WorkerEvent):
 
 
 class LinksCut(Event):
-    """Workers that both reach the coordinator cannot connect to each other. `cut`: these pairs, as "1.0 2.0".
-    `leaving`: the workers that leave for that reason; empty if a stage would be lost. The job then waits."""
+    """Pairs of workers cannot connect to each other, although both workers reach the coordinator. `cut`: these pairs,
+    as "1.0 2.0". `leaving`: the workers that leave for that reason; if it is empty, a stage would be lost, so the job
+    waits."""
 
     cut: list[str]
     leaving: list[str]
@@ -65,13 +66,13 @@ class LinksCut(Event):
         if self.leaving:
             return f"{cannot}; {', '.join(self.leaving)} will leave until the network between them works"
         return (
-            f"{cannot}. Without either of them a stage would be lost, so the job waits until the network between them "
+            f"{cannot}. If either of them left, a stage would be lost, so the job waits until the network between them "
             "works"
         )
 
 
 class StageLost(Event):
-    """A stage cannot continue: `stage`. `detail`: what is lost."""
+    """A stage cannot continue. `stage`: its number. `detail`: what is lost."""
 
     exported = True
     stage: Count
@@ -83,8 +84,8 @@ class StageLost(Event):
 
 class Restored(Event):
     """All workers restart from a checkpoint. `checkpoint`: number of steps in it. `undone_from`, `undone_to`: the first
-    and the last step that are undone, or null. (New files of the same name replace metrics and samples, without the
-    lines of these steps.)"""
+    and the last step that are rolled back, or null. (New metrics and samples files, without the lines of these steps,
+    replace the old ones.)"""
 
     exported = True
     checkpoint: Count

@@ -12,7 +12,7 @@ from .event import WorkerEvent
 class UnderstudyBegins(WorkerEvent):
     """A worker of another stage begins to follow the state of the worker, which is the last one of its stage.
     `understudy`: the follower. `bytes`: size of the state. `step_bytes`: bytes sent in each later step. `step_seconds`:
-    time that these take by the measured link between the two, or null."""
+    time to send these bytes over the link between the two, as measured, or null."""
 
     understudy: str
     bytes: Count
@@ -43,7 +43,7 @@ class UnderstudyInStep(WorkerEvent):
 
 
 class UnderstudyDismissed(WorkerEvent):
-    """The worker has a peer again, or its `understudy` is needed elsewhere or has no room any more. `steps`: number of
+    """The worker has a peer again, or its `understudy` is needed elsewhere or has no room left. `steps`: number of
     steps that were committed with it. `step_seconds`: mean time that these commits waited for it."""
 
     understudy: str
@@ -59,7 +59,7 @@ class UnderstudyDismissed(WorkerEvent):
 
 class UnderstudyRefused(WorkerEvent):
     """`understudy` has no room for the state of the worker's stage: it needs `needed_bytes` and has `free_bytes`.
-    Without another one, the loss of the stage means a restart from a checkpoint."""
+    If no other worker becomes the understudy, the loss of the stage means a restart from a checkpoint."""
 
     understudy: str
     needed_bytes: Count

@@ -20,7 +20,7 @@ class Spawned(WorkerEvent):
 
 
 class Respawned(WorkerEvent):
-    """A dead worker is restarted. `respawns`: number of restarts until now."""
+    """A dead worker is restarted. `respawns`: number of restarts so far."""
 
     respawns: Count
 
@@ -73,7 +73,8 @@ class Left(WorkerEvent):
 
 class Slow(WorkerEvent):
     """The worker became slow, so faster peers take over a part of its work. `factor`: duration of its ops as a multiple
-    of the usual one; `against`: the usual one, that of its "peers" or of "itself", in its first 100 steps."""
+    of the usual one. `against`: whose duration is the usual one: that of its "peers", or of "itself" in its first 100
+    steps."""
 
     exported = True
     factor: Number
@@ -121,6 +122,6 @@ class Mismatch(WorkerEvent):
 
     def text(self) -> str:
         return (
-            f"worker {self.worker} on {self.host or 'its host'} is wrong: {self.detail}; this is probably a hardware "
-            "fault there. The step is redone without it"
+            f"worker {self.worker} on {self.host or 'its host'} has wrong state: {self.detail}; this is probably a "
+            "hardware fault there. The step is redone without this worker"
         )

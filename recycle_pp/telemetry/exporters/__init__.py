@@ -1,7 +1,7 @@
 """Sends a run's metrics and events to other tools. Each exporter is a separate process that reads the run folder, so
 errors and delays of exporters do not affect the job.
 
-    python -m recycle_pp.telemetry.exporters RUN_DIR tensorboard        # also for a run that has ended
+    python -m recycle_pp.telemetry.exporters RUN_DIR tensorboard        # even for a run that has ended
     python -m recycle_pp.telemetry.exporters RUN_DIR prometheus 9464
     exporters = Exporters(settings, run)                                # in the coordinator
     exporters.close()

@@ -32,7 +32,7 @@ class Evaluations:
         pass
 
     def event(self, record: Record) -> None:
-        if record["event"] in ("checkpoint_saved", "checkpoint_stored"):  # the latter alone without a shared folder
+        if record["event"] in ("checkpoint_saved", "checkpoint_stored"):  # without a shared folder only the latter
             with self._changed:
                 self._newest = max(self._newest, record["checkpoint"])
                 self._changed.notify()

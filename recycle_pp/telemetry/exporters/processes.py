@@ -43,7 +43,7 @@ class Exporters:
             self._later(self._look)
 
     async def close(self) -> None:
-        """Ends the exporters. Waits a little more than CLOSE_SECONDS at most.
+        """Ends the exporters. Waits at most one second longer than CLOSE_SECONDS.
 
         Records that have not arrived by then stay in the run folder, but are missing in the exporter's tool.
         """

@@ -3,8 +3,8 @@
 Gauges show the measures of the newest step (`recycle_loss`, `recycle_tokens_per_second`, ...). Counters count deaths,
 seconds of stalls, lost ops, and events of each kind. Grafana can annotate changes:
 `changes(recycle_deaths_total[1m]) > 0`. `recycle_device_...` are the figures of health.json, by worker, host and
-device. `recycle_health` is 1 for each finding that lasts. `recycle_islands_...` are the figures of the rounds of
-islands; bytes and dollars are counters.
+device. `recycle_health` is 1 while a finding persists. `recycle_islands_...` are the figures of the islands' rounds;
+bytes and dollars are counters.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class Prometheus:
         if self._rounds.follow(event) and (figures := self._rounds.figures()):
             values = figures.gauges()
             for key, gauge in self._islands.items():
-                gauge.clear()  # a single island has no cosine any more
+                gauge.clear()  # a figure may be unknown now: a single island has no cosine
                 if key in values:
                     gauge.labels(self._name).set(values[key])
         if event.exported:
@@ -116,7 +116,7 @@ class Prometheus:
         with suppress(UnreadableFile):
             record = self._reader.health()
             for gauge in self._figures.values():
-                gauge.clear()  # a node may be lost, and a worker may have another role
+                gauge.clear()  # a node may be lost, and a worker may have a different role
             for device in record.devices if record else ():
                 for key, gauge in self._figures.items():
                     if (value := getattr(device, key)) is not None:

@@ -15,7 +15,7 @@ from recycle_pp.telemetry.stored_run import RunCopy
 from .exporter import Record
 
 SECONDS = 10.0
-PATIENCE_SECONDS = 5.0  # time for which a failing request is repeated; after that, the next update repeats it
+PATIENCE_SECONDS = 5.0  # how long to retry a failing request; after that, the next update tries again
 
 
 def make(run: RunFolder, url: str) -> Copying:

@@ -112,14 +112,15 @@ def test_deaths_that_undo_steps_are_reported_with_these_steps_and_the_time_to_th
     run.metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
     write_events(run, DEATH | {"worker": "0.2"}, DEATH, RESTORED)
     cost = (
-        "    all workers restarted from checkpoint step-000006; 14 steps undone (6 to 19); 8.3 s until the next commit"
+        "    all workers restarted from checkpoint step-000006; 14 steps rolled back (6 to 19); "
+        "8.3 s until the next commit"
     )
     assert report(run).splitlines()[3:6:2] == [cost, cost]
 
 
 @pytest.mark.parametrize(
     ("first", "last", "undone"),
-    [(6, 6, "1 step undone"), (None, None, "no step undone"), (6, 7, "2 steps undone (6 to 7)")],
+    [(6, 6, "1 step rolled back"), (None, None, "no step rolled back"), (6, 7, "2 steps rolled back (6 to 7)")],
 )
 def test_a_restart_whose_steps_were_undone_again_has_no_time_to_the_next_commit(run, first, last, undone):
     earlier = RESTORED | {"undone_from": first, "undone_to": last}
