@@ -3,8 +3,8 @@
     python -m recycle_pp.islands STORE               # two tables
     python -m recycle_pp.islands STORE --json        # {"rounds": [...], "islands": [...]}
 
-A round has a checksum from each island that has applied it, of theta of the layers that it has synchronised. They must
-be equal.
+Each island that has applied a round stores a checksum of the resulting theta, for the layers that the round has
+synchronised. The checksums of a round must be equal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from recycle_pp.storage.store import Absent, Store, StoreError
 from .objects import RUN, View, closed_path, covers, lease_path, of_round
 from .rounds import alive, closing_of
 
-PATIENCE = 20.0  # seconds for which requests are repeated
+PATIENCE = 20.0  # seconds for which failing requests are retried
 NEWEST = 20  # number of rounds that are listed
 
 
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         found = state(Store(arguments.store, PATIENCE), arguments.rounds)
         if not (found["rounds"] or found["islands"]):
-            raise StoreError(f"{arguments.store} holds no islands")
+            raise StoreError(f"{arguments.store} contains no islands")
     except StoreError as error:
         print(error, file=sys.stderr)
         return 2

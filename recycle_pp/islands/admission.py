@@ -4,8 +4,8 @@
 
     python -m recycle_pp.islands.admission    # that process; reads the settings from standard input
 
-The first island writes `run.json` with the settings that all islands must share. A name keeps its part of the data for
-ever, so no sample is in two islands.
+The first island writes `run.json` with the settings that all islands must share. The name of an island keeps its part
+of the data forever, so no two islands read the same sample.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from .objects import RUN, lease_path, number_path, past_path
 from .ownership import owner
 from .rounds import GONE_SECONDS
 
-STORE_SECONDS = 20.0  # for which a request is repeated if the store does not answer
-RESUME_SECONDS = 300.0  # the same for a run that is resumed: the store has answered before, so nothing is wrong with it
+STORE_SECONDS = 20.0  # how long to retry requests to a store that does not answer
+RESUME_SECONDS = 300.0  # the same for a run that is resumed, because its settings of the store have worked before
 EXTRA_SECONDS = 60.0  # for the start of Python on a busy machine
-# Settings of the model that no tensor's size shows. An older version did not write them into run.json.
+# Model settings that do not affect the size of any tensor. An older version did not write them into run.json.
 UNSEEN = ("model.rope_theta", "model.rope_scaling", "model.norm_eps", "model.lora.alpha")
 SHARED = (  # settings that must be the same on all islands, because theta or its meaning depends on them
     *(f"islands.{key}" for key in ("steps", "fragments", "lr", "momentum", "bits", "parts")),
@@ -46,7 +46,7 @@ def admitted(settings: Settings, done: int) -> int:
 
     done: number of steps in the checkpoint from which the job resumes; 0 without one
 
-    Raises StoreError, with one sentence, if the store cannot be used, or if the other islands do not fit to this one.
+    Raises StoreError, with one sentence, if the store cannot be used, or if this island does not match the others.
     """
     command, seconds = [sys.executable, "-m", "recycle_pp.islands.admission"], _patience(done) + EXTRA_SECONDS
     given = json.dumps([asdict(settings), done])
@@ -61,7 +61,7 @@ def admitted(settings: Settings, done: int) -> int:
 
 
 def admit(store: Store, settings: Settings, done: int) -> int:
-    """The work of the process, see `admitted`."""
+    """Does the work of the separate process, see `admitted`."""
     name, islands = str(settings.islands.name), settings.islands
     store.probe()
     _compare(store, name, shared(settings))
@@ -79,16 +79,16 @@ def admit(store: Store, settings: Settings, done: int) -> int:
     age = store.head(f"clock/{name}").modified - modified
     if lease.get("owner", here) != here and age <= GONE_SECONDS:
         raise StoreError(
-            f"islands.name={name} is used by another job in {store.url}, which was there {age:.0f} s ago; choose "
-            f"another name, or wait {GONE_SECONDS - age:.0f} s if that job has ended"
+            f"islands.name={name} is used by another job in {store.url}, last seen {age:.0f} s ago; choose a different "
+            f"name, or wait {GONE_SECONDS - age:.0f} s if that job has ended"
         )
     # A checksum does not count: every island that applies a round uploads one.
     deltas = any(f"/{name}/" in path and path.endswith(".delta") for path in store.list("rounds"))
     taken_part = deltas or past_path(name) in store.list("past")
     if not done and taken_part:
         raise StoreError(
-            f"islands.name={name} has taken part in rounds in {store.url}, and this run begins at step 0; continue "
-            "its run from a checkpoint with run.resume=true, or choose another name if it has none"
+            f"islands.name={name} has taken part in rounds in {store.url}, but this run begins at step 0; continue "
+            "its run from a checkpoint with run.resume=true, or choose a different name if it has none"
         )
     store.put(lease_path(name), json.dumps({"name": name, "owner": here, "step": done, "round": 0}).encode())
     return number
@@ -105,7 +105,7 @@ def _compare(store: Store, name: str, mine: dict[str, Any]) -> None:
         return
     try:
         first = json.loads(store.get(RUN))
-        # Without a setting if it is from a version that did not have it.
+        # run.json lacks the settings that did not exist in the version that wrote it.
         missing = shared(Settings()) | {key: mine[key] for key in UNSEEN}
         island, theirs = str(first["island"]), missing | first["settings"]
     except (ValueError, KeyError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""A worker's part in the rounds: uploads its deltas, reads those of other islands, and computes theta, beside training.
+"""A worker's part in the rounds: uploads its deltas, reads those of other islands, and computes theta during training.
 
     client = Client(settings, optimizer, send)
     position = client.open(position)          # at the start, before the worker is ready; raises ValueError
@@ -7,11 +7,11 @@
     client.apply(order); client.cut(order); client.committed(order, step)      # at a commit, in the executor's thread
     client.close(finished=True)
 
-A thread looks into the store every few seconds, and does what `rounds.decide` says for the units of this worker. So no
-process gathers the whole model. If the store fails, training continues, and the thread tries again.
+A thread lists the store every few seconds, and carries out the decision of `rounds.decide` for the units of this
+worker. So no process gathers the whole model. If the store fails, training continues, and the thread tries again.
 
-All holders of a unit cut the same delta. The first holder uploads it. The others upload what is still missing some
-seconds later, because the first holder may have died.
+All holders of a unit cut the same delta. The first holder uploads it. A few seconds later, the other holders upload
+what is still missing, because the first holder may have died.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ from .reader import Reader
 from .rounds import Apply, Close, Position, Share
 from .theta import Outer, advanced
 
-SOON, LATER = 0.2, 5.0  # seconds between two looks into the store: shortest and longest
+SOON, LATER = 0.2, 5.0  # seconds between two listings of the store: minimum and maximum
 TURN = 3.0  # seconds after which the next holder of a unit uploads what is missing
-STORE_SECONDS = 20.0  # for which a failing request is repeated
+STORE_SECONDS = 20.0  # how long to retry a failing request
 LAST_SECONDS = 5.0  # the same, at the end of a job
 TRAFFIC_SECONDS = 5.0  # between two messages about the traffic
 
@@ -86,7 +86,7 @@ class Client:
         assert self._islands.name is not None and self._islands.store is not None
         self._me, self._url = self._islands.name, self._islands.store
         self._samples = settings.parallel.pipelines * settings.parallel.microbatches * settings.parallel.microbatch_size
-        self._changed = threading.Condition()  # guards all that follows
+        self._changed = threading.Condition()  # guards the attributes below, up to `_closed` and `_resumed`
         self._order: OuterOrder | None = None  # of the newest commit; at the start, the position of the checkpoint
         self._step = 0  # number of committed steps
         self._generation = -1
@@ -144,7 +144,7 @@ class Client:
             self._generation, self._turns, self._order = generation, turns, OuterOrder(position)
             self._goal = 0
             if self._result is not None and not self._result.outer.keys() >= turns.keys():
-                self._result = None  # computed again, because this worker holds other units now
+                self._result = None  # computed again, because this worker now holds different units
             cut = self._cut
             has = cut.contents.keys() if cut is not None and cut.number == position.applied else set()
             resumed, self._resumed = self._resumed, False
@@ -153,7 +153,7 @@ class Client:
             uploads = self._checksums(position.applied, self._theta)
             with self._changed:
                 self._uploads += uploads
-        stored = position.mine.get(position.applied) == position.sent  # since before the start
+        stored = position.mine.get(position.applied) == position.sent  # before this start
         # Without sharding, a delta is lost only if all peers report it, so a worker reports every unit that it lacks.
         sharded = self._settings.parallel.copies > 0
         needed = {unit for unit in self._in_round(position.applied) if turns[unit] == 0 or not sharded}
@@ -216,8 +216,11 @@ class Client:
                 self._changed.notify()
 
     def close(self, finished: bool) -> None:
-        """Ends the thread. finished: whether the job has ended. Then uploads the last checksums and deletes the lease,
-        so that other islands do not wait for this one"""
+        """Ends the thread.
+
+        finished: whether the job has ended. If so, also uploads the last checksums, and deletes the lease, so that
+                  other islands do not wait for this one
+        """
         with self._changed:
             self._closed = True
             leads, uploads = self._leads(), [(path, of) for _, path, of in self._uploads if path.endswith(".sums")]
@@ -231,7 +234,7 @@ class Client:
             if leads:
                 store.delete([objects.lease_path(self._me)])
         except StoreError:
-            return  # the lease runs out
+            return  # the lease will expire
 
     # -- the thread ----------------------------------------------------------------------------------------------
 
@@ -250,7 +253,7 @@ class Client:
                         self._store = Store(self._url, STORE_SECONDS)  # reads the cloud's access keys again
                     self._look(self._store)
                 self._answered, self._failure = time.monotonic(), ""
-            except ValueError as error:  # StoreError, or an object that is not what its name says
+            except ValueError as error:  # StoreError, or an object with invalid content
                 self._store, self._failure = None, str(error)
             self._report_traffic()
             wait = min(LATER, wait * 1.3) if not busy else SOON if wait > 2 else min(2.0, wait * 1.2)
@@ -351,8 +354,8 @@ class Client:
         return _Result(path.applied, found, list(statistics.values()), names[:1] == [self._me])
 
     def _renew(self, store: Store, view: objects.View) -> None:
-        """Renews the island's lease if it is time for it. Called after each transfer, because a lease may run out
-        during many transfers."""
+        """Renews the island's lease if this is due. Called after each transfer, because the lease may expire during
+        many transfers."""
         if not self._leads(view):
             return
         with self._changed:
@@ -388,8 +391,8 @@ class Client:
         return time.monotonic() - self._complete[1]
 
     def _checksums(self, applied: int, theta: Callable[[UnitId], Floats]) -> list[tuple[float, str, bytes]]:
-        """The objects with checksums of theta after `applied` rounds, for the units that the last of them has
-        synchronised. Each is due when it is this worker's turn."""
+        """The objects with checksums of theta after `applied` rounds, for the units that the last of these rounds has
+        synchronised. Each object is due when it is this worker's turn."""
         units = self._in_round(applied - 1)
         return [
             (time.monotonic() + TURN * turn, *each)
@@ -416,7 +419,7 @@ class Client:
             self._changed.notify()
 
     def _report_traffic(self, now: bool = False) -> None:
-        """now: whether to report it although the last report is recent"""
+        """now: whether to report it even if the last report is recent"""
         time_ = time.monotonic()
         failing = time_ - self._answered if self._failure else 0.0
         changed = self._sent or self._received or self._failure or self._told_failure

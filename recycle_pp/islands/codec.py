@@ -24,8 +24,8 @@ Floats = NDArray[np.float32]
 
 ROW = 256  # values that share a scale
 LARGEST = 127  # largest code
-# A scale is stored times this factor. Deltas are small, and float16 has few bits below 6e-5. With the factor, scales
-# from 4e-9 to 4 keep 11 bits, which is enough for deltas from 5e-7 to 500.
+# A scale is multiplied by this factor before it is stored. Deltas are small, and float16 has few bits below 6e-5. With
+# the factor, scales from 4e-9 to 4 keep 11 bits, which is enough for deltas from 5e-7 to 500.
 FACTOR = np.float32(2.0**14)
 LARGEST_SCALE = np.float32(65504.0)  # largest float16
 _MAGIC = b"recycle1"
@@ -87,8 +87,8 @@ def seal(codes: bytes, digest: bytes, size: int, bits: int) -> bytes:
 
 
 def opened(content: bytes, digest: bytes, size: int) -> Floats:
-    """The values in an object, float32 (size,). Raises Damaged if the object has another format, another layout or
-    another size, or if its checksum is wrong."""
+    """The values in an object, float32 (size,). Raises Damaged if the object has a different format, layout or size, or
+    if its checksum is wrong."""
     if len(content) < _HEADER.size:
         raise Damaged(f"it has {len(content)} bytes, fewer than its header")
     magic, bits, of, count, checksum = _HEADER.unpack_from(content)
@@ -96,7 +96,7 @@ def opened(content: bytes, digest: bytes, size: int) -> Floats:
     if magic != _MAGIC or bits not in (8, 32):
         raise Damaged("it is not a delta of this version of recycle_pp")
     if of != digest:
-        raise Damaged("its units have another layout than those of this island")
+        raise Damaged("its units have a different layout from those of this island")
     if count != size or len(codes) != encoded_bytes(size, bits):
         raise Damaged(
             f"it has {len(content)} bytes for {count} values, expected {content_bytes(size, bits)} for {size}"

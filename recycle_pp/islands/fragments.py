@@ -1,5 +1,5 @@
-"""Says which layers a round synchronises. With islands.fragments = F, it is every F-th layer. So F rounds synchronise
-the whole model, and each has about an F-th of the traffic (Streaming DiLoCo, arXiv 2501.18512).
+"""Decides which layers a round synchronises: with islands.fragments = F, every F-th layer. So F rounds synchronise the
+whole model, and each has about an F-th of the traffic (Streaming DiLoCo, arXiv 2501.18512).
 
     takes_part(layer=3, number=7, fragments=4)               # True
     changes(layer=3, before=7, after=9, fragments=4)         # True: rounds 7 and 8 include round 7

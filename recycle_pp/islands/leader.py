@@ -1,4 +1,5 @@
-"""The duties of one worker of an island: its lease, the removal of old objects, reports about all islands.
+"""The duties of an island's leader, one of its workers: the lease, the removal of old objects, and reports about all
+islands.
 
     leader = Leader(settings, send)
     if first_holder_of_the_first_unit:                      # so an island has one leader, and a dead one is replaced
@@ -38,7 +39,7 @@ class Leader:
         self._reported: tuple[int, IslandsSeen] | None = None  # generation, message
 
     def renew(self, store: Store, state: OuterState, step: int) -> None:
-        """Renews the lease when it is time for it.
+        """Renews the lease if this is due.
 
         state  the position of the island
         step   number of committed steps
@@ -50,14 +51,14 @@ class Leader:
             self._renewed = now
 
     def maintain(self, store: Store, view: objects.View, state: OuterState) -> None:
-        """Deletes old objects when it is time for it. state: the position of the island"""
+        """Deletes old objects if this is due. state: the position of the island"""
         now = time.monotonic()
         if now - self._pruned >= PRUNE_SECONDS:
             self._prune(store, view, state.applied)
             self._pruned = now
 
     def _prune(self, store: Store, view: objects.View, applied: int) -> None:
-        """Deletes objects that no island needs any more, and notes which islands they were from."""
+        """Deletes objects that no island needs any longer, and records which islands they were from."""
         first = rounds.prunable(view, applied, self._keep)
         first_sums = min(first, applied - SUMS * self._keep)
         old = [
@@ -80,7 +81,7 @@ class Leader:
         store.delete(old)
 
     def report(self, view: objects.View, closings: rounds.Closings, generation: int) -> None:
-        """Tells the coordinator which islands live and which rounds are closed, if that has changed."""
+        """Reports to the coordinator which islands are live and which rounds are closed, if that has changed."""
         live = {*rounds.alive(view.leases), self._me}
         closed = {
             number: {name: share.samples for name, share in sorted(of.items())} for number, of in closings.items()

@@ -1,9 +1,9 @@
-"""The objects that islands have in their store, and what a listing of the store shows.
+"""The objects of islands in their store, and the state of the rounds according to a listing of the store.
 
     run.json                                        the settings that all islands share
     numbers/002                                     the name of the island that has part 2 of the data
     layout/3.14.DIGEST                              layer 3 has 14 units; DIGEST identifies their names and sizes
-    weights/3                                       digest of the weights of layer 3 with which the islands begin
+    weights/3                                       digest of the initial weights of layer 3
     islands/oregon.json                             a lease: written again every RENEW_SECONDS while the island runs
     rounds/000012/oregon/3.0-13.1200.6400.BYTES.delta     units 0 to 13 of layer 3, cut after 1200 steps, from 6400
                                                     samples; BYTES is the size of the object
@@ -15,8 +15,9 @@
     view = View.of(store.objects(), fragments=1)
     view.delivered[12]["oregon"]                    # Delivery(steps=1200, samples=6400, objects=[...])
 
-Everything that decides a round is in the names. So a round can be judged from a listing, without reading objects.
-Objects with other names, and objects that are shorter than their name says, are ignored. Pure: no store, no clock.
+The names contain everything that decides a round. So a listing is enough to judge a round, without reading objects.
+Objects with other names, and deltas and states whose size is not the one in their name, are ignored. Pure: no store, no
+clock.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Delivery:
     """A complete delta of an island in one round.
 
     steps    number of steps of the island at which it was cut
-    samples  number of samples that it is from
+    samples  number of samples that it was trained on
     parts    its objects, which hold every unit of the layers that the round synchronises
     """
 
@@ -86,8 +87,8 @@ class View:
     digests    layer -> digests of its units; more than one if islands have different models
     fragments  islands.fragments
     delivered  round -> island -> its complete delta, the oldest one if there are several
-    complete   round -> island -> all its complete deltas. An island that has lost a delta cuts another one, and the
-               upload of the lost one may have ended after all
+    complete   round -> island -> all its complete deltas. There can be several: an island that has lost a delta cuts
+               another one, but the upload of the lost one may have been completed
     partial    (round, island) of each delta that is not complete
     closed     rounds that are closed
     snapshots  number of rounds -> objects of a complete snapshot of theta after them

@@ -1,4 +1,4 @@
-"""The start of a worker of an island: compares its layers and its initial weights with those of the other islands, and
+"""Checks, when a worker of an island starts, that its layers and initial weights match those of the other islands, and
 finds its position.
 
 position = opened(store, settings, tensors, position, origin)      # raises ValueError, with one sentence
@@ -25,11 +25,11 @@ def opened(
 ) -> OuterState:
     """The position to start from.
 
-    tensors   of the worker's stage
-    position  that of the checkpoint; None at the first start of an island
+    tensors   the tensors of the worker's stage
+    position  the position in the checkpoint; None at the first start of an island
     origin    if the worker has its initial weights: the digest of its frozen parameters, or ""; else None
 
-    Raises ValueError, with one sentence, if the island does not fit to the others, or if the store cannot be used.
+    Raises ValueError, with one sentence, if the island does not match the others, or if the store cannot be used.
     """
     assert settings.islands.name is not None
     me, layout, fragments = settings.islands.name, tensors.layout, settings.islands.fragments
@@ -74,26 +74,27 @@ def _refuse_empty_rounds(tensors: LayerTensors, fragments: int) -> None:
 
 
 def _refuse_other_weights(store: Store, tensors: LayerTensors, origin: str) -> None:
-    """The first island writes the digests, because all islands begin with the same theta. The digests are of weights
-    rounded to bfloat16: with bf16 and sharded state a worker has no others."""
+    """Compares the initial weights with the digests that the first island wrote, because all islands must begin with
+    the same theta. First rounds the weights to bfloat16: with bf16 and sharded state, a worker has only such weights.
+    """
     for layer, weights in zip(tensors.layout.layers, tensors.flat.parts, strict=True):
         digest = hashlib.blake2b(weights.cpu().bfloat16().view(torch.int16).numpy().data, digest_size=16)
         digest.update(origin.encode())
         if not store.put_if_absent(objects.weights_path(layer), digest.hexdigest().encode()):
             raise ValueError(
-                f"layer {layer} begins with other weights than those of the first island in {store.url}; all islands "
-                "need the same initial weights"
+                f"the initial weights of layer {layer} differ from those of the first island in {store.url}; all "
+                "islands need the same initial weights"
             )
 
 
 def _other_layout(store: Store, layer: int) -> str:
     paths = [path for path in store.list(objects.LAYOUT) if path.startswith(f"{objects.LAYOUT}/{layer}.")]
     names = sorted(store.get(path).decode() for path in paths)
-    return f"the islands {rounds.names(names)} have different models, because layer {layer} has other tensors"
+    return f"the islands {rounds.names(names)} have different models: the tensors of layer {layer} differ"
 
 
 def _with_mine(store: Store, view: objects.View, me: str, position: OuterState) -> OuterState:
-    """The position, with the deltas that an earlier start of this island has in the store (`OuterState.mine`)."""
+    """The position, with the deltas that an earlier start of this island left in the store (`OuterState.mine`)."""
     mine = {}
     for number in sorted({*view.closed, *view.delivered}):
         if number < position.applied:

@@ -28,7 +28,7 @@ def mean_of(deltas: Mapping[str, Floats], samples: Mapping[str, int]) -> Floats 
     """The mean of the deltas, weighted by numbers of samples; None if there are no deltas.
 
     deltas   island -> its delta
-    samples  island -> number of samples that its delta is from, positive
+    samples  island -> number of samples that its delta was trained on, positive
     """
     total, mean = sum(samples[name] for name in deltas), None
     for name in sorted(deltas):

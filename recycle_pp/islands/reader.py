@@ -4,10 +4,10 @@
     unit = reader.unit(UnitId(3, 0), digest)        # a `theta.Unit`; read units in ascending order
     reader.received                                 # bytes that were read
 
-Deltas of this island are read too. They could differ in the store, and all islands must use the same values. An object
-that has been deleted since the listing raises Absent, not Damaged: a new listing shows what is there.
+Even deltas of this island are read from the store, where they could differ, because all islands must use the same
+values. An object that was deleted after the listing raises Absent, not Damaged, because a new listing will not have it.
 
-An object holds several units, so the newest object of each island is kept until a unit of another one is read.
+An object contains several units, so the newest object of each island is kept until a unit of another object is read.
 """
 
 from __future__ import annotations

@@ -7,12 +7,12 @@
     Close(12, {"oregon": Share(1200, 6400), ...})       # create closed.json with this content, if it is absent
     Apply(snapshot=None, rounds=[12])                   # compute theta after these rounds
 
-A round is closed by the object closed.json, which is created only if it is absent. So of two islands that close a round
-at once, one succeeds, and the other one reads what that one has written. The set of islands in closed.json, and the
-objects that they had delivered, never change. Therefore all islands compute the same theta.
+A round is closed by the object closed.json, which is created only if it is absent. If two islands close a round at the
+same time, one succeeds, and the other reads the closed.json of the first. The set of islands in closed.json, and the
+objects that these islands delivered, never change. Therefore all islands compute the same theta.
 
-Pure: no store, no clock. `waited` is measured by the caller, and the ages of leases by the store's clock. Clocks of
-islands may differ by hours.
+Pure: no store, no clock. The caller measures `waited`, and the store's clock gives the ages of leases, because the
+clocks of islands may differ by hours.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Share(NamedTuple):
 
 
 class Position(NamedTuple):
-    """The position of this island, see `OuterState`. sent: whether it has cut its delta of round `applied`"""
+    """The position of this island, see `OuterState`. sent: whether the island has cut its delta of round `applied`"""
 
     applied: int
     sent: bool

@@ -4,8 +4,8 @@
     after.theta, after.momentum, after.rounds           # rounds: the statistics of each round
 
 `unit` reads the objects of one unit. It returns the same values on all islands, so theta is the same on all islands.
-If an object of an island is damaged, the mean of its units is that of the other islands. All islands find the same
-damage, because objects of a closed round never change.
+If an object of an island is damaged, the mean of the units in it is taken over the other islands. All islands find the
+same damage, because objects of a closed round never change.
 """
 
 from __future__ import annotations

@@ -267,9 +267,9 @@ def test_an_island_with_other_initial_weights_is_refused_and_leaves_no_trace(fol
         client.open(None, origin="")
     c.optimizers[1].replace({0: {"model": torch.zeros_like(c.optimizers[1].outer(0)["model"])}})
     c.clients[0].open(None, origin="")
-    with pytest.raises(ValueError, match=r"layer 2 begins with other weights than those of the first island"):
+    with pytest.raises(ValueError, match=r"initial weights of layer 2 differ from those of the first island"):
         c.clients[1].open(None, origin="")
-    with pytest.raises(ValueError, match=r"layer -1 begins with other weights"):
+    with pytest.raises(ValueError, match=r"initial weights of layer -1 differ"):
         c.clients[0].open(None, origin="another folder of frozen weights")
     c.clients[1].open(OuterState(applied=1), origin=None)  # resumed
     sharded = {"numerics__precision": "bf16", "parallel__pipelines": 2, "parallel__sharded": True}
@@ -507,7 +507,7 @@ def test_the_store_of_a_long_job_has_a_bounded_number_of_objects(folder):
 
 def test_islands_with_other_models_are_refused(folder, island):
     island(folder, "a")
-    with pytest.raises(ValueError, match="the islands a and b have different models, because layer"):
+    with pytest.raises(ValueError, match="the islands a and b have different models: the tensors of layer"):
         Island(folder, "b", model__ffn=48)
 
 
@@ -606,7 +606,7 @@ def test_a_run_that_has_taken_part_in_rounds_must_be_resumed(folder):
     store.put("rounds/000003/a/0.0-0.sums", b"[]")
     assert admit(store, settings_of(folder, "a"), 0) == 0, "it has only applied a round, so no sample counts twice"
     store.put("rounds/000003/a/0.0-0.9.9.1.delta", b"1")
-    with pytest.raises(StoreError, match=r"has taken part in rounds .* or choose another name if it has none"):
+    with pytest.raises(StoreError, match=r"has taken part in rounds .* or choose a different name if it has none"):
         admit(store, settings_of(folder, "a"), 0)
     assert admit(store, settings_of(folder, "a"), 10) == 0
 
@@ -623,5 +623,5 @@ def test_the_command_lists_the_islands_and_refuses_a_wrong_url(folder, capsys):
 def test_a_place_without_islands_is_refused_and_not_made(tmp_path, capsys):
     for flags in ([], ["--json"]):
         assert main([str(tmp_path / "nowhere"), *flags]) == 2
-        assert capsys.readouterr() == ("", f"{tmp_path / 'nowhere'} holds no islands\n")
+        assert capsys.readouterr() == ("", f"{tmp_path / 'nowhere'} contains no islands\n")
     assert list(tmp_path.iterdir()) == []
