@@ -76,7 +76,7 @@ def exercise(devices: Sequence[str], seconds: float) -> tuple[dict[str, list[Exe
             error = "" if process.returncode == 0 else _last(errors) or f"exit code {process.returncode}"
         except subprocess.TimeoutExpired:
             process.kill()
-            output, error = process.communicate()[0], "it does not end"
+            output, error = process.communicate()[0], "it did not end in time"
         results[device] = [msgspec.json.decode(line, type=Exercise) for line in output.splitlines()]
         if error:
             findings.append(Finding(device, "exercise", "drain", f"after {len(results[device])} exercises: {error}"))
@@ -96,7 +96,7 @@ def judge(results: Mapping[str, Sequence[Exercise]]) -> list[Finding]:
                 detail = f"{done.wrong} of {done.tries} results were wrong"
                 findings.append(Finding(device, name, "drain", detail))
             elif done.digest != usual:
-                detail = "its result is not that of the other devices"
+                detail = "its result differs from that of the other devices"
                 findings.append(Finding(device, name, "drain" if proven else "note", detail))
             if done.rate < SLOWER * middle:
                 detail = f"{done.rate:.3g} {done.unit}, {middle / done.rate:.1f} times less than the median"

@@ -59,7 +59,7 @@ class Host:
             uncorrected=_total(self._sys.glob("devices/system/edac/mc/mc*/ue_count")),
             corrected=_total(self._sys.glob("devices/system/edac/mc/mc*/ce_count")),
             throttle=frozenset(["heat"] if hot else []),
-            clock=_mhz(self._clocks),  # without a top clock: a processor reaches it with a single busy core only
+            clock=_mhz(self._clocks),  # without a top clock: a processor reaches it only with a single busy core
             ports=up,
             link_downs=downs,
             port_errors=errors,

@@ -38,8 +38,8 @@ class History:
 
     first      the first sample
     recent     the newest samples, oldest first, at most LOOKS
-    free       newest clocks in MHz at which the device was busy and not throttled, at most LOOKS. A host does not tell
-               whether it is busy, so it has all clocks at which it was not throttled
+    free       newest clocks in MHz at which the device was busy and not throttled, at most LOOKS. A host does not show
+               whether it is busy, so for a host all clocks at which it was not throttled count
     throttled  whether the device counts as throttled: true once `recent` has TWICE throttled samples, until it has none
     """
 
@@ -92,7 +92,7 @@ class Verdict(NamedTuple):
 
 
 def _lost(history: History) -> Verdict | None:
-    return Verdict("kill", "the GPU does not answer any more") if history.newest.lost else None
+    return Verdict("kill", "the GPU no longer answers") if history.newest.lost else None
 
 
 def _recovery(history: History) -> Verdict | None:
@@ -131,7 +131,7 @@ def _remap(history: History) -> Verdict | None:
         failed = [sample.remap_failed for sample in history.recent]
         return Verdict(_if_twice("kill", failed), "a row of its memory is broken and could not be replaced")
     if history.newest.remap_pending:
-        return Verdict("note", "rows of its memory are replaced at the next reset")
+        return Verdict("note", "rows of its memory will be replaced at the next reset")
     return None
 
 

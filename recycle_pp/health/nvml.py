@@ -180,7 +180,7 @@ class Gpu:
     def _recovery(self) -> str:
         nvml = self._nvml
         values = self._ask(nvml.nvmlDeviceGetFieldValues, [nvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION])
-        if not values or values[0].nvmlReturn != nvml.NVML_SUCCESS:  # drivers before 570 do not know it
+        if not values or values[0].nvmlReturn != nvml.NVML_SUCCESS:  # not supported by drivers before 570
             return ""
         number = int(values[0].value.uiVal)
         return _RECOVERY[number] if number < len(_RECOVERY) else f"recovery action {number}"

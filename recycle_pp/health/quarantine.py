@@ -54,8 +54,8 @@ def lift(path: Path, uuid: str) -> None:
     """Removes a GPU. Raises ValueError if it is not in quarantine, or if the file cannot be read or written."""
     entries = read(path)
     if uuid not in entries:
-        known = f"; those in it: {', '.join(entries)}" if entries else ""
-        raise ValueError(f"{path} does not have {uuid}{known}")
+        known = f"; the GPUs in it are {', '.join(entries)}" if entries else ""
+        raise ValueError(f"{uuid} is not in {path}{known}")
     del entries[uuid]
     try:
         _write(path, entries)

@@ -8,7 +8,7 @@
 facts.py reads the facts of the machine. rules.py has one pure function for each Check, and gpu_rules.py has those for
 GPUs. exercise.py runs a device at full load, in a separate process. quick.py has the checks for the start of a job.
 
-Under torchrun or SLURM, every machine checks itself, and machine 0 also has every pair of machines measure its link:
+Under torchrun or SLURM, every machine checks itself, and machine 0 makes every pair of machines measure its link:
 
     with Surveyor(3, 29501, token) as surveyor: survey = surveyor.run()     # machine 0: surveyor.py
     code = take_part(launched(), token, look)                               # every machine: member.py, link.py

@@ -5,9 +5,10 @@
     torchrun --nnodes=3 --node-rank=$RANK ... -m recycle_pp.machine_checks       # every machine, every pair of them
     srun --ntasks-per-node=1 python -m recycle_pp.machine_checks                 # the same
 
-Takes some seconds, with GPUs half a minute, and starts no worker. Exit code 0: well; 1: a warning; 2: do not train
+Takes some seconds, or half a minute with GPUs, and starts no worker. Exit code 0: well; 1: a warning; 2: do not train
 here, or an error, which is printed as one sentence. Under torchrun or srun the machines also measure their links, and
-machine 0 prints one table. They need the same RECYCLE_TOKEN, as a job does. torchrun itself ends with 1 instead of 2.
+machine 0 prints one table. All machines need the same RECYCLE_TOKEN, as in a job. torchrun itself ends with 1 instead
+of 2.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def _several(arguments: argparse.Namespace, place: Launched) -> int:
 
 
 def _quietly(part: Callable[[], int]) -> None:
-    with suppress(ValueError, OSError):  # then machine 0 is missing in the table
+    with suppress(ValueError, OSError):  # machine 0 is then missing from the table
         part()
 
 

@@ -23,7 +23,7 @@ class Check(NamedTuple):
     value    what was found: "64 MB free"
     limit    what is needed: "256 MB"
     verdict  well, warning, or broken: do not train on this machine
-    advice   what to do, mostly a command; "" if all is well
+    advice   what to do, usually a command; "" if all is well
     """
 
     name: str

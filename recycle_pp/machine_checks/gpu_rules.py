@@ -40,7 +40,7 @@ def gpus(setups: Sequence[Setup], pairs: Mapping[tuple[int, int], Pair], torch: 
             setups,
             "on, or not supported",
             lambda setup: "off" if setup.ecc is False else "",
-            "a flipped bit stays unseen: nvidia-smi -e 1, then reset the GPU",
+            "a flipped bit goes unnoticed: nvidia-smi -e 1, then reset the GPU",
         ),
         _each(
             "GPU users",
@@ -127,7 +127,7 @@ def exercises(results: Mapping[str, Sequence[Exercise]], findings: Sequence[Find
         value = f"{rate(min(rates), *units)} to {rate(max(rates), *units)}" if rates else "failed"
         verdict: Verdict = "broken" if any(finding.action != "note" for finding in own) else "warning"
         advice = "; ".join(f"GPU {numbers[finding.device]}: {finding.detail}" for finding in own)
-        checks.append(Check(f"GPU {name}", value, "right and alike", verdict if own else "well", advice))
+        checks.append(Check(f"GPU {name}", value, "correct and alike", verdict if own else "well", advice))
     return checks
 
 

@@ -48,7 +48,7 @@ def launched(environment: Mapping[str, str] = os.environ) -> Launched | None:
         count, number, local = (int(environment[f"SLURM_{name}"]) for name in ("STEP_NUM_NODES", "NODEID", "LOCALID"))
         return Launched(number, count, local == 0, _first(environment["SLURM_STEP_NODELIST"]), PORT)
     except (KeyError, ValueError) as error:
-        raise ValueError(f"SLURM_STEP_NUM_NODES is set, but not all of srun's variables are there: {error}") from error
+        raise ValueError(f"SLURM_STEP_NUM_NODES is set, but some of srun's variables are missing: {error}") from error
 
 
 def _first(nodes: str) -> str:

@@ -69,8 +69,8 @@ def check_machine(
     measured: Measured | None = None,
     ports: Sequence[int] | None = None,
 ) -> list[Check]:
-    """The checks, in the order of a job's start. Takes 1 s besides `measure`, and SECONDS more for
-    each disk, name server or driver that hangs.
+    """The checks, in the order of a job's start. Takes 1 s in addition to `measure`, and SECONDS more for each disk,
+    name server or driver that hangs.
 
     run_dir      where checkpoints will be written; need not exist
     data_dir     a file or a folder of training data; None: not checked

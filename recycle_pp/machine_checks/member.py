@@ -2,7 +2,7 @@
 
     code = take_part(launched, token, look)      # machine 0 sends the same exit code to all machines
 
-Raises ValueError, with one sentence, if machine 0 cannot be reached, has another token or ends too early.
+Raises ValueError, with one sentence, if machine 0 cannot be reached, has a different token or ends too early.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .launched import Launched
 from .link import answering, probe
 
 WAIT = 60.0  # seconds in which machine 0 must answer, because machines may start one after another
-LONGEST = 600.0  # seconds without a message from machine 0; other machines measure their links meanwhile
+LONGEST = 600.0  # maximum seconds without a message from machine 0, while other machines measure their links
 AGAIN = 0.3  # seconds between two attempts to connect
 
 
@@ -62,7 +62,7 @@ def take_part(launched: Launched, token: str, look: Callable[[], Look]) -> int:
             return _serve(channel, token, hello)
         except OSError as error:
             at = f"{launched.address}:{launched.port}"
-            raise ValueError(f"machine 0 at {at} has left: {error}; it has died, or a job runs there") from error
+            raise ValueError(f"machine 0 at {at} was lost: {error}; it has died, or a job runs there") from error
 
 
 def _serve(channel: Channel, token: str, hello: MachineHello) -> int:
@@ -83,8 +83,8 @@ def _connect(launched: Launched, token: str, hello: MachineHello) -> Channel:
         try:
             return Channel.connect(launched.address, launched.port, token, hello)
         except Refused as error:
-            raise ValueError(f"machine 0 at {at} refuses: {error}; check that RECYCLE_TOKEN is the same") from error
+            raise ValueError(f"machine 0 at {at} refuses: {error}; check that both use one RECYCLE_TOKEN") from error
         except OSError as error:
             if time.monotonic() > deadline:
-                raise ValueError(f"machine 0 at {at} does not answer for {WAIT:.0f} s: {error}") from error
+                raise ValueError(f"machine 0 at {at} has not answered for {WAIT:.0f} s: {error}") from error
         time.sleep(AGAIN)

@@ -102,7 +102,7 @@ def run_disk(path: str, disk: Disk | None) -> Check:
     assert disk.rate is not None  # known, because at least one block is written
     value = f"writes {size(disk.rate)}/s, {size(disk.free)} free"
     if disk.rate < WRITE_RATE:
-        return Check("run folder", value, limit, "warning", "checkpoints will be slow: run.dir on another disk")
+        return Check("run folder", value, limit, "warning", "checkpoints will be slow: put run.dir on a different disk")
     if disk.free < FREE:
         return Check("run folder", value, limit, "warning", f"checkpoints may not fit: df -h {path}")
     return Check("run folder", value, limit)

@@ -95,7 +95,7 @@ def _clocks(survey: Survey, names: Mapping[int, str]) -> list[Check]:
 
 def _rates(survey: Survey, names: Mapping[int, str]) -> list[Check]:
     found = {n: machine.found for n, machine in survey.machines.items() if machine.found}
-    advice = "every checkpoint waits for the slowest machine: run.dir on another disk"
+    advice = "every checkpoint waits for the slowest machine: put run.dir on a different disk"
     checks = _slower("run folder writes", {names[n]: of.writes for n, of in found.items()}, advice)
     advice = "copy the data to a local disk"
     return checks + _slower("data reads", {names[n]: of.reads for n, of in found.items()}, advice)
@@ -126,8 +126,8 @@ def _of_kind(found: Mapping[str, GpusFound]) -> list[Check]:
         for name, each in own.items():
             what = f"{name}: GPU {exercise}"
             if each.digest != usual:
-                advice = f"its GPUs compute other numbers; on {name}: python -m recycle_pp.health --active"
-                checks.append(Check(what, "another result", "the result of most machines", "broken", advice))
+                advice = f"its GPUs compute wrong numbers; on {name}: python -m recycle_pp.health --active"
+                checks.append(Check(what, "a different result", "the result of most machines", "broken", advice))
             if each.rate < SLOWER * middle:
                 value = f"{rate(each.rate, each.unit)}, {middle / each.rate:.1f} times less than the median"
                 advice = "look at its heat, power and clocks: python -m recycle_pp.health"
@@ -164,7 +164,8 @@ def _slow_links(survey: Survey, names: Mapping[int, str]) -> list[Check]:
     ]
     for (a, b), link in well.items():
         expected = max(usual[a][0], usual[b][0]), min(usual[a][1], usual[b][1])
-        checks += _slow_link(f"{names[a]} -> {names[b]}", (link.seconds, link.bandwidth), expected, "usual there")
+        pair = f"{names[a]} -> {names[b]}"
+        checks += _slow_link(pair, (link.seconds, link.bandwidth), expected, "the usual value there")
     return checks
 
 
@@ -177,7 +178,7 @@ def _slow_link(name: str, found: tuple[float, float], usual: tuple[float, float]
         checks.append(Check(f"{name}: bandwidth", value, f"{size(usual[1])}/s", "warning", advice))
     if found[0] > LESS * usual[0] and found[0] - usual[0] > FAR:
         value = f"{found[0] * 1e3:.1f} ms one way, {found[0] / usual[0]:.1f} times {than}"
-        advice = "it is in another place, or its packets take a detour: traceroute"
+        advice = "it is far away, or its packets take a detour: traceroute"
         checks.append(Check(f"{name}: latency", value, f"{usual[0] * 1e3:.1f} ms", "warning", advice))
     return checks
 

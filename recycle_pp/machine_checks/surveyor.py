@@ -1,4 +1,4 @@
-"""The part of machine 0: it collects the results of each machine, and has every pair of machines measure its link.
+"""The part of machine 0: it collects the results of each machine, and makes every pair of machines measure its link.
 
     with Surveyor(count=3, port=29501, token=token) as surveyor:     # raises OSError if the port is in use
         survey = surveyor.run()          # a `Survey`; machines that did not connect in time are in `missing`
@@ -33,7 +33,7 @@ from recycle_pp.wire.messages.machines import (
 WAIT = 60.0  # seconds for all machines to connect
 CHECK_SECONDS = 240.0  # time for a machine to check itself; a GPU that hangs in an exercise takes two minutes
 PROBE_SECONDS = 120.0  # limit on the measurement of one link
-CLOCKS = 5  # how often a machine is asked for its time; the quickest answer counts
+CLOCKS = 5  # number of times that a machine is asked for its time; the fastest answer counts
 
 
 class Machine(NamedTuple):
@@ -127,8 +127,8 @@ class Surveyor(AbstractContextManager["Surveyor"]):
             assert isinstance(link, LinkProbed)
             return link
         except OSError as error:
-            channel.close()  # otherwise a late answer would be taken for that to the next probe
-            return LinkProbed(0.0, 0.0, f"it does not report: {error}")
+            channel.close()  # otherwise a late answer would be taken for the answer to the next probe
+            return LinkProbed(0.0, 0.0, f"it did not report: {error}")
 
 
 def rounds(numbers: Sequence[int]) -> Iterator[list[tuple[int, int]]]:

@@ -53,7 +53,7 @@ def played_by(monkeypatch, script):
     [
         ("raise RuntimeError('CUDA error: unspecified launch failure')", "RuntimeError: CUDA error"),
         ("import os; os._exit(7)", "exit code 7"),
-        ("import time; time.sleep(600)", "it does not end"),
+        ("import time; time.sleep(600)", "it did not end in time"),
     ],
 )
 def test_a_device_whose_process_fails_or_hangs_should_be_drained(monkeypatch, script, words):

@@ -13,7 +13,7 @@ RANGE = ">=2.11,<2.14"
 HERE = Route("10.0.0.7", "eth0", listens=False)
 NOTE = Finding("GPU-1", "remap", "note", "rows wait")
 DRAIN = Finding("GPU-1", "recovery", "drain", "the driver asks for GPU_RESET")
-OTHER = Finding("GPU-2", "lost", "kill", "the GPU does not answer any more")
+OTHER = Finding("GPU-2", "lost", "kill", "the GPU no longer answers")
 
 TABLE = [
     (rules.version("torch", RANGE, "2.13.0+cpu"), "well", ""),
@@ -47,7 +47,7 @@ TABLE = [
     (rules.coordinator("127.0.0.1", 29501, Route("127.0.0.1", "lo")), "well", ""),
     (rules.coordinator("localhost", 29501, Route("127.0.0.1", "lo")), "well", ""),
     (rules.run_disk("runs", Disk(50e6, int(5e9))), "well", "writes 50 MB/s, 5.0 GB free"),
-    (rules.run_disk("runs", Disk(49e6, int(5e9))), "warning", "run.dir on another disk"),
+    (rules.run_disk("runs", Disk(49e6, int(5e9))), "warning", "put run.dir on a different disk"),
     (rules.run_disk("runs", Disk(50e6, int(4e9))), "warning", "df -h runs"),
     (rules.run_disk("runs", Disk(error="Permission denied")), "broken", "Permission denied"),
     (rules.run_disk("runs", None), "broken", "its file system hangs: df -h runs"),
