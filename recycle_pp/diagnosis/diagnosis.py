@@ -3,8 +3,8 @@
     diagnosis = diagnose(evidence)            # `telemetry.evidence.gather` reads it
     diagnosis.verdict, diagnosis.worker, diagnosis.evidence, diagnosis.next, diagnosis.code
 
-If the run is stalled at present, the verdict comes from its newest report about waits, otherwise from its events. Pure:
-reads no files and no clock.
+If the run is stalled now, the verdict comes from its newest report about waits, otherwise from its events. Pure: reads
+no files and no clock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .incidents import SIGNALS, explain, newest, since_launch
 from .waits import of_report, of_start
 
 STALE = 10.0  # seconds without a heartbeat after which a coordinator counts as stuck, though its process exists
-FRESH = 10.0  # seconds for which a report describes the present moment
+FRESH = 10.0  # seconds for which a report counts as current
 LATE = 3.0  # a step that lasts this many times the usual time is late, but not before half of control.suspicion
 STARTS = 60.0  # seconds after its start for which a run may have no heartbeat
 SKEW = 3.0  # a first forward or backward that takes this many times the median of the others is skewed
@@ -110,7 +110,7 @@ def _starting(e: Evidence) -> Finding | None:
 
 
 def _stalled(e: Evidence) -> Finding | None:
-    """The reason why the step that runs now does not end; None if it is not late."""
+    """The reason why the current step does not end; None if it is not late."""
     begun = [event.time for event in e.events if isinstance(event, Started | Resumed)]
     since = max([*begun, e.step_at or 0.0])
     if e.now - since <= max(e.suspicion / 2, LATE * (e.step_seconds or 0.0)):
@@ -137,11 +137,11 @@ def _stalled(e: Evidence) -> Finding | None:
 
 
 def _awaits_round(e: Evidence) -> Finding | None:
-    """The finding if the commit of the step that runs waits for the result of a round, else None."""
+    """The finding if the commit of the current step waits for the result of a round, else None."""
     of = [event for event in e.events if isinstance(event, RoundApplied | RoundAwaited)]
     if not of or not isinstance(of[-1], RoundAwaited) or of[-1].step != _runs(e):
         return None
-    said = "no island has closed it, or its result is not read yet: see `python -m recycle_pp.islands` with the store"
+    said = "no island has closed it, or this one has not read its result yet: see python -m recycle_pp.islands STORE"
     return Finding("islands", None, [of[-1].text(), said], WARNING)
 
 
@@ -151,7 +151,7 @@ def _past(e: Evidence) -> Finding | None:
     incident = newest(e.events)
     if not incident:
         return _skew(e)
-    now = "has recovered since" if incident[0].step < _runs(e) else "recovers"
+    now = "has recovered since" if incident[0].step < _runs(e) else "is recovering"
     found = explain(incident, e)
     return found._replace(
         code=WARNING, evidence=[*found.evidence, f"the job {'has ended' if e.life == 'over' else now}"]
@@ -194,7 +194,7 @@ def _dead(e: Evidence, started: bool) -> Finding:
     if any(contact.what == "gave_up" for contact in e.contacts):
         return Finding("control_plane", None, [*_told(e), e.proof])
     if not e.process and e.age < STARTS:
-        return Finding("well", None, ["the job starts", e.proof], WELL)
+        return Finding("well", None, ["the job is starting", e.proof], WELL)
     if not started:
         return Finding("never_started", None, [e.proof, "no step was begun"])
     if e.life == "silent":
@@ -208,15 +208,15 @@ def _well(e: Evidence) -> Finding:
     else:
         starts = e.report.workers.items() if e.report and _is_fresh(e) else ()
         doing = [f"{worker}: {sign.does}" for worker, sign in starts if sign.kind == "starts"]
-        said = ["the job starts", *([names(doing, 3)] if doing else [])]
+        said = ["the job is starting", *([names(doing, 3)] if doing else [])]
     return Finding("well", None, [*said, e.proof], WELL)
 
 
 def _runs(e: Evidence) -> int:
-    """The number of the step that runs."""
+    """The number of the current step."""
     return 0 if e.step is None else e.step + 1
 
 
 def _is_fresh(e: Evidence) -> bool:
-    """Whether the newest report is recent, and about the step that runs now."""
+    """Whether the newest report is recent, and about the current step."""
     return e.report is not None and e.report.step >= _runs(e) and e.report.time > e.now - FRESH - e.beat_age

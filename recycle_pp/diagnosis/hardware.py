@@ -1,6 +1,6 @@
 """Hardware faults that supervisors have reported, as evidence for a verdict.
 
-    lines = faults(launched, worker="1.2")      # the faults that last; those of the worker and its host first
+    lines = faults(launched, worker="1.2")      # the current faults; those of the worker and its host first
 
 A fault that takes work from a worker is always shown. A note, which has no consequences, is shown only if it concerns
 the worker of the verdict or that worker's host, because it may then explain the verdict. Pure.
@@ -18,7 +18,7 @@ MOST = 3  # lines
 
 
 def faults(events: Sequence[Event], worker: str | None) -> list[str]:
-    """Sentences about the faults that last, at most MOST.
+    """Sentences about the current faults, at most MOST.
 
     events: the events of the newest start of the run
     worker: the worker of the verdict; None if the verdict names no worker

@@ -158,7 +158,7 @@ def _death(death: DeathDetected, deaths: Sequence[DeathDetected], incident: Sequ
         return _election(incident, e)
     if death.cause == "node_loss" and (lives or "links" in death.detail):
         said = [f"{death.worker} left: {death.detail}"] if not lives else [
-            f"the node of {death.worker} was lost, but its processes lived: its supervisor lost the coordinator",
+            f"the node of {death.worker} was lost, but its processes survived: its supervisor lost the coordinator",
             f"rank {lives[-1].rank} on {lives[-1].host}: {lives[-1].detail}",
         ]  # fmt: skip
         return Finding("network", death.worker, said, BROKEN, host_of(death.worker, e))

@@ -28,7 +28,7 @@ def of_report(report: HangReport, suspicion: float) -> Finding | None:
         return _stuck(report, worker, said)
     if report.no_disk:
         worker = max(report.no_disk, key=lambda w: _reading(report.workers.get(w)))
-        return _data(report, worker, "no reader of training data gets an answer from its disk")
+        return _data(report, worker, "no worker that reads training data gets an answer from its disk")
     working = {worker: sign for worker, sign in roots.items() if sign.kind in ("works", "device")}
     if working:
         return _of_work(report, max(working, key=lambda w: (working[w].seconds, w)), suspicion)

@@ -2,7 +2,7 @@
 
 address_of("127.0.0.1") == "127.0.0.1";  address_of("eth0") == "10.0.0.7";  address_of("node3") resolves the name
 interface_of("10.0.0.7") == "eth0"
-server = listening(29501)      # a socket that listens at all addresses of this machine, of IPv6 too
+server = listening(29501)      # a socket that listens on all addresses of this machine, including IPv6
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def interface_of(address: str) -> str:
 
 
 def listening(port: int) -> socket.socket:
-    """A socket that listens at all addresses of this machine: at those of IPv6 too, if the machine has IPv6. Raises
-    OSError if the port is in use."""
+    """A socket that listens on all addresses of this machine, including IPv6 if the machine supports it. Raises OSError
+    if the port is in use."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=128)
     return socket.create_server(("", port), backlog=128)

@@ -1,4 +1,4 @@
-"""Waiting for file descriptors, and the limit of their number.
+"""Waits for file descriptors, and raises the limit on their number.
 
 readable(pidfd, 0.5)        # whether the process ends within half a second
 raise_limit()               # the number of files that this process and its children may open now

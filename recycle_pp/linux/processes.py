@@ -1,4 +1,4 @@
-"""Processes on this machine, from /proc (proc(5)), and what prctl(2) sets for this one.
+"""Reads the state of processes from /proc (proc(5)), and configures this process with prctl(2).
 
 process_stat(pid).started                # identifies a process uniquely, together with the pid and `boot_id()`
 process_stat(pid, thread=pid).cpu_ticks  # processor time of the main thread alone

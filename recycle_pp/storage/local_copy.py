@@ -1,10 +1,10 @@
-"""Copies objects of a store to this machine's disk, so that settings may name data and models by a URL.
+"""Copies objects from a store to this machine's disk, so that settings can name data and models by a URL.
 
     place("s3://bucket/corpus.bin")               # path of the copy, whether or not it exists
     copy("s3://bucket/corpus.bin")                # blocks until the copy is complete and up to date
-    copy("s3://bucket/models/llama", small=True)  # leaves out large objects, such as weights
+    copy("s3://bucket/models/llama", small=True)  # skips large objects, such as weights
     is_copied("s3://bucket/corpus.bin")           # whether there is a complete copy, perhaps an outdated one
-    copy_apart({"s3://bucket/corpus.bin": False}) # calls `copy` in a separate process; value: `small`
+    copy_apart({"s3://bucket/corpus.bin": False}) # calls `copy` in a separate process; False: not only small objects
 
     python -m recycle_pp.storage.local_copy [--small] URL...      # that process; prints progress on standard error
 
@@ -40,7 +40,7 @@ from pathlib import Path, PurePosixPath
 from .store import PIECE, Absent, Object, Store, StoreError, folder_of
 from .turn import turn
 
-LOOK_SECONDS = 20.0  # for which a request for the objects' versions is repeated if the store does not answer
+LOOK_SECONDS = 20.0  # how long to retry a request for the objects' versions if the store does not answer
 SMALL = 64 << 20  # maximum bytes of an object that is copied with `small`
 SYNCED = 4 * PIECE  # bytes of a partial file between two syncs
 RECORD_SECONDS = 5.0  # minimum time between two updates of copy.json during a fetch
@@ -74,7 +74,8 @@ def copy(url: str, small: bool = False, report: Report = lambda done, total: Non
 
     Does not ask the store if another process of this machine has asked it during this call.
 
-    Otherwise raises StoreError, with one sentence, if there are no such objects, or if they cannot be fetched.
+    Raises StoreError, with one sentence, if there are no such objects, or if they cannot be fetched and there is no
+    complete copy.
     """
     home, began = _home(url), time.time()
     try:
@@ -88,7 +89,7 @@ def copy(url: str, small: bool = False, report: Report = lambda done, total: Non
             except StoreError as error:
                 if held.upto < largest:
                     raise
-                print(f"recycle_pp: {error}; taking the copy in {place(url)}", file=sys.stderr, flush=True)
+                print(f"recycle_pp: {error}; using the copy in {place(url)}", file=sys.stderr, flush=True)
                 held.write(held.upto)
             else:
                 held.update(wanted, largest, report)
@@ -119,12 +120,12 @@ def look(url: str) -> dict[str, Object]:
     """The objects to copy for a URL: path in the folder `files` of the copy -> object. Raises Absent if there are none,
     StoreError if the store fails."""
     above, name = _split(url)
-    inside = Store(url, LOOK_SECONDS).objects()  # first, because its errors say more than those of other requests
+    inside = Store(url, LOOK_SECONDS).objects()  # first, because its errors are clearer than those of other requests
     folders = {str(folder) for path in inside for folder in PurePosixPath(path).parents}
     if inside:  # leaves out the empty objects by which web consoles represent folders
         return {str(PurePosixPath(name, path)): of for path, of in inside.items() if path not in folders}
     if not name:
-        raise Absent(f"{url} holds no objects")
+        raise Absent(f"{url} contains no objects")
     store, stem = Store(above, LOOK_SECONDS), name.removesuffix(".idx").removesuffix(".bin")
     found = {}
     for one in dict.fromkeys((name, f"{stem}.bin", f"{stem}.idx", f"{stem}.bin.json")):
@@ -148,7 +149,7 @@ class _Copy:
         self._url, self._home, self._record = url, home, home / "copy.json"
         self._objects: dict[str, tuple[int, str]] = {}
         self.upto, self.asked = 0, 0.0
-        # A damaged record, for instance after a power failure, is the same as none.
+        # A damaged record, for instance after a power failure, counts as missing.
         with suppress(FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
             record = json.loads(self._record.read_text())
             of = {name: (size, version) for name, (size, version) in record["objects"].items()}
@@ -220,8 +221,8 @@ class _Copy:
 class _Partial:
     """The first bytes of a file that is being fetched. size: their number.
 
-    Of a file that a killed process has left, the constructor keeps only the synced bytes. Others may be wrong after a
-    power failure.
+    If a killed process has left such a file, the constructor keeps only its synced bytes, because the others may be
+    wrong after a power failure.
     """
 
     def __init__(self, folder: Path, name: str, of: Object) -> None:
@@ -274,7 +275,7 @@ class ProgressLines:
         if now < self._next:
             return
         self._next = now + REPORT_SECONDS
-        text = f"recycle_pp: waits for another process of this machine, which fetches {self._url}"
+        text = f"recycle_pp: waits for another process of this machine to fetch {self._url}"
         if total:
             speed = (done - self._first) / max(now - self._begun, 1e-3)
             left = f", {(total - done) / speed:.0f} s left" if speed else ""

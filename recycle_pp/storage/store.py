@@ -3,7 +3,7 @@
     store = Store("s3://bucket/runs/mine")         # also gs://, az://, file:///folder, /folder
     store.put("a/b.json", b"{}"); store.get("a/b.json")
     store.put_file("a/data", path); store.get_file("a/data", path)     # in pieces, several at a time
-    store.put_if_absent("seal", content)           # False if the object exists with other content
+    store.put_if_absent("seal", content)           # False if the object exists with different content
     store.list("a/")                               # {"a/b.json": 2, "a/data": 1048576}: paths and sizes in bytes
     store.probe()                                  # call it before a job starts; raises StoreError if it fails
 
@@ -13,7 +13,7 @@ GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACC
 
 All methods block and may be called from any thread. They raise `Absent` if there is no such object, and `StoreError` if
 the store cannot be reached or refuses the request. A request that fails because of a broken connection, a time-out or
-an answer 5xx is repeated for `patience` seconds.
+a 5xx answer is retried for `patience` seconds.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class Store:
     def __init__(self, url: str, patience: float = PATIENCE_SECONDS) -> None:
         """
         url       s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, file:///FOLDER or /FOLDER
-        patience  seconds for which a failing request is repeated
+        patience  seconds for which a failing request is retried
 
-        The first put makes the folder. Until then it counts as empty.
+        If the URL names a folder, the first put creates it. Until then the folder counts as empty.
 
         Raises StoreError if the package obstore is missing, or the URL is wrong.
         """
@@ -101,8 +101,8 @@ class Store:
         return bytes(self._call(lambda: self._obstore.get(self._store, path).bytes(), path))
 
     def get_range(self, path: str, start: int, length: int, version: str | None = None) -> bytes:
-        """`length` bytes of the object from offset `start` on, fewer at its end. Raises StoreError if `version` is not
-        None and the object now has another version."""
+        """`length` bytes of the object from offset `start` on, or fewer at its end. Raises StoreError if `version` is
+        not None and the object now has a different version."""
         if not length:
             return b""
         options = {"range": (start, start + length)} | ({"if_match": version} if version else {})
@@ -140,7 +140,7 @@ class Store:
 
     def put_if_absent(self, path: str, content: bytes) -> bool:
         """Creates the object if it does not exist. Returns whether the object now has this content. False: an object
-        with other content existed, and is unchanged."""
+        with different content existed, and is unchanged."""
         try:
             self._put(path, content, mode="create")
         except FileExistsError:  # perhaps by this very call, if the answer to its first request was lost
@@ -177,7 +177,7 @@ class Store:
         every = list(paths)
         try:
             self._call(lambda: self._obstore.delete(self._store, every) if every else None)
-        except Absent:  # some stores then keep the other objects
+        except Absent:  # some stores then do not delete the other objects
             for path in every if len(every) > 1 else []:
                 self.delete([path])
 
@@ -188,7 +188,7 @@ class Store:
         try:
             self.put_if_absent(path, b"1")
             if self.put_if_absent(path, b"2"):
-                raise StoreError(f"{self.url} overwrites objects that exist: it has no conditional puts")
+                raise StoreError(f"{self.url} overwrites objects that exist: it does not support conditional puts")
             self.folders()
             self.delete([path])
         except StoreError as error:

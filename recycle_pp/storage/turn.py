@@ -1,4 +1,4 @@
-"""Lets the processes of a machine use a folder one after the other.
+"""Lets the processes of a machine use a folder one at a time.
 
 with turn(folder, progress):    # blocks while another process holds the folder
     ...

@@ -148,9 +148,9 @@ def test_only_one_process_of_a_machine_waits_for_a_silent_store_and_all_take_the
     proxy.judge = lambda method, path: 503
     began = time.monotonic()
     assert [path.read_bytes() for path in at_once(4, lambda: copy(f"{store.url}/a.txt"))] == [b"1"] * 4
-    assert capfd.readouterr().err.count("; taking the copy in") == 1, time.monotonic() - began
+    assert capfd.readouterr().err.count("; using the copy in") == 1, time.monotonic() - began
     copy(f"{store.url}/a.txt")  # a later start asks again
-    assert capfd.readouterr().err.count("; taking the copy in") == 1
+    assert capfd.readouterr().err.count("; using the copy in") == 1
 
 
 def test_small_objects_come_without_the_large_ones_and_a_silent_store_needs_a_complete_copy(
@@ -170,4 +170,4 @@ def test_small_objects_come_without_the_large_ones_and_a_silent_store_needs_a_co
     assert files(copy(url)).keys() == {"config.json", "model.safetensors"}
     proxy.judge = lambda method, path: 503
     assert files(copy(url)).keys() == {"config.json", "model.safetensors"}
-    assert f"; taking the copy in {place(url)}" in capfd.readouterr().err
+    assert f"; using the copy in {place(url)}" in capfd.readouterr().err

@@ -163,5 +163,5 @@ def test_a_store_without_conditional_puts_is_refused(server, on):
     with Proxy(server) as proxy:
         proxy.without = {"if-none-match"}
         on(proxy.port)
-        with pytest.raises(StoreError, match="it has no conditional puts"):
+        with pytest.raises(StoreError, match="it does not support conditional puts"):
             Store("s3://bucket/x", patience=1).probe()
