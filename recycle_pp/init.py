@@ -52,7 +52,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if path.suffix not in (".yaml", ".yml"):
         raise ValueError(f"the file's name must end with .yaml, not {arguments.file!r}")
     if path.exists():
-        raise ValueError(f"{path} exists; remove it, or name another file")
+        raise ValueError(f"{path} exists; remove it, or choose a different file")
     settings, comment = fitted(arguments.settings, arguments.workers)
     path.write_text(commented(settings, comment))
     print("\n".join(comment))

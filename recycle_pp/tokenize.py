@@ -171,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--tokenizer", help="a folder with a tokenizer.json, the file itself, or the word bytes")
     add("--out", metavar="FILE.bin", help="the token file; FILE.bin.json is written next to it")
     add("--column", default="text", help="column of .jsonl and .parquet that holds the text (default text)")
-    add("--sequence", type=int, help="pack conversations, instead of text, into samples of this many tokens")
+    add("--sequence", type=int, help="for conversations: pack them into samples of this many tokens")
     add("--separator", help="token after every document (default: the tokenizer's end-of-text token)")
     add("--verify", metavar="FILE.bin", help="read a finished file and check its checksum")
     add("--settings", action="store_true", help=argparse.SUPPRESS)

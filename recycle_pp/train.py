@@ -383,7 +383,7 @@ def _run(what: str, *words: object) -> int:
         for process in running:
             process.terminate()
 
-    for number in (signal.SIGINT, signal.SIGTERM):  # so far ignored, because the supervisor has left them so
+    for number in (signal.SIGINT, signal.SIGTERM):  # the supervisor leaves these signals ignored
         signal.signal(number, stop)
     running.append(subprocess.Popen([sys.executable, "-m", *map(str, words)]))
     if caught:  # a signal arrived before the process was in the list

@@ -4,8 +4,8 @@ and the allowed values.
     validate(settings, world=12)   # raises ValueError
 
 `loading.load` has already rejected unknown keys and wrong types, and each setting has its own rule (`setting.py`). The
-checks in this file concern several keys at once: shapes that must fit each other, missing data, workers that do not
-exist. They read no data and do not import torch, because they run before any worker starts.
+checks in this file concern several keys at once: shapes that do not match, missing data, workers that do not exist.
+They read no data and do not import torch, because they run before any worker starts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .settings import FAULTS, Data, Model, Settings
 
 MOST_INT32_TERMS = 64  # largest number of micro-batches in a step with numerics.sums=int32, see int32_bits
 MOST_WORKERS = 1_000_000
-# bf16 keeps 8 bits, so a mean that changes by less than a factor of 2^-8 in a step may round back to its old value.
+# bf16 keeps 8 bits, so a mean that changes by less than 2^-8 of its value in a step may round back to its old value.
 MOST_BF16_DECAY = 0.996
 
 
@@ -97,7 +97,7 @@ def _validate_folder(model: Model) -> None:
 
 
 def check_ranges(settings: Settings) -> None:
-    """Raises ValueError if the rule of a setting (`setting.py`) does not allow its value, whatever the other keys are.
+    """Raises ValueError if the rule of a setting (`setting.py`) does not allow its value. Ignores other keys.
 
     A run's config.yaml must pass only this check. Other checks depend on files, and the run may have started on another
     machine.
@@ -248,7 +248,7 @@ def _validate_transformer(model: Model, stages: int) -> None:
     if model.heads % model.kv_heads:
         raise ValueError(f"model.kv_heads must divide model.heads = {model.heads}, but {model.kv_heads} does not")
     if model.layers < stages:
-        raise ValueError(f"model.layers must be at least parallel.stages = {stages}, not {model.layers}")
+        raise ValueError(f"model.layers must be at least parallel.stages = {stages}, one per stage, not {model.layers}")
     if isinstance(model.split, list) and sum(model.split) != model.layers:
         raise ValueError(
             f"model.split must add up to model.layers = {model.layers}; {model.split} adds up to {sum(model.split)}"
@@ -256,7 +256,7 @@ def _validate_transformer(model: Model, stages: int) -> None:
 
 
 def _validate_sources(settings: Settings) -> None:
-    """Checks that the keys about data fit each other. `recycle_pp.data` checks the content of the files."""
+    """Checks that the keys about data match. `recycle_pp.data` checks the content of the files."""
     data = settings.data
     sources = _listed(data.path)
     if not sources:

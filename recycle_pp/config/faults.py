@@ -2,7 +2,7 @@
 
     faults(settings)   # [Fault("kill", 20, Worker(1, 2), "forward", 1.0), ...], sorted by step
 
-`STEP:D.S` stands for worker W(D,S) in step STEP; steps count from 0. `20:1.2@backward` also selects a moment within the
+`STEP:D.S` means worker W(D,S) in step STEP; steps count from 0. `20:1.2@backward` also selects a moment within the
 step. `slow_at` takes a factor instead of a moment: with `20:1.2@2.5`, each op of worker W(1,2) takes 2.5 times as long
 from step 20 on.
 """

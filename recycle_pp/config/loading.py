@@ -48,7 +48,7 @@ def load(data: Mapping[str, Any], cls: type[Group] = Settings, prefix: str = "")
 
 
 def known(data: Mapping[str, Any], cls: Any = Settings) -> dict[str, Any]:
-    """`data` without the keys that this version does not have, for runs that another version started."""
+    """`data` without the keys that this version does not have, for runs that a different version started."""
     groups = {name: hint for name, hint in get_type_hints(cls).items() if name in data}
     return {
         name: known(data[name], hint) if is_dataclass(hint) and isinstance(data[name], Mapping) else data[name]

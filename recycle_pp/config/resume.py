@@ -43,8 +43,8 @@ def take_up(arguments: Sequence[str], before: Mapping[str, Any]) -> tuple[Settin
     defaults = flat(asdict(compose([])))
     words, path = split(arguments)
     named = keys_of(words)
-    # Ignore the file's parallel.microbatches if the command line changes the number of pipelines: it goes with the
-    # number of pipelines in the file.
+    # The parallel.microbatches in a settings file belongs to the number of pipelines in this file. It is ignored if the
+    # command line changes that number.
     if path is not None and "parallel.pipelines" not in named:
         named |= read_run_file(path).keys()
     old = {key: value for key, value in flat(before).items() if key in keys and key not in _OF_A_START}

@@ -35,7 +35,7 @@ class Rule:
     text      the meaning and unit, for users
     default   the value if no configuration file sets one
     choices   the allowed values among strings, true, false and null; does not restrict values of other types
-    form      a description of the values that are allowed besides the choices
+    form      a description of the values that are allowed in addition to the choices
     pattern   regular expression that a string, or each string of a list, must match
     parse     function that raises ValueError if a string is malformed
     at_least, above, at_most, below   bounds of a number, or of each number of a list

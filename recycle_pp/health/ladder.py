@@ -38,8 +38,8 @@ class History:
 
     first      the first sample
     recent     the newest samples, oldest first, at most LOOKS
-    free       newest clocks in MHz at which the device was busy and not throttled, at most LOOKS. A host does not show
-               whether it is busy, so for a host all clocks at which it was not throttled count
+    free       newest clocks in MHz at which the device was busy and not throttled, at most LOOKS. The load of a host
+               is unknown, so for a host all clocks at which it was not throttled count
     throttled  whether the device counts as throttled: true once `recent` has TWICE throttled samples, until it has none
     """
 

@@ -25,7 +25,7 @@ from .ownership import owner
 from .rounds import GONE_SECONDS
 
 STORE_SECONDS = 20.0  # how long to retry requests to a store that does not answer
-RESUME_SECONDS = 300.0  # the same for a run that is resumed, because its settings of the store have worked before
+RESUME_SECONDS = 300.0  # the same for a resumed run, whose store has answered before
 EXTRA_SECONDS = 60.0  # for the start of Python on a busy machine
 # Model settings that do not affect the size of any tensor. An older version did not write them into run.json.
 UNSEEN = ("model.rope_theta", "model.rope_scaling", "model.norm_eps", "model.lora.alpha")

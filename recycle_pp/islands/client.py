@@ -153,7 +153,7 @@ class Client:
             uploads = self._checksums(position.applied, self._theta)
             with self._changed:
                 self._uploads += uploads
-        stored = position.mine.get(position.applied) == position.sent  # before this start
+        stored = position.mine.get(position.applied) == position.sent  # uploaded before this start
         # Without sharding, a delta is lost only if all peers report it, so a worker reports every unit that it lacks.
         sharded = self._settings.parallel.copies > 0
         needed = {unit for unit in self._in_round(position.applied) if turns[unit] == 0 or not sharded}

@@ -62,7 +62,7 @@ def take_part(launched: Launched, token: str, look: Callable[[], Look]) -> int:
             return _serve(channel, token, hello)
         except OSError as error:
             at = f"{launched.address}:{launched.port}"
-            raise ValueError(f"machine 0 at {at} was lost: {error}; it has died, or a job runs there") from error
+            raise ValueError(f"lost machine 0 at {at}: {error}; it has died, or a job runs there") from error
 
 
 def _serve(channel: Channel, token: str, hello: MachineHello) -> int:

@@ -4,7 +4,7 @@
     copy("s3://bucket/corpus.bin")                # blocks until the copy is complete and up to date
     copy("s3://bucket/models/llama", small=True)  # skips large objects, such as weights
     is_copied("s3://bucket/corpus.bin")           # whether there is a complete copy, perhaps an outdated one
-    copy_apart({"s3://bucket/corpus.bin": False}) # calls `copy` in a separate process; False: not only small objects
+    copy_apart({"s3://bucket/corpus.bin": False}) # calls `copy` in a separate process; the value is `small`
 
     python -m recycle_pp.storage.local_copy [--small] URL...      # that process; prints progress on standard error
 

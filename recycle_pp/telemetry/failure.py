@@ -32,7 +32,7 @@ def refuse(sentence: str, local_rank: int = 0) -> int:
 
 def fail(sentence: str) -> None:
     """Prints the sentence as the last line of this process and records it."""
-    with suppress(OSError):  # nobody reads standard output
+    with suppress(OSError):  # the reader of standard output has exited
         sys.stdout.flush()
     with suppress(OSError):
         print(f"recycle_pp: {sentence}", file=sys.stderr, flush=True)

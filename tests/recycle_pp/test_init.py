@@ -88,4 +88,4 @@ def test_a_mistake_is_reported_in_one_sentence_and_writes_nothing(tmp_path, caps
     assert list(tmp_path.iterdir()) == []
     path.touch()
     assert init.main([str(path)]) == 2
-    assert "exists; remove it, or name another file" in capsys.readouterr().err
+    assert "exists; remove it, or choose a different file" in capsys.readouterr().err

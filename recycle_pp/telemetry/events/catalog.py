@@ -45,7 +45,7 @@ class _Line(msgspec.Struct):
 
 
 def parse(record: Any) -> Event:
-    """The event of a line. A plain `Event` if another version wrote it, so the name is unknown or fields are missing.
+    """The event of a line. A plain `Event` if a different version wrote it, with an unknown name or missing fields.
 
     Raises:
         msgspec.ValidationError: the record is not an event, or a field has the wrong type.
