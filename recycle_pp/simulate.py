@@ -5,8 +5,8 @@
     python -m recycle_pp.simulate --trace spot.csv --pipelines 6 --stages 4 --microbatches 12 32 64
     python -m recycle_pp.simulate --trace spot.csv --profile runs/mine --out report.html
 
-Each line of the CSV trace has a time and the number of machines from then on, or a time, a machine's name and 1 or 0
-(up or down). Without a trace, machines fail at random (--mtbf, per machine). --seed selects the machines that die. A
+Each line of the CSV trace contains a time and the number of machines from then on, or a time, a machine's name and 1 or
+0 (up or down). Without a trace, machines fail at random (--mtbf, per machine). --seed selects the machines that die. A
 step takes as long as the planner's plan for the live workers. If a death interrupts the step, the rules of the recovery
 protocol determine its length, with measured recovery times. docs/simulate.md explains the policies, the assumptions and
 the accuracy.

@@ -28,7 +28,7 @@ _ABSENT = "no such key (a different version of recycle_pp)"
 class NodeSettings:
     """The settings that a node was started with.
 
-    shared     key -> value as a user writes it, for every key that must have the same value on all nodes
+    shared     key -> value in a user's notation, for every key that must have the same value on all nodes
     interface  control.interface of this node
     """
 

@@ -23,7 +23,7 @@ from typing import Any
 class Change(StrEnum):
     """When a setting may change. While a job runs, only settings with `Rule.live` may change."""
 
-    NEVER = "never"  # a resumed run has the same value
+    NEVER = "never"  # a resumed run keeps the value
     RESUME = "resume"  # a resume takes the value from its command line, or else from the run's config.yaml
     START = "start"  # the value belongs to a single start, so a resume does not take it from config.yaml
 

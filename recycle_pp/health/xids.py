@@ -3,7 +3,7 @@
     xid = of(79)        # Xid(79, "RESTART_BM", "GPU has fallen off the bus")
     xid.drains          # whether the GPU needs a reset, a reboot or a repair before further use
 
-`xid_catalog.csv` has the rows and their source.
+`xid_catalog.csv` contains the rows, and names their source.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Xid(NamedTuple):
     """A row of the catalogue.
 
     bucket   immediate action that NVIDIA recommends; "" if the catalogue has none
-    meaning  NVIDIA's description; "" if the catalogue does not have the code
+    meaning  NVIDIA's description; "" if the catalogue lacks the code
     """
 
     code: int

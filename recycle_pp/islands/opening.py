@@ -58,7 +58,7 @@ def _refuse_ties(tensors: LayerTensors) -> None:
 
 
 def _refuse_empty_rounds(tensors: LayerTensors, fragments: int) -> None:
-    layers = max(tensors.layout.layers, default=0)  # in the last stage, which has the part after all layers
+    layers = max(tensors.layout.layers, default=0)  # in the last stage, which contains the part after all layers
     if getattr(tensors, "last", False) and fragments > layers:
         raise ValueError(f"islands.fragments must be at most {layers}, the number of layers, not {fragments}")
     module = getattr(tensors, "module", None)

@@ -141,7 +141,7 @@ def look(url: str) -> dict[str, Object]:
 class _Copy:
     """The copy of one URL.
 
-    upto: a size in bytes. The copy has all objects up to this size, in the versions that `update` last saw
+    upto: a size in bytes. The copy contains all objects up to this size, in the versions that `update` last saw
     asked: time (Unix) at which a process last asked the store and then used the copy
     """
 

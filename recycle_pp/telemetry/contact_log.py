@@ -5,7 +5,7 @@
     contact.flush()                                       # blocks for up to a second
 
 The file is written only once a coordinator is lost. Each supervisor has its own file, so a supervisor that is cut off
-from the job can still write its account. `wire.records.Contact` has the fields.
+from the job can still write its account. `wire.records.Contact` defines the fields.
 """
 
 from __future__ import annotations

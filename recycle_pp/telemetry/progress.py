@@ -4,7 +4,8 @@
     progress.step({"step": 20, "loss": 2.31, "tokens_per_second": 51000, "live_workers": 11, ...})   # a metrics record
     progress.say("step 20: worker 1.2 died (killed by SIGKILL)")
 
-Steps count from 0, and each line has the number of steps left: the last of 60 steps is "step 59", with "0 steps left".
+Steps count from 0, and each line shows the number of steps left: the last of 60 steps is "step 59", with "0 steps
+left".
 On a terminal, lines have colours and a bar. A reader that closes the pipe (`| head`) does not stop the run.
 """
 

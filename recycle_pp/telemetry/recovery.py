@@ -5,7 +5,7 @@ detected    the coordinator detected the death
 elected     this coordinator was elected; only if the previous one was lost
 announced   the coordinator announced the new generation
 unblocked   the last survivor had left its blocking call
-regrouped   the last survivor had its new links
+regrouped   the last survivor had built its new links
 planned     the plan for the rest of the step was made
 resumed     the last survivor that had to wait started its next op
 

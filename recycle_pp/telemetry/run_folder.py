@@ -237,7 +237,7 @@ class RunFolder:
     def write_json(self, path: Path, data: Any, indent: int | None = 1) -> None:
         """Writes a JSON file. If the disk rejects it, prints a warning instead."""
         try:
-            # The trace of many workers has megabytes. `json` would hold the interpreter's lock ten times as long.
+            # The trace of many workers takes megabytes. `json` would hold the interpreter's lock ten times as long.
             text = json.dumps(data, indent=indent) if indent else msgspec.json.encode(data).decode()
             self.write_text(path, text + "\n")
         except OSError as error:

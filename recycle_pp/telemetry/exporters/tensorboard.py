@@ -1,6 +1,6 @@
 """Writes curves and events for TensorBoard to RUN_DIR/tensorboard. To see them: `tensorboard --logdir runs`.
 
-The Text tab has the events under the tag `events`. It shows only the last text of a step, so each text repeats the
+The Text tab shows the events under the tag `events`. It shows only the last text of a step, so each text repeats the
 earlier events of its step. The curve `events/deaths` counts deaths. `events/stall_ms` and `events/lost_ops` have a
 point for every recovery, and `islands/...` for every round of an island. TensorBoard's own package, which does not need
 torch, writes the files.

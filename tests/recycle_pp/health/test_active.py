@@ -21,7 +21,7 @@ def changed(**values):
     ("bad", "action", "words"),
     [
         (changed(wrong=1), "drain", "1 of 100 results were wrong"),
-        (changed(digest="abd"), "drain", "not that of the other devices"),
+        (changed(digest="abd"), "drain", "differs from that of the other devices"),
         (changed(rate=350e12), "note", "3.5e+14 FLOP/s, 1.1 times less than the median"),
         (changed(last=310e12), "note", "3.1e+14 FLOP/s at the end, 4e+14 at the beginning"),
     ],

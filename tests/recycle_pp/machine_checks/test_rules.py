@@ -67,7 +67,7 @@ TABLE = [
     (rules.device("GPU 0", "GPU-1", "55 C", [OTHER]), "well", "55 C"),
     (rules.device("GPU 0", "GPU-1", "55 C", [NOTE, OTHER]), "warning", "rows wait"),
     (rules.device("GPU 0", "GPU-1", "55 C", [NOTE, DRAIN]), "broken", "remap, recovery"),
-    (rules.device("GPU 1", "GPU-2", "55 C", [NOTE, OTHER]), "broken", "does not answer"),
+    (rules.device("GPU 1", "GPU-2", "55 C", [NOTE, OTHER]), "broken", "no longer answers"),
 ]
 
 

@@ -197,7 +197,7 @@ TABLE = [
     (
         made(links={(0, 2): LinkProbed(0.05, 1e9)}),
         1,
-        ["hosta -> hostc: latency  50.0 ms one way, 500.0 times usual"],
+        ["hosta -> hostc: latency  50.0 ms one way, 500.0 times the usual"],
     ),
     (made(links={(0, 2): LinkProbed(0.0009, 1e9)}), 0, []),
     (made(links=AWAY), 1, ["hostc: latency  20.0 ms one way, 200.0 times", "1 problem"]),
@@ -215,7 +215,11 @@ TABLE = [
         1,
         ["hostb: GPU copies  1.7 TB/s, 1.2 times less than the median  2 TB/s"],
     ),
-    (made(gpus={0: (2e12, "abc", 18), 1: (2e12, "abd", 18), 2: (2e12, "abc", 18)}), 2, ["hostb: GPU copies  another"]),
+    (
+        made(gpus={0: (2e12, "abc", 18), 1: (2e12, "abd", 18), 2: (2e12, "abc", 18)}),
+        2,
+        ["hostb: GPU copies  a different"],
+    ),
     (made(gpus={0: (2e12, "abc", 18), 2: (2e12, "abc", 16)}), 1, ["hostc: GPU NVLinks  16 active  18 active"]),
     (
         made(checks={n: [Check("open files", "512", "4096", "warning", "ulimit")] for n in (0, 2)}),
