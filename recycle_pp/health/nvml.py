@@ -25,6 +25,7 @@ from .setup import Pair, Setup
 
 STAND_IN = "RECYCLE_NVML"
 T = TypeVar("T")
+_UUIDS = ("GPU-", "MIG-")  # beginnings of UUIDs
 # In the order of nvmlDeviceGpuRecoveryAction_t.
 _RECOVERY = ("", "GPU_RESET", "NODE_REBOOT", "DRAIN_P2P", "DRAIN_AND_RESET", "RECOVER_IMEX_DOMAIN", "BUS_RESET",
              "SYSTEM_REBOOT")  # fmt: skip
@@ -222,6 +223,12 @@ def has_driver() -> bool:
     return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/dxg"))
 
 
+def hides_gpus() -> bool:
+    """Whether CUDA_VISIBLE_DEVICES hides all GPUs: its first name is "", "-1" or SLURM's "NoDevFiles"."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
+    return not first.isdigit() and not first.startswith(_UUIDS)
+
+
 def _library() -> Any:
     """pynvml, or its stand-in; None without NVIDIA's driver."""
     if name := os.environ.get(STAND_IN):
@@ -257,7 +264,7 @@ def _getters() -> list[_Getter]:
     for name in (name.strip() for name in names):
         if name.isdigit():
             getters.append((nvml, nvml.nvmlDeviceGetHandleByIndex, int(name)))
-        elif name.startswith(("GPU-", "MIG-")):
+        elif name.startswith(_UUIDS):
             getters.append((nvml, partial(_by_uuid, nvml), name))
         else:  # CUDA ignores an invalid name and all names after it
             break

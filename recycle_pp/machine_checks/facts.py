@@ -24,7 +24,7 @@ from typing import IO, NamedTuple, TypeVar
 
 from recycle_pp.health.host import Host
 from recycle_pp.health.look import look
-from recycle_pp.health.nvml import Gpu, MissingPackage, has_driver
+from recycle_pp.health.nvml import Gpu, MissingPackage, has_driver, hides_gpus
 from recycle_pp.health.sample import Sample
 from recycle_pp.health.setup import Pair, Setup
 from recycle_pp.linux.addresses import interface_of
@@ -246,7 +246,7 @@ def hardware() -> Hardware:
     trouble, gpus = "", []
     try:
         gpus = Gpu.all()
-        if not gpus and has_driver() and "CUDA_VISIBLE_DEVICES" not in os.environ:
+        if not gpus and has_driver() and not hides_gpus():
             trouble = "the driver reports none"
         if silent := Gpu.silent():
             trouble = f"GPU {', '.join(silent)} does not answer"

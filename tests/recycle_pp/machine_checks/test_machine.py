@@ -141,8 +141,12 @@ def test_a_driver_that_hangs_or_reports_nothing_and_a_missing_library_are_proble
     monkeypatch.setattr(facts, "has_driver", lambda: True)
     monkeypatch.setattr(facts.Gpu, "all", list)
     assert named(machine._devices(facts.hardware()), "GPUs").value == "the driver reports none"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert not facts.hardware().trouble, "the user has hidden the GPUs"
+    for chosen in ("0,1", "GPU-00000000"):  # as SLURM sets it, also if the driver is broken
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+        assert facts.hardware().trouble == "the driver reports none"
+    for chosen in ("", "-1", "NoDevFiles"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+        assert not facts.hardware().trouble, "the GPUs are hidden"
     monkeypatch.setattr(facts.Gpu, "all", missing)
     assert named(machine._devices(facts.hardware()), "GPUs").advice.endswith("pip install nvidia-ml-py")
 
