@@ -102,12 +102,21 @@ def _rates(survey: Survey, names: Mapping[int, str]) -> list[Check]:
 
 
 def _gpus(survey: Survey, names: Mapping[int, str]) -> list[Check]:
-    """Checks that compare the GPUs of each kind between the machines."""
+    """Checks that compare the number of GPUs between the machines, and the GPUs of each kind."""
+    found = {n: machine.found.gpus for n, machine in survey.machines.items() if machine.found}
+    counts = {number: sum(gpus.count for gpus in of) for number, of in found.items()}
+    usual = max(Counter(counts.values()).items(), key=lambda item: item[::-1], default=(0, 0))[0]
+    advice = "compare nvidia-smi and CUDA_VISIBLE_DEVICES with those of another machine"
+    other = [
+        Check(f"{names[number]}: GPUs", str(count), f"others have {usual}", "warning", advice)
+        for number, count in counts.items()
+        if count != usual
+    ]
     by_kind: dict[str, dict[str, GpusFound]] = {}
-    for number, machine in survey.machines.items():
-        for gpus in machine.found.gpus if machine.found else ():
+    for number, of in found.items():
+        for gpus in of:
             by_kind.setdefault(gpus.kind, {})[names[number]] = gpus
-    return [check for found in by_kind.values() for check in _of_kind(found)]
+    return [*other, *(check for alike in by_kind.values() for check in _of_kind(alike))]
 
 
 def _of_kind(found: Mapping[str, GpusFound]) -> list[Check]:

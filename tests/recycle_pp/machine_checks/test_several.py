@@ -160,7 +160,7 @@ def made(rates=(1e9, 1e9, 1e9), links=None, offsets=(0.0, 0.0, 0.0), checks=None
 
     links   (from, to) -> LinkProbed of unusual links
     checks  number of a machine -> its checks
-    gpus    number of a machine -> (rate of copies, digest, number of NVLinks)
+    gpus    number of a machine -> (rate of copies, digest, number of NVLinks), and the number of GPUs if it is not 8
     """
     machines = {
         n: Machine(
@@ -172,7 +172,7 @@ def made(rates=(1e9, 1e9, 1e9), links=None, offsets=(0.0, 0.0, 0.0), checks=None
                 rates[n],
                 None,
                 [Judgement(*of) for of in (checks or {}).get(n, [])],
-                [GpusFound("H100", 8, of[2], [GpuExercise("copies", "B/s", *of[:2])])]
+                [GpusFound("H100", (*of, 8)[3], of[2], [GpuExercise("copies", "B/s", *of[:2])])]
                 if (of := (gpus or {}).get(n))
                 else [],
             ),
@@ -215,12 +215,18 @@ TABLE = [
         1,
         ["hostb: GPU copies  1.7 TB/s, 1.2 times less than the median  2 TB/s"],
     ),
+    (made(gpus={0: (2e12, "abc", 18), 1: (2e12, "abd", 18), 2: (2e12, "abc", 18)}), 2, ["hostb: GPU copies  a different"]),
     (
-        made(gpus={0: (2e12, "abc", 18), 1: (2e12, "abd", 18), 2: (2e12, "abc", 18)}),
-        2,
-        ["hostb: GPU copies  a different"],
+        made(gpus=dict.fromkeys(range(2), (2e12, "abc", 18)) | {2: (2e12, "abc", 16)}),
+        1,
+        ["1 problem", "hostc: GPU NVLinks  16 active  18 active"],
     ),
-    (made(gpus={0: (2e12, "abc", 18), 2: (2e12, "abc", 16)}), 1, ["hostc: GPU NVLinks  16 active  18 active"]),
+    (
+        made(gpus={0: (2e12, "abc", 18, 7)} | dict.fromkeys((1, 2), (2e12, "abc", 18))),
+        1,
+        ["1 problem", "hosta: GPUs  7  others have 8"],
+    ),
+    (made(gpus=dict.fromkeys(range(2), (2e12, "abc", 18))), 1, ["1 problem", "hostc: GPUs  0  others have 8"]),
     (
         made(checks={n: [Check("open files", "512", "4096", "warning", "ulimit")] for n in (0, 2)}),
         1,
