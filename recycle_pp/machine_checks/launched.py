@@ -36,9 +36,9 @@ class Launched(NamedTuple):
 
 
 def launched(environment: Mapping[str, str] = os.environ) -> Launched | None:
-    """This machine's part in the checks; None without a launcher. Raises ValueError if the launcher's variables are
-    incomplete or not numbers."""
-    if "RANK" in environment:
+    """This machine's part in the checks; None without a launcher. RANK alone, as some clusters set it, does not say how
+    many machines there are. Raises ValueError if the launcher's variables are incomplete or not numbers."""
+    if {"RANK", "LOCAL_RANK", "GROUP_WORLD_SIZE"} <= environment.keys():
         launch = Launch.from_environment(environment)
         at = launch.master_address, launch.master_port + 1
         return Launched(launch.agent, launch.agents, launch.local_rank == 0, *at)

@@ -37,7 +37,9 @@ SRUN = {"SLURM_STEP_NUM_NODES": "4", "SLURM_NODEID": "2", "SLURM_LOCALID": "0", 
         ({"SLURM_NNODES": "4", "SLURM_NODEID": "0"}, None),  # a batch script
         (TORCHRUN, Launched(1, 2, False, "hostA", 29501)),
         (TORCHRUN | {"RANK": "4", "LOCAL_RANK": "0"}, Launched(1, 2, True, "hostA", 29501)),
+        ({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "hostA", "MASTER_PORT": "29500"}, None),  # not torchrun's
         (SRUN, Launched(2, 4, True, "n007", 29501)),
+        (SRUN | {"RANK": "2", "WORLD_SIZE": "4"}, Launched(2, 4, True, "n007", 29501)),
         (SRUN | {"SLURM_LOCALID": "3", "SLURM_STEP_NODELIST": "a1,b[2-3]"}, Launched(2, 4, False, "a1", 29501)),
         (SRUN | {"SLURM_STEP_NODELIST": "rack[3-4]-a,login"}, Launched(2, 4, True, "rack3-a", 29501)),
     ],
