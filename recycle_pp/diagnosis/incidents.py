@@ -16,7 +16,7 @@ from recycle_pp.telemetry.events.checkpoints import CheckpointFailed, Checkpoint
 from recycle_pp.telemetry.events.coordinators import CoordinatorElected, CoordinatorLost, SupervisorBack
 from recycle_pp.telemetry.events.deaths import DeathDetected, HangSuspected, cause_in_words
 from recycle_pp.telemetry.events.event import Event
-from recycle_pp.telemetry.events.job import Started, Stopped, WaitsForData
+from recycle_pp.telemetry.events.job import Finished, Started, Stopped, WaitsForData
 from recycle_pp.telemetry.events.recovery import LinksCut, Renewed, Restored, Resumed
 from recycle_pp.telemetry.events.workers import Left, Spawned
 from recycle_pp.telemetry.evidence import Evidence
@@ -33,15 +33,17 @@ SIGNALS = (130, 143)  # exit codes of a job that a signal has ended
 
 
 def since_launch(events: Sequence[Event]) -> list[Event]:
-    """The events of the newest start of the run. A start begins with the spawn of a worker whose earlier process has
-    not ended."""
-    first, alive = 0, set[str]()
+    """The events of the newest start of the run. A start begins with the first spawn after the end of the job, or,
+    if the job was killed, with the spawn of a worker whose earlier process has not ended."""
+    first, alive, over = 0, set[str](), False
     for number, event in enumerate(events):
         match event:
             case Spawned(worker=worker):
-                if worker in alive:
-                    first, alive = number, set()
+                if over or worker in alive:
+                    first, alive, over = number, set(), False
                 alive.add(worker)
+            case Finished() | Stopped():
+                over = True
             case DeathDetected(worker=worker) | Left(worker=worker):
                 alive.discard(worker)
             case Restored():

@@ -215,6 +215,14 @@ def test_only_the_newest_start_of_a_run_is_judged():
     assert diagnose(replace(HEALTHY, events=[*old, *again], contacts=[contact("gave_up")])).verdict == "well"
 
 
+@pytest.mark.parametrize("dead", [NAMES, NAMES[:1]], ids=["all", "the first"])
+def test_a_start_after_a_stop_is_new_even_if_workers_had_died_before(dead):
+    died = [msgspec.structs.replace(DIED, worker=worker) for worker in dead]
+    again = [msgspec.structs.replace(event, time=event.time + 95) for event in BEGUN]
+    events = [*BEGUN, *died, Stopped(time=990.0, step=21, reason="a stage is lost"), *again]
+    assert since_launch(events) == again and diagnose(replace(HEALTHY, events=events)).verdict == "well"
+
+
 def test_an_incident_ends_with_the_recovery():
     first = CheckpointFailed(step=20, checkpoint=20, detail="full")
     assert newest([*BEGUN, first, RESUMED, DIED]) == [DIED]
