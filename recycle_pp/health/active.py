@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 
 import msgspec
@@ -29,6 +30,7 @@ from .host import HOST
 SLOWER = 0.9  # least normal rate, as a share of the median of the devices
 TIRED = 0.8  # least normal rate at the end, as a share of the rate at the beginning; heat may throttle a device
 START_SECONDS = 120.0  # extra time for the imports, and for the last try of each exercise
+KILL_SECONDS = 5.0  # time for a killed process to die
 DCGM_SECONDS = 600.0  # time limit; `dcgmi diag -r 1` takes about a minute
 
 
@@ -70,17 +72,27 @@ def exercise(devices: Sequence[str], seconds: float) -> tuple[dict[str, list[Exe
         for device in devices or [HOST]
     }
     results, findings = {}, []
-    for device, process in processes.items():
-        try:
-            output, errors = process.communicate(timeout=3 * seconds + START_SECONDS)
-            error = "" if process.returncode == 0 else _last(errors) or f"exit code {process.returncode}"
-        except subprocess.TimeoutExpired:
-            process.kill()
-            output, error = process.communicate()[0], "it did not end in time"
+    with ThreadPoolExecutor(len(processes)) as pool:
+        ends = list(pool.map(lambda process: _end(process, 3 * seconds + START_SECONDS), processes.values()))
+    for device, (output, error) in zip(processes, ends, strict=True):
         results[device] = [msgspec.json.decode(line, type=Exercise) for line in output.splitlines()]
         if error:
             findings.append(Finding(device, "exercise", "drain", f"after {len(results[device])} exercises: {error}"))
     return results, findings + judge(results)
+
+
+def _end(process: subprocess.Popen[bytes], seconds: float) -> tuple[bytes, str]:
+    """(output of the process, why it failed or ""). Kills the process after `seconds`, but does not wait for its death
+    for long, because a process that hangs in the driver does not die."""
+    try:
+        output, errors = process.communicate(timeout=seconds)
+        return output, "" if process.returncode == 0 else _last(errors) or f"exit code {process.returncode}"
+    except subprocess.TimeoutExpired:
+        process.kill()
+    try:
+        return process.communicate(timeout=KILL_SECONDS)[0], "it does not end"
+    except subprocess.TimeoutExpired as expired:
+        return expired.output or b"", "it does not end, and cannot be killed"
 
 
 def judge(results: Mapping[str, Sequence[Exercise]]) -> list[Finding]:

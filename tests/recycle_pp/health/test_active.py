@@ -1,6 +1,8 @@
 """Exercises of devices report wrong results, low rates, and processes that fail or hang as findings."""
 
+import subprocess
 import sys
+import time
 
 import pytest
 
@@ -62,6 +64,22 @@ def test_a_device_whose_process_fails_or_hangs_should_be_drained(monkeypatch, sc
     results, (finding,) = active.exercise(["GPU-7"], 0.0)
     assert results == {"GPU-7": []} and (finding.device, finding.action) == ("GPU-7", "drain")
     assert words in finding.detail
+
+
+def test_devices_whose_processes_cannot_be_killed_are_reported_within_one_time_limit(monkeypatch):
+    hung = []
+    monkeypatch.setattr(subprocess.Popen, "kill", lambda process: hung.append(process))
+    played_by(monkeypatch, "import time; time.sleep(30)")
+    monkeypatch.setattr(active, "START_SECONDS", 2.0)
+    monkeypatch.setattr(active, "KILL_SECONDS", 0.5)
+    begun = time.monotonic()
+    _, findings = active.exercise(["GPU-7", "GPU-8"], 0.0)
+    assert time.monotonic() - begun < 4.5
+    assert all("cannot be killed" in finding.detail for finding in findings) and len(findings) == 2
+    monkeypatch.undo()
+    for process in hung:
+        process.kill()
+        process.communicate()
 
 
 def test_a_gpu_that_cuda_cannot_use_should_be_drained_unless_it_is_scripted(monkeypatch):
