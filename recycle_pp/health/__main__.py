@@ -70,7 +70,7 @@ def _look(active: float | None) -> int:
     if not gpus:
         print("no GPU")
     if active is not None:
-        results, found = exercise([gpu.uuid for gpu in gpus], active)
+        results, found = exercise({gpu.uuid: gpu.name for gpu in gpus}, active)
         for device, done in results.items():
             for of in done:
                 print(f"{device:42}{of.name}: {of.rate:.3g} {of.unit}, {of.tries} tries")

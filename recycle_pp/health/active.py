@@ -1,13 +1,13 @@
 """Runs all GPUs of this machine at full load at once, or its processor if it has no GPU, and checks the results.
 
-    results, findings = exercise([gpu.uuid for gpu in Gpu.all()], seconds=60.0)
+    results, findings = exercise({gpu.uuid: gpu.name for gpu in Gpu.all()}, seconds=60.0)
     findings += dcgm()                           # NVIDIA's own diagnosis, if `dcgmi` is installed
-    findings = judge({"GPU-...": [Exercise(...), ...], ...})     # pure
+    findings = judge({"GPU-...": [Exercise(...), ...], ...}, {"GPU-...": "NVIDIA H100", ...})     # pure
 
 The exercises are matrix products, copies, and transfers over links. One process per device runs them
 (`machine_checks.exercise`), because this package never imports torch. A device computes wrong numbers if its results
-change, or differ from those of the other devices. It must not train, so its finding has the action `drain`. Rates are
-compared with the median of the machine's devices, and with the rate at the beginning.
+change, or differ from those of the other devices of its kind. It must not train, so its finding has the action `drain`.
+Rates are compared with the median of the machine's devices of this kind, and with the rate at the beginning.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class Exercise(msgspec.Struct, frozen=True):
     digest: str = ""
 
 
-def exercise(devices: Sequence[str], seconds: float) -> tuple[dict[str, list[Exercise]], list[Finding]]:
+def exercise(devices: Mapping[str, str], seconds: float) -> tuple[dict[str, list[Exercise]], list[Finding]]:
     """Runs all exercises. Returns (device -> its results, findings).
 
-    devices  UUIDs of GPUs; empty: the processor
+    devices  UUID of each GPU -> its kind; empty: the processor
     seconds  time for each of the three exercises
     """
     command = [sys.executable, "-m", "recycle_pp.machine_checks.exercise", f"--seconds={seconds}"]
@@ -78,7 +78,7 @@ def exercise(devices: Sequence[str], seconds: float) -> tuple[dict[str, list[Exe
         results[device] = [msgspec.json.decode(line, type=Exercise) for line in output.splitlines()]
         if error:
             findings.append(Finding(device, "exercise", "drain", f"after {len(results[device])} exercises: {error}"))
-    return results, findings + judge(results)
+    return results, findings + judge(results, devices)
 
 
 def _end(process: subprocess.Popen[bytes], seconds: float) -> tuple[bytes, str]:
@@ -95,11 +95,16 @@ def _end(process: subprocess.Popen[bytes], seconds: float) -> tuple[bytes, str]:
         return expired.output or b"", "it does not end, and cannot be killed"
 
 
-def judge(results: Mapping[str, Sequence[Exercise]]) -> list[Finding]:
-    """The findings from all results. results: device -> its results."""
+def judge(results: Mapping[str, Sequence[Exercise]], kinds: Mapping[str, str]) -> list[Finding]:
+    """The findings from all results. Compares only devices of a kind.
+
+    results  device -> its results
+    kinds    device -> its kind; missing for the processor
+    """
     findings = []
-    for name in dict.fromkeys(done.name for of in results.values() for done in of):
-        by_device = {device: done for device, of in results.items() for done in of if done.name == name}
+    for name, kind in dict.fromkeys((done.name, kinds.get(device)) for device, of in results.items() for done in of):
+        alike = [device for device in results if kinds.get(device) == kind]
+        by_device = {device: done for device in alike for done in results[device] if done.name == name}
         usual, count = Counter(done.digest for done in by_device.values()).most_common(1)[0]
         proven = 2 * count > len(by_device)  # by a majority: of two devices that differ, either may be broken
         middle = median(done.rate for done in by_device.values())

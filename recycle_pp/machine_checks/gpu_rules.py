@@ -1,7 +1,7 @@
 """Judges the setup of a machine's GPUs, their connections, and their results in exercises. Pure functions.
 
 checks = gpus(setups, pairs, "2.13.0+cu130")     # setups: one for each GPU; pairs: (0, 1) -> Pair
-checks = exercises(*exercise(uuids, 2.0))        # `exercise` is in `health.active`
+checks = exercises(*exercise(kinds, 2.0))        # `exercise` is in `health.active`
 summary = found(kinds, setups, results)          # for the comparison with other machines, in several.py
 
 A check is about all GPUs of the machine. If some of them have a problem, its value names these GPUs.

@@ -57,7 +57,8 @@ def measure(run_dir: Path, data_dir: Path | None) -> Measured:
     hardware = facts.within(SECONDS, facts.hardware)
     if hardware is None or not hardware.gpus:
         return Measured(run, data, hardware)
-    free = [s.device for (_, s), setup in zip(hardware.gpus, hardware.setups, strict=True) if not setup.is_in_use]
+    states = zip(hardware.gpus, hardware.setups, strict=True)
+    free = {sample.device: kind for (kind, sample), setup in states if not setup.is_in_use}
     results, findings = exercise(free, EXERCISE_SECONDS) if free else ({}, [])
     return Measured(run, data, hardware, {s.device: results.get(s.device, []) for _, s in hardware.gpus}, findings)
 

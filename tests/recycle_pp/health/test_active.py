@@ -29,19 +29,28 @@ def changed(**values):
     ],
 )
 def test_a_device_that_differs_from_the_others_is_found(bad, action, words):
-    (finding,) = judge({"GPU-0": [WELL], "GPU-1": [bad], "GPU-2": [WELL]})
+    (finding,) = judge({"GPU-0": [WELL], "GPU-1": [bad], "GPU-2": [WELL]}, {})
     assert (finding.device, finding.signal, finding.action) == ("GPU-1", "products", action)
     assert words in finding.detail
 
 
 def test_of_two_devices_that_differ_neither_is_drained():
-    (finding,) = judge({"GPU-0": [WELL], "GPU-1": [changed(digest="abd")]})
+    (finding,) = judge({"GPU-0": [WELL], "GPU-1": [changed(digest="abd")]}, {})
     assert finding.action == "note"
 
 
 def test_usual_differences_are_not_reported():
-    assert not judge({"GPU-0": [WELL], "GPU-1": [changed(rate=370e12, last=330e12)]})
-    assert not judge({HOST: [WELL]}) and not judge({HOST: []})
+    assert not judge({"GPU-0": [WELL], "GPU-1": [changed(rate=370e12, last=330e12)]}, {})
+    assert not judge({HOST: [WELL]}, {}) and not judge({HOST: []}, {})
+
+
+def test_devices_of_different_kinds_are_not_compared():
+    kinds = {"GPU-0": "H100", "GPU-1": "A100", "GPU-2": "H100", "GPU-3": "A100"}
+    slow = changed(rate=100e12, first=100e12, last=100e12, digest="abd")
+    results = {"GPU-0": [WELL], "GPU-1": [slow], "GPU-2": [WELL], "GPU-3": [slow]}
+    assert not judge(results, kinds)
+    (finding,) = judge(results | {"GPU-3": [changed(rate=100e12, first=100e12, last=100e12)]}, kinds)
+    assert (finding.device, finding.action) == ("GPU-3", "note")
 
 
 def played_by(monkeypatch, script):
@@ -61,7 +70,7 @@ def played_by(monkeypatch, script):
 def test_a_device_whose_process_fails_or_hangs_should_be_drained(monkeypatch, script, words):
     played_by(monkeypatch, script)
     monkeypatch.setattr(active, "START_SECONDS", 1.5 if "sleep" in script else 60.0)
-    results, (finding,) = active.exercise(["GPU-7"], 0.0)
+    results, (finding,) = active.exercise({"GPU-7": "a GPU"}, 0.0)
     assert results == {"GPU-7": []} and (finding.device, finding.action) == ("GPU-7", "drain")
     assert words in finding.detail
 
@@ -73,7 +82,7 @@ def test_devices_whose_processes_cannot_be_killed_are_reported_within_one_time_l
     monkeypatch.setattr(active, "START_SECONDS", 2.0)
     monkeypatch.setattr(active, "KILL_SECONDS", 0.5)
     begun = time.monotonic()
-    _, findings = active.exercise(["GPU-7", "GPU-8"], 0.0)
+    _, findings = active.exercise(dict.fromkeys(("GPU-7", "GPU-8"), "a GPU"), 0.0)
     assert time.monotonic() - begun < 4.5
     assert all("cannot be killed" in finding.detail for finding in findings) and len(findings) == 2
     monkeypatch.undo()
@@ -84,18 +93,18 @@ def test_devices_whose_processes_cannot_be_killed_are_reported_within_one_time_l
 
 def test_a_gpu_that_cuda_cannot_use_should_be_drained_unless_it_is_scripted(monkeypatch):
     monkeypatch.delenv("RECYCLE_NVML", raising=False)
-    results, (finding,) = active.exercise(["GPU-7"], 0.0)
+    results, (finding,) = active.exercise({"GPU-7": "a GPU"}, 0.0)
     assert results == {"GPU-7": []} and finding.action == "drain"
     assert "CUDA" in finding.detail or "NVIDIA" in finding.detail
     monkeypatch.setenv("RECYCLE_NVML", "recycle_pp.testing.scripted_nvml")
-    results, findings = active.exercise(["GPU-7"], 0.0)
+    results, findings = active.exercise({"GPU-7": "a GPU"}, 0.0)
     assert len(results["GPU-7"]) == 4 and "exercise" not in [finding.signal for finding in findings]
 
 
 def test_each_process_sees_only_its_gpu(monkeypatch):
     line = '{"name": "%s", "unit": "B/s", "rate": 1, "first": 1, "last": 1, "tries": 5, "wrong": 0}'
     played_by(monkeypatch, f"import os; print('{line}' % os.environ['CUDA_VISIBLE_DEVICES'])")
-    results, findings = active.exercise(["GPU-7", "GPU-8"], 0.0)
+    results, findings = active.exercise(dict.fromkeys(("GPU-7", "GPU-8"), "a GPU"), 0.0)
     assert {device: of[0].name for device, of in results.items()} == {"GPU-7": "GPU-7", "GPU-8": "GPU-8"}
     assert not findings
 
