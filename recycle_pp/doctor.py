@@ -16,13 +16,13 @@ import argparse
 import json
 import os
 import sys
-import threading
 from collections.abc import Sequence
 
 from recycle_pp.command import exit_code
 from recycle_pp.diagnosis.diagnosis import Diagnosis, diagnose
 from recycle_pp.diagnosis.finding import BROKEN, WARNING, WELL
 from recycle_pp.machine_checks import __main__ as machine_checks
+from recycle_pp.machine_checks.facts import within
 from recycle_pp.telemetry.evidence import gather
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.run_reader import RunReader
@@ -68,18 +68,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def of_run(path: str, seconds: float = READ_SECONDS) -> Diagnosis:
     """The diagnosis of a run. Waits at most `seconds` for the file system of its folder.
 
-    Raises ValueError if the folder contains no run, or if its config.yaml is damaged.
+    Raises ValueError if the folder holds no run, or if its config.yaml is damaged, and OSError if it cannot be read.
     """
-    answers: list[Diagnosis | ValueError] = []
-    reading = threading.Thread(target=lambda: answers.append(_read(path)), daemon=True)
-    reading.start()
-    reading.join(seconds)
-    if not answers:
+    diagnosis = within(seconds, lambda: _read(path))
+    if diagnosis is None:
         silent = f"the file system of {path} has not answered for {seconds:.0f} s"
         return Diagnosis("storage", None, [silent], f"df -h {path}", BROKEN)
-    if isinstance(answers[0], ValueError):
-        raise answers[0]
-    return answers[0]
+    return diagnosis
 
 
 def text(diagnosis: Diagnosis, colour: bool = False) -> str:
@@ -92,12 +87,9 @@ def text(diagnosis: Diagnosis, colour: bool = False) -> str:
     return "\n".join([verdict + grade, *(f"  {line}" for line in diagnosis.evidence), f"next: {diagnosis.next}"])
 
 
-def _read(path: str) -> Diagnosis | ValueError:
-    try:
-        run = RunFolder(local(path))
-        diagnosis = diagnose(gather(run))
-    except ValueError as error:
-        return error
+def _read(path: str) -> Diagnosis:
+    run = RunFolder(local(path))
+    diagnosis = diagnose(gather(run))
     return diagnosis._replace(evidence=[*diagnosis.evidence, *_details(diagnosis, RunReader(run))])
 
 

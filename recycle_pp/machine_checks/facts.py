@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from importlib import metadata
 from importlib.util import find_spec
@@ -40,14 +41,18 @@ T = TypeVar("T")
 
 def within(seconds: float, read: Callable[[], T]) -> T | None:
     """The result of `read`, which runs in a thread; None if it takes longer than `seconds`. The thread then continues,
-    and its result is dropped.
+    and its result is dropped. Raises what `read` raises."""
+    found: Future[T] = Future()
 
-    read: must return errors as a part of its result, because an exception looks like a missing result"""
-    found: list[T] = []
-    thread = threading.Thread(target=lambda: found.append(read()), daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return found[0] if found else None
+    def answer() -> None:
+        try:
+            found.set_result(read())
+        except BaseException as error:
+            found.set_exception(error)
+
+    threading.Thread(target=answer, daemon=True).start()
+    wait([found], seconds)
+    return found.result() if found.done() else None
 
 
 class Installed(NamedTuple):
@@ -165,7 +170,7 @@ class Name(NamedTuple):
 
 def host_name() -> Name:
     name, began, address = socket.gethostname(), time.monotonic(), ""
-    with suppress(OSError):
+    with suppress(OSError, UnicodeError):  # UnicodeError: not a possible name
         address = str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
     return Name(name, address, time.monotonic() - began)
 
@@ -208,8 +213,8 @@ def route_to(host: str, port: int) -> Route:
             with socket.socket(family, socket.SOCK_DGRAM) as sock:
                 sock.connect(at)  # sends nothing
                 address, listens = sock.getsockname()[0], False
-    except OSError as error:
-        return Route(error=error.strerror or str(error))
+    except (OSError, UnicodeError) as error:  # UnicodeError: not a possible name
+        return Route(error=getattr(error, "strerror", None) or str(error))
     return Route(address, interface_of(address), listens)
 
 

@@ -11,6 +11,7 @@ from importlib import metadata
 import pytest
 
 from recycle_pp import doctor
+from recycle_pp.command import exit_code
 from recycle_pp.machine_checks import facts, machine
 from recycle_pp.machine_checks.__main__ import main
 
@@ -38,6 +39,7 @@ def test_a_listener_makes_its_port_busy_and_its_host_reachable():
 
 def test_a_name_without_an_address_is_an_error_of_the_route():
     assert facts.route_to("no-such-host.invalid", 1).error
+    assert facts.route_to("no..name", 1).error
 
 
 def test_a_missing_run_folder_is_measured_at_its_parent_and_left_missing(tmp_path):
@@ -67,6 +69,18 @@ def test_a_call_that_hangs_returns_none_after_its_time_limit():
     assert facts.within(0.05, ends.wait) is None
     ends.set()
     assert facts.within(20.0, ends.wait) is True
+
+
+def test_a_call_that_fails_raises_in_the_caller():
+    with pytest.raises(KeyError):
+        facts.within(20.0, lambda: {}["none"])
+
+
+def test_a_folder_that_cannot_be_read_is_named_in_one_sentence(capsys, tmp_path):
+    path = str(tmp_path / ("a" * 300))
+    assert exit_code(lambda: doctor.main([path]), "recycle_pp") == 2
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"recycle_pp: {path}") and printed.count("\n") == 1
 
 
 def test_the_requirements_of_the_package_exclude_extras():
