@@ -61,8 +61,8 @@ def _look(active: float | None) -> int:
     """
     try:
         gpus = Gpu.all()
-    except MissingPackage:
-        raise ValueError("nvidia-ml-py is not installed: pip install 'recycle-pp[gpu]'") from None
+    except MissingPackage as problem:
+        raise ValueError(f"{problem}: pip install 'recycle-pp[gpu]'") from None
     samples, findings = look(Host(), gpus)
     findings += [Finding(HOST, "lost", "kill", f"GPU {name} does not answer") for name in Gpu.silent()]
     for sample in samples:

@@ -40,7 +40,7 @@ _WAYS = {0: "one board", 10: "a PCIe switch", 20: "several PCIe switches", 30: "
 
 
 class MissingPackage(Exception):
-    """There is a GPU, but nvidia-ml-py is not installed."""
+    """There is a GPU, but nvidia-ml-py is not installed, or is too old. The text is one of these two."""
 
 
 class Gpu:
@@ -238,7 +238,9 @@ def _library() -> Any:
     try:
         import pynvml
     except ImportError:
-        raise MissingPackage from None
+        raise MissingPackage("nvidia-ml-py is not installed") from None
+    if not hasattr(pynvml, "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION"):  # the newest name that this module needs
+        raise MissingPackage("nvidia-ml-py is too old")
     return pynvml
 
 

@@ -85,8 +85,8 @@ class Watch:
             return
         try:
             self.gpu = Gpu.of(self._local_rank)
-        except MissingPackage:
-            detail = "nvidia-ml-py is not installed, so the GPUs are not watched: pip install 'recycle-pp[gpu]'"
+        except MissingPackage as problem:
+            detail = f"{problem}, so the GPUs are not watched: pip install 'recycle-pp[gpu]'"
             self._standing.append(Finding(HOST, "nvml", "note", detail))
         if self.gpu is None:
             with suppress(MissingPackage):

@@ -255,8 +255,8 @@ def hardware() -> Hardware:
             trouble = "the driver reports none"
         if silent := Gpu.silent():
             trouble = f"GPU {', '.join(silent)} does not answer"
-    except MissingPackage:
-        trouble = "nvidia-ml-py is not installed"
+    except MissingPackage as problem:
+        trouble = str(problem)
     samples, findings = look(Host(), gpus)
     names = list(zip([gpu.name for gpu in gpus], samples[1:], strict=True))
     pairs = {(a, b): gpus[a].pair(gpus[b]) for a, b in combinations(range(len(gpus)), 2)}

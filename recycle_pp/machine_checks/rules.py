@@ -146,7 +146,7 @@ def numba_cache(loops: int) -> Check:
 def driver(trouble: str) -> Check:
     """The check of the GPU driver. trouble: why the GPUs of this machine cannot be read."""
     if "nvidia-ml-py" in trouble:
-        return Check("GPUs", trouble, "readable", "warning", "GPUs are not watched: pip install nvidia-ml-py")
+        return Check("GPUs", trouble, "readable", "warning", "GPUs are not watched: pip install -U nvidia-ml-py")
     return Check("GPUs", trouble, "readable", "broken", "the driver does not work: nvidia-smi")
 
 

@@ -4,6 +4,7 @@ import json
 import sys
 import threading
 import time
+from types import ModuleType
 
 import pytest
 
@@ -39,16 +40,20 @@ def test_a_machine_without_a_driver_has_no_gpu(monkeypatch):
     assert Gpu.of(0) is None and Gpu.all() == []
 
 
-def test_gpus_without_the_package_are_reported(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("package", "problem"),
+    [(None, "nvidia-ml-py is not installed"), (ModuleType("pynvml"), "nvidia-ml-py is too old")],
+)
+def test_gpus_without_the_package_are_reported(monkeypatch, tmp_path, package, problem):
     monkeypatch.delenv("RECYCLE_NVML", raising=False)
     monkeypatch.setattr("recycle_pp.health.nvml.Path.exists", lambda path: True)
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    with pytest.raises(MissingPackage):
+    monkeypatch.setitem(sys.modules, "pynvml", package)
+    with pytest.raises(MissingPackage, match=problem):
         Gpu.of(0)
     watch = Watch(0, 10.0, "auto", tmp_path / "none", print)
     watch.open()
     (finding,) = watch.once(Host(tmp_path, tmp_path / "none")).findings
-    assert finding.action == "note" and "nvidia-ml-py is not installed" in finding.detail
+    assert finding.action == "note" and problem in finding.detail
 
 
 def test_the_setup_of_a_gpu_is_read_and_a_lost_gpu_has_none(script):

@@ -147,7 +147,7 @@ def test_a_gpu_that_others_use_is_not_exercised(script, tmp_path, use, value):
 
 def test_a_driver_that_hangs_or_reports_nothing_and_a_missing_library_are_problems(monkeypatch):
     def missing():
-        raise facts.MissingPackage
+        raise facts.MissingPackage("nvidia-ml-py is not installed")
 
     (check,) = machine._devices(None)
     assert check.verdict == "broken" and check.value == "no answer"
@@ -162,7 +162,7 @@ def test_a_driver_that_hangs_or_reports_nothing_and_a_missing_library_are_proble
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
         assert not facts.hardware().trouble, "the GPUs are hidden"
     monkeypatch.setattr(facts.Gpu, "all", missing)
-    assert named(machine._devices(facts.hardware()), "GPUs").advice.endswith("pip install nvidia-ml-py")
+    assert named(machine._devices(facts.hardware()), "GPUs").advice.endswith("pip install -U nvidia-ml-py")
 
 
 def test_the_command_prints_json_and_returns_its_verdict(capsys, monkeypatch, tmp_path):

@@ -62,7 +62,7 @@ TABLE = [
     (rules.triton_cache("cache", None, gpus=False), "broken", "df -h cache"),
     (rules.numba_cache(6), "well", "6 loops"),
     (rules.numba_cache(0), "warning", "recycle_pp.plan"),
-    (rules.driver("nvidia-ml-py is not installed"), "warning", "pip install nvidia-ml-py"),
+    (rules.driver("nvidia-ml-py is not installed"), "warning", "pip install -U nvidia-ml-py"),
     (rules.driver("the driver reports none"), "broken", "nvidia-smi"),
     (rules.device("GPU 0", "GPU-1", "55 C", [OTHER]), "well", "55 C"),
     (rules.device("GPU 0", "GPU-1", "55 C", [NOTE, OTHER]), "warning", "rows wait"),
