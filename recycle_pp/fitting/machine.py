@@ -15,6 +15,7 @@ from contextlib import suppress
 from recycle_pp.config.sizes import format_size
 from recycle_pp.linux.memory import host_memory
 
+DRIVER_SECONDS = 60.0  # limit on nvidia-smi: without persistence mode, the driver starts each GPU anew
 SHARE = 0.9  # share of the memory for workers; the rest is for supervisors, drivers and messages
 
 
@@ -43,6 +44,6 @@ def gpus() -> list[float]:
         return []
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     with suppress(OSError, ValueError, subprocess.SubprocessError):
-        out = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True).stdout
+        out = subprocess.run(query, capture_output=True, text=True, timeout=DRIVER_SECONDS, check=True).stdout
         return [float(line) * 2**20 for line in out.splitlines()]
     return []

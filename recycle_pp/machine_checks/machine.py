@@ -22,7 +22,8 @@ from .check import Check
 PORTS = (29500, 29501)  # torchrun's default, and the coordinator's
 SHOWN = ("python", "torch", "triton", "numpy")
 EXERCISE_SECONDS = 2.0  # for each exercise: products, copies and links
-SECONDS = 10.0  # limit on each fact that a disk, a name server or a driver can delay
+SECONDS = 10.0  # limit on each fact that a disk or a name server can delay
+DRIVER_SECONDS = 60.0  # limit on the driver: without persistence mode, it starts each GPU anew
 
 
 class Measured(NamedTuple):
@@ -54,7 +55,7 @@ def measure(run_dir: Path, data_dir: Path | None) -> Measured:
     """Measures the disks and exercises the GPUs. Takes 1 s without GPUs, and half a minute with GPUs."""
     run = facts.within(SECONDS, lambda: facts.write_rate(run_dir))
     data = facts.within(SECONDS, lambda: facts.read_rate(data_dir)) if data_dir is not None else None
-    hardware = facts.within(SECONDS, facts.hardware)
+    hardware = facts.within(DRIVER_SECONDS, facts.hardware)
     if hardware is None or not hardware.gpus:
         return Measured(run, data, hardware)
     states = zip(hardware.gpus, hardware.setups, strict=True)
@@ -70,8 +71,8 @@ def check_machine(
     measured: Measured | None = None,
     ports: Sequence[int] | None = None,
 ) -> list[Check]:
-    """The checks, in the order of a job's start. Takes 1 s in addition to `measure`, and SECONDS more for each disk,
-    name server or driver that hangs.
+    """The checks, in the order of a job's start. Takes 1 s besides `measure`, and SECONDS more for
+    each disk or name server that hangs.
 
     run_dir      where checkpoints will be written; need not exist
     data_dir     a file or a folder of training data; None: not checked

@@ -31,7 +31,7 @@ from recycle_pp.wire.messages.machines import (
 )
 
 WAIT = 60.0  # seconds for all machines to connect
-CHECK_SECONDS = 240.0  # time for a machine to check itself; a GPU that hangs in an exercise takes two minutes
+CHECK_SECONDS = 300.0  # time for a machine to check itself; a GPU that hangs in an exercise takes two minutes
 PROBE_SECONDS = 120.0  # limit on the measurement of one link
 CLOCKS = 5  # number of times that a machine is asked for its time; the fastest answer counts
 

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from importlib import metadata
 
 import pytest
@@ -163,6 +164,13 @@ def test_a_driver_that_hangs_or_reports_nothing_and_a_missing_library_are_proble
         assert not facts.hardware().trouble, "the GPUs are hidden"
     monkeypatch.setattr(facts.Gpu, "all", missing)
     assert named(machine._devices(facts.hardware()), "GPUs").advice.endswith("pip install -U nvidia-ml-py")
+
+
+def test_the_driver_may_take_longer_than_a_disk(monkeypatch, tmp_path):
+    found = facts.hardware()
+    monkeypatch.setattr(machine, "SECONDS", 0.01)
+    monkeypatch.setattr(facts, "hardware", lambda: time.sleep(0.5) or found)
+    assert machine.measure(tmp_path, None).hardware is found
 
 
 def test_the_command_prints_json_and_returns_its_verdict(capsys, monkeypatch, tmp_path):
