@@ -7,7 +7,8 @@
     pulse.look()                            # Life("alive" | "gone" | "silent" | "over", proof in words, sign)
 
 A reader on the coordinator's machine looks for the coordinator's process, identified by its id, start time and boot. A
-reader on another machine or in another container watches whether the file changes. It does not compare the time in the
+reader on another machine or in another container, or to whom /proc does not show the process, watches whether the file
+changes. It does not compare the time in the
 file with a clock, because the clocks of two machines can differ by hours.
 """
 
@@ -63,8 +64,8 @@ class Sign(msgspec.Struct, frozen=True):
 
     @property
     def here(self) -> bool:
-        """Whether this process shares a machine and a process namespace with the coordinator."""
-        return self.boot == boot_id() and self.namespace == _namespace()
+        """Whether this process shares a machine and a process namespace with the coordinator, and may see it."""
+        return self.boot == boot_id() and self.namespace == _namespace() and not _hidden(self.pid)
 
 
 class Life(NamedTuple):
@@ -188,6 +189,20 @@ def _started(pid: int) -> int | None:
         stat = process_stat(pid)
         return None if stat is None or stat.ended else stat.started
     return None
+
+
+def _hidden(pid: int) -> bool:
+    """Whether the process exists, but /proc does not show it to this user (its mount option hidepid)."""
+    with suppress(OSError):
+        if process_stat(pid) is not None:
+            return False
+    try:
+        os.kill(pid, 0)  # sends nothing
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        pass
+    return False
 
 
 def _namespace() -> str:

@@ -260,6 +260,26 @@ def test_a_reused_process_id_does_not_prove_life(run, capsys):
     assert status(run, capsys)["state"] == "dead"
 
 
+@pytest.mark.parametrize("error", [None, PermissionError], ids=["hidepid=2", "hidepid=1"])
+def test_a_job_of_another_user_whose_processes_proc_hides_is_watched(run, capsys, monkeypatch, error):
+    def stat(pid):
+        if error:
+            raise error
+
+    def kill(pid, number):
+        raise PermissionError if pid == os.getppid() else ProcessLookupError
+
+    monkeypatch.setattr(heartbeat, "SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(heartbeat, "process_stat", stat)
+    monkeypatch.setattr(os, "kill", kill)
+    assert status(run, capsys)["state"] == "dead"
+    wrote(run, pid=os.getppid())
+    assert status(run, capsys)["state"] == "silent"
+    pulse, beats = Pulse(run), iter(range(1, 9))
+    monkeypatch.setattr(heartbeat.time, "sleep", lambda _: wrote(run, time=time.time() + next(beats)))
+    assert pulse.look().verdict == "alive"
+
+
 def test_a_follower_ends_with_the_job_but_not_before_the_next_coordinator_can_continue_it(run):
     assert not Pulse(run).ended()
     wrote(run, started=1)
