@@ -1,6 +1,6 @@
 """Prints the state of this machine's hardware, or lifts the quarantine of a GPU.
 
-    python -m recycle_pp.health                      # checks every GPU and the host once
+    python -m recycle_pp.health                      # checks every GPU and the host
     python -m recycle_pp.health --active             # also runs them at full load for three minutes
     python -m recycle_pp.health --clear GPU-... RUN  # workers of the run may start on this GPU again
 
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _look(active: float | None) -> int:
-    """Checks this machine once, and prints the results. Returns the exit code.
+    """Checks this machine, and prints the results. Returns the exit code.
 
     active: seconds for each exercise; None: no exercises
     """

@@ -1,11 +1,12 @@
-"""Checks the host and its GPUs once, outside of a job.
+"""Checks the host and its GPUs outside of a job.
 
-samples, findings = look(Host(), Gpu.all())     # the host's sample is the first
+samples, findings = look(Host(), Gpu.all())     # the host's sample is the first; takes APART seconds if there are GPUs
 figures(samples[0].reading)                     # "55 C, 400 W, 1980 MHz, 0 memory errors"
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from recycle_pp.wire.messages.health import Finding, Reading
@@ -15,11 +16,24 @@ from .ladder import History, judge
 from .nvml import Gpu
 from .sample import Sample
 
+APART = 1.0  # seconds between two checks
+
 
 def look(host: Host, gpus: Sequence[Gpu]) -> tuple[list[Sample], list[Finding]]:
-    """(one sample of each device, findings after this single check). Hangs if the driver hangs."""
-    samples = [host.sample(), *(gpu.sample() for gpu in gpus)]
-    return samples, [finding for sample in samples for finding in judge(History.begin(sample))]
+    """(newest sample of each device, findings). Hangs if the driver hangs.
+
+    GPUs are checked twice, because a single check shows most faults only as a note (`ladder`)."""
+    samples = _samples(host, gpus)
+    histories = [History.begin(sample) for sample in samples]
+    if gpus:
+        time.sleep(APART)
+        samples = _samples(host, gpus)
+        histories = [history.add(sample) for history, sample in zip(histories, samples, strict=True)]
+    return samples, [finding for history in histories for finding in judge(history)]
+
+
+def _samples(host: Host, gpus: Sequence[Gpu]) -> list[Sample]:
+    return [host.sample(), *(gpu.sample() for gpu in gpus)]
 
 
 def figures(reading: Reading) -> str:

@@ -136,6 +136,11 @@ def test_gpus_are_judged_by_the_ladder_of_health_and_by_their_setup(script, tmp_
     assert exercised == ["GPU-00000000", "GPU-00000001"]
 
 
+def test_memory_that_cannot_be_replaced_is_broken(script, tmp_path):
+    script(remap_failed=1)
+    assert named(machine.check_machine(tmp_path), "GPU 1").verdict == "broken"
+
+
 @pytest.mark.parametrize(
     ("use", "value"), [({"processes": 1}, "1 process: GPU 1"), ({"used": 61_200_000_000}, "61.2 GB in use: GPU 1")]
 )
