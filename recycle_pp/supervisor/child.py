@@ -34,7 +34,7 @@ from recycle_pp.linux.descriptors import readable
 from recycle_pp.linux.memory import oom_kills
 from recycle_pp.linux.processes import process_stat
 from recycle_pp.telemetry.log_file import LogFile
-from recycle_pp.wire.messages.supervisors import CoordinatorAt, Death
+from recycle_pp.wire.messages.supervisors import CoordinatorAt, Death, Signs
 from recycle_pp.wire.worker_spec import Ahead, LastWords, WorkerSpec
 
 from .fork_server import ForkServer
@@ -42,6 +42,8 @@ from .lifeline import Lifeline
 from .output import Output
 from .vital_signs import Board, VitalSigns
 from .worker_start import LIFELINE, WORDS, become_worker
+
+OOM_SECONDS = 1.0  # a SIGKILL is ascribed to the out-of-memory killer if it struck in the last one or two of these
 
 
 class Child:
@@ -58,7 +60,8 @@ class Child:
         self.pidfd = os.pidfd_open(pid)
         self.signs = VitalSigns(pid, Board(lifeline.memory))
         self._words = words
-        self._oom_kills = oom_kills()
+        self._noted = time.monotonic()
+        self._oom_kills = [oom_kills()] * 2  # at the last two notes
 
     @classmethod
     def spawn(
@@ -94,8 +97,16 @@ class Child:
     def assign(self, spec: WorkerSpec) -> None:
         """Makes the process the worker that `spec` describes."""
         self.incarnation = spec.incarnation
+        self._oom_kills = [oom_kills()] * 2  # a standby process may have waited for hours
         spec.last_words, spec.lifeline = WORDS, LIFELINE
         self.send(spec)
+
+    def vital_signs(self, max_interval: float) -> Signs:
+        """The vital signs of the process, as `VitalSigns.sample`. Call it at every heartbeat."""
+        if self._died_at is None and time.monotonic() > self._noted + OOM_SECONDS:
+            self._noted = time.monotonic()
+            self._oom_kills = [self._oom_kills[1], oom_kills()]
+        return self.signs.sample(self.incarnation, max_interval)
 
     @property
     def ended(self) -> bool:
@@ -168,7 +179,7 @@ class Child:
             if words and words.cause == "injected":
                 hung = words.detail.startswith("hang")  # `words.at` is then the beginning of the hang
                 return Death("signal", name, seen if hung else words.at, injected=True)
-            if name == "SIGKILL" and oom_kills() > self._oom_kills:
+            if name == "SIGKILL" and oom_kills() > self._oom_kills[0]:
                 return Death("out_of_memory", "SIGKILL by the kernel's out-of-memory killer", seen, where=where)
             return Death("signal", name, seen, where=where)
         if words:

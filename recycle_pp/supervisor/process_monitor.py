@@ -109,7 +109,7 @@ class ProcessMonitor:
 
     def signs(self, max_interval: float) -> Signs | None:
         """Vital signs of the worker, if it is alive. max_interval: see VitalSigns.sample."""
-        return None if self._child is None else self._child.signs.sample(self._child.incarnation, max_interval)
+        return None if self._child is None else self._child.vital_signs(max_interval)
 
     def kill(self, incarnation: int, stacks: bool = False) -> None:
         child = self._child

@@ -43,6 +43,20 @@ def test_the_cause_of_each_death_is_found(play, cause, detail, tmp_path):
     assert death.where == ("F 1,2" if play == "raise" else "")
 
 
+@pytest.mark.parametrize(("ago", "cause"), [(0, "out_of_memory"), (1, "out_of_memory"), (2, "signal")])
+def test_only_a_recent_kill_by_the_kernel_explains_a_death(ago, cause, tmp_path, monkeypatch):
+    """ago: number of vital signs that were read after the kernel's kill."""
+    kills = [3]
+    monkeypatch.setattr("recycle_pp.supervisor.child.oom_kills", lambda: kills[0])
+    monkeypatch.setattr("recycle_pp.supervisor.child.OOM_SECONDS", 0.0)
+    with spawned("wait", tmp_path) as child:
+        kills[0] = 4
+        for _ in range(ago):
+            child.vital_signs(1.0)
+        child.send_signal(signal.SIGKILL)
+        assert wait_for_death(child).cause == cause
+
+
 def test_an_import_error_of_a_worker_is_reported_in_its_death(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "fake_worker.py").write_text("import no_such_module_at_all")
