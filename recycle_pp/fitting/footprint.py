@@ -43,7 +43,7 @@ def footprint(settings: Settings, workers_here: int) -> list[str]:
         )
     if settings.emulate.mode:
         return lines
-    gpu = None if settings.run.device == "cpu" else gpu_memory()
+    gpu = None if settings.run.device == "cpu" else gpu_memory(workers_here)
     needs = needs_of(settings, "cpu" if gpu is None else "cuda")
     stage = max(range(p.stages), key=lambda s: sum(needs[s].values()))
     parts = ", ".join(f"{name} {format_size(size)}" for name, size in needs[stage].items() if size)
@@ -52,7 +52,7 @@ def footprint(settings: Settings, workers_here: int) -> list[str]:
     need, have = (most, gpu) if gpu is not None else (_all_here(settings, needs, workers_here), host_memory())
     ours = "the worker" if workers_here == 1 else f"the {workers_here} workers"
     here = f"{ours} of this machine, torch included, may need {format_size(need)}; it has"
-    where = "its GPU has" if gpu is not None else here
+    where = "its share of its GPU has" if gpu is not None else here
     if have is not None:
         lines.append(f"{where} {format_size(have)}" + (": that is not enough" if need > have else ""))
     if settings.parallel.memory is not None:
