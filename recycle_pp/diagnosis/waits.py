@@ -21,10 +21,17 @@ OPS = ("F", "I", "W", "B", "O", "R", "V")
 def of_report(report: HangReport, suspicion: float) -> Finding | None:
     waiting = {worker for worker, _ in report.waits}
     roots = {worker: sign for worker, sign in report.workers.items() if worker not in waiting and sign.kind != "starts"}
-    silent = {w: sign for w, sign in roots.items() if max(sign.silent, sign.unanswered or 0.0) > suspicion / 2}
+    silent = {w: sign for w, sign in roots.items() if sign.silent > suspicion / 2}
     if silent:
         worker = max(silent, key=lambda w: silent[w].silent)
         said = f"{worker} has sent no heartbeat for {seconds(silent[worker].silent)}: its process is stopped"
+        return _stuck(report, worker, said)
+    # A worker in a long op answers after the op, so the op is the reason.
+    busy = {w for w, sign in roots.items() if sign.kind in ("works", "device") and sign.seconds > suspicion / 4}
+    mute = {w: sign.unanswered or 0.0 for w, sign in roots.items() if w not in busy}
+    if mute and max(mute.values()) > suspicion / 2:
+        worker = max(mute, key=lambda w: mute[w])
+        said = f"{worker} has not answered the new generation for {seconds(mute[worker])}: {roots[worker].does}"
         return _stuck(report, worker, said)
     if report.no_disk:
         worker = max(report.no_disk, key=lambda w: _reading(report.workers.get(w)))

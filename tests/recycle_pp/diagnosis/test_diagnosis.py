@@ -122,6 +122,10 @@ CASES = {
     "an op that computes without end": (late(sign(F, quiet=0.0)), "stuck_op", "1.0", BROKEN),
     "a device that does not finish": (late(sign(F, kind="device")), "stuck_op", "1.0", BROKEN),
     "a process that is stopped": (late(sign(SUM, silent=7.0)), "stuck_op", "1.0", BROKEN),
+    "a process that does not answer": (late(sign(SUM, silent=0.2, unanswered=7.0)), "stuck_op", "1.0", BROKEN),
+    "an op after which a process will answer": (
+        late(sign(F, first=True, silent=0.2, unanswered=7.0)), "compile_skew", "1.0", WARNING,
+    ),
     "a wait that could end": (late(sign(SUM, delivered=7.0)), "stuck_op", "1.0", BROKEN),
     "a hang from which the job has recovered": (
         after(HangSuspected(step=19, worker="1.0", where="F of micro-batch 1.0 in step 19", seconds=10.1),
@@ -191,6 +195,13 @@ def test_the_verdict_is_right(case):
     assert (found.verdict, found.worker, found.code) == (verdict, worker, code), found
     assert found.evidence and all(found.evidence) and found.next
     json.dumps(found._asdict())
+
+
+def test_a_process_that_runs_is_not_said_to_be_stopped():
+    (said, *_) = diagnose(late(sign(SUM, silent=0.2, unanswered=7.0))).evidence
+    assert said == f"1.0 has not answered the new generation for 7.0 s: {SUM.does}"
+    (said, *_) = diagnose(late(sign(F, silent=0.2, unanswered=7.0))).evidence
+    assert said.startswith("1.0 has been in F of micro-batch 1.0 in step 21 for 7.5 s")
 
 
 def test_every_kind_of_verdict_has_a_case():
