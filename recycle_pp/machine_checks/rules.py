@@ -6,6 +6,7 @@ A fact is None if it was not read in time, because the disk, the name server or 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ipaddress import ip_address
 
 from packaging.specifiers import SpecifierSet
 
@@ -89,7 +90,8 @@ def coordinator(host: str, port: int, route: Route | None) -> Check:
         value = route.error if route else "no answer"
         return Check(name, value, limit, "broken", f"check the name, the route and the firewall: ping {host}")
     value = f"by {route.interface or '?'} ({route.address}), {'listens' if route.listens else 'does not listen yet'}"
-    if route.address.startswith("127.") and not host.startswith("127.") and host != "localhost":
+    meant = host.startswith("127.") or host in ("localhost", "::1")
+    if ip_address(route.address).is_loopback and not meant:
         advice = f"other nodes cannot reach workers there: set control.interface, or correct {host} in /etc/hosts"
         return Check(name, value, limit, "warning", advice)
     return Check(name, value, limit)
