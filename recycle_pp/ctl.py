@@ -22,14 +22,16 @@ import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from recycle_pp.command import exit_code
 from recycle_pp.consensus.refusal import Refusal
 from recycle_pp.telemetry.heartbeat import Sign
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.authentication import Refused
-from recycle_pp.wire.connection import Peer, connect
-from recycle_pp.wire.launch import HOST_AND_PORT, TOKEN_VARIABLE, host_and_port, token_of
+from recycle_pp.wire.connection import ChannelClosed, Peer, connect
+from recycle_pp.wire.files import UnreadableFile
+from recycle_pp.wire.launch import HOST_AND_PORT, TOKEN_VARIABLE, host_and_port, joined, token_of
 from recycle_pp.wire.messages.agreement import Place
 from recycle_pp.wire.messages.ctl import (
     TO_OPERATOR,
@@ -54,6 +56,7 @@ AGAIN = 0.5  # seconds between two attempts to find the coordinator
 END_SECONDS = 90.0  # time limit for the processes to exit after the job has ended
 LOOK_SECONDS = 0.2  # seconds between two checks whether the processes have exited
 CONNECT_SECONDS = 5.0
+SUCCESSOR_SECONDS = 5.0  # time between two looks whether another coordinator has taken over during a request
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -182,7 +185,7 @@ class Job:
             try:
                 peer = await connect(*place, self.token, OperatorHello(), CONNECT_SECONDS)
                 peer.send(request)
-                answer = await self._follow(peer)
+                answer = await self._follow(peer, joined(*place))
             except Refused as refused:
                 if len(self._tokens) == 1:
                     raise ValueError(
@@ -207,11 +210,20 @@ class Job:
                 print("recycle_pp: waits for the coordinator; the job may be electing one", file=sys.stderr, flush=True)
             await asyncio.sleep(AGAIN)
 
-    async def _follow(self, peer: Peer) -> Done | Ended | Elsewhere:
-        """The last answer to a request. Raises ChannelClosed if the coordinator is lost."""
+    async def _follow(self, peer: Peer, address: str) -> Done | Ended | Elsewhere:
+        """The last answer to a request. Raises ChannelClosed if the coordinator is lost.
+
+        address: HOST:PORT of the peer
+        """
+        before = self._leader()
         try:
             while True:
-                match await peer.recv(TO_OPERATOR):
+                message = asyncio.ensure_future(peer.recv(TO_OPERATOR))
+                # The kernel of a suspended coordinator's machine keeps the connection.
+                while not (await asyncio.wait([message], timeout=SUCCESSOR_SECONDS))[0]:
+                    if (leader := self._leader()) and leader != before and leader[1] != address:
+                        raise ChannelClosed(f"the coordinator at {leader[1]} has taken over")
+                match message.result():
                     case Begun(text):
                         self._begun = True
                         print(f"recycle_pp: {text}", file=sys.stderr, flush=True)
@@ -220,7 +232,15 @@ class Job:
                     case (Done() | Ended() | Elsewhere()) as answer:
                         return answer
         finally:
+            message.cancel()
             peer.close()
+
+    def _leader(self) -> tuple[int, str] | None:
+        """(term, HOST:PORT) of the newest coordinator; None if unknown."""
+        with suppress(UnreadableFile):
+            if self._folder is not None and (sign := Sign.read(self._folder)) is not None:
+                return sign.term, sign.address
+        return None
 
     def _address(self) -> tuple[str, int]:
         """(host, port) from the command line, or of the coordinator. Raises ValueError if the job has ended."""

@@ -8,7 +8,10 @@ from types import SimpleNamespace
 import pytest
 
 from recycle_pp import ctl
-from recycle_pp.wire.connection import serve
+from recycle_pp.config.loading import load
+from recycle_pp.telemetry.heartbeat import Heartbeat
+from recycle_pp.telemetry.run_folder import RunFolder
+from recycle_pp.wire.connection import ChannelClosed, serve
 from recycle_pp.wire.messages.agreement import Leader, Place
 from recycle_pp.wire.messages.ctl import (
     FROM_OPERATOR,
@@ -46,7 +49,8 @@ REQUESTS = {
 @pytest.fixture
 def supervisor(monkeypatch):
     """supervisor(*conversations): starts a listener that gives the next conversation to each connection. A conversation
-    is a list of answers, after which the connection ends. The listener has `heard`, the requests, and its `place`."""
+    is a list of answers, after which the connection ends; None: no answer until the client leaves. The listener has
+    `heard`, the requests, and its `place`."""
     monkeypatch.setenv("RECYCLE_TOKEN", TOKEN)
     monkeypatch.setattr(ctl, "AGAIN", 0.01)
     loop = asyncio.new_event_loop()
@@ -59,7 +63,11 @@ def supervisor(monkeypatch):
         async def handle(peer):
             found.heard.append(await peer.recv(FROM_OPERATOR))
             for answer in left.pop(0):
-                peer.send(answer)
+                if answer is None:
+                    with pytest.raises(ChannelClosed):
+                        await peer.recv(FROM_OPERATOR)
+                else:
+                    peer.send(answer)
 
         async def listen():
             return await serve(handle, "127.0.0.1", 0, TOKEN)
@@ -105,6 +113,19 @@ def test_a_request_is_repeated_if_the_coordinator_is_lost_before_it_is_done(supe
     assert ctl.main([at(found), "checkpoint"]) == 0
     assert found.heard == 3 * [TakeCheckpoint()]
     assert "waits for the coordinator; the job may be electing one" in capsys.readouterr().err
+
+
+def test_a_request_is_repeated_if_another_coordinator_takes_over_from_a_suspended_one(
+    supervisor, capsys, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(ctl, "SUCCESSOR_SECONDS", 0.05)
+    suspended, successor = supervisor([Begun("now"), None]), supervisor([Done("saved")])
+    run = RunFolder.create(load({"run": {"dir": str(tmp_path)}}))
+    Heartbeat(run, lambda: 0, at(suspended)).write([])
+    threading.Timer(0.5, Heartbeat(run, lambda: 1, at(successor)).write, [[]]).start()
+    assert ctl.main([str(tmp_path), "checkpoint"]) == 0
+    assert capsys.readouterr().out == "saved\n"
+    assert suspended.heard == successor.heard == [TakeCheckpoint()]
 
 
 def test_without_an_answer_the_command_gives_up_with_one_sentence(supervisor, capsys, monkeypatch):
