@@ -29,6 +29,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 from recycle_pp.config.times import parse_seconds
@@ -146,9 +147,14 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _is_of(pid: int, at: float) -> bool:
-    """Whether the process ran at this time. If not, a new process has reused the id of a dead worker's process."""
+    """Whether the process is one of recycle_pp that ran at this time. If not, another process has got the number of a
+    dead worker, or the job runs in a container that has this machine's name and its own numbers."""
     started = started_at(pid)
-    return started is not None and started < at + _LATER
+    if started is None or started >= at + _LATER:
+        return False
+    with suppress(OSError):
+        return b"recycle_pp" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 def inject_faults(
