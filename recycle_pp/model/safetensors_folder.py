@@ -3,6 +3,8 @@
 folder = Folder(Path("SmolLM2-135M"))
 folder.read("model.norm.weight")        # only that tensor, in the dtype of the file
 folder.find("lm_head.weight")           # None if missing
+folder.refuse_others(names)             # raises ValueError if the files hold tensors that the model does not have
+initial("norm.weight", value, shape)    # the value, if it can be the initial value of a parameter of this shape
 folder_digest(Path("SmolLM2-135M"))     # equal for folders with equal configuration and weights
 """
 
@@ -11,16 +13,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 PIECES, PIECE = 256, 1 << 16  # number and bytes of the pieces of a large file that its digest covers
 AGAIN = "download it again, or run `git lfs pull` if git cloned the folder"
+REWRITE = "from_pretrained and save_pretrained(save_original_format=False)"
+# Tensors that older versions of transformers wrote, and that the newer ones compute: rotary tables, causal masks.
+COMPUTED = (r"rotary_emb\.inv_freq$", r"(attn|attention)\.(masked_)?bias$")
 
 
 def folder_digest(path: Path) -> str:
@@ -48,6 +55,11 @@ class Folder:
 
     def __init__(self, path: Path, prefix: str = "") -> None:
         self._path, self._prefix = path, f"{prefix}." if prefix else ""
+        if (method := _quantization(path)) is not None:
+            raise ValueError(
+                f"model.path={path} holds quantised weights ({method}), which cannot be trained; take a folder with "
+                "bfloat16 or float32 weights"
+            )
         index, single = path / "model.safetensors.index.json", path / "model.safetensors"
         if index.exists():
             self._files: dict[str, str] = _weight_map(index)
@@ -65,7 +77,7 @@ class Folder:
             some = ", ".join(sorted(self._files)[:3])
             raise ValueError(
                 f"model.path={self._path} holds no {name} (but {some}, ...): transformers converts such files as it "
-                "loads them; rewrite the folder with from_pretrained and save_pretrained(save_original_format=False)"
+                f"loads them; rewrite the folder with {REWRITE}"
             )
         return found
 
@@ -75,6 +87,39 @@ class Folder:
                 with _opened(self._path / self._files[candidate]) as file:
                     return file.get_tensor(candidate)
         return None
+
+    def refuse_others(self, names: Collection[str], ignored: Collection[str] = ()) -> None:
+        """names: of all tensors of the model; ignored: patterns of further names that the files may have."""
+        known = {*names, *(name.removeprefix(self._prefix) for name in names)}
+        unused = re.compile("|".join([*COMPUTED, *ignored]))
+        if others := sorted(name for name in self._files if name not in known and not unused.search(name)):
+            raise ValueError(
+                f"model.path={self._path} holds {others[0]}{', ...' * (len(others) > 1)}, and the model has no such "
+                "tensor: either transformers converts such files as it loads them, or the config.json belongs to "
+                f"other weights; rewrite the folder with {REWRITE}"
+            )
+
+
+def initial(name: str, value: Tensor, shape: Sequence[int]) -> Tensor:
+    """`value`, which a file holds for the parameter `name`. Raises ValueError if it has another shape, or integers or
+    float8, which mean nothing without their scales."""
+    if value.shape != torch.Size(shape):
+        raise ValueError(f"{name} is {tuple(value.shape)} in the file and {tuple(shape)} in the model")
+    if not value.is_floating_point() or value.dtype.itemsize == 1:
+        raise ValueError(
+            f"{name} is {str(value.dtype).removeprefix('torch.')} in the file, so it is quantised; take a folder with "
+            "bfloat16 or float32 weights"
+        )
+    return value
+
+
+def _quantization(path: Path) -> str | None:
+    """How config.json says that the weights are quantised; None if they are not."""
+    try:
+        found = json.loads((path / "config.json").read_text()).get("quantization_config")
+    except (OSError, ValueError, AttributeError):  # a folder for model=custom may have none, or another one
+        return None
+    return found and str(found.get("quant_method", "quantization_config"))
 
 
 def _weight_map(index: Path) -> dict[str, str]:

@@ -34,7 +34,7 @@ from recycle_pp.numerics.weight_grad_store import WeightGradStore
 
 from .llama_names import from_llama, to_llama
 from .recompute import recomputed
-from .safetensors_folder import Folder
+from .safetensors_folder import Folder, initial
 from .split import layers_of
 from .stage_module import Batch, Boundary, Key
 
@@ -297,6 +297,9 @@ class TransformerStage:
         model, parallel = settings.model, settings.parallel
         layers = layers_of(depth(model), parallel.stages, model.layout)[stage]
         folder = Folder(model.folder) if model.folder and model.init == "weights" else None
+        if folder is not None:
+            names = [name for parts in to_llama(model).values() for name, _ in parts]
+            folder.refuse_others(names, [r"^lm_head\.weight$"] if model.tied else ())
         build = Build(model, settings.run.seed, device, stream_dtype(settings), drawn=filled and folder is None)
         self.module, self.ops = Transformer(build, layers), build.ops
         self._model, self._folder, self._filled, self._undrawn = model, folder, filled, replace(build, drawn=False)
@@ -364,10 +367,7 @@ class TransformerStage:
         self.parts: Mapping[str, int] = Counter(name for name, _ in uses)
 
     def _read(self, folder: Folder, name: str) -> Tensor:
-        value = from_llama(self._model, name, folder.read)
-        if value.shape != torch.Size(self.shapes[name]):
-            raise ValueError(f"{name} is {tuple(value.shape)} in the file and {tuple(self.shapes[name])} in the model")
-        return value
+        return initial(name, from_llama(self._model, name, folder.read), self.shapes[name])
 
     def __call__(self, batch: Batch | None, boundary: Sequence[Tensor], key: Key | None) -> Sequence[Tensor]:
         if batch is None:

@@ -63,13 +63,14 @@ class Adapted:
         self._folder, self._adapters = folder, adapters
 
     def read(self, name: str) -> Tensor:
-        return self._adapters[name] if name in self._adapters else self._folder.read(_in_folder(name))
+        return self._adapters[name] if name in self._adapters else self._folder.read(in_folder(name))
 
     def find(self, name: str) -> Tensor | None:
-        return self._adapters[name] if name in self._adapters else self._folder.find(_in_folder(name))
+        return self._adapters[name] if name in self._adapters else self._folder.find(in_folder(name))
 
 
-def _in_folder(name: str) -> str:
+def in_folder(name: str) -> str:
+    """The name of a parameter in the folder of the model without adapters."""
     return name.replace(".base_layer.", ".")
 
 

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 from recycle_pp.comm.tensor_bytes import aligned_bytes
 from recycle_pp.config.settings import Settings
 from recycle_pp.data.batches import blank
-from recycle_pp.model.safetensors_folder import folder_digest
+from recycle_pp.model.safetensors_folder import Folder, folder_digest, initial
 from recycle_pp.model.split import layers_of as split_layers
 from recycle_pp.model.stage_module import IGNORED, Batch, Boundary, Key
 from recycle_pp.numerics.backends import operations
@@ -36,7 +36,8 @@ from .dry_run import Argument, Outline, dry_run, layers_of, outside, same_argume
 from .empty import empty, unshare
 from .initial_values import Values, initial_values
 from .label_shift import LabelShift
-from .source import Source, source_of
+from .lora import in_folder
+from .source import HuggingFace, Source, source_of
 
 Place = tuple[nn.Module, str, nn.Parameter | None]
 """A module, the name of a parameter, and the parameter itself."""
@@ -47,6 +48,9 @@ def part(settings: Settings, stage: int, device: torch.device, run_dir: str | Pa
     trained in stages."""
     source, parallel = source_of(settings), settings.parallel
     outline = dry_run(source, blank(settings), settings.numerics.precision == "bf16-autocast")
+    if isinstance(source, HuggingFace) and source.folder is not None:
+        names = {in_folder(name) for name in outline.canonical}
+        Folder(source.folder, source.prefix).refuse_others(names, source.ignored)
     layout = split_layers(len(outline.layers), parallel.stages, settings.model.layout)
     for k, layers in enumerate(layout):
         outline.refuse(layers)
@@ -203,10 +207,7 @@ class Part:
         """The initial value of a parameter. A file may contain a tied parameter under any of its names."""
         names = [other for other, first in self._outline.canonical.items() if first == name]
         value = next((found for other in names if (found := self._values.find(other)) is not None), None)
-        value = self._values.read(name) if value is None else value
-        if value.shape != torch.Size(shape):
-            raise ValueError(f"{name} is {tuple(value.shape)} in the file and {tuple(shape)} in the model")
-        return value
+        return initial(name, self._values.read(name) if value is None else value, shape)
 
     def _place(self, name: str) -> tuple[nn.Module, str]:
         owner, _, attribute = name.rpartition(".")

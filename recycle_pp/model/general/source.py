@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -125,6 +125,7 @@ class HuggingFace:
         if settings.data.masked and "position_ids" not in inspect.signature(type(whole).forward).parameters:
             raise ValueError(f"{settings.data.unmasked}: {type(whole).__name__} takes no position_ids")
         self.prefix = getattr(whole, "base_model_prefix", "")
+        self.ignored: Collection[str] = whole._keys_to_ignore_on_load_unexpected or ()  # type: ignore[assignment]
         self.layers = model.layers if isinstance(model.layers, str) else self._find_layers(whole)
 
     def build(self, dtype: torch.dtype | None = None, traced: bool = False) -> nn.Module:

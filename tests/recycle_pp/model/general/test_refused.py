@@ -1,8 +1,15 @@
 """Configurations that would not train the whole model are rejected, with a sentence that states the reason."""
 
-import pytest
+import json
+import re
 
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from recycle_pp.config.compose import compose
 from recycle_pp.model.general.initial_values import Folder
+from recycle_pp.model.general.source import source_of
 from tests.recycle_pp.in_process import pipeline
 
 from . import models
@@ -73,5 +80,67 @@ def test_files_whose_tensors_transformers_would_convert_are_rejected(tmp_path):
     models.folder("mixtral", tmp_path)
     AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path)).save_pretrained(tmp_path)
     assert Folder(tmp_path).find("model.layers.0.mlp.experts.gate_up_proj") is None
-    with pytest.raises(ValueError, match=r"holds no model\.layers\..*: transformers converts such files"):
+    with pytest.raises(ValueError, match=r"holds model\.layers\..*: either transformers converts such files"):
         pipeline(models.of_folder(tmp_path, model__init="weights"))
+
+
+@pytest.mark.parametrize("kind", ["hf", "llama"])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8], ids=str)
+def test_weights_that_need_scales_are_rejected(kind, dtype, tmp_path):
+    weights = changed(tmp_path, lambda name, of: of.to(dtype) if name.endswith("o_proj.weight") else of)
+    assert any(of.dtype == dtype for of in weights.values())
+    with pytest.raises(
+        ValueError, match=r"(wo|wqkv|o_proj)\.weight is (float8_e4m3fn|int8) in the file, so it is quantised"
+    ):
+        pipeline(of_kind(kind, tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["hf", "llama"])
+def test_a_configuration_with_quantised_weights_is_rejected(kind, tmp_path):
+    models.with_weights("llama", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "fp8"}}))
+    with pytest.raises(ValueError, match=r"holds quantised weights \(fp8\), which cannot be trained"):
+        pipeline(of_kind(kind, tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["hf", "llama"])
+@pytest.mark.parametrize("name", ["self_attn.q_proj.weight_scale_inv", "self_attn.q_proj.bias"])
+def test_a_tensor_that_the_model_does_not_have_is_rejected(kind, name, tmp_path):
+    changed(tmp_path, more={f"model.layers.1.{name}": torch.ones(2)})
+    with pytest.raises(ValueError, match=rf"holds model\.layers\.1\.{re.escape(name)}, and the model has no such"):
+        pipeline(of_kind(kind, tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["hf", "llama"])
+def test_tensors_that_transformers_ignores_are_accepted(kind, tmp_path):
+    more = {"model.layers.1.self_attn.rotary_emb.inv_freq": torch.ones(4), "lm_head.weight": torch.ones(256, 32)}
+    changed(tmp_path, more=more, tie_word_embeddings=True)
+    assert len(pipeline(of_kind(kind, tmp_path))) == 2
+
+
+def test_patterns_of_names_to_ignore_are_those_of_the_architecture(tmp_path):
+    save_file({"a.weight": torch.ones(2), "mtp.layer.weight": torch.ones(2)}, tmp_path / "model.safetensors")
+    Folder(tmp_path).refuse_others(["a.weight"], [r"^mtp.*"])
+    with pytest.raises(ValueError, match=r"holds mtp\.layer\.weight, and the model has no such tensor"):
+        Folder(tmp_path).refuse_others(["a.weight"])
+    models.folder("qwen3_next", tmp_path)
+    assert source_of(models.of_folder(tmp_path)).ignored == {"^mtp.*"}
+
+
+def changed(at, change=lambda name, of: of, more=None, **sizes):
+    """Writes a model whose file holds `change(name, tensor)` of every tensor, and `more`. Returns the content."""
+    models.with_weights("llama", at, **sizes)
+    file = at / "model.safetensors"
+    weights = {name: change(name, of) for name, of in load_file(file).items()} | (more or {})
+    save_file(weights, file, metadata={"format": "pt"})
+    return weights
+
+
+def of_kind(kind, at):
+    if kind == "hf":
+        return models.of_folder(at, 2, model__init="weights")
+    return compose([
+        "model=llama", f"model.path={at}", "model.sequence=16", f"data.path={json.decoder.__file__}",
+        "data.tokenizer=bytes", "parallel=1x2", "numerics=reproducible",
+    ])  # fmt: skip
