@@ -105,8 +105,8 @@ def _bytes(texts: Sequence[str]) -> list[np.ndarray]:
     return [np.frombuffer(text.encode(), dtype=np.uint8) for text in texts]
 
 
-def end_of_text(definition: Path, separator: str | None) -> str:
-    """The token that ends a text: `separator`, or else the one in the tokenizer's files.
+def end_of_text(definition: Path, separator: str | None) -> tuple[str, int]:
+    """The token that ends a text, and its id: `separator`, or else the one in the tokenizer's files.
 
     definition: path of the tokenizer.json
 
@@ -114,7 +114,8 @@ def end_of_text(definition: Path, separator: str | None) -> str:
     """
     found = json.loads(definition.read_text())
     ids = dict(found["model"]["vocab"]) | {token["content"]: token["id"] for token in found.get("added_tokens", ())}
-    return _end_of_text(definition, ids, separator)
+    name = _end_of_text(definition, ids, separator)
+    return name, ids[name]
 
 
 def _end_of_text(file: Path, ids: Container[str], separator: str | None) -> str:

@@ -41,7 +41,7 @@ from recycle_pp.telemetry.stored_run import is_url, local
 
 from . import checkpoint
 from .checksum import damage
-from .hf_tokenizer import copy_files, write_json, write_tokenizer
+from .hf_tokenizer import copy_files, separator, write_json, write_tokenizer
 from .stored import StoredCheckpoints, steps_in
 
 A, B = ".lora_A.default.weight", ".lora_B.default.weight"  # suffixes of the names of an adapter's matrices
@@ -86,6 +86,7 @@ class Exported:
         held = {name: shape for (of, _, name), shape in named if of == vector}
         if not held:
             raise ValueError(f"{path} has no common weights of islands, because its run had no islands.store")
+        self._described = False  # whether config.json is written here, not copied
         self.own = "layers.0.attention.wqkv.weight" in held
         if self.own:
             known = {field.name for field in fields(Model)}
@@ -98,13 +99,14 @@ class Exported:
                 name: Part(own, rows, _rows(held[own], rows)) for own, parts in names.items() for name, rows in parts
             }
             self.config: dict[str, Any] | None = llama_config(model)
+            self._described = True
         else:
             self.parts = {name: Part(name, slice(None), shape) for name, shape in held.items()}
             self.config = None
             if self.whole and run["model"]["kind"] in ("hf", "custom") and not has_all(held, path.parent.parent):
                 self._add(Untrained(_without_adapters(run), held, path.parent.parent))
         if self._folder is not None and (found := self._folder / "config.json").is_file():
-            self.config = json.loads(found.read_text())
+            self.config, self._described = json.loads(found.read_text()), False
         if self.config is not None:
             self.config.pop("torch_dtype", None)
             self.config["dtype"] = str(dtype).removeprefix("torch.")
@@ -141,9 +143,12 @@ class Exported:
         """Writes config.json and the tokenizer. Returns False if the tokenizer is unknown."""
         if self._folder is not None:
             copy_files(self._folder, ("generation_config.json",), folder)
+        has_tokenizer = write_tokenizer(self._run, self._folder, folder)
         if self.config is not None:
-            write_json(folder / "config.json", self.config)
-        return write_tokenizer(self._run, self._folder, folder)
+            # transformers would assume that the tokens 1 and 2 begin and end a text
+            ends = {"eos_token_id": separator(self._run, self._folder), "bos_token_id": None, "pad_token_id": None}
+            write_json(folder / "config.json", self.config | (ends if self._described else {}))
+        return has_tokenizer
 
 
 class Adapter(Exported):

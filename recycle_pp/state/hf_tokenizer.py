@@ -1,6 +1,7 @@
 """The tokenizer of an exported model.
 
 write_tokenizer(run, model_path, folder)     # returns False if the tokenizer is unknown
+separator(run, model_path)                   # the id of the token after every document; None if it is unknown
 copy_files(source, ["config.json"], folder); write_json(folder / "config.json", {...})
 """
 
@@ -9,11 +10,13 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from recycle_pp.data import tokenizer
 from recycle_pp.data.sources import is_text, paths
+from recycle_pp.data.token_file import describe
 from recycle_pp.storage.local_copy import copy, is_stored
 from recycle_pp.storage.local_copy import place as local
 
@@ -29,10 +32,7 @@ def write_tokenizer(run: Mapping[str, Any], origin: Path | None, folder: Path) -
     run     the run's settings, of which the groups `data` and `model` are read
     origin  the folder model.path, or None; its tokenizer is used if neither data.tokenizer nor the data name one
     """
-    data = run["data"]
-    place = data.get("tokenizer")
-    if place is None and _are_bytes(data, run["model"], origin):
-        place = tokenizer.BYTES
+    data, place = run["data"], _place(run, origin)
     if place is None:  # the run was trained on files of tokens or on the user's own dataset
         return origin is not None and copy_files(origin, TOKENIZER, folder)
     if place == tokenizer.BYTES:
@@ -42,6 +42,26 @@ def write_tokenizer(run: Mapping[str, Any], origin: Path | None, folder: Path) -
         copy(place, small=True)
     _copy_tokenizer(tokenizer.definition(place), data.get("separator"), folder)
     return True
+
+
+def separator(run: Mapping[str, Any], origin: Path | None) -> int | None:
+    """The id of the token that followed every document of the run's data; None if it is unknown."""
+    data, place = run["data"], _place(run, origin)
+    if place == tokenizer.BYTES:
+        return 0
+    with suppress(ValueError, OSError):  # a tokenizer may name no such token, and files of tokens may be gone
+        if place is not None:
+            return tokenizer.end_of_text(tokenizer.definition(place), data.get("separator"))[1]
+        described = filter(None, map(describe, map(local, paths(data.get("path")))))
+        return next((of.separator for of in described if of.packed is None), None)
+    return None
+
+
+def _place(run: Mapping[str, Any], origin: Path | None) -> str | None:
+    """data.tokenizer, or its default; None if the data are not text."""
+    data = run["data"]
+    place = data.get("tokenizer")
+    return tokenizer.BYTES if place is None and _are_bytes(data, run["model"], origin) else place
 
 
 def _are_bytes(data: Mapping[str, Any], model: Mapping[str, Any], origin: Path | None) -> bool:
@@ -71,22 +91,25 @@ def _copy_tokenizer(definition: Path, separator: str | None, folder: Path) -> No
         copy_files(definition.parent, TOKENIZER, folder)
     shutil.copyfile(definition, folder / "tokenizer.json")
     if not (folder / "tokenizer_config.json").exists():
-        end = tokenizer.end_of_text(definition, separator)
+        end, _ = tokenizer.end_of_text(definition, separator)
         write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end})
 
 
 def _write_bytes_tokenizer(folder: Path) -> None:
-    """Writes a byte-level BPE tokenizer without merges: a token's id is the value of its byte. Byte 0 ends a text."""
-    symbols = _byte_symbols()
+    """Writes a byte-level BPE tokenizer without merges: a token's id is the value of its byte. Byte 0 ends a text. It
+    is a special token whose name is the byte itself, so that no other text is mistaken for it."""
+    symbols = ["\0", *_byte_symbols()[1:]]
+    end = {"id": 0, "content": "\0", "special": True, "normalized": False}
+    end |= dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     model = {"type": "BPE", "vocab": {symbol: byte for byte, symbol in enumerate(symbols)}, "merges": []}
     write_json(
         folder / "tokenizer.json",
-        {"version": "1.0", "added_tokens": [], "pre_tokenizer": level, "decoder": level, "model": model},
+        {"version": "1.0", "added_tokens": [end], "pre_tokenizer": level, "decoder": level, "model": model},
     )
     write_json(
         folder / "tokenizer_config.json",
-        {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False},
+        {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, "eos_token": "\0"},
     )
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -15,6 +16,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 from recycle_pp import evaluate, export, generate, train
 from recycle_pp.config.settings import Settings
+from recycle_pp.data.token_file import Description, write_description
 from recycle_pp.state import checkpoint, hf_folder, hf_upload
 from recycle_pp.state.checksum import ABOUT, TABLE
 from recycle_pp.state.stored import StoredCheckpoints
@@ -195,6 +197,25 @@ def test_a_tokenizer_is_exported_for_bytes(run, tmp_path):
     everything = "".join(map(chr, range(1, 300))) + "héllo 😀\n\n  x"
     assert tokenizer(everything, add_special_tokens=False).input_ids == list(everything.encode())
     assert tokenizer.decode(list(everything.encode())) == everything
+    assert tokenizer("a\0b", add_special_tokens=False).input_ids == [97, 0, 98] and tokenizer.eos_token_id == 0
+    assert tokenizer.decode([97, 0], skip_special_tokens=True) == "a"
+
+
+def test_an_exported_model_ends_a_text_with_the_separator_of_the_data(run, tmp_path):
+    folder, config = formats.tokenizer(tmp_path / "tokenizer"), yaml.safe_load((run / "config.yaml").read_text())
+    ids = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+    of_tokens = {"tokenizer": None, "separator": None, "path": str(tmp_path / "tokens.bin")}
+    np.arange(100, dtype="<u2").tofile(tmp_path / "tokens.bin")
+    write_description(tmp_path / "tokens.bin", Description("uint16", 100, 1, 256, 5, 0, ""))
+    data = [({}, 0), ({"tokenizer": str(folder)}, ids[formats.END]), ({"separator": "a"}, ids["a"]), (of_tokens, 5)]
+    for number, (changes, end) in enumerate(data):
+        config["data"] |= changes
+        (run / "config.yaml").write_text(yaml.safe_dump(config))
+        out = tmp_path / str(number)
+        assert export.main([str(run), str(out)]) == 0
+        found = transformers.AutoConfig.from_pretrained(out)
+        assert (found.eos_token_id, found.bos_token_id, found.pad_token_id) == (end, None, None)
+        assert loaded(out).generation_config.eos_token_id == end
 
 
 @pytest.mark.parametrize("bare", [False, True])
