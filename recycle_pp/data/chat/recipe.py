@@ -20,7 +20,7 @@ from .packing import mark, rows_of, targets_in
 from .template import ChatTemplate
 
 TOGETHER = 4096  # conversations that are packed together
-VERSION = 1  # version of this method; after a change, existing files are not used any more
+VERSION = 2  # version of this method; after a change, existing files are not used any more
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from .piece import Piece
+from .piece import Piece, without_nulls
 
 ROWS = 1024  # number of rows read at once
 
@@ -48,7 +48,8 @@ def records(file: Path, columns: Sequence[str], offset: int) -> Iterator[tuple[d
         found = dataset[start : start + ROWS]
         for i in range(min(ROWS, len(dataset) - start)):
             row = start + i
-            yield {name: values[i] for name, values in found.items()}, f"{file}, row {row}", row + 1
+            cells = {name: without_nulls(values[i]) for name, values in found.items()}
+            yield cells, f"{file}, row {row}", row + 1
 
 
 def extent(file: Path) -> int:

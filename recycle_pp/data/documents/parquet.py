@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from .piece import Piece
+from .piece import Piece, without_nulls
 
 ROWS = 1024  # number of rows read at once
 TEXT = re.compile("(dictionary<values=)?(large_)?string(_view)?(, .*)?")  # types of a column of text
@@ -62,7 +62,8 @@ def _rows(
             for record in batch.to_pylist():
                 row += 1
                 if row > offset:
-                    yield record, f"{file}, row {row - 1}", row
+                    cells = {name: without_nulls(value) for name, value in record.items()}
+                    yield cells, f"{file}, row {row - 1}", row
         else:
             row += len(batch)
 

@@ -19,6 +19,13 @@ MARKED = (
 # like Qwen3: keeps only the thoughts of the last answer
 THINKS = "{% if loop.last and message.role == 'assistant' %}<think>{% endif %}{{ message.content }}"
 FORGETS = CHATML.replace("{{ message.content }}", THINKS)
+TOOLS = (
+    "{% if tools %}{{ tools | tojson }}\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if 'tool_calls' in message %}{% for call in message.tool_calls %}{{ call | tojson }}{% endfor %}"
+    "{% else %}{{ message.content }}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 START, END, VOCABULARY = 256, 257, 258
 
 
