@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -88,7 +89,8 @@ class Custom:
         given |= {name: of for name, of in (("input_ids", batch.inputs), ("labels", batch.labels)) if of.numel()}
         output = model(**arguments(model, given))
         if self._loss is not None:
-            return self._loss(output, batch)
+            # With these items, the dry run sees whether the loss divides by them.
+            return self._loss(output, replace(batch, items=items))  # type: ignore[arg-type]
         return getattr(output, "loss", output)
 
 

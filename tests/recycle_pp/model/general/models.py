@@ -298,6 +298,10 @@ def of_logits(output, batch):
     return F.cross_entropy(output.flatten(0, 1), batch.labels.flatten())
 
 
+def of_logits_by_items(output, batch):
+    return F.cross_entropy(output.flatten(0, 1), batch.labels.flatten(), reduction="sum") / batch.items
+
+
 def forgets_the_labels(output, batch):
     return output.mean()
 

@@ -228,6 +228,22 @@ def test_the_loss_may_be_a_function():
     assert same(given, cut(models.of_function("Plain", 2), models.batch()))
 
 
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_loss_that_divides_by_the_items_is_weighted_once(counted):
+    """Micro-batches with 20 and 3 counted labels. Without the counts of the step, each has the same weight."""
+    found = []
+    for loss in ("of_logits", "of_logits_by_items"):
+        stages = pipeline(models.of_function("Logits", 2, model__loss=f"{models.__name__}:{loss}"))
+        for g, count in enumerate((20, 3)):
+            one, boundary = models.batch(g), []
+            one.labels.view(-1)[count:] = -100
+            for stage in stages:
+                boundary = stage.forward(0, g, one.of_step(23 / 4 if counted else None), boundary)
+            backward(stages, g)
+        found.append({name: grad for stage in stages for name, grad in sums(stage).items()})
+    assert all(torch.allclose(grad, found[1][name], atol=1e-7) for name, grad in found[0].items())
+
+
 def test_validation_uses_no_random_numbers_and_does_not_affect_training():
     stage = Stage(models.of_function("Plain"), 0, CPU)
     batch = models.batch()
