@@ -27,7 +27,7 @@ class Batch:
             is the mean over all labels of the step that have a loss
     more    further arguments of the model's forward, each (b, ...): the tensors of `documents` if `Data.masked`, or the
             dataset's other tensors with data.build
-    counted number of labels with a loss in this micro-batch; None without `items`
+    counted number of labels with a loss in this micro-batch; None if it was not counted
     """
 
     inputs: Tensor
@@ -38,7 +38,9 @@ class Batch:
 
     def of_step(self, items: float | None) -> Batch:
         """The micro-batch with `items` and `counted`. Its labels should be on the CPU, because they are counted."""
-        return self if items is None else replace(self, items=items, counted=int((self.labels != IGNORED).sum()))
+        if items is None and (not self.labels.numel() or self.labels.is_floating_point()):
+            return self
+        return replace(self, items=items, counted=int((self.labels != IGNORED).sum()))
 
     def to(self, device: torch.device) -> Batch:
         more = {name: _moved(tensor, device) for name, tensor in self.more.items()}
@@ -49,9 +51,11 @@ class Batch:
 
         loss: the mean over this micro-batch's labels; without ignored labels, it is returned unchanged
         """
+        if self.counted == 0:
+            return loss.nan_to_num(0.0) * 0.0
         if self.items is None or self.counted is None or self.counted == self.items:
             return loss
-        return loss * (self.counted / self.items) if self.counted else loss.nan_to_num(0.0) * 0.0
+        return loss * (self.counted / self.items)
 
 
 def _moved(tensor: Tensor, device: torch.device) -> Tensor:

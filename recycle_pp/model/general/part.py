@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -168,8 +169,11 @@ class Part:
         self._batch = batch
         self._begin(0)
         items = None
-        if self._outline.weighs:
-            items = (batch.labels != IGNORED).sum().float() if batch.items is None else torch.tensor(batch.items)
+        if self._outline.weighs:  # at least one item, because without any label the sum of the losses is 0
+            count = (batch.labels != IGNORED).sum().float().clamp(min=1)
+            items = count if batch.items is None else torch.tensor(batch.items or 1.0)
+        elif batch.counted == 0:  # the mean over no label would be NaN, and so may be its gradient; `share_of` takes 0
+            batch = replace(batch, labels=torch.zeros_like(batch.labels))
         try:
             loss = self._source.loss(self.model, batch, items, batch.labels)
         except _Leave as leave:

@@ -8,7 +8,7 @@ from recycle_pp.model.general.dry_run import layers_of
 from recycle_pp.model.general.source import source_of
 from recycle_pp.model.stage import Stage
 from recycle_pp.numerics.optimizer import StageOptimizer
-from tests.recycle_pp.in_process import CPU, backward, forward, pipeline, reduce_alone, sums, train
+from tests.recycle_pp.in_process import CPU, backward, forward, pipeline, reduce_alone, small, sums, train
 
 from . import models
 
@@ -242,6 +242,21 @@ def test_a_loss_that_divides_by_the_items_is_weighted_once(counted):
             backward(stages, g)
         found.append({name: grad for stage in stages for name, grad in sums(stage).items()})
     assert all(torch.allclose(grad, found[1][name], atol=1e-7) for name, grad in found[0].items())
+
+
+@pytest.mark.parametrize("loss", ["of_logits", "of_logits_by_hand", "of_logits_by_items", None])
+@pytest.mark.parametrize("items", [None, 4.0, 0.0])
+def test_the_loss_of_a_micro_batch_without_any_label_is_zero(loss, items):
+    """With own models, and with the project's Transformer (None)."""
+    given = models.of_function("Logits", 2, model__loss=f"{models.__name__}:{loss}")
+    stages = pipeline(given if loss else small(parallel__microbatch_size=2))
+    one, boundary = models.batch(), []
+    one.labels.fill_(-100)
+    for stage in stages:
+        boundary = stage.forward(0, 0, one.of_step(items), boundary)
+    backward(stages, 0)
+    assert boundary[0] == 0 and not any(grad.any() for stage in stages for grad in sums(stage).values())
+    assert stages[-1].evaluate(one.of_step(items), stages[0].evaluate(one))[0] == 0
 
 
 def test_validation_uses_no_random_numbers_and_does_not_affect_training():
