@@ -11,6 +11,7 @@ machine. Needs the extra `hf`: transformers runs the model as exported by `recyc
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
 import sys
@@ -23,6 +24,7 @@ from typing import Any, NoReturn
 import torch
 
 from recycle_pp.state.hf_folder import Exported, of_run
+from recycle_pp.state.hf_tokenizer import end_ids
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -67,18 +69,22 @@ def load(weights: Exported) -> tuple[Any, Any]:
             )
         config = transformers.AutoConfig.from_pretrained(folder)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        file = Path(folder, "generation_config.json")
+        ends = json.loads(file.read_text()).get("eos_token_id") if file.is_file() else None
     model = transformers.AutoModelForCausalLM.from_config(config)
     state = weights.load(list(weights.parts))
     missing, unexpected = model.load_state_dict(state, strict=False)
     tied = set(getattr(model, "all_tied_weights_keys", None) or model._tied_weights_keys or ())
     if wrong := sorted({*missing, *unexpected} - tied):
         raise ValueError(f"config.json and the checkpoint do not match: {wrong[0]}")
+    of_config = getattr(config, "eos_token_id", None)
+    model.generation_config.eos_token_id = end_ids(ends, of_config, tokenizer.eos_token_id, weights.separator) or None
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return model.to(device).eval(), tokenizer
 
 
 def generate(model: Any, tokenizer: Any, arguments: argparse.Namespace) -> None:
-    """Prints the prompt and up to --max-tokens generated tokens."""
+    """Prints the prompt and up to --max-tokens generated tokens, until one that ends a text."""
     import transformers
 
     ids = tokenizer(arguments.prompt, return_tensors="pt", add_special_tokens=False).input_ids.to(model.device)
@@ -94,14 +100,14 @@ def generate(model: Any, tokenizer: Any, arguments: argparse.Namespace) -> None:
     if arguments.temperature:
         sampling = {"do_sample": True, "temperature": arguments.temperature, "top_k": arguments.top_k, "top_p": 1.0}
     torch.manual_seed(arguments.seed)
-    end = tokenizer.eos_token_id
+    ends = model.generation_config.eos_token_id
     with torch.inference_mode():
         model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=count,
-            pad_token_id=end if end is not None else 0,
-            eos_token_id=end,
+            pad_token_id=ends[0] if ends else 0,
+            eos_token_id=ends,
             streamer=transformers.TextStreamer(tokenizer, skip_special_tokens=True),
             **sampling,
         )

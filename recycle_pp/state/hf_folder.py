@@ -41,7 +41,7 @@ from recycle_pp.telemetry.stored_run import is_url, local
 
 from . import checkpoint
 from .checksum import damage
-from .hf_tokenizer import copy_files, separator, write_json, write_tokenizer
+from .hf_tokenizer import answer_end, copy_files, end_ids, separator, write_json, write_tokenizer
 from .stored import StoredCheckpoints, steps_in
 
 A, B = ".lora_A.default.weight", ".lora_B.default.weight"  # suffixes of the names of an adapter's matrices
@@ -146,9 +146,23 @@ class Exported:
         has_tokenizer = write_tokenizer(self._run, self._folder, folder)
         if self.config is not None:
             # transformers would assume that the tokens 1 and 2 begin and end a text
-            ends = {"eos_token_id": separator(self._run, self._folder), "bos_token_id": None, "pad_token_id": None}
-            write_json(folder / "config.json", self.config | (ends if self._described else {}))
+            ends = {"eos_token_id": self.separator, "bos_token_id": None, "pad_token_id": None}
+            config = self.config | (ends if self._described else {})
+            write_json(folder / "config.json", config)
+            self._end_answers(folder / "generation_config.json", config.get("eos_token_id"))
         return has_tokenizer
+
+    def _end_answers(self, file: Path, of_config: int | list[int] | None) -> None:
+        """Adds the token that ends an answer to those in generation_config.json at which `generate` stops."""
+        end, found = answer_end(self._run), json.loads(file.read_text()) if file.is_file() else {}
+        ends = end_ids(found.get("eos_token_id", of_config))
+        if end is not None and end not in ends:
+            write_json(file, found | {"eos_token_id": [*ends, end]})
+
+    @property
+    def separator(self) -> int | None:
+        """The id of the token after every document of the training data; None if it is unknown."""
+        return separator(self._run, self._folder)
 
 
 class Adapter(Exported):

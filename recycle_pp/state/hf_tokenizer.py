@@ -2,6 +2,7 @@
 
 write_tokenizer(run, model_path, folder)     # returns False if the tokenizer is unknown
 separator(run, model_path)                   # the id of the token after every document; None if it is unknown
+answer_end(run)                              # the id of the token after every answer; None without conversations
 copy_files(source, ["config.json"], folder); write_json(folder / "config.json", {...})
 """
 
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from recycle_pp.data import tokenizer
+from recycle_pp.data.chat.template import ChatTemplate
 from recycle_pp.data.sources import is_text, paths
 from recycle_pp.data.token_file import describe
 from recycle_pp.storage.local_copy import copy, is_stored
@@ -55,6 +57,22 @@ def separator(run: Mapping[str, Any], origin: Path | None) -> int | None:
         described = filter(None, map(describe, map(local, paths(data.get("path")))))
         return next((of.separator for of in described if of.packed is None), None)
     return None
+
+
+def answer_end(run: Mapping[str, Any]) -> int | None:
+    """The id of the special token that ends an answer in the run's conversations; None without data.format=chat."""
+    place = run["data"].get("tokenizer")
+    if run["data"].get("format") != "chat" or place is None:
+        return None
+    with suppress(ValueError):  # the folder of the tokenizer may be gone
+        return ChatTemplate(place).end
+    return None
+
+
+def end_ids(*found: int | Sequence[int] | None) -> list[int]:
+    """All ids in values of `eos_token_id`."""
+    several = [of if isinstance(of, Sequence) else [of] for of in found if of is not None]
+    return list(dict.fromkeys(one for of in several for one in of))
 
 
 def _place(run: Mapping[str, Any], origin: Path | None) -> str | None:

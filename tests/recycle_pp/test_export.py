@@ -24,6 +24,7 @@ from recycle_pp.storage.store import Store
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.testing import reference_trainer as plain
 from tests.recycle_pp.data import formats
+from tests.recycle_pp.data.chat import chats
 from tests.recycle_pp.in_process import small
 from tests.recycle_pp.state.test_checkpoint import job, save
 
@@ -170,6 +171,49 @@ def test_a_model_of_another_folder_keeps_its_names_config_and_tokenizer(run, tmp
     ids = torch.arange(10).view(1, 10)
     with torch.no_grad():
         assert torch.equal(restored(ids).logits, model.eval()(ids).logits)
+
+
+def folder_biased_to(token: int, run: Path, at: Path) -> Path:
+    """A folder whose model, in the checkpoint of step 4 of the run, always prefers the token."""
+    source = formats.tokenizer(at)
+    sizes = {"vocab_size": 320, "n_layer": 1, "n_head": 1, "n_embd": 8, "n_positions": 64, "eos_token_id": 3}
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model("gpt2", **sizes))
+    with torch.no_grad():
+        model.transformer.ln_f.weight.zero_()
+        model.transformer.ln_f.bias.fill_(1)
+        model.transformer.wte.weight[token] = 9
+    model.config.save_pretrained(source)
+    with_path(run, source)
+    saver = checkpoint.Saver(run / "checkpoints")
+    saver.save(4, 0, {f"model.{name}": p.detach() for name, p in model.named_parameters()})
+    checkpoint.finish(run / "checkpoints", 4, [saver.wait()], {})
+    return source
+
+
+@pytest.mark.parametrize(
+    "token, ends, stops", [(7, [1, 7], True), (7, 7, True), (3, 1, True), (9, 1, True), (8, 1, False)]
+)
+def test_a_text_ends_with_any_token_that_the_folder_or_the_data_name(run, tmp_path, capsys, token, ends, stops):
+    source = folder_biased_to(token, run, tmp_path / "source")
+    (source / "generation_config.json").write_text(json.dumps({"eos_token_id": ends}))
+    tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": formats.END}
+    (source / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    names = {of: name for name, of in json.loads((source / "tokenizer.json").read_text())["model"]["vocab"].items()}
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["data"] |= {"tokenizer": str(source), "separator": names[9]}
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    assert generate.main([str(run), "--prompt", "def", "--temperature", "0", "--max-tokens", "5"]) == 0
+    assert capsys.readouterr().out == "def" + names[token] * (1 if stops else 5) + "\n"
+
+
+def test_an_export_trained_on_conversations_stops_after_an_answer(run, tmp_path):
+    source, config = folder_biased_to(7, run, tmp_path / "source"), yaml.safe_load((run / "config.yaml").read_text())
+    (source / "generation_config.json").write_text('{"eos_token_id": 1, "top_k": 5}')
+    config["data"] |= {"tokenizer": str(chats.tokenizer(tmp_path / "chat")), "format": "chat"}
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    assert export.main([str(run), str(tmp_path / "out")]) == 0
+    found = json.loads((tmp_path / "out" / "generation_config.json").read_text())
+    assert found == {"eos_token_id": [1, chats.END], "top_k": 5}
 
 
 def with_path(run: Path, folder: Path) -> None:

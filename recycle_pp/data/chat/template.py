@@ -3,6 +3,7 @@
     template = ChatTemplate("models/qwen2")
     ids, counted = template.encode(conversation)    # (n,) tokens, (n,) bool
     template.vocabulary                             # the largest id + 1
+    template.end                                    # the special token after an answer
 
 A template with {% generation %} marks the assistant's text itself. With other templates, two texts are rendered for
 each answer: one from the earlier messages and the prompt for an answer, and one from the messages up to the answer. The
@@ -78,6 +79,18 @@ class ChatTemplate:
             for begin, end in self._spans(conversation, text):
                 counted |= (ends > begin) & (begins < end)
         return np.asarray(found["input_ids"], np.uint32), counted
+
+    @property
+    def end(self) -> int | None:
+        """The special token that ends every answer; None if the template writes none, or if that is not known."""
+        try:
+            ids, counted = self.encode(
+                Conversation([{"role": "user", "content": "a"}, {"role": _ASSISTANT, "content": "b"}])
+            )
+        except ValueError:  # the template demands other messages
+            return None
+        known = self._tokenizer.added_tokens_decoder
+        return next((int(of) for of in reversed(ids[counted]) if int(of) in known and known[int(of)].special), None)
 
     def _spans(self, conversation: Conversation, text: str) -> Iterator[tuple[int, int]]:
         """Yields (begin, end), in characters, for each text of the assistant that has a loss."""
