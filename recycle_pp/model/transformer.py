@@ -174,9 +174,18 @@ class Attention(nn.Module):
             )
             qkv = torch.cat([q.to(v.dtype), k.to(v.dtype), v], 2)
         q, k, v = (part.transpose(1, 2) for part in self.rope_qkv(qkv, self.heads, self.kv_heads, cos, sin))
-        gqa = self.heads != self.kv_heads
-        y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=gqa)
+        y = attend(q, k, v, mask)
         return self.wo(y.transpose(1, 2).reshape(len(x), -1))
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """The attention of queries (b, heads, T, d) to keys and values (b, kv_heads, T, d); mask: see `Attention`."""
+    groups = q.shape[1] // k.shape[1]
+    if groups > 1 and mask is not None and q.is_cuda:
+        # With a mask, only torch's slow and large reference kernel takes groups on a GPU.
+        k, v = (part.unsqueeze(2).expand(-1, -1, groups, -1, -1).flatten(1, 2) for part in (k, v))
+        groups = 1
+    return F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=groups > 1)
 
 
 class FeedForward(nn.Module):

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn import functional as F
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.data.batch import documents
@@ -14,7 +15,7 @@ from recycle_pp.model.document_check import refuse_leaks
 from recycle_pp.model.general.source import source_of
 from recycle_pp.model.stage import Stage
 from recycle_pp.model.stage_module import Batch
-from recycle_pp.model.transformer import Build, Transformer
+from recycle_pp.model.transformer import Build, Transformer, attend, document_mask
 from tests.recycle_pp.in_process import CPU, backward, pipeline, small, sums
 from tests.recycle_pp.model.general import models
 
@@ -127,3 +128,25 @@ def test_a_custom_module_that_mixes_documents_is_rejected(stage):
     with pytest.raises(ValueError, match=rf"stage {stage} of this model mixes documents"):
         refuse_leaks(Stage(config, stage, CPU))
     refuse_leaks(Stage(models.of_function("Plain", 3, data__document_mask=True), stage, CPU))  # mixes no tokens
+
+
+class AsOnCuda(torch.Tensor):
+    is_cuda = True
+
+
+@pytest.mark.parametrize("masked, groups", [(True, False), (False, True)])
+def test_groups_with_a_mask_are_expanded_on_a_gpu(masked, groups, monkeypatch):
+    """Else torch would select its reference kernel, which holds a matrix of T x T for every head."""
+    seen, real = [], F.scaled_dot_product_attention
+
+    def attention(*args, **kwargs):
+        seen.append(kwargs["enable_gqa"])
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", attention)
+    random = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, heads, T, 8, generator=random) for heads in (4, 2, 2))
+    mask = document_mask(torch.arange(T).expand(2, T) // 5) if masked else None
+    expected = attend(q, k, v, mask)
+    torch.testing.assert_close(attend(q.as_subclass(AsOnCuda), k, v, mask).as_subclass(torch.Tensor), expected)
+    assert seen == [True, groups]
