@@ -12,7 +12,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-FAMILY = ("llama", "mistral", "qwen2", "qwen3")
+FAMILY: dict[
+    str, dict[str, Any]
+] = {  # model_type -> what a missing key means to transformers, if not what it does here
+    "llama": {},
+    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen2": {"num_key_value_heads": 32, "sliding_window": 4096},
+    "qwen3": {"num_key_value_heads": 32, "sliding_window": 4096, "head_dim": 128},
+}
 
 
 def llama_sizes(folder: Path, sequence: int) -> dict[str, Any]:
@@ -28,13 +35,16 @@ def llama_sizes(folder: Path, sequence: int) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ValueError(f"model.path must name a folder with a config.json, not {folder}") from error
     kind = c.get("model_type")
-    rope = c.get("rope_parameters") or {**(c.get("rope_scaling") or {}), "rope_theta": c.get("rope_theta", 10000.0)}
+    c = FAMILY.get(kind, {}) | c
+    theta = c.get("rope_theta") or 10000.0
+    rope = {"rope_theta": theta, **(c.get("rope_scaling") or c.get("rope_parameters") or {})}
     scaling = rope.get("rope_type") or rope.get("type") or "default"
     lacks = {
         f"model_type {kind}": kind not in FAMILY,
         f"hidden_act {c.get('hidden_act')}": c.get("hidden_act", "silu") != "silu",
         "attention_bias": bool(c.get("attention_bias")),
         "mlp_bias": bool(c.get("mlp_bias")),
+        "attention_dropout": bool(c.get("attention_dropout")),
         f"rope_type {scaling}": scaling not in ("default", "linear", "llama3"),
         "sliding_window": 0 < _window(c) < sequence,
     }
@@ -56,7 +66,7 @@ def _sizes(c: dict[str, Any], rope: dict[str, Any], scaling: str) -> dict[str, A
         "head_dim": c.get("head_dim") or width // heads,
         "ffn": c["intermediate_size"],
         "vocabulary": c["vocab_size"],
-        "rope_theta": float(rope.get("rope_theta", 10000.0)),
+        "rope_theta": float(rope["rope_theta"]),
         "rope_scaling": _scaling(scaling, rope),
         "norm_eps": float(c.get("rms_norm_eps", 1e-6)),
         "tied": bool(c.get("tie_word_embeddings", False)),

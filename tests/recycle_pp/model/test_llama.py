@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from recycle_pp.config.compose import compose
+from recycle_pp.config.llama import llama_sizes
 from recycle_pp.data.batches import Batches
 from recycle_pp.model.llama_names import to_llama
 from tests.recycle_pp.in_process import backward, pipeline, sums, train
@@ -113,10 +114,11 @@ def test_a_tied_matrix_is_one_parameter_in_two_stages(tmp_path):
 @pytest.mark.parametrize(
     ("kind", "more", "sentence"),
     [
-        ("gemma2", {}, "model=llama does not support model_type gemma2, which .*config.json requires; use model=hf"),
-        ("llama", {"attention_bias": True}, "model=llama does not support attention_bias"),
-        ("mistral", {"sliding_window": 8}, "model=llama does not support sliding_window"),
-        ("llama", {"hidden_act": "gelu"}, "model=llama does not support hidden_act gelu"),
+        ("gemma2", {}, "model=llama has no model_type gemma2, which .*config.json requires; model=hf trains it"),
+        ("llama", {"attention_bias": True}, "model=llama has no attention_bias"),
+        ("mistral", {"sliding_window": 8}, "model=llama has no sliding_window"),
+        ("llama", {"attention_dropout": 0.1}, "model=llama has no attention_dropout"),
+        ("llama", {"hidden_act": "gelu"}, "model=llama has no hidden_act gelu"),
         ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope_type dynamic"),
     ],
 )
@@ -124,6 +126,41 @@ def test_unsupported_features_are_rejected_by_name(kind, more, sentence, tmp_pat
     models.folder(kind, tmp_path, **more)
     with pytest.raises(ValueError, match=sentence):
         of(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"num_key_value_heads": 4},
+        {"rope_theta": 5e5},
+        {"rope_theta": 5e5, "rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+        {"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2.0}},
+        {"rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}},
+        {"tie_word_embeddings": True, "rms_norm_eps": 1e-5},
+    ],
+    ids=str,
+)
+def test_a_missing_key_has_the_default_of_transformers(kind, more, tmp_path):
+    sizes = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "num_attention_heads": 32, **sizes, **more}))
+    found, config = llama_sizes(tmp_path, 64), transformers.AutoConfig.from_pretrained(tmp_path)
+    rope = config.rope_parameters
+    assert found["kv_heads"] == config.num_key_value_heads and found["norm_eps"] == config.rms_norm_eps
+    assert found["head_dim"] == getattr(config, "head_dim", 2) and found["tied"] == config.tie_word_embeddings
+    assert found["rope_theta"] == rope["rope_theta"] and (found["rope_scaling"] == [2.0]) == ("factor" in rope)
+
+
+def test_a_missing_sliding_window_is_that_of_transformers(tmp_path):
+    models.folder("mistral", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["sliding_window"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    window = transformers.AutoConfig.from_pretrained(tmp_path).sliding_window
+    assert llama_sizes(tmp_path, window)
+    with pytest.raises(ValueError, match="model=llama has no sliding_window"):
+        llama_sizes(tmp_path, window + 1)
 
 
 def test_a_missing_size_is_named(tmp_path):
