@@ -16,7 +16,7 @@ import sys
 import traceback
 
 from recycle_pp.config.settings import Settings
-from recycle_pp.consensus.agreement import Agreement, Leader
+from recycle_pp.consensus.agreement import PLANNING, Agreement, Leader
 from recycle_pp.fitting.footprint import footprint
 from recycle_pp.fitting.understudy_policy import why_none
 from recycle_pp.telemetry.background import BackgroundStream, in_thread
@@ -37,6 +37,8 @@ from .coordinator import WRITE_SECONDS, Coordinator
 # Heartbeats at which to call gc.freeze(). Otherwise each garbage collection would scan the 200,000 objects of imports
 # and the planner, which are never freed, and would block the loop for 50 ms.
 FREEZES = (0, 10, 60)
+# Time for an election and the start of the next coordinator, after `control.suspicion` + PLANNING seconds of silence
+TAKEOVER_SECONDS = 10.0
 SCREEN_SECONDS = 2.0  # longest wait at the end of the job for the console to print the last lines
 # Seconds until the planner's thread must release the GIL. The loop releases the GIL for each message, so with Python's
 # default of 5 ms, announcing a death to 128 workers took 100 ms (bench/loop.py).
@@ -142,7 +144,13 @@ class Host:
             if beat in FREEZES:
                 gc.freeze()
             await self._state.lease.wait()
-            self._run.later(self._heartbeat.write, self._state.job.workers.values())
+            self._run.later(self._heartbeat.write, self._state.job.workers.values(), self._patience())
+            self._run.later(self._run.lock_if_free)  # the lost coordinator may have had the lock
             self._state.recorder.retry()
             self._exporters.look()
             await asyncio.sleep(SECONDS)
+
+    def _patience(self) -> float:
+        """See `Sign.patience`. 0 if all supervisors are on one node, because its launcher ends them together."""
+        several = len({rank.node for rank in self._state.roster if rank.node is not None}) > 1
+        return self._state.settings.control.suspicion + PLANNING + TAKEOVER_SECONDS if several else 0.0

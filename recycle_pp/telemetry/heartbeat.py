@@ -53,6 +53,7 @@ class Sign(msgspec.Struct, frozen=True):
     live: list[WorkerName]  # workers that take part in the step
     over: bool  # the job has ended
     code: int | None  # exit code of a job that has ended
+    patience: Seconds = 0.0  # after this time without a newer sign no supervisor on another node takes over any more
 
     @classmethod
     def read(cls, run: RunFolder) -> Sign | None:
@@ -93,7 +94,9 @@ class Pulse:
 
     def look(self) -> Life:
         """Whether the job is running now. If the coordinator is on another machine, the first call waits for the next
-        sign: 1 s if the job is running, else `SILENT_SECONDS`. Raises UnreadableFile if the file is damaged."""
+        sign: 1 s if the job is running, else `SILENT_SECONDS`. Raises UnreadableFile if the file is damaged.
+
+        If another node may still take over from a coordinator that is lost, waits `Sign.patience` for its sign."""
         if time.monotonic() > self._looked + SILENT_SECONDS:
             self._sign = None  # forgotten, because a change since an old sign does not prove that the job still runs
         while True:
@@ -110,15 +113,17 @@ class Pulse:
                 age = max(0.0, time.time() - sign.time)
                 return Life("over", f"the coordinator ended with exit code {sign.code}", sign, age)
             coordinator = f"the coordinator, process {sign.pid} on {sign.host},"
+            age, ended = now - self._since, False
             if sign.here:
-                age = max(0.0, time.time() - sign.time)
-                if _started(sign.pid) == sign.started:
-                    return Life("alive", f"{coordinator} runs; last heartbeat {age:.0f} s ago", sign, age)
-                return Life("gone", f"{coordinator} has ended; last heartbeat {age:.0f} s ago", sign, age)
-            age = now - self._since
-            if age > SILENT_SECONDS:
+                ended = _started(sign.pid) != sign.started
+                age = max(age if ended else 0.0, time.time() - sign.time)
+                if ended and age >= sign.patience:
+                    return Life("gone", f"{coordinator} has ended; last heartbeat {age:.0f} s ago", sign, age)
+            elif age > max(SILENT_SECONDS, sign.patience):
                 return Life("silent", f"{coordinator} has sent no heartbeat for {age:.0f} s", sign, age)
-            if self._changed:
+            if ended and self._changed:
+                return Life("alive", f"{coordinator} has ended, and another node may take over", sign, age)
+            if self._changed or (sign.here and not ended):
                 return Life("alive", f"{coordinator} runs; last heartbeat {age:.0f} s ago", sign, age)
             time.sleep(_POLL)
 
@@ -141,8 +146,8 @@ class Heartbeat:
         self._started = _started(os.getpid()) or 0
 
     @guarded
-    def write(self, live: Iterable[Worker], over: bool = False, code: int | None = None) -> None:
-        """Writes the file, unless a newer coordinator has written it."""
+    def write(self, live: Iterable[Worker], patience: float = 0.0, over: bool = False, code: int | None = None) -> None:
+        """Writes the file, unless a newer coordinator has written it. patience: see `Sign`"""
         term = self._term()
         with suppress(UnreadableFile):
             if (last := Sign.read(self._run)) is not None and last.term > term:
@@ -159,6 +164,7 @@ class Heartbeat:
             live=[str(worker) for worker in sorted(live)],
             over=over,
             code=code,
+            patience=patience,
         )
         self._run.write_json(self._run.heartbeat, msgspec.to_builtins(sign), indent=None)
 

@@ -162,6 +162,12 @@ class RunFolder:
         except OSError:  # a file system without locks; heartbeat.json is the only protection
             pass
 
+    def lock_if_free(self) -> None:
+        """Locks the folder, unless this process or another one has locked it. A missing folder stays unlocked."""
+        with suppress(ValueError, OSError):
+            if self._lock < 0:
+                self.lock()
+
     def unlock(self) -> None:
         if self._lock >= 0:
             os.close(self._lock)

@@ -8,6 +8,8 @@ import time
 import psutil
 import pytest
 
+from recycle_pp.telemetry.heartbeat import SECONDS, Sign, address_of, refuse_running
+
 from .launched import COMMON, Launched
 from .table import RESULTS
 
@@ -108,6 +110,27 @@ def test_the_coordinator_may_be_lost_while_workers_are_importing(expected, tmp_p
         assert not job.events("started"), "the coordinator must be lost before workers have started"
         job.kill(0)
         survives(job, [1, 2], expected)
+
+
+def test_a_take_over_does_not_look_like_the_end_of_the_job(tmp_path):
+    with Launched(tmp_path, arguments=("run.steps=100000", "run.validate_every=0", "emulate=sleep")) as job:
+        job.wait_for_step(3)
+        time.sleep(2 * SECONDS)  # the heartbeat of a job with several nodes
+        job.supervisors([0])[0].kill()
+        with pytest.raises(ValueError, match="belongs to a job that still runs"):
+            refuse_running(job.run)
+        job.wait_for_event("resumed")
+        assert address_of(job.run) == Sign.read(job.run).address
+        job.wait_until(lambda: locked(job.run), "the lock of the next coordinator", 10)
+
+
+def locked(run) -> bool:
+    try:
+        run.lock()
+    except ValueError:
+        return True
+    run.unlock()
+    return False
 
 
 @slow  # quick counterpart: the same case with forked processes in test_coordinator.py

@@ -292,6 +292,38 @@ def test_a_follower_ends_with_the_job_but_not_before_the_next_coordinator_can_co
     assert not Pulse(run).ended()
 
 
+def test_if_another_node_can_take_over_a_job_without_a_coordinator_counts_as_running_until_then(run):
+    def takes_over():
+        time.sleep(0.5)
+        Heartbeat(run, lambda: 1, "127.0.0.1:2").write([], 20.0)
+
+    pulse = Pulse(run)
+    assert pulse.look().verdict == "alive"
+    wrote(run, started=1, patience=20.0)
+    successor = threading.Thread(target=takes_over)
+    successor.start()
+    assert pulse.look().proof.endswith("has ended, and another node may take over")
+    with pytest.raises(ValueError, match="belongs to a job that still runs"):
+        heartbeat.refuse_running(run)
+    successor.join()
+    assert heartbeat.address_of(run) == "127.0.0.1:2"
+    wrote(run, started=1, patience=1.0)
+    assert status_after(run, "gone") > 0.5
+
+
+def test_the_silence_of_a_coordinator_on_another_machine_lasts_until_no_node_can_take_over(run, monkeypatch):
+    monkeypatch.setattr(heartbeat, "SILENT_SECONDS", 0.1)
+    wrote(run, boot="another", patience=1.0)
+    assert status_after(run, "silent") > 0.9
+
+
+def status_after(run, verdict: str) -> float:
+    """Seconds until a look has this verdict."""
+    begin = time.monotonic()
+    assert Pulse(run).look().verdict == verdict
+    return time.monotonic() - begin
+
+
 @pytest.fixture
 def impatient(monkeypatch):
     monkeypatch.setattr(heartbeat, "SILENT_SECONDS", 1.0)
