@@ -212,30 +212,36 @@ def continued(settings: Settings, arguments: list[str]) -> tuple[Settings, list[
     """
     folder = RunFolder(settings.run.dir)
     if settings.run.resume in (True, "auto"):
-        fetch_run(settings.checkpoint.store, folder)
-    if settings.run.resume in (True, "auto") and folder.config.exists():
-        from recycle_pp.config.resume import take_up
+        url = settings.checkpoint.store or _stored_at(folder)
+        stored = fetch_run(url, folder)
+        if folder.config.exists() and (stored or finished(folder.checkpoints)):
+            from recycle_pp.config.resume import take_up
 
-        before = folder.read_config()
-        group = before.get("checkpoint")
-        url = settings.checkpoint.store or (group.get("store") if isinstance(group, dict) else None)
-        if finished(folder.checkpoints) or (isinstance(url, str) and survey(url, RESUME_SECONDS).step):
-            return take_up(arguments, before)
+            return take_up(arguments, folder.read_config())
     return settings, []
 
 
-def fetch_run(url: str | None, folder: RunFolder) -> None:
-    """Copies the run's small files from its store, if this machine has no config.yaml of the run.
+def _stored_at(folder: RunFolder) -> str | None:
+    """checkpoint.store in the folder's config.yaml."""
+    group = folder.read_config().get("checkpoint") if folder.config.exists() else None
+    url = group.get("store") if isinstance(group, dict) else None
+    return url if isinstance(url, str) else None
+
+
+def fetch_run(url: str | None, folder: RunFolder) -> bool:
+    """Copies the run's small files from its store, if a coordinator of a later term has run on a machine without this
+    folder. Returns whether the store has a checkpoint.
 
     Raises ValueError if the store does not answer, or if the run's job still runs elsewhere.
     """
-    if url is None or folder.config.exists() or not survey(url, STORE_SECONDS).step:
-        return
+    if url is None or not survey(url, RESUME_SECONDS if folder.config.exists() else STORE_SECONDS).step:
+        return False
     startup.update(f"copies the run's files from {url}")
     command = [sys.executable, "-m", "recycle_pp.telemetry.stored_run", url, str(folder.path)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise ValueError(done.stdout.strip() or f"{url} could not be read: exit code {done.returncode}")
+    return True
 
 
 def look_into_store(settings: Settings) -> Survey:

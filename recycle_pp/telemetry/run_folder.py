@@ -133,8 +133,7 @@ class RunFolder:
             run.lock()
             run.make()
             # The lines of a job that was killed may reach the store only after this folder was copied from there.
-            newest = _newest_term((run.metrics, run.samples, run.events, run.heartbeat))
-            run.first_term = 1 + max(newest, 0 if done else EARLIER)
+            run.first_term = 1 + max(run.newest_term, 0 if done else EARLIER)
             run._write_config(settings)
             for path, kept in places.items():
                 _rewrite(path, kept)
@@ -149,6 +148,11 @@ class RunFolder:
         """Whether the folder has a committed step or a checkpoint. A run that failed to start has neither."""
         steps = self.metrics.exists() and self.metrics.stat().st_size > 0
         return steps or bool(finished(self.checkpoints))
+
+    @property
+    def newest_term(self) -> int:
+        """The highest term of the coordinators that have written into this folder; EARLIER if there is none."""
+        return _newest_term((self.metrics, self.samples, self.events, self.heartbeat))
 
     def lock(self) -> None:
         """Locks the folder until `unlock` or the end of this process. Raises ValueError if another job has locked

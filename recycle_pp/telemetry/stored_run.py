@@ -91,25 +91,26 @@ class RunCopy:
 
 
 def fetch(store: Store, folder: Path) -> None:
-    """Writes the run's files to `folder`. Replaces each file as a whole.
+    """Writes the run's files to `folder`. Replaces each file as a whole, but keeps the lines of files that grow.
 
     Raises Absent if the store has no run, and StoreError if a request fails.
     """
     with tempfile.TemporaryDirectory(prefix="recycle-run-") as objects:
-        _Download(store, folder, Path(objects)).update()
+        _Download(store, folder, Path(objects), keeps=True).update()
 
 
 class _Download:
     """Downloads a run's files. Later updates download only what has changed: otherwise, in a run with many files, the
     heartbeat would arrive so rarely that the job counts as silent."""
 
-    def __init__(self, store: Store, folder: Path, objects: Path, only: str | None = None) -> None:
+    def __init__(self, store: Store, folder: Path, objects: Path, only: str | None = None, keeps: bool = False) -> None:
         """
         folder:  for the run's files
         objects: for the objects of the store
         only:    name of the only file to download; None: all files
+        keeps:   whether lines stay that are in the folder and not in the store
         """
-        self._store, self._folder, self._objects, self._only = store, folder, objects, only
+        self._store, self._folder, self._objects, self._only, self._keeps = store, folder, objects, only, keeps
         self._here: dict[str, Object] = {}  # object -> its version in the folder `objects`
         self._written: dict[str, list[list[tuple[str, Object]]]] = {}  # file -> its objects in each copy
 
@@ -135,6 +136,8 @@ class _Download:
         target = self._folder / file
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}")
+        if self._keeps and target.exists():
+            contents = [target.read_bytes(), *contents]
         temporary.write_bytes(_joined(contents) if file.endswith(GROWING) else contents[-1])
         temporary.replace(target)
 
@@ -190,17 +193,20 @@ def files(folder: Path) -> Iterator[str]:
 
 
 def main(url: str, folder: str) -> int:
-    """Downloads the files of a run that has ended to `folder`. Returns the exit code.
+    """Downloads the files of a run that has ended to `folder`, unless the folder is as new. Returns the exit code.
 
     The exit code is 0 even if the store lacks these files, and 2 after printing a sentence about an error.
     """
     try:
-        life = Pulse(RunFolder(follow(url, only=HEARTBEAT))).look()
+        run, stored = RunFolder(folder), RunFolder(follow(url, only=HEARTBEAT))
+        if run.config.exists() and run.newest_term >= stored.newest_term:
+            return 0
+        life = Pulse(stored).look()
         if life.verdict == "alive":
             print(f"checkpoint.store={url} belongs to a job that still runs: {life.proof}")
             return 2
         fetch(Store(url, LOCAL_PATIENCE_SECONDS), Path(folder))
-        RunFolder(folder).heartbeat.unlink(missing_ok=True)
+        run.heartbeat.unlink(missing_ok=True)
     except Absent:  # an earlier version stored checkpoints only
         return 0
     except (StoreError, OSError) as error:

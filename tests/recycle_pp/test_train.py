@@ -6,12 +6,16 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from recycle_pp import train
+from recycle_pp.config.compose import compose
 from recycle_pp.config.settings import Settings
+from recycle_pp.state.survey import Survey
 from recycle_pp.telemetry import startup
+from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.launch import Launch
 
 pytestmark = pytest.mark.timeout(120)
@@ -274,6 +278,18 @@ def test_resume_auto_restarts_a_run_that_has_no_checkpoint(tmp_path):
     assert settings.run.resume is False
     assert again.metrics.read_text() == "", "step 0 is repeated"
     again.unlock()
+
+
+def test_a_resume_in_an_old_folder_also_looks_for_a_newer_run_in_the_store(tmp_path, monkeypatch):
+    RunFolder.create(Settings().with_values({"run.dir": str(tmp_path), "checkpoint.store": "s3://bucket/run"})).unlock()
+    asked = []
+    monkeypatch.setattr(train, "survey", lambda *asked, **how: Survey(step=7))
+    monkeypatch.setattr(
+        train.subprocess, "run", lambda command, **how: asked.append(command[-2:]) or SimpleNamespace(returncode=0)
+    )
+    arguments = [f"run.dir={tmp_path}", "run.resume=true"]
+    settings, _ = train.continued(compose(arguments), arguments)
+    assert asked == [["s3://bucket/run", str(tmp_path)]] and settings.checkpoint.store == "s3://bucket/run"
 
 
 def test_settings_are_checked_again_after_automatic_values_are_measured(tmp_path, monkeypatch):

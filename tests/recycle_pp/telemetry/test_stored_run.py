@@ -153,3 +153,22 @@ def test_before_a_resume_only_the_heartbeat_is_downloaded_to_see_whether_the_job
         patch.setattr(stored_run.Pulse, "look", look)
         assert stored_run.main(store.url, str(tmp_path / "there")) == 2
     assert set(seen) == {"heartbeat.json"}
+
+
+def test_a_resume_in_an_older_folder_gets_the_lines_and_the_term_of_a_later_coordinator(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(stored_run.Pulse, "look", lambda pulse: Life("silent", "no heartbeat", None, 0.0))
+    first, second = started(tmp_path / "first", term=1), started(tmp_path / "second", term=2)
+    add(first, '{"step": 0, "term": 1}')
+    add(second, '{"step": 2, "term": 2}')
+    for run in (first, second):
+        RunCopy(run, store).update()
+    add(first, '{"step": 1, "term": 1}')  # not uploaded before the node was lost
+    assert stored_run.main(store.url, str(first.path)) == 0
+    assert first.newest_term == 2 and [json.loads(line)["step"] for line in first.metrics.open()] == [0, 1, 2]
+
+
+def test_a_resume_in_the_newest_folder_downloads_only_the_heartbeat(store, run, gets):
+    RunCopy(run, store).update()
+    add(run, "not uploaded")
+    assert stored_run.main(store.url, str(run.path)) == 0
+    assert set(gets) == {"heartbeat.json"} and run.heartbeat.exists()
