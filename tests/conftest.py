@@ -19,7 +19,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 # times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-pytest_plugins = ["tests.failures.table", "tests.once", "tests.recorded"]
+pytest_plugins = ["tests.failures.table", "tests.once", "tests.recorded", "tests.s3"]
 
 
 def pytest_addoption(parser):

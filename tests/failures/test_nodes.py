@@ -39,18 +39,6 @@ def test_the_loss_of_a_node_changes_no_bit(zygote, runs, tmp_path):
     }, explain(outcome)
 
 
-@pytest.mark.slow
-@pytest.mark.torchrun
-def test_the_loss_of_a_node_under_torchrun_changes_no_bit(runs, tmp_path):
-    case = Case("a whole node is killed, with torchrun", "3x2", steps=20, deaths=2)
-    with nodes.start(case, tmp_path) as job:
-        job.wait_for_step(3)
-        job.nodes[2].machine.kill()
-        outcome = job.outcome()
-    assert outcome.code == 0, explain(outcome)
-    runs.check_exact(outcome)
-
-
 @pytest.mark.parametrize("far", [pytest.param(far, marks=pytest.mark.slow) for far in (True, False)])
 def test_the_ops_of_a_dead_worker_go_to_the_nearest_peer(far, zygote, tmp_path):
     """Node 1 is as near to node 0 as node 2, or node 2 is 0.1 s away. The plan uses measured latencies."""

@@ -16,26 +16,12 @@ from recycle_pp.storage.store import Store
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.status import StatusReader
 from recycle_pp.telemetry.stored_run import local
-from recycle_pp.testing.s3_server import Proxy, S3Server
 
 from .harness import Case, explain
 from .launched import Launched
 
 SHAPE = ("parallel.pipelines=2", "parallel.stages=2")
 JOB = ("model=tiny", "numerics=reproducible", "run.validate_every=0", "checkpoint.every=4", "run.steps=40")
-
-
-@pytest.fixture(scope="module")
-def server():
-    with S3Server() as server:
-        server.url("bucket")
-        yield server
-
-
-@pytest.fixture
-def proxy(server):
-    with Proxy(server) as proxy:
-        yield proxy
 
 
 @pytest.fixture

@@ -9,22 +9,8 @@ import pytest
 
 from recycle_pp.storage.local_copy import copy, is_copied, place
 from recycle_pp.storage.store import Absent, Store, StoreError
-from recycle_pp.testing.s3_server import Proxy, S3Server
 
 PIECE, SYNCED = 1000, 4000  # bytes, instead of megabytes
-
-
-@pytest.fixture(scope="module")
-def server():
-    with S3Server() as server:
-        server.url("bucket")
-        yield server
-
-
-@pytest.fixture
-def proxy(server):
-    with Proxy(server) as proxy:
-        yield proxy
 
 
 @pytest.fixture

@@ -8,14 +8,7 @@ from pathlib import Path
 import pytest
 
 from recycle_pp.storage.store import PIECE, Absent, Store, StoreError
-from recycle_pp.testing.s3_server import Proxy, S3Server
-
-
-@pytest.fixture(scope="module")
-def server():
-    with S3Server() as server:
-        server.url("bucket")
-        yield server
+from recycle_pp.testing.s3_server import Proxy
 
 
 @pytest.fixture

@@ -1,19 +1,12 @@
 """Plans for hosts with links of different speed."""
 
 import networkx as nx
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from random_problems import linked, problems, relaxed, remainders
 from recycle_schedules import Problem, Worker, plan
 from recycle_schedules.analysis.simulate import simulate
-from recycle_schedules.compiled import load
 from recycle_schedules.validate import validate
-
-
-@pytest.fixture(scope="module", autouse=True)
-def machine_code():
-    load()
 
 
 def two_hosts(latency, **keys):
