@@ -95,14 +95,10 @@ def test_a_count_that_was_wrong_in_one_sample_is_forgotten():
     assert seen(WELL, well(uncorrected=9), WELL) == {}
 
 
-def test_damaged_packets_are_noted_if_they_keep_coming():
-    assert seen(*[well(port_errors=n) for n in (0, 1, 1, 1, 1)]) == {}
-    assert seen(*[well(port_errors=n) for n in (0, 1, 2, 9)]) == {"nic": "note"}
-
-
-def test_corrected_errors_are_noted_if_they_keep_coming():
-    assert seen(*[well(corrected=n) for n in (0, 1, 1, 1, 1)]) == {}
-    assert seen(*[well(corrected=n) for n in (0, 1, 2, 9)]) == {"ecc": "note"}
+@pytest.mark.parametrize(("count", "signal"), [("port_errors", "nic"), ("corrected", "ecc")])
+def test_damaged_packets_and_corrected_errors_are_noted_if_they_keep_coming(count, signal):
+    assert seen(*[well(**{count: n}) for n in (0, 1, 1, 1, 1)]) == {}
+    assert seen(*[well(**{count: n}) for n in (0, 1, 2, 9)]) == {signal: "note"}
 
 
 def test_a_hot_gpu_counts_as_slow_until_it_has_been_cool_for_a_minute():

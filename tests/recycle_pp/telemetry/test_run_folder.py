@@ -2,14 +2,12 @@
 
 import json
 import tracemalloc
-from dataclasses import asdict
 
 import pytest
 
 from recycle_pp.config.loading import load
-from recycle_pp.config.settings import Settings
 from recycle_pp.telemetry.follower import Follower
-from recycle_pp.telemetry.run_folder import RunFolder, Summary
+from recycle_pp.telemetry.run_folder import RunFolder
 
 
 def settings_for(path, **groups):
@@ -124,15 +122,3 @@ def test_a_file_is_written_completely_or_not_at_all(tmp_path):
         run.write_json(run.profile, {"F": object()})
     assert json.loads(run.profile.read_text()) == {"F": 1.0}
     assert list(tmp_path.iterdir()) == [run.profile]
-
-
-def test_the_summary_has_the_documented_fields():
-    summary = Summary(60, 2160, 138240, 1, [0.05], 0.3, 9, 9, 30.0, 0.4, 2.3, "ab" * 32)
-    assert list(summary.to_json()) == [
-        "steps", "samples", "tokens", "deaths", "stall_seconds", "bubbles", "lost_ops", "redone_ops", "wall_seconds",
-        "cpu_seconds_per_step", "final_loss", "weights_sha256",
-    ]  # fmt: skip
-
-
-def test_the_default_settings_survive_a_conversion_to_plain_data():
-    assert load(asdict(Settings())) == Settings()
