@@ -36,6 +36,7 @@ from recycle_pp.wire.messages.generations import Resumed
 from recycle_pp.wire.messages.lifecycle import FirstOps, Ready
 from recycle_pp.wire.messages.steps import Commit, Measured, OpProgress, Span
 from recycle_pp.wire.messages.supervisors import Death, KeepLines
+from recycle_pp.wire.records import Summary
 
 from .background import Background, in_time
 from .efficiency import Efficiency
@@ -52,7 +53,7 @@ from .lines import Lines
 from .progress import Progress
 from .protocol_log import ProtocolLog
 from .recovery import Part, Recovery
-from .run_folder import RunFolder, Summary
+from .run_folder import RunFolder
 from .step_records import StepRecords
 from .traces import Traces
 
@@ -343,7 +344,7 @@ class Recorder:
         self._steps.complete()
         self._traces.finish(self._job)
         self.event(Finished())
-        self._run.later(self._run.write_json, self._run.summary, self._summary(digests).to_json())
+        self._run.later(self._run.write_json, self._run.summary, self._summary(digests))
 
     @guarded
     def retry(self) -> None:

@@ -6,7 +6,7 @@ run.lines(run.metrics), run.log("1.2"), run.write_json(run.summary, {...})
 run.later(run.write_json, run.summary, {...})            # the same in a thread, see Background
 
 config.yaml      the resolved configuration          profile.json     measured durations
-metrics.jsonl    one line a step                     summary.json     the run in a dozen numbers (see Summary)
+metrics.jsonl    one line a step                     summary.json     the run in a dozen numbers (records.Summary)
 events.jsonl     deaths, plans, rejoins, ...         traces/          step-000020.json around every event
 samples.jsonl    with run.sample_log=true: the samples that each step was trained on
 protocol.jsonl   every event of the protocol since the newest checkpoint, for python -m recycle_pp.replay
@@ -28,7 +28,7 @@ import os
 import shutil
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,27 +51,6 @@ ONE_LINE_A_STEP = ("metrics.jsonl", "samples.jsonl")
 
 class _Termed(msgspec.Struct):
     term: Term = EARLIER
-
-
-@dataclass
-class Summary:
-    """The content of summary.json, written when a run has ended."""
-
-    steps: int  # committed, over all resumes
-    samples: int
-    tokens: int
-    deaths: int
-    stall_seconds: list[float]  # one for each recovery
-    bubbles: float | None  # median over the steps; docs/figures.md defines this and the next two
-    lost_ops: int
-    redone_ops: int
-    wall_seconds: float
-    cpu_seconds_per_step: float  # user + system time of all processes
-    final_loss: float | None
-    weights_sha256: str | None  # over the full model's parameters, sorted by name
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class RunFolder:

@@ -74,10 +74,12 @@ class Summary(TypedDict, total=False):
     samples: Count
     tokens: Count
     deaths: Count
+    stall_seconds: list[Seconds]
     bubbles: Number | None
     lost_ops: Count
     redone_ops: Count
     wall_seconds: Seconds
+    cpu_seconds_per_step: Seconds
     final_loss: Number | None
     weights_sha256: str | None
 
