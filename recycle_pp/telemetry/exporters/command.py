@@ -17,23 +17,16 @@ from contextlib import suppress
 
 from recycle_pp.telemetry.run_folder import RunFolder
 
-from .exporter import Record
+from .exporter import Exporter, Record
 
 SECONDS = 10.0
 
 
-def make(run: RunFolder, command: str) -> Command:
-    return Command(command, run)
-
-
-class Command:
-    def __init__(self, command: str, run: RunFolder) -> None:
+class Command(Exporter):
+    def __init__(self, run: RunFolder, command: str) -> None:
         self._command = command
         self._environment = {**os.environ, "RECYCLE_RUN_DIR": str(run.path)}
         self._environment.pop("RECYCLE_TOKEN", None)  # the job's secret
-
-    def step(self, record: Record) -> None:
-        pass
 
     def event(self, record: Record) -> None:
         process = subprocess.Popen(
@@ -50,6 +43,3 @@ class Command:
             process.wait()
         if end:
             print(f"run.on_event={self._command!r} on {record['event']}: {end}", file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        pass

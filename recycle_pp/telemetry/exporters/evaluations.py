@@ -13,23 +13,16 @@ from contextlib import suppress
 
 from recycle_pp.telemetry.run_folder import RunFolder
 
-from .exporter import Record
+from .exporter import Exporter, Record
 
 
-def make(run: RunFolder) -> Evaluations:
-    return Evaluations(run)
-
-
-class Evaluations:
+class Evaluations(Exporter):
     def __init__(self, run: RunFolder) -> None:
         self._run, self._newest = run, 0
         self._process: subprocess.Popen[bytes] | None = None
         self._changed = threading.Condition()
         self._closed = False
         threading.Thread(target=self._serve, name="evaluations", daemon=True).start()
-
-    def step(self, record: Record) -> None:
-        pass
 
     def event(self, record: Record) -> None:
         if record["event"] in ("checkpoint_saved", "checkpoint_stored"):  # without a shared folder only the latter

@@ -11,10 +11,15 @@ import subprocess
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.telemetry.efficiency import PHASES
+from recycle_pp.telemetry.events.deaths import DeathDetected
+from recycle_pp.telemetry.events.event import Event
+from recycle_pp.telemetry.events.islands import RoundApplied
+from recycle_pp.telemetry.events.recovery import Resumed
+from recycle_pp.telemetry.island_figures import IslandRounds, traffic
 from recycle_pp.telemetry.run_folder import RunFolder
 
 Record = Mapping[str, Any]
@@ -50,11 +55,15 @@ SETTINGS = {name: f"log.{name}" for name in PACKAGES} | {
 }
 """Exporter -> setting that starts it."""
 
+CLASSES = {"tensorboard": "TensorBoard", "wandb": "Wandb", "prometheus": "Prometheus", "command": "Command",
+           "evaluations": "Evaluations", "store": "Copying"}  # fmt: skip
+"""Exporter -> class in the module with its name."""
+
 TOO_SLOW = "too slow: "
 """Begins a line in the log of an exporter that has skipped records."""
 
 
-class Exporter(Protocol):
+class Exporter:
     """The interface of an exporter. One thread calls its methods, in the order of each file's lines.
 
     The methods may block and may raise exceptions.
@@ -68,6 +77,25 @@ class Exporter(Protocol):
 
     def close(self) -> None:
         """Ends the export. Blocks until all records have arrived."""
+
+
+class Curves:
+    """The values that an event adds to curves."""
+
+    def __init__(self) -> None:
+        self._deaths = 0
+        self._rounds = IslandRounds()
+
+    def of(self, event: Event) -> dict[str, float]:
+        self._rounds.follow(event)
+        if isinstance(event, DeathDetected):
+            self._deaths += 1
+            return {"events/deaths": self._deaths}
+        if isinstance(event, Resumed):
+            return {"events/stall_ms": 1e3 * event.stall_seconds, "events/lost_ops": event.lost_ops}
+        if isinstance(event, RoundApplied) and (figures := self._rounds.figures()):
+            return {f"islands/{key}": of for key, of in {**figures.gauges(), **traffic(event)}.items()}
+        return {}
 
 
 def wanted(settings: Settings) -> dict[str, list[str]]:
@@ -117,5 +145,5 @@ def make(name: str, run: RunFolder, *arguments: str) -> Exporter:
     if name not in SETTINGS:
         raise ValueError(f"{name!r} is not an exporter; choose from {', '.join(SETTINGS)}")
     module = import_module(f"{__package__}.{name}")
-    exporter: Exporter = module.make(run, *arguments)
+    exporter: Exporter = getattr(module, CLASSES[name])(run, *arguments)
     return exporter

@@ -24,7 +24,7 @@ from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.run_reader import RunReader
 from recycle_pp.wire.files import UnreadableFile
 
-from .exporter import MEASURES, Record
+from .exporter import MEASURES, Exporter, Record
 
 FIGURES = {
     "temperature": "degrees Celsius",
@@ -36,12 +36,8 @@ FIGURES = {
 """Field of `records.Device` -> its unit."""
 
 
-def make(run: RunFolder, port: str) -> Prometheus:
-    return Prometheus(run, int(port))
-
-
-class Prometheus:
-    def __init__(self, run: RunFolder, port: int) -> None:
+class Prometheus(Exporter):
+    def __init__(self, run: RunFolder, port: str) -> None:
         registry = CollectorRegistry()
 
         def gauge(name: str, about: str) -> Gauge:
@@ -72,7 +68,7 @@ class Prometheus:
         self._lasting: dict[tuple[str, str, str], str] = {}  # (worker, device, signal) -> action
         self._reader = RunReader(run)
         self._name = run.path.name
-        self._server, self._thread = start_http_server(port, registry=registry)
+        self._server, self._thread = start_http_server(int(port), registry=registry)
 
     def step(self, record: Record) -> None:
         for key, gauge in self._gauges.items():

@@ -12,29 +12,19 @@ from recycle_pp.storage.store import Store, StoreError
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.stored_run import RunCopy
 
-from .exporter import Record
+from .exporter import Exporter
 
 SECONDS = 10.0
 PATIENCE_SECONDS = 5.0  # how long to retry a failing request; after that, the next update tries again
 
 
-def make(run: RunFolder, url: str) -> Copying:
-    return Copying(run, url)
-
-
-class Copying:
+class Copying(Exporter):
     def __init__(self, run: RunFolder, url: str) -> None:
         self._run, self._url = run, url
         self._copy = RunCopy(run, Store(url, PATIENCE_SECONDS))
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._repeat, name="store", daemon=True)
         self._thread.start()
-
-    def step(self, record: Record) -> None:
-        pass
-
-    def event(self, record: Record) -> None:
-        pass
 
     def close(self) -> None:
         self._closing.set()

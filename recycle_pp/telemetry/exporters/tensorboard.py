@@ -18,25 +18,16 @@ from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from recycle_pp.telemetry.events.catalog import parse
-from recycle_pp.telemetry.events.deaths import DeathDetected
-from recycle_pp.telemetry.events.islands import RoundApplied
-from recycle_pp.telemetry.events.recovery import Resumed
-from recycle_pp.telemetry.island_figures import IslandRounds, traffic
 from recycle_pp.telemetry.run_folder import RunFolder
 
-from .exporter import MEASURES, Record
+from .exporter import MEASURES, Curves, Exporter, Record
 
 
-def make(run: RunFolder) -> TensorBoard:
-    return TensorBoard(run)
-
-
-class TensorBoard:
+class TensorBoard(Exporter):
     def __init__(self, run: RunFolder) -> None:
         self._steps = run.steps()
         self._writer = EventFileWriter(str(run.path / "tensorboard"))
-        self._deaths = 0
-        self._rounds = IslandRounds()
+        self._curves = Curves()
         self._texts: tuple[int, list[str]] = -1, []  # the newest step with events, and their sentences
 
     def step(self, record: Record) -> None:
@@ -44,16 +35,8 @@ class TensorBoard:
 
     def event(self, record: Record) -> None:
         event = parse(record)
-        self._rounds.follow(event)
-        if isinstance(event, DeathDetected):
-            self._deaths += 1
-            self._scalars(event.step, {"events/deaths": self._deaths}, event.time)
-        elif isinstance(event, Resumed):
-            marks = {"events/stall_ms": 1e3 * event.stall_seconds, "events/lost_ops": event.lost_ops}
-            self._scalars(event.step, marks, event.time)
-        elif isinstance(event, RoundApplied) and (figures := self._rounds.figures()):
-            points = {**figures.gauges(), **traffic(event)}
-            self._scalars(event.step, {f"islands/{key}": of for key, of in points.items()}, event.time)
+        if values := self._curves.of(event):
+            self._scalars(event.step, values, event.time)
         if event.exported:
             earlier = self._texts[1] if self._texts[0] == event.step else []
             self._texts = event.step, [*earlier, event.sentence(self._steps)]

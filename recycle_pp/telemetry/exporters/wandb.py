@@ -14,20 +14,12 @@ from contextlib import suppress
 import wandb
 
 from recycle_pp.telemetry.events.catalog import parse
-from recycle_pp.telemetry.events.deaths import DeathDetected
-from recycle_pp.telemetry.events.islands import RoundApplied
-from recycle_pp.telemetry.events.recovery import Resumed
-from recycle_pp.telemetry.island_figures import IslandRounds, traffic
 from recycle_pp.telemetry.run_folder import RunFolder
 
-from .exporter import MEASURES, Record
+from .exporter import MEASURES, Curves, Exporter, Record
 
 
-def make(run: RunFolder) -> Wandb:
-    return Wandb(run)
-
-
-class Wandb:
+class Wandb(Exporter):
     def __init__(self, run: RunFolder) -> None:
         keyed = "WANDB_API_KEY" in os.environ or _logged_in()
         self._run = wandb.init(
@@ -40,23 +32,14 @@ class Wandb:
         )
         self._run.define_metric("*", step_metric="step")  # an event may arrive after lines of later steps
         self._steps = run.steps()
-        self._deaths = 0
-        self._rounds = IslandRounds()
+        self._curves = Curves()
 
     def step(self, record: Record) -> None:
         self._run.log({key: record[key] for key in ("step", *MEASURES) if record.get(key) is not None})
 
     def event(self, record: Record) -> None:
         event = parse(record)
-        values: dict[str, object] = {}
-        self._rounds.follow(event)
-        if isinstance(event, DeathDetected):
-            self._deaths += 1
-            values = {"events/deaths": self._deaths}
-        elif isinstance(event, Resumed):
-            values = {"events/stall_ms": 1e3 * event.stall_seconds, "events/lost_ops": event.lost_ops}
-        elif isinstance(event, RoundApplied) and (figures := self._rounds.figures()):
-            values = {f"islands/{key}": of for key, of in {**figures.gauges(), **traffic(event)}.items()}
+        values: dict[str, object] = {**self._curves.of(event)}
         if event.exported:
             values[f"events/{event.name()}"] = event.sentence(self._steps)
         if values:

@@ -207,10 +207,10 @@ def test_a_new_coordinator_does_not_export_lines_of_the_first_one_again(tmp_path
 
 def test_prometheus_exports_no_measure_before_its_first_value(tmp_path):
     pytest.importorskip("prometheus_client")
-    from recycle_pp.telemetry.exporters.prometheus import make
+    from recycle_pp.telemetry.exporters.prometheus import Prometheus
 
     port = free_ports()
-    exported = make(RunFolder(tmp_path), str(port))
+    exported = Prometheus(RunFolder(tmp_path), str(port))
     try:
         exported.step({"step": 0, "loss": 2.5})
         text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
@@ -221,7 +221,7 @@ def test_prometheus_exports_no_measure_before_its_first_value(tmp_path):
 
 def test_prometheus_shows_the_figures_of_gpus_and_the_current_findings(tmp_path):
     pytest.importorskip("prometheus_client")
-    from recycle_pp.telemetry.exporters.prometheus import make
+    from recycle_pp.telemetry.exporters.prometheus import Prometheus
 
     def shown():
         text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5).read().decode()
@@ -232,7 +232,7 @@ def test_prometheus_shows_the_figures_of_gpus_and_the_current_findings(tmp_path)
     (tmp_path / "health.json").write_text(json.dumps({"time": 1.0, "devices": [device]}))
     found = {"worker": "0.1", "host": "a", "device": "GPU-7", "signal": "ecc", "detail": "2 errors", "factor": 1.0}
     port = free_ports()
-    exported = make(RunFolder(tmp_path), str(port))
+    exported = Prometheus(RunFolder(tmp_path), str(port))
     try:
         exported.step({"step": 0})
         for action in ("note", "drain"):
