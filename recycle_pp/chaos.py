@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from recycle_pp.command import parser_of
 from recycle_pp.config.times import parse_seconds
 from recycle_pp.linux.processes import started_at
 from recycle_pp.simulation import availability
@@ -263,9 +264,7 @@ def changes_of(path: str, speed: float) -> Iterator[Change]:
 
 def _options(arguments: Sequence[str]) -> argparse.Namespace:
     """The parsed options. Raises ValueError for an invalid value. `--help` and unknown options exit like argparse."""
-    parser = argparse.ArgumentParser(
-        prog="python -m recycle_pp.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("chaos", __doc__)
     parser.add_argument("--run-dir", required=True, help="the run folder of a live job on this machine")
     parser.add_argument("--mtbf", default="10s", help="mean time between faults: 500ms, 5s, 2m (default 10s)")
     parser.add_argument(

@@ -6,6 +6,7 @@ say("continues with step 20, from runs/mine")    # raises no error if the reader
 
 from __future__ import annotations
 
+import argparse
 import errno
 import os
 import sys
@@ -42,6 +43,16 @@ def exit_code(run: Callable[[], int], name: str = "error") -> int:
         sentence = str(error)
     print(f"{name}: {sentence}", file=sys.stderr)
     return 2
+
+
+def parser_of(name: str, about: str | None, more: str = "") -> argparse.ArgumentParser:
+    """A parser for `python -m recycle_pp.NAME`. Its help shows `about` before the options and `more` after them."""
+    return argparse.ArgumentParser(
+        f"python -m recycle_pp.{name}",
+        description=about,
+        epilog=more,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
 
 
 def open_streams() -> None:

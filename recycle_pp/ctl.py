@@ -24,7 +24,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from recycle_pp.command import exit_code
+from recycle_pp.command import exit_code, parser_of
 from recycle_pp.consensus.refusal import Refusal
 from recycle_pp.telemetry.heartbeat import Sign
 from recycle_pp.telemetry.run_folder import RunFolder
@@ -83,12 +83,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     about, _, more = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        "python -m recycle_pp.ctl",
-        description=about,
-        epilog=more,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("ctl", about, more)
     parser.add_argument("run", metavar="RUN", help="the run folder, or HOST:PORT of a supervisor of the job")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     verbs.add_parser("stop", help="finish the step, save a checkpoint and end all processes on all nodes")

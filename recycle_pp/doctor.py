@@ -12,13 +12,12 @@ error. The page docs/doctor.md explains the verdicts.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
 from collections.abc import Sequence
 
-from recycle_pp.command import exit_code
+from recycle_pp.command import exit_code, parser_of
 from recycle_pp.diagnosis.diagnosis import Diagnosis, diagnose
 from recycle_pp.diagnosis.finding import BROKEN, WARNING, WELL
 from recycle_pp.machine_checks import __main__ as machine_checks
@@ -35,12 +34,7 @@ _COLOURS = {WELL: "\x1b[32m", WARNING: "\x1b[33m", BROKEN: "\x1b[31m"}
 
 def main(argv: Sequence[str] | None = None) -> int:
     about, _, more = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        "python -m recycle_pp.doctor",
-        description=about,
-        epilog=more,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("doctor", about, more)
     parser.add_argument(
         "folder",
         metavar="RUN",

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import BinaryIO, NoReturn
 
+from recycle_pp.command import parser_of
 from recycle_pp.linux.processes import die_with_parent
 from recycle_pp.state.stored import steps_in
 from recycle_pp.telemetry.checkpoint_folders import name
@@ -30,9 +31,7 @@ from recycle_pp.telemetry.run_folder import RunFolder
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0; 1 if the export or the command failed; 2 after one sentence about a mistake."""
-    parser = argparse.ArgumentParser(
-        prog="python -m recycle_pp.evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("evaluate", __doc__)
     parser.add_argument("run_dir", metavar="RUN_DIR", help="the folder of a run, run.dir")
     parser.add_argument("--step", type=int, metavar="N", help="the checkpoint step-N (default: the newest)")
     parser.add_argument("--beside", action="store_true", help=argparse.SUPPRESS)  # ends with the parent process

@@ -25,6 +25,7 @@ from typing import NoReturn
 
 import torch
 
+from recycle_pp.command import parser_of
 from recycle_pp.state.hf_folder import best_step, of_run, refuse_existing, write
 from recycle_pp.state.hf_upload import refuse_stored, upload
 from recycle_pp.storage.local_copy import is_stored
@@ -70,9 +71,7 @@ def _report(done: int, total: int) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m recycle_pp.export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("export", __doc__)
     add = parser.add_argument
     add("run_dir", metavar="RUN_DIR", help="the folder of a run, run.dir, or the URL of its checkpoint.store")
     add("out", metavar="OUT", help="a folder that does not exist yet, or a URL of a store")

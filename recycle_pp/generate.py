@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from recycle_pp.command import parser_of
 from recycle_pp.state.hf_folder import Exported, of_run
 from recycle_pp.state.hf_tokenizer import end_ids
 
@@ -126,9 +127,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m recycle_pp.generate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("generate", __doc__)
     add = parser.add_argument
     add("run_dir", metavar="RUN_DIR", help="the folder of a run, run.dir, or the URL of its checkpoint.store")
     add("--prompt", required=True, help="the beginning of the text")

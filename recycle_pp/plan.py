@@ -40,7 +40,7 @@ from recycle_schedules.analysis.torch_csv import torch_csv
 from recycle_schedules.planner import layout_plans, plans
 from rich.console import Console
 
-from recycle_pp.command import exit_code
+from recycle_pp.command import exit_code, parser_of
 from recycle_pp.config.sizes import parse_size
 from recycle_pp.drawing import report
 from recycle_pp.drawing.chart import Chart
@@ -100,9 +100,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m recycle_pp.plan", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("plan", __doc__)
     add_arguments(parser)
     add = parser.add_argument
     add("--out", help="write the plan to this file (JSON)")

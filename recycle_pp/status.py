@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from recycle_pp.command import exit_code
+from recycle_pp.command import exit_code, parser_of
 from recycle_pp.telemetry.run_folder import newest_run
 from recycle_pp.telemetry.status import Status, StatusReader, text
 from recycle_pp.telemetry.stored_run import local
@@ -27,12 +27,7 @@ CLEAR = "\x1b[H\x1b[J"  # moves to the top left of the terminal and clears it
 
 def main(argv: Sequence[str] | None = None) -> int:
     about, _, more = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        "python -m recycle_pp.status",
-        description=about,
-        epilog=more,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("status", about, more)
     parser.add_argument(
         "run", nargs="?", help="a run folder, or the URL of its checkpoint.store; default: the newest under runs/"
     )

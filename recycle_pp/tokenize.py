@@ -25,6 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from recycle_pp.command import parser_of
 from recycle_pp.config.loading import load
 from recycle_pp.config.settings import Settings
 from recycle_pp.data.chat.recipe import ChatRecipe
@@ -158,9 +159,7 @@ def _time(seconds: float) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m recycle_pp.tokenize", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = parser_of("tokenize", __doc__)
     add = parser.add_argument
     add(
         "text",

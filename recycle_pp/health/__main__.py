@@ -10,10 +10,10 @@ error, printed as one sentence. The third form takes effect at the next start of
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
+from recycle_pp.command import parser_of
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.messages.health import Finding
 
@@ -26,12 +26,7 @@ from .nvml import Gpu, MissingPackage
 
 def main(argv: Sequence[str] | None = None) -> int:
     about, _, more = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        "python -m recycle_pp.health",
-        description=about,
-        epilog=more,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("health", about, more)
     parser.add_argument(
         "--clear", nargs=2, metavar=("UUID", "RUN"), help="lift the quarantine of a GPU in a run folder"
     )

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from recycle_pp.command import exit_code
+from recycle_pp.command import exit_code, parser_of
 from recycle_pp.wire.launch import Address, Launch, host_and_port
 
 from .check import as_json, code, text
@@ -35,12 +35,7 @@ from .surveyor import Surveyor
 
 def main(argv: Sequence[str] | None = None) -> int:
     about, _, more = (__doc__ or "").partition("\n\n")
-    parser = argparse.ArgumentParser(
-        "python -m recycle_pp.machine_checks",
-        description=about,
-        epilog=more,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("machine_checks", about, more)
     add_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return run(parser.parse_args(argv))

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from recycle_pp.command import parser_of
 from recycle_pp.config.sizes import parse_size
 from recycle_pp.config.times import parse_seconds
 from recycle_pp.fitting.problem_source import parse_durations, parse_memory
@@ -29,11 +30,7 @@ TIMES = ("start", "restart", "checkpoint", "swap", "quorum", "reconfigure", "out
 
 def parser(description: str | None) -> argparse.ArgumentParser:
     """The parser with all flags of the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m recycle_pp.simulate",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("simulate", description)
     add = parser.add_argument_group("machines").add_argument
     add("--trace", help="CSV file: hour,count or hour,machine,up (also minute, second)")
     add("--mtbf", help="without a trace: mean time until a machine fails (2h)")
