@@ -217,7 +217,11 @@ TABLE = [
         1,
         ["hostb: GPU copies  1.7 TB/s, 1.2 times less than the median  2 TB/s"],
     ),
-    (made(gpus={0: (2e12, "abc", 18), 1: (2e12, "abd", 18), 2: (2e12, "abc", 18)}), 2, ["hostb: GPU copies  a different"]),
+    (
+        made(gpus={0: (2e12, "abc", 18), 1: (2e12, "abd", 18), 2: (2e12, "abc", 18)}),
+        2,
+        ["hostb: GPU copies  a different"],
+    ),
     (
         made(gpus=dict.fromkeys(range(2), (2e12, "abc", 18)) | {2: (2e12, "abc", 16)}),
         1,
