@@ -90,7 +90,7 @@ def _end(process: subprocess.Popen[bytes], seconds: float) -> tuple[bytes, str]:
     except subprocess.TimeoutExpired:
         process.kill()
     try:
-        return process.communicate(timeout=KILL_SECONDS)[0], "it does not end"
+        return process.communicate(timeout=KILL_SECONDS)[0], "it did not end in time"
     except subprocess.TimeoutExpired as expired:
         return expired.output or b"", "it does not end, and cannot be killed"
 
