@@ -64,8 +64,8 @@ class Action(NamedTuple):
 class Actions(Mapping[Worker, list[Action]]):
     """The lists of all live workers: a mapping from worker to its list of `Action`.
 
-    table   int32, (n, 6): code of the kind, stage, micro-batch (pipeline, index), peer (pipeline, stage). Without a
-            micro-batch or a peer, both of its numbers are -1
+    table   int32, (n, 6): code of the kind, stage, micro-batch (pipeline, index), peer (pipeline, stage). For an
+            action without a micro-batch or a peer, both of the numbers are -1
     rows    worker -> its rows of the table"""
 
     def __init__(self, table: np.ndarray, rows: Mapping[Worker, slice]) -> None:
@@ -110,7 +110,7 @@ def actions(
     holders   tensor -> live workers that hold the tensor, besides the worker that made it. All these tensors were made
               before time 0. A worker that holds a tensor receives no message for it. Other consumers receive the tensor
               from its producer if the producer is alive, else from one of `holders`.
-    forwards  for a pass over validation data: the lists have only the F of each pipeline's first `forwards`
+    forwards  for a pass over validation data: the lists contain only the F of each pipeline's first `forwards`
               micro-batches, and the messages of these F. None: all ops
 
     A SEND directly follows the op that makes its tensor. If the tensor was made before time 0, the SEND is a re-send,

@@ -1,4 +1,4 @@
-"""An upper bound of the length of any schedule. The planner counts whole ticks in 64-bit integers, so it needs one.
+"""An upper bound on the length of any schedule. The planner needs it because it counts ticks in 64-bit integers.
 
 horizon(problem, links)           # {"durations": 324.0, "send": 12.0, ...}: one part for each key
 sum(horizon(problem, links).values()) <= LONGEST

@@ -44,7 +44,7 @@ class Layers:
         activation_bytes   memory of the layer per micro-batch in flight"""
         if not isinstance(given, Mapping) or not set(SPLIT) <= set(given):
             raise ValueError(
-                f"layers: an object with the keys F, I and W is needed, one number per layer, not {given!r}"
+                f"layers: expected an object with the keys F, I and W, with one number per layer each, not {given!r}"
             )
         unknown = sorted(str(key) for key in given if key not in KEYS)
         if unknown:
@@ -53,7 +53,7 @@ class Layers:
         count = len(forward) if isinstance(forward, (list, tuple)) else 0
         for key, numbers in given.items():
             if not isinstance(numbers, (list, tuple)) or len(numbers) != count:
-                raise ValueError(f"layers.{key}: a list of numbers is needed, one per layer, as many as layers.F has")
+                raise ValueError(f"layers.{key}: expected a list of numbers, one per layer, as long as layers.F")
             for x in numbers:
                 if isinstance(x, bool) or not isinstance(x, (int, float)) or not math.isfinite(x) or x < 0:
                     raise ValueError(f"layers.{key}: {x!r} is not a finite number of at least 0")
@@ -75,7 +75,7 @@ class Layers:
         fine = len(layout) == stages and all(isinstance(n, int) and n >= 1 for n in layout)
         if not fine or sum(layout) != self.count:
             raise ValueError(
-                f"layout: {stages} numbers of at least 1 that add up to {self.count} are needed, not {list(layout)}"
+                f"layout: expected {stages} numbers of at least 1 that add up to {self.count}, not {list(layout)}"
             )
         return tuple(layout)
 

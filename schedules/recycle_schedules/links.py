@@ -58,7 +58,7 @@ class Links:
         bytes          bytes of a boundary tensor: one number, or one per stage boundary (P - 1); default 0
         """
         if not isinstance(given, Mapping):
-            raise ValueError(f"links: an object with the keys {', '.join(KEYS)} is needed, not {given!r}")
+            raise ValueError(f"links: expected an object with the keys {', '.join(KEYS)}, not {given!r}")
         unknown = sorted(str(key) for key in given if key not in KEYS)
         if unknown:
             raise ValueError(f"links: unknown key {unknown[0]!r}; known are {', '.join(KEYS)}")
@@ -86,7 +86,7 @@ class Links:
 
     @property
     def slowest(self) -> float:
-        """The longest time of a message over any of the links, used or not."""
+        """The longest message time over any link, used or not."""
         links = (self.within_host, self.between_hosts, self.between_zones, *self.measured.values())
         return max(link.time(max(self.sizes, default=0.0)) for link in links)
 
@@ -103,7 +103,7 @@ class Links:
 def _hosts(given: Any, pipelines: int, stages: int) -> tuple[tuple[str, ...], ...]:
     lists = isinstance(given, (list, tuple)) and all(isinstance(row, (list, tuple)) for row in given)
     if not lists or len(given) != pipelines or any(len(row) != stages for row in given):
-        raise ValueError(f"links.hosts: {pipelines} lists of {stages} names are needed, one name for each worker")
+        raise ValueError(f"links.hosts: expected {pipelines} lists of {stages} names, one name for each worker")
     for name in (name for row in given for name in row):
         _name("links.hosts", name)
     return tuple(tuple(row) for row in given)
@@ -111,7 +111,7 @@ def _hosts(given: Any, pipelines: int, stages: int) -> tuple[tuple[str, ...], ..
 
 def _zones(given: Any, known: set[str]) -> dict[str, str]:
     if not isinstance(given, Mapping):
-        raise ValueError(f'links.zones: an object like {{"host": "zone"}} is needed, not {given!r}')
+        raise ValueError(f'links.zones: expected an object like {{"host": "zone"}}, not {given!r}')
     for host, zone in given.items():
         _known("links.zones", host, known)
         _name("links.zones", zone)
@@ -120,7 +120,7 @@ def _zones(given: Any, known: set[str]) -> dict[str, str]:
 
 def _measured(given: Any, known: set[str]) -> dict[frozenset[str], Link]:
     if not isinstance(given, (list, tuple)):
-        raise ValueError(f"links.measured: a list of [host, host, link] is needed, not {given!r}")
+        raise ValueError(f"links.measured: expected a list of [host, host, link], not {given!r}")
     found: dict[frozenset[str], Link] = {}
     for entry in given:
         if not isinstance(entry, (list, tuple)) or len(entry) != 3:
@@ -136,13 +136,13 @@ def _sizes(given: Mapping[str, Any], stages: int) -> tuple[float, ...]:
     value = given.get("bytes", 0)
     sizes = list(value) if isinstance(value, (list, tuple)) else [value] * (stages - 1)
     if len(sizes) != stages - 1:
-        raise ValueError(f"links.bytes: {stages - 1} numbers are needed, one per stage boundary, not {len(sizes)}")
+        raise ValueError(f"links.bytes: expected {stages - 1} numbers, one per stage boundary, not {len(sizes)}")
     return tuple(_number("links.bytes", size) for size in sizes)
 
 
 def _link(name: str, given: Any) -> Link:
     if not isinstance(given, Mapping) or set(given) - {"latency", "bandwidth"}:
-        raise ValueError(f"{name}: an object with latency and bandwidth is needed, not {given!r}")
+        raise ValueError(f"{name}: expected an object with latency and bandwidth, not {given!r}")
     numbers = {key: _number(f"{name}.{key}", value) for key, value in given.items()}
     if numbers.get("bandwidth") == 0:
         raise ValueError(f"{name}.bandwidth: 0 is not above 0")

@@ -28,8 +28,8 @@ class StageMemory:
     and the flag `staggered`.
 
     weights     the weights used in computation, and autocast's rounded copies of them
-    state       one copy of the optimizer state of all parameters of the stage: moments, undo copies, and master weights
-                if they differ from the weights
+    state       one copy of the optimizer state for all of the stage's parameters: moments, undo copies, and master
+                weights if they differ from the weights
     copies      number of workers that hold each block of the state and of its gradient; 0: every worker holds all
     sums        accumulators of the gradient
     gradient    the reduced gradient in float32, from the reduction to the commit
@@ -186,7 +186,7 @@ class Memory:
     def of(cls, given: Any, stages: int) -> Memory:
         """Parse the value of the key `memory`. Raises ValueError if it is invalid; the message starts with the key."""
         if not isinstance(given, Mapping) or not {"capacity", "stages"} <= set(given):
-            raise ValueError(f"memory: an object with the keys capacity and stages is needed, not {given!r}")
+            raise ValueError(f"memory: expected an object with the keys capacity and stages, not {given!r}")
         if unknown := sorted(str(key) for key in set(given) - {"capacity", "stages", "recomputed", "least"}):
             raise ValueError(f"memory: unknown key {unknown[0]!r}; known are capacity, stages, recomputed, least")
         capacity, least = given["capacity"], given.get("least", 0)
@@ -226,7 +226,7 @@ class Memory:
         return max(self.least, mode.memory.in_flight(capacity, peers, ran, mode.whole))
 
     def room(self, worker: Worker, mode: Mode, peers: int, ran: int, in_flight: float) -> float:
-        """Bytes that a worker never uses with that many micro-batches in flight. Negative if they do not fit."""
+        """Bytes that stay free on a worker with that many micro-batches in flight. Negative if they do not fit."""
         capacity = self.capacity.get(worker, self.default)
         if capacity is None:
             return math.inf
@@ -235,7 +235,7 @@ class Memory:
 
 def _stages(key: str, given: Any, stages: int) -> tuple[StageMemory, ...]:
     if not isinstance(given, (list, tuple)) or len(given) != stages:
-        raise ValueError(f"memory.{key}: {stages} objects are needed, one per stage")
+        raise ValueError(f"memory.{key}: expected {stages} objects, one per stage")
     return tuple(_stage(k, one) for k, one in enumerate(given))
 
 

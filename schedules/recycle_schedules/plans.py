@@ -151,7 +151,7 @@ class Plan:
     def to_json(self) -> Json:
         """The plan as JSON values, in the format of plan files (docs/planner.md)."""
         problem = self.problem.to_json()
-        whole = problem.pop("whole", None)  # kept beside the problem: it only restricts the planner
+        whole = problem.pop("whole", None)  # outside the problem, because it only restricts the planner
         return {
             "version": 1,
             "time_unit": self.time_unit,
@@ -171,7 +171,7 @@ class Plan:
         bound = float(data.get("lower_bound", 0.0))
         layout = data.get("layout")
         if layout is not None and (not isinstance(layout, list) or len(layout) != problem.stages):
-            raise ValueError(f"layout: {problem.stages} numbers of layers are needed, one per stage, not {layout!r}")
+            raise ValueError(f"layout: expected {problem.stages} numbers of layers, one per stage, not {layout!r}")
         unit = str(data.get("time_unit", "slots"))
         return cls(problem, OpArrays.of(problem, ops), bound, unit, layout=None if layout is None else tuple(layout))
 
@@ -202,7 +202,7 @@ def read_problem_and_ops(data: Mapping[str, Any]) -> tuple[Problem, list[Op]]:
     """The problem and the ops from the JSON of a plan or trace. Raises ValueError if it is malformed; the message is
     one sentence."""
     if not isinstance(data, Mapping) or not {"problem", "ops"} <= set(data):
-        raise ValueError("a plan has the keys problem and ops")
+        raise ValueError("a plan needs the keys problem and ops")
     whole = {"whole": data["whole"]} if "whole" in data and isinstance(data["problem"], Mapping) else {}
     problem = Problem.from_json({**data["problem"], **whole} if whole else data["problem"])
     ops = [read_op(problem, entry) for entry in data["ops"]]

@@ -54,7 +54,7 @@ class Problem(ProblemKeys):
     def to_json(self) -> Json:
         """The keys that differ from their defaults, as plain JSON values.
 
-        Instead of `memory`, the output has the `memory_limit` and the durations that follow from `memory`. So a plan
+        Instead of `memory`, the output contains the `memory_limit` and the durations derived from it, so that a plan
         can be validated without the memory model."""
         if self.memory is not None:
             return self.without_bytes.to_json()
@@ -83,8 +83,8 @@ class Problem(ProblemKeys):
         return Layers.of(self.layers, self.stages)
 
     def with_layout(self, layout: Sequence[int]) -> Problem:
-        """A copy of the problem with fixed stage boundaries. It has durations per stage instead of per layer, and
-        memory limits instead of `capacity_bytes`.
+        """A copy of the problem with fixed stage boundaries. It contains durations per stage instead of per layer,
+        and memory limits instead of `capacity_bytes`.
 
         layout: number of layers of each stage, (P,).
 

@@ -75,7 +75,7 @@ def _whole(name: str, value: Any, least: int) -> int:
 
 def _wholes(name: str, value: Any, n: int) -> tuple[int, ...]:
     if len(value) != n:
-        raise ValueError(f"{name}: {n} numbers are needed, one per pipeline, not {len(value)}")
+        raise ValueError(f"{name}: expected {n} numbers, one per pipeline, not {len(value)}")
     return tuple(_whole(name, x, 0) for x in value)
 
 
@@ -93,7 +93,7 @@ def _time(name: str, value: Any) -> float:
 
 def _times(name: str, value: Any, stages: int) -> None:
     if _is_list(value) and len(value) != stages:
-        raise ValueError(f"{name}: {stages} times are needed, one per stage, not {len(value)}")
+        raise ValueError(f"{name}: expected {stages} times, one per stage, not {len(value)}")
     for x in value if _is_list(value) else [value]:
         _time(name, x)
 
@@ -116,13 +116,13 @@ def _worker(name: str, p: ProblemKeys, pair: Any) -> Worker:
 
 def _failed(p: ProblemKeys) -> tuple[Worker, ...]:
     if isinstance(p.failed, (str, Mapping)) or not hasattr(p.failed, "__iter__"):
-        raise ValueError(f"failed: a list of [pipeline, stage] is needed, not {p.failed!r}")
+        raise ValueError(f"failed: expected a list of [pipeline, stage], not {p.failed!r}")
     return tuple(sorted({_worker("failed", p, pair) for pair in p.failed}))
 
 
 def _durations(p: ProblemKeys) -> None:
     if not isinstance(p.durations, Mapping):
-        raise ValueError(f"durations: an object with the keys {', '.join(KINDS)} is needed, not {p.durations!r}")
+        raise ValueError(f"durations: expected an object with the keys {', '.join(KINDS)}, not {p.durations!r}")
     for kind, value in p.durations.items():
         if kind not in KINDS:
             raise ValueError(f"durations: unknown op {kind!r}; known are {', '.join(KINDS)}")
@@ -146,7 +146,7 @@ def _layers(p: ProblemKeys) -> None:
 
 def _per_worker(name: str, p: ProblemKeys, given: Any) -> dict[Worker, float]:
     if not isinstance(given, Mapping):
-        raise ValueError(f'{name}: an object like {{"1,2": 0.5}} is needed, not {given!r}')
+        raise ValueError(f'{name}: expected an object like {{"1,2": 0.5}}, not {given!r}')
     out: dict[Worker, float] = {}
     for key, value in given.items():
         worker = _worker(name, p, key)
@@ -176,7 +176,7 @@ def _memory(p: ProblemKeys, put: Any) -> None:
             raise ValueError("memory_limit: an object has the keys base and extra, or per_worker and default")
         per_worker = m.get("per_worker", {})
         if not isinstance(per_worker, Mapping):
-            raise ValueError(f'memory_limit.per_worker: an object like {{"1,2": 3}} is needed, not {per_worker!r}')
+            raise ValueError(f'memory_limit.per_worker: expected an object like {{"1,2": 3}}, not {per_worker!r}')
         by_key: dict[str, Any] = {}
         for given, limit in per_worker.items():
             worker = _worker("memory_limit.per_worker", p, given)
@@ -189,7 +189,7 @@ def _memory(p: ProblemKeys, put: Any) -> None:
         limits = [*by_key.values(), m.get("default")]
     elif _is_list(m):
         if len(m) != p.stages:
-            raise ValueError(f"memory_limit: {p.stages} limits are needed, one per stage, not {len(m)}")
+            raise ValueError(f"memory_limit: expected {p.stages} limits, one per stage, not {len(m)}")
         limits = list(m)
     else:
         limits = [m]
@@ -199,7 +199,7 @@ def _memory(p: ProblemKeys, put: Any) -> None:
 
 
 def _room(p: ProblemKeys) -> None:
-    """Check that each missing F may run on some worker with room for one micro-batch. Raises ValueError otherwise."""
+    """Raise ValueError unless, for each missing F, a worker that may run it has room for one micro-batch."""
     alike = p.limits_alike
     for s, pipelines in enumerate(p.live):
         if s in p.finished:
@@ -214,9 +214,9 @@ def _room(p: ProblemKeys) -> None:
         for mb, host in zip(p.microbatch_keys(), p.progress.host[:, s].tolist(), strict=True):
             own = p.reroute == "failed_only" and (mb[0], s) not in p.dead
             if host < 0 and not (mb[0] in roomy if own else roomy):
-                who = f"worker {Worker(mb[0], s)}" if own else f"any live worker of stage {s}"
+                who = f"worker {Worker(mb[0], s)} has no room" if own else f"no live worker of stage {s} has room"
                 key = "memory_limit" if p.memory is None else "memory"
-                raise ValueError(f"{key}: {who} may hold less than one micro-batch, so no schedule exists")
+                raise ValueError(f"{key}: {who} for a micro-batch, so no schedule exists")
 
 
 def _length(p: ProblemKeys, links: Links | None) -> None:

@@ -55,10 +55,10 @@ class ProblemKeys:
     memory_limit   maximum number of micro-batches in flight on a worker, from the start of F to the end of W or B:
                    None | number | one per stage | {"base": "1f1b", "extra": k} = P - s + k |
                    {"per_worker": {"d,s": n}, "default": n}
-    memory         {"capacity", "stages"}: bytes available on a worker, and bytes used by its stage (memory.py). From
-                   them follows a second limit besides `memory_limit`; it changes with the live workers. With
-                   "recomputed", stages short of memory run whole backwards, and if that is not enough they recompute.
-                   Plan files contain the resulting limits and durations instead
+    memory         {"capacity", "stages"}: bytes available on a worker, and bytes used by its stage (memory.py). Besides
+                   `memory_limit`, they give a second limit, which changes with the live workers. With "recomputed",
+                   stages short of memory run whole backwards, and if that is not enough they recompute. Plan files
+                   contain the resulting limits and durations instead
     i_release      share in [0, 1] of a micro-batch's memory that the end of I frees
     send           latency between adjacent stages
     send_rerouted  latency between adjacent stages of different pipelines; default: `send`
@@ -172,7 +172,7 @@ class ProblemKeys:
 
     @cached_property
     def speeds(self) -> dict[Worker, float]:
-        """The speeds that are given. A worker without an entry has speed 1."""
+        """The given speeds. A worker without an entry has speed 1."""
         return {Worker.parse(key): float(x) for key, x in self.speed.items()}
 
     def duration(self, kind: OpKind, worker: Worker) -> float:
@@ -219,7 +219,7 @@ class ProblemKeys:
         return min(counted, self.bytes.limit(worker, self.modes[worker.stage], peers, -(-self.total // peers)))
 
     def room(self, worker: Worker) -> float:
-        """Bytes that a worker never uses, even with all micro-batches in flight that it may have. math.inf without
+        """Bytes that stay free on a worker even with its maximum number of micro-batches in flight. math.inf without
         `memory`."""
         if self.bytes is None or self.modes is None:
             return math.inf

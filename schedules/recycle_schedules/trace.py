@@ -42,7 +42,7 @@ class Trace(Plan):
         if not self.status:
             object.__setattr__(self, "status", ("done",) * len(self.arrays))
         if len(self.status) != len(self.arrays) or set(self.status) - set(STATUSES):
-            raise ValueError(f"status: one of {', '.join(STATUSES)} is needed for every op")
+            raise ValueError(f"status: expected one of {', '.join(STATUSES)} for every op")
 
     def to_json(self) -> Json:
         """The trace as JSON values, in the format of trace files."""

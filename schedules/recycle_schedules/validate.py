@@ -2,7 +2,7 @@
 
     errors = validate(plan)          # [] if the plan is valid, else sentences
 
-Works on flat arrays: a million ops take a second.
+It works on flat arrays and checks a million ops in a second.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Array = np.ndarray
 def validate(plan: Plan, period: float | None = None) -> list[str]:
     """The errors of a plan, as sentences; [] if it is valid.
 
-    period: the plan of a whole step must also be valid if it is repeated after this time. Default: `plan.period`."""
+    period: interval at which a whole step is repeated; the repeated plan must be valid too. Default: `plan.period`."""
     p, a = plan.problem, plan.arrays
     check = _Check(p, a)
     check.each_op()
@@ -44,7 +44,7 @@ def validate(plan: Plan, period: float | None = None) -> list[str]:
         T = plan.period if period is None else period
         assert T is not None and plan.period is not None
         if plan.period - check.eps > T:
-            check.errors.append(f"period {T:g} is below the plan's own {plan.period:g}")
+            check.errors.append(f"period {T:g} is shorter than the plan's own period {plan.period:g}")
         else:
             check.workers(_repeated(a, T), "repeated: ")
     return check.errors
@@ -67,7 +67,7 @@ class _Check:
     """The checks, and the errors found so far.
 
     start, end, place: tables (5, N, P), indexed by kind, micro-batch and stage. `place` is the pipeline of the worker
-    that runs the op. For an op that the plan does not have, start and end are nan and place is -1."""
+    that runs the op. For an op that is not in the plan, start and end are nan and place is -1."""
 
     def __init__(self, p: Problem, a: OpArrays) -> None:
         self.p, self.a, self.errors = p, a, list[str]()
@@ -82,7 +82,8 @@ class _Check:
         code = (a.kind[m].astype(np.int64) * N + a.microbatch[m]) * P + a.stage[m]
         twice = code[np.setdiff1d(np.arange(len(code)), np.unique(code, return_index=True)[1])]
         self._add(
-            twice, lambda c: f"{KINDS[c // (N * P)]} of micro-batch {self._mb(c // P % N)} at stage {c % P} twice"
+            twice,
+            lambda c: f"{KINDS[c // (N * P)]} of micro-batch {self._mb(c // P % N)} at stage {c % P} occurs twice",
         )
         self.kept = {(int(p.first[mb[0]]) + mb[1], s): b for (mb, s), b in p.begun.items()}
 
@@ -158,7 +159,7 @@ class _Check:
         fine[:, list(p.finished)] = bits[:, list(p.finished)] == 0
         self._add(
             np.argwhere(~fine),
-            lambda k: f"micro-batch {self._mb(k[0])} at stage {k[1]} has {_letters(bits[tuple(k)])} to run",
+            lambda k: f"micro-batch {self._mb(k[0])} at stage {k[1]} has the wrong ops: {_letters(bits[tuple(k)])}",
         )
         here = self.place[[kind.code for kind in COMPUTE]]
         top = here.max(axis=0)

@@ -176,7 +176,7 @@ MISTAKES = {
     "--durations F=-1": "durations.F: -1.0 is negative",
     "--durations F=1e300": "durations: all ops and messages together could take",
     "--durations F=x": "--durations: 'F=x' is not of the form KEY=NUMBER",
-    "--durations F=1/2": "durations.F: 4 times are needed",
+    "--durations F=1/2": "durations.F: expected 4 times",
     "--durations Q=1": "durations: unknown op 'Q'",
     "--memory many": "--memory: 'many' is not none, a number",
     "--memory 0": "memory_limit: ",
@@ -207,7 +207,7 @@ def test_a_mistake_is_reported_in_one_sentence_with_exit_code_2(flags, sentence,
 
 FILES = {
     "{": "not JSON",
-    "[]": "a plan has the keys problem and ops",
+    "[]": "a plan needs the keys problem and ops",
     '{"stages": 4, "microbatches": 6}': "pipelines: missing",
     '{"pipelines": 3, "stages": 4, "microbatches": 6, "stage": 4}': "unknown problem key 'stage'",
 }

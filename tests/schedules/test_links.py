@@ -31,14 +31,14 @@ def test_a_link_is_within_a_host_between_hosts_or_between_zones_unless_it_was_me
 
 
 MISTAKES = [
-    ([], "links: an object with the keys hosts, zones"),
+    ([], "links: expected an object with the keys hosts, zones"),
     ({"host": 1}, "links: unknown key 'host'"),
-    ({}, "links.hosts: 2 lists of 2 names are needed"),
-    (TWO_HOSTS | {"hosts": [["a", "a"], ["b"]]}, "links.hosts: 2 lists of 2 names are needed"),
+    ({}, "links.hosts: expected 2 lists of 2 names"),
+    (TWO_HOSTS | {"hosts": [["a", "a"], ["b"]]}, "links.hosts: expected 2 lists of 2 names"),
     (TWO_HOSTS | {"hosts": [["a", "a"], ["b", 1]]}, "links.hosts: 1 is not a name"),
     (TWO_HOSTS | {"zones": {"c": "west"}}, "links.zones: 'c' is not in links.hosts"),
-    (TWO_HOSTS | {"zones": ["west"]}, "links.zones: an object like"),
-    (TWO_HOSTS | {"within_host": 3}, "links.within_host: an object with latency and bandwidth is needed, not 3"),
+    (TWO_HOSTS | {"zones": ["west"]}, "links.zones: expected an object like"),
+    (TWO_HOSTS | {"within_host": 3}, "links.within_host: expected an object with latency and bandwidth, not 3"),
     (
         TWO_HOSTS | {"within_host": {"latency": -1}},
         "links.within_host.latency: -1 is not a finite number",
@@ -50,7 +50,7 @@ MISTAKES = [
         TWO_HOSTS | {"measured": [["a", "b", {}], ["b", "a", {}]]},
         "the link between b and a is given twice",
     ),
-    (TWO_HOSTS | {"bytes": [1, 2]}, "links.bytes: 1 numbers are needed, one per stage boundary, not 2"),
+    (TWO_HOSTS | {"bytes": [1, 2]}, "links.bytes: expected 1 numbers, one per stage boundary, not 2"),
     (TWO_HOSTS | {"bytes": "many"}, "links.bytes: 'many' is not a finite number"),
 ]
 

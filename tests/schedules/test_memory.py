@@ -135,7 +135,7 @@ def test_a_worker_may_have_a_smaller_capacity_than_the_others():
 
 
 def test_a_problem_without_room_for_one_micro_batch_is_rejected_unless_least_is_one():
-    with pytest.raises(ValueError, match=r"^memory: worker 0.0 may hold less than one micro-batch"):
+    with pytest.raises(ValueError, match=r"^memory: worker 0.0 has no room for a micro-batch"):
         job(255)
     assert job(255, least=1).limit(Worker(0, 0)) == 1
 
@@ -143,9 +143,9 @@ def test_a_problem_without_room_for_one_micro_batch_is_rejected_unless_least_is_
 @pytest.mark.parametrize(
     ("memory", "sentence"),
     [
-        ({"capacity": 1e9}, "memory: an object with the keys capacity and stages"),
-        ({"capacity": 1e9, "stages": []}, "memory.stages: 3 objects are needed"),
-        ({"capacity": 1e9, "stages": [{}] * 3, "recomputed": [{}]}, "memory.recomputed: 3 objects are needed"),
+        ({"capacity": 1e9}, "memory: expected an object with the keys capacity and stages"),
+        ({"capacity": 1e9, "stages": []}, "memory.stages: expected 3 objects"),
+        ({"capacity": 1e9, "stages": [{}] * 3, "recomputed": [{}]}, "memory.recomputed: expected 3 objects"),
         ({"capacity": -1, "stages": [{}] * 3}, "memory.capacity.default: -1 is not a number of bytes"),
         ({"capacity": {"9,9": 1}, "stages": [{}] * 3}, "memory.capacity: worker 9.9 does not exist"),
         ({"capacity": 1, "stages": [{"wieghts": 1}] * 3}, "memory.stages: 'wieghts' of stage 0 is not one of"),

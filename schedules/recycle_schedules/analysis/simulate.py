@@ -26,7 +26,7 @@ def simulate(plan: Plan, **changes: Any) -> Trace:
     other keys."""
     allowed = {"durations", "send", "send_rerouted", "links", "allreduce", "speed", "busy_until"}
     if set(changes) - allowed:
-        raise ValueError(f"{sorted(set(changes) - allowed)[0]}: only {', '.join(sorted(allowed))} can be simulated")
+        raise ValueError(f"{sorted(set(changes) - allowed)[0]}: only {', '.join(sorted(allowed))} can be changed")
     problem = plan.problem.replace(**changes)
     x = Instance.of(problem)
     a = plan.arrays.take(plan.running_order())

@@ -2,8 +2,8 @@
 
     Path("plan.csv").write_text(torch_csv(plan))     # read it with _PipelineScheduleRuntime._load_csv
 
-The CSV has compute actions only. torch adds the communication. If the plan has several pipelines, the CSV shows one of
-them.
+The CSV contains compute actions only. torch adds the communication. If the plan has several pipelines, the CSV shows
+one of them.
 """
 
 from __future__ import annotations

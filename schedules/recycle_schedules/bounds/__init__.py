@@ -1,4 +1,4 @@
-"""Lower bounds of `Plan.value`.
+"""Lower bounds on `Plan.value`.
 
 from recycle_schedules.bounds import lower_bound
 lower_bound(problem)                     # in the problem's unit

@@ -1,4 +1,4 @@
-"""lower_bound(problem), a lower bound of `Plan.value` for any problem.
+"""lower_bound(problem), a lower bound on `Plan.value` for any problem.
 
 `stage_bounds.py` bounds whole steps with fixed stages, `layout_bound.py` all layouts of a problem with layers, and
 `remainder_bound.py` the remainder of a broken step.
@@ -15,7 +15,7 @@ from .stage_bounds import stage_bound
 
 
 def lower_bound(problem: Problem, limits: Sequence[float] | None = None) -> float:
-    """A lower bound of the `value` of every valid plan, in the problem's unit. If the problem gives layers, the bound
+    """A lower bound on the `value` of every valid plan, in the problem's unit. If the problem gives layers, the bound
     covers all layouts.
 
     limits (P,): maximum number of micro-batches in flight at each stage, instead of the problem's limits. Only for a

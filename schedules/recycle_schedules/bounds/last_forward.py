@@ -11,8 +11,8 @@ passed on. Every I that the worker has run has delayed its last F. Two things re
   the I and W of this micro-batch.
 - All x gradients return to v, one after the other, and v runs I and W of each.
 
-A small x makes the last F late. A large x keeps stage v busy for long after the last F. For each x, the end is the end
-of the thing that takes longer. The bound is the earliest end over all x. Bounds of a single stage cannot show this,
+A small x makes the last F late. A large x keeps stage v busy for long after the last F. For each x, the end is that of
+the slower of the two things. The bound is the earliest end over all x. Bounds of a single stage cannot show this,
 because each of the two stages alone could be faster.
 """
 

@@ -1,4 +1,4 @@
-"""A lower bound of `Plan.value` over all layouts of a problem that gives layers.
+"""A lower bound on `Plan.value` over all layouts of a problem that gives layers.
 
     bounds = LayoutBounds(problem)
     bounds.best                   # no plan of any layout has a smaller value

@@ -149,7 +149,7 @@ class LayoutTerms:
         return np.where(held > p.capacity_bytes * (1 + 1e-9), 0.0, np.minimum(fit, given))
 
     def _fullest(self, s: int, span: Span) -> Array:
-        """A lower bound of the maximum of span(speed, n) over all splits of the micro-batches over the stage's live
+        """A lower bound on the maximum of span(speed, n) over all splits of the micro-batches over the stage's live
         workers."""
         own, some = self.shares[s]
         least = np.minimum.reduce([span(v, n) for v, n in some])

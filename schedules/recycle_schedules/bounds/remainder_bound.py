@@ -26,7 +26,7 @@ Array = np.ndarray
 
 
 def remainder_bound(p: Problem) -> float:
-    """A lower bound of the time from now to the end of the step, optimizer steps included. Ignores memory limits."""
+    """A lower bound on the time from now to the end of the step, optimizer steps included. Ignores memory limits."""
     open_ = [s for s in range(p.stages) if s not in p.finished]
     if not open_:
         return 0.0

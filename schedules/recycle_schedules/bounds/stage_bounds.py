@@ -1,4 +1,4 @@
-"""Lower bounds of `Plan.value` for whole steps with fixed stages.
+"""Lower bounds on `Plan.value` for whole steps with fixed stages.
 
     stage_bound(problem)    # of the period with a staggered optimizer, else of the makespan
     steady_bounds(problem)  # {"makespan": ..., "period": ...}
@@ -68,7 +68,7 @@ class _Times:
 
 
 def steady_bounds(p: Problem, limits: Sequence[float] | None = None) -> dict[str, float]:
-    """Lower bounds of the makespan and the period of a whole step, optimizer steps included.
+    """Lower bounds on the makespan and the period of a whole step, optimizer steps included.
 
     limits: as for `lower_bound`."""
     t = _Times.of(p)

@@ -40,9 +40,10 @@ def simulate(
                        not fit into memory, a W runs before the I to make room
     fuse (w,)          whether to run B instead of I and W
 
-    One function, because numba counts references to the arrays that a call passes, unless the call has no loop. These
-    atomic operations took two thirds of the time. So each of the two kinds of heaps has one place where entries are
-    added and one where they are removed.
+    This is one long function, because on a call numba counts the references to the arrays passed, unless the called
+    function contains no loop. With smaller functions, these atomic operations took two thirds of the time. For the same
+    reason, the code that adds heap entries occurs once for each of the two kinds of heaps, and so does the code that
+    removes them.
     """
     n, workers = len(host), len(cap)
     stage = (np.arange(workers) % stages).astype(np.int32)  # a look-up is faster than a division
@@ -78,8 +79,8 @@ def simulate(
     arrived = np.empty(2 * n + 1, dtype=np.int32)  # node * 2, + 1 for the backward: ops that became ready in this tick
 
     # Event w: worker w is free. Event workers + node * 2, + 1 for the gradient: a message arrives at the node. Equal
-    # workers run in step, so most events share their time with others: a bucket is a chain of events of one time. The
-    # heap holds buckets, and few events cost a heap operation.
+    # workers run in lockstep, so most events share their time with others. A bucket is the chain of all events at one
+    # time. The heap contains buckets, so few events cost a heap operation.
     times = np.empty(workers + 2 * n + 1, dtype=np.int64)  # time of each bucket of the heap
     roots = np.empty(workers + 2 * n + 1, dtype=np.int32)  # first event of each bucket of the heap
     after = np.empty(workers + 2 * n + 1, dtype=np.int32)  # next event of the bucket, -1 if there is none

@@ -1,7 +1,7 @@
 """Loads or compiles the loops in a thread. Until it finishes, LOOPS holds the same functions in plain Python.
 
-Compiled code loads from the disk cache in a fraction of a second. The cache is in NUMBA_CACHE_DIR, by default beside
-the source files. The first use on a machine compiles the loops, which takes up to half a minute.
+Compiled code loads from the disk cache in a fraction of a second. The cache is in NUMBA_CACHE_DIR, by default next
+to the source files. The first use on a machine compiles the loops, which takes up to half a minute.
 """
 
 from __future__ import annotations

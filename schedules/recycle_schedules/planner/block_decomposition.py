@@ -70,7 +70,7 @@ def divide(p: Problem, bound: float) -> list[Block]:
     """The blocks of pipelines: first those with deaths, then groups of equal pipelines without deaths (equal number of
     micro-batches, equal links and equal memory limits).
 
-    bound: lower bound of the job."""
+    bound: lower bound for the job."""
     hit = {w.pipeline for w in p.dead}
     blocks: list[Block] = []
     for zone in _by_zone(p):

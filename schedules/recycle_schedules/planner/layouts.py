@@ -14,8 +14,8 @@ re-routing weigh differently at every stage. So the search has three parts:
    order of ops. So each improved plan is retimed with all neighbouring layouts, which is a thousand times cheaper than
    planning them.
 
-The amount of work before the first result depends on the size of the job, so that it always takes well below a second.
-Large jobs are planned for a few even layouts only.
+The amount of work before the first result depends on the size of the job, so that this result always takes well
+under a second. Large jobs are planned for a few even layouts only.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class _Arm:
     problem: Problem
     value: float
     instance: Instance | None = None
-    goal: int = 0  # lower bound of this layout, in ticks
+    goal: int = 0  # lower bound for this layout, in ticks
     schedule: PartialSchedule | None = None
     whole: Plan | None = None  # the plan of a job planned in blocks
 
@@ -169,8 +169,8 @@ class _Search:
         return arm
 
     def climb(self) -> bool:
-        """Plan one of the best layout and its neighbours: the one with the least bound that is not planned yet. Return
-        False if no unplanned one can be better than the best plan."""
+        """Consider the best layout and its neighbours, and plan the unplanned one with the least bound. Return False if
+        none of them can be better than the best plan."""
         found = [
             (bound, sum(s * n for s, n in enumerate(layout)), layout)
             for layout in (self.best.layout, *_neighbours(self.best.layout))

@@ -9,7 +9,7 @@ A policy sets:
 - whether I runs before F;
 - how many micro-batches may be between F and I;
 - when a W must run;
-- how many F are left when the F get priority;
+- how many F are left when F get priority;
 - at which stages the backward runs whole, as a B.
 """
 

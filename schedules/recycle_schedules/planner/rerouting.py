@@ -1,4 +1,4 @@
-"""Distributes micro-batches that leave their own worker over its peers, in consideration of message times.
+"""Distributes micro-batches that leave their own worker over its peers, taking message times into account.
 
     taken = cheapest_flow(count, message, load, cost)     # how many of each group each peer takes
 

@@ -121,7 +121,7 @@ def test_a_plan_is_drawn_below_its_fault_free_counterpart(name: str, capsys: pyt
             [*FLAGS, "--step", "3", "{run}/metrics.jsonl"],
             "--step needs a run folder, and {run}/metrics.jsonl is a file",
         ),
-        (["{run}/metrics.jsonl"], "{run}/metrics.jsonl: a plan has the keys problem and ops"),
+        (["{run}/metrics.jsonl"], "{run}/metrics.jsonl: a plan needs the keys problem and ops"),
         ([*FLAGS, "--fail", "9.9"], "failed: "),
         ([*FLAGS, "--fail", "x"], "--fail: a worker is written PIPELINE.STAGE, like 1.2, not 'x'"),
         ([*FLAGS, "--memory", "lots"], "--memory: 'lots' is not none, a number, one per stage (4/3/6/1), or 1f1b+k"),

@@ -145,9 +145,9 @@ def test_the_plan_file_has_the_layers_of_each_stage(tmp_path):
 
 GOOD = {"F": [1, 1, 1], "I": [1, 1, 1], "W": [1, 1, 1]}
 MISTAKES = [
-    ({"layers": {"F": [1, 1, 1]}}, "layers: an object with the keys F, I and W is needed"),
+    ({"layers": {"F": [1, 1, 1]}}, "layers: expected an object with the keys F, I and W"),
     ({"layers": GOOD | {"G": [1, 1, 1]}}, "layers: unknown key 'G'"),
-    ({"layers": GOOD | {"O": [1, 1]}}, "layers.O: a list of numbers is needed"),
+    ({"layers": GOOD | {"O": [1, 1]}}, "layers.O: expected a list of numbers"),
     ({"layers": GOOD | {"O": [1, 1, -1]}}, "layers.O: -1 is not a finite number"),
     ({"layers": GOOD, "stages": 4}, "layers: 3 layers are too few for 4 stages"),
     ({"layers": GOOD, "durations": {"F": 2}}, "durations: cannot be combined with layers"),
@@ -170,7 +170,7 @@ def test_layers_that_do_not_fit_and_invalid_layouts_are_rejected():
         plan_layout(job.replace(capacity_bytes=6))
     with pytest.raises(ValueError, match="capacity_bytes: stage 1 has no room for one micro-batch"):
         job.replace(capacity_bytes=6).with_layout((1, 2))
-    with pytest.raises(ValueError, match="layout: 2 numbers of at least 1 that add up to 3"):
+    with pytest.raises(ValueError, match="layout: expected 2 numbers of at least 1 that add up to 3"):
         job.with_layout((3, 0))
     with pytest.raises(ValueError, match=r"use plan_layout\(problem\)"):
         plan(job)
