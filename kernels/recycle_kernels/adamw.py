@@ -56,7 +56,7 @@ class Chunks(NamedTuple):
     starts: Tensor  # int64 [chunks + 1]: first element of each chunk, then the number of all elements
     decayed: Tensor  # float32 [chunks]: 1.0 if weight decay applies
     counts: list[int]  # chunks per parameter
-    places: Tensor  # int64 [chunks]: where `squared_norms` puts the sum of each chunk, see `_rooms`
+    places: Tensor  # int64 [chunks]: where `squared_norms` puts the sum of each chunk (`_rooms`)
     aligned: bool  # whether all starts are multiples of 4, so that loads take four elements at a time
 
 
@@ -119,8 +119,8 @@ def roll_back(state: State, undo: State) -> None:
 
 def squared_norms(grad: Tensor, chunks: Chunks) -> Tensor:
     """[parameters] float64: sum of squares of each parameter's gradient. The sum is non-finite if and only if the
-    gradient has a NaN or infinite element. A parameter that begins at a multiple of 4 elements gets the same bits with
-    any other parameters beside it."""
+    gradient has a NaN or infinite element. If a parameter begins at a multiple of 4 elements, the bits of its sum do
+    not depend on the other parameters."""
     rooms = _rooms(chunks.counts)
     partial = torch.empty(sum(rooms), dtype=torch.float64, device=grad.device)
     _norm_kernel[(len(chunks.decayed),)](grad, partial, chunks.starts, chunks.places, **_launch(chunks))
@@ -135,8 +135,8 @@ def squared_norms_reference(grad: Tensor, chunks: Chunks) -> Tensor:
 
 
 def _rooms(counts: Sequence[int]) -> list[int]:
-    """Elements for the sums of each parameter's chunks, so that each parameter begins at a multiple of 4: on a GPU the
-    order in which torch sums a vector depends on its alignment."""
+    """The counts rounded up to multiples of 4, so that the sums of each parameter begin at a multiple of 4. On a GPU,
+    the order in which torch sums a vector depends on the vector's alignment."""
     return [count + -count % 4 for count in counts]
 
 

@@ -31,6 +31,6 @@ def row_tile(width: int) -> RowTile:
 
     Raises ValueError if the width is above MAX_WIDTH."""
     if width > MAX_WIDTH:
-        raise ValueError(f"a row of {width} elements does not fit one program; the width may be at most {MAX_WIDTH}")
+        raise ValueError(f"a row of {width} elements does not fit into one program; the maximum width is {MAX_WIDTH}")
     block = power_of_two(width)
     return RowTile(block, rows=max(1, 4096 // block), warps=max(8, block // 512))

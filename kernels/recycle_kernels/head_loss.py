@@ -41,7 +41,7 @@ IGNORED = -100  # target of a row without a loss
 Add = Callable[[Tensor, Tensor, int], None]  # (dl [rows, V], x [rows, H] of a chunk, number of chunks): adds dl^T x
 Defer = Callable[[Callable[[Add], None]], None]  # receives the function `later`, which computes dW
 
-CHUNK_BYTES = 512 << 20  # large, because every chunk reads and writes dW (8 V H bytes), but small beside a large dW
+CHUNK_BYTES = 512 << 20  # large, because every chunk reads and writes dW (8 V H bytes), but small next to a large dW
 
 
 def head_loss(x: Tensor, weight: Tensor, targets: Tensor, defer: Defer | None = None) -> Tensor:

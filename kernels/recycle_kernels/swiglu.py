@@ -9,8 +9,8 @@ Formula (Shazeer 2020, arXiv:2002.05202), with s = sigmoid(gate), computed in fl
     dup   = dy * gate * s
     dgate = dy * up * s * (1 + gate * (1 - s))
 
-Forward saves only its inputs. Backward recomputes the sigmoid. Inputs may have any strides; other tensors
-than contiguous ones and slices of them are copied. The result has gate's dtype.
+Forward saves only its inputs. Backward recomputes the sigmoid. Inputs may have any strides, but are
+copied unless they are contiguous tensors or slices of these. The result has gate's dtype.
 """
 
 from __future__ import annotations

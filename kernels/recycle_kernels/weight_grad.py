@@ -145,7 +145,7 @@ def _add(
     buffer, product, bad, scale, limit, out, inner, out_at, inner_at,
     FIRST: tl.constexpr, OUT: tl.constexpr, INNER: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Add the product to the buffer in PARTS blocks of columns, because the registers do not hold it all at once."""
+    """Add the product to the buffer in PARTS blocks of columns, because the registers cannot hold it all at once."""
     if PARTS > 1:
         half: tl.constexpr = INNER // 2
         left, right = tl.split(tl.permute(tl.reshape(product, (OUT, 2, half)), (0, 2, 1)))
