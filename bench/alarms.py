@@ -1,6 +1,6 @@
 """Tests whether the job detects all slow workers and reports no other workers as slow.
 
-    python bench/alarms.py quiet [--runs 10] [--load 2]     # `make train`'s command beside a load: false alarms
+    python bench/alarms.py quiet [--runs 10] [--load 2]     # `make train`'s command under load: false alarms
     python bench/alarms.py slow [CASE...]                   # five ways to be slow: steps until it is noticed
 
 `quiet`: twelve workers run on all cores, and one of them is killed and restarted. --load processes use CPU time at the
@@ -9,7 +9,7 @@ same time. Every report of a slow worker counts as an alarm, and there must be n
 `slow`: a worker becomes slow and later recovers. The figures are the steps until the job reports each change.
 The worker is slow for one of these reasons:
 
-- `+slow_at`. It lasts as long as the process. The worker is killed, and its next process has normal speed.
+- `+slow_at`, which lasts as long as the process. The worker is killed, and its next process has normal speed.
 - The worker is stopped three quarters of the time, as by cpulimit.
 - A control group limits the worker to a quarter of its usual CPU time, like a container's limit (needs root).
 - A process spins on the worker's core. This case needs one core more than there are workers. On two cores the job
@@ -38,13 +38,13 @@ SPIN = [sys.executable, "-c", "while True: pass"]
 TRAIN = ["+fail_at=20:1.2", "+rejoin_at=40:1.2"]  # `make train`
 FOUR = ["parallel=2x2", "model=small", "run.steps=100000", "run.validate_every=0", "checkpoint.minutes=0"]
 TWO = ["parallel.pipelines=2", "parallel.stages=1", *FOUR[1:]]
-SLOW, BEGIN, KILLED = "1.0", 25, 45  # the slow worker; step in which it becomes slow; step in which it is killed, if so
+SLOW, BEGIN, KILLED = "1.0", 25, 45  # the slow worker; step in which it becomes slow; step in which `+fail_at` kills it
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["quiet", "slow"])
-    parser.add_argument("cases", nargs="*", help="of `slow`, from 0; default: all")
+    parser.add_argument("cases", nargs="*", help="numbers of the cases of `slow`, from 0; default: all")
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--load", type=int, default=os.cpu_count() or 1, help="processes that burn CPU time")
     arguments = parser.parse_args()
@@ -53,7 +53,7 @@ def main() -> int:
 
 def quiet(runs: int, load: int) -> int:
     """Returns the number of alarms."""
-    print(f"{os.cpu_count()} cores, {load} processes beside the job\n{'run':>4}{'seconds':>9}{'load':>7}{'alarms':>8}")
+    print(f"{os.cpu_count()} cores, {load} processes as load\n{'run':>4}{'seconds':>9}{'load':>7}{'alarms':>8}")
     alarms = 0
     for number in range(runs):
         begun = time.monotonic()

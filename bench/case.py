@@ -38,9 +38,9 @@ class Case:
 
 
 def measure(case: Case, rates: dict[str, float]) -> dict[str, Any]:
-    """One row: each implementation's median milliseconds, our share of the machine's rate, speed, difference, memory"""
+    """A row: each implementation's median milliseconds, our share of the machine's rate, speed, difference, memory."""
     row: dict[str, Any] = {"kernel": case.name}
-    difference = apart(case.calls["ours"](), case.calls["eager"]())  # before other calls, as some add to their result
+    difference = apart(case.calls["ours"](), case.calls["eager"]())  # first, because some calls add to their result
     peaks: dict[str, int] = {}
     for who, call in case.calls.items():
         try:

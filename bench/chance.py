@@ -1,5 +1,4 @@
-"""Tests whether bf16, and fp32 with bf16 moments, end behind fp32 by chance, with several seeds and slightly changed
-initial weights for each.
+"""Tests whether the final loss of bf16, and of fp32 with bf16 moments, is above that of fp32 only by chance.
 
     python bench/chance.py [--seeds 5] [--steps 300] [model.layers=4 ...]
 
@@ -8,7 +7,7 @@ steps later. The distance between such runs of fp32 (`nudged`) is the scale for 
 
 All runs are in one process, with the reference trainer of the tests (`testing/reference_trainer.py`). It runs the same
 operations as a job and gets the same bits. val_loss is the loss on held-out text at the end. For every seed the bench
-prints fp32's val_loss and how far the other runs end above it, then the mean and the standard error of these distances.
+prints fp32's val_loss and how far above it the other runs end, then the mean and the standard error of these distances.
 """
 
 from __future__ import annotations

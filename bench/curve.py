@@ -1,16 +1,17 @@
-"""The loss curve of a job with thousands of deaths beside that of an undisturbed one: real text, real compute.
+"""Compares the loss curves of a job with thousands of deaths and an undisturbed one, on real text with real compute.
 
     python bench/curve.py [--failures 2000] [--every 2] [--seed 1] [--pictures docs/pictures] [SETTING ...]
 
 Two jobs of twelve workers (3 x 4) train `model=small` on the sources of Python's standard library, with exact sums.
-They run side by side, so their speeds say nothing. One has no deaths. In the other a random worker gets SIGKILL every
-two seconds until there were `--failures` deaths. A worker is not killed while it is the last member of its stage.
+They run at the same time, so their speeds mean nothing. One has no deaths. In the other a random worker gets SIGKILL
+every `--every` seconds, `--failures` times in all. A worker is not killed while it is the last member of its stage.
 Killed workers are forked from a process that has all imports, so they need not import torch on this machine's cores. No
 checkpoint is read.
 
-The number of steps comes from a short job before both, so that they take about `--failures` times `--every` seconds.
-If they end earlier, there are fewer deaths. The table has the losses at ten steps and the sha256 of all final weights,
-which must be equal. The folders in bench/out/curve have the raw events, bench/out/curve.json both curves and all kills.
+A short job before both determines the number of steps, so that the two jobs take about `--failures` times `--every`
+seconds. If they end earlier, there are fewer deaths. The table shows the losses at ten steps and the sha256 of all
+final weights, which must be equal. The folders in bench/out/curve contain the raw events, bench/out/curve.json contains
+both curves and all kills.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ COMMON = [
     "optimizer.schedule=constant", "control.suspicion=30",
 ]  # fmt: skip
 CALIBRATION = 40  # steps
-SHARE = 1.6  # seconds in which both jobs make the steps that one job alone makes in a second (1.7 to 2.2), at least
+SHARE = 1.6  # lower bound on the ratio of step times with both jobs and with one job alone (1.7 to 2.2)
 STARTED = 300.0  # seconds
 Json = dict[str, Any]
 
@@ -67,7 +68,7 @@ def main() -> None:
 
 
 def train(zygote: Zygote, names: list[str], steps: int, given: argparse.Namespace) -> list[Json]:
-    """Runs jobs side by side to their ends. Only the disturbed one has deaths."""
+    """Runs jobs side by side to their ends. Kills workers of the disturbed one only."""
     kills: dict[str, list[Json]] = {name: [] for name in names}
     with ExitStack() as stack:
         jobs = {}
@@ -96,7 +97,7 @@ def results(name: str, kills: list[Json]) -> Json:
 
 
 def disturb(job: LocalJob, given: argparse.Namespace) -> list[Json]:
-    """Kills a random worker every `every` seconds, until there were enough deaths or the job has ended."""
+    """Kills a random worker every `every` seconds, until there have been enough deaths or the job has ended."""
     job.wait_for_event("plan_adopted", STARTED)
     live, rng, kills = Live(job.run), random.Random(given.seed), list[Json]()
     due = time.time()

@@ -27,7 +27,7 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = [die(arguments.megabytes) for _ in range(arguments.deaths)]
     for name, values in zip(("lifeline", "pidfd"), zip(*rows, strict=True), strict=True):
-        print(f"{name:>10}  median {statistics.median(values):7.2f} ms   most {max(values):7.2f} ms")
+        print(f"{name:>10}  median {statistics.median(values):7.2f} ms   max {max(values):7.2f} ms")
 
 
 def die(megabytes: int) -> tuple[float, float]:

@@ -1,9 +1,9 @@
 """Compares measured step times with the plan, with all workers and with one dead. Only the compute is emulated.
 
     python bench/emulated.py [--steps 12] [--slot 0.02] [schedule.memory_extra=0 ...]
-    chrt --rr 1 python bench/emulated.py          # also on a busy machine (needs the privilege)
+    chrt --rr 1 python bench/emulated.py          # works on a busy machine too; needs CAP_SYS_NICE
 
-Twelve workers (3 x 4, 6 micro-batches a pipeline) sleep for every op: F = I = W = one slot, O = three. Each job runs
+Twelve workers (3 x 4, 6 micro-batches per pipeline) sleep for every op: F = I = W = one slot, O = three. Each job runs
 `--steps` steps with all workers, then loses W(1,2), then runs as many steps without it. The measured step is the median
 from commit to commit. The planner assumes these durations, and messages and sums that take no time.
 

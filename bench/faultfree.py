@@ -3,9 +3,9 @@
     python bench/faultfree.py [--steps 8] [--rounds 2] [model=bench17m ...]
 
 Compares two pipelines of four stages (8 single-threaded processes) with one process, on the same model, samples,
-optimizer and clipping. With fewer cores than workers, wall time does not show bubbles. So the figure is CPU time, user
-+ system of all processes, as the median over the steps. The contenders alternate, so that other load affects all alike.
-Their losses must agree, which shows that they do the same work.
+optimizer and clipping. With fewer cores than workers, wall time does not show bubbles. The figure is therefore the
+CPU time (user + system) of all processes, as the median over the steps. The contenders alternate, so that other load
+affects all alike. Their losses must agree, which shows that they do the same work.
 """
 
 from __future__ import annotations

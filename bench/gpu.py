@@ -43,14 +43,14 @@ Row = dict[str, Any]  # status, seconds, result, log
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--minutes", type=float, default=8.0, help="after which the call has ended (default 8)")
+    parser.add_argument("--minutes", type=float, default=8.0, help="minutes after which the call ends (default 8)")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "out" / "gpu.json")
     parser.add_argument("--nccl", type=Path, help="source tree of NCCL 2.30 or newer, or a libnccl.so.2")
     parser.add_argument("--again", nargs="+", default=[], metavar="NAME", help="repeat these items")
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="run only these items and what they need")
-    parser.add_argument("--lanes", type=int, default=1, help="items at a time; those that measure speed run alone")
-    parser.add_argument("--steps", type=int, default=300, help="of the job with 20 kills (default 300)")
-    parser.add_argument("--cpu", action="store_true", help="tiny sizes, without a GPU")
+    parser.add_argument("--lanes", type=int, default=1, help="items at a time (those that measure speed run alone)")
+    parser.add_argument("--steps", type=int, default=300, help="steps of the job with 20 kills (default 300)")
+    parser.add_argument("--cpu", action="store_true", help="run every item at a tiny size, without a GPU")
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args(arguments)
     todo = items(options.cpu, options.nccl, options.out.parent.resolve(), options.steps)
@@ -159,7 +159,7 @@ class Running:
     code: int | None = None  # None if it was killed
 
     def over(self) -> bool:
-        """Whether the command has ended or its time is up. Then it is killed, with all that it has started."""
+        """Whether the command has ended or its time is up. If so, kills all processes that the command has started."""
         if not self.elapsed and (self.process.poll() is not None or time.monotonic() - self.began > self.seconds):
             self.elapsed = time.monotonic() - self.began
             self.code = self.process.poll()

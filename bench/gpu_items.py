@@ -21,7 +21,7 @@ Result = Mapping[str, Any]
 Results = Mapping[str, Result]
 Command = tuple[list[str], dict[str, str]]  # arguments, additional environment
 
-SHARED = {  # two workers on one GPU: NCCL 2.30 or newer
+SHARED = {  # lets two workers use one GPU; needs NCCL 2.30 or newer
     "NCCL_MULTI_RANK_GPU_ENABLE": "1",
     "NCCL_MAX_CTAS": "1",
     "NCCL_NET_GDR_LEVEL": "LOC",
@@ -72,7 +72,7 @@ def items(cpu: bool, nccl: Path | None, out: Path, steps: int) -> list[Item]:
     return [
         Item(
             "needs",
-            "packages, GPU, driver and NCCL are there",
+            "packages, GPU, driver and NCCL are present",
             60,
             lambda results: _script("gpu_needs.py", *(["--cpu"] if cpu else [])),
             needs=(),
@@ -98,7 +98,7 @@ def items(cpu: bool, nccl: Path | None, out: Path, steps: int) -> list[Item]:
         ),
         job_item(
             "undisturbed",
-            "b: 2x2 workers share the card over TCP; the loss of the plain loop",
+            "b: 2x2 workers share the card over TCP and reach the loss of the plain loop",
             240,
             "--steps",
             str(steps),
@@ -125,14 +125,14 @@ def items(cpu: bool, nccl: Path | None, out: Path, steps: int) -> list[Item]:
         ),
         Item(
             "nccl pair",
-            "c: two ranks exchange messages and sums in every type, abort in mid-sum, and rebuild",
+            "c: two ranks exchange messages and sums of every dtype, abort during a sum, and rebuild",
             90,
             lambda results: _script(*pair, "pair", **with_nccl),
             needs=("nccl build",),
         ),
         Item(
             "nccl kept",
-            "c: after a death two neighbours use their communicator again without building it",
+            "c: after a death two neighbours reuse their communicator without rebuilding it",
             90,
             lambda results: _script(*pair, "kept", **with_nccl),
             needs=("nccl build",),
@@ -140,7 +140,7 @@ def items(cpu: bool, nccl: Path | None, out: Path, steps: int) -> list[Item]:
         nccl_job("nccl 1x2", "c: a pipeline of two stages over NCCL", 120, "--shape", "1x2", "--steps", "20"),
         nccl_job(
             "nccl 2x1",
-            "c: two peers over NCCL, the bits of 1x2",
+            "c: two peers over NCCL get the bits of 1x2",
             120,
             "--shape",
             "2x1",
@@ -162,7 +162,7 @@ def items(cpu: bool, nccl: Path | None, out: Path, steps: int) -> list[Item]:
         ),
         nccl_job(
             "kill in 2x2",
-            "c: SIGKILL in 2x2 workers over NCCL changes no bit; pairs of living workers are kept or built again",
+            "c: SIGKILL in 2x2 workers over NCCL changes no bit; pairs of living workers are kept or rebuilt",
             150,
             *("--shape", "2x2", "--steps", "20", "--fail-at", "5:1.1@backward"),
             compares="nccl 1x2",
@@ -178,7 +178,7 @@ def items(cpu: bool, nccl: Path | None, out: Path, steps: int) -> list[Item]:
         ),
         Item(
             "stage",
-            "d: an 8B-wide stage reaches 45 % MFU; the I/W split costs 2 % at most",
+            "d: an 8B-wide stage reaches 45 % MFU; the I/W split costs at most 2 %",
             200,
             lambda results: _script("stage.py", *(["--layers", "1"] if cpu else []), **interpreted),
             judge=(lambda result, results: "") if cpu else _fast,
@@ -187,7 +187,7 @@ def items(cpu: bool, nccl: Path | None, out: Path, steps: int) -> list[Item]:
         *(
             Item(
                 name,
-                f"e: {what} reaches 95 % (backward 90 %) of what the card allows, and is never behind",
+                f"e: {what} reaches 95 % (backward 90 %) of what the card allows, and is never slower than others",
                 300,
                 partial(_kernels, ("norm",) if cpu else cases, interpreted),
                 judge=(lambda result, results: "") if cpu else _never_behind,
@@ -221,11 +221,11 @@ def _same_bits(other: str, deaths: int) -> Callable[[Result, Results], str]:
 
 
 def _near_plain(result: Result, results: Results) -> str:
-    """Two runs of this size differ by about 0.03 by chance alone (bench/chance.py)."""
+    """Compares the loss with the plain loop's. Two such runs differ by about 0.03 by chance (bench/chance.py)."""
     plain = results["plain loop"]["loss"]
     if abs(result["loss"] - plain) < 0.1:
         return ""
-    return f"loss {result['loss']:.4f}, and {plain:.4f} of the plain loop"
+    return f"loss {result['loss']:.4f}, but {plain:.4f} in the plain loop"
 
 
 def _level(result: Result, results: Results) -> str:
@@ -246,4 +246,4 @@ def _fast(result: Result, results: Results) -> str:
 
 def _never_behind(result: Result, results: Results) -> str:
     behind = [name for name, row in result.items() if row["speed"] < 1.0 or row["share"] < 0.9]
-    return f"behind another implementation, or below 90 % of the card: {', '.join(behind)}" if behind else ""
+    return f"slower than another implementation, or below 90 % of the card: {', '.join(behind)}" if behind else ""

@@ -29,14 +29,14 @@ from recycle_pp.chaos import Live
 from recycle_pp.telemetry.run_folder import RunFolder
 
 MICROBATCHES = 8  # per step
-RESTS = 1.0  # longest time between a kill and the next one, seconds, if a worker may be killed
+RESTS = 1.0  # longest time between two kills, seconds, while any worker may be killed
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument(
-        "--kills", type=int, default=0, help="kills of random workers that are not the last ones of their stages"
+        "--kills", type=int, default=0, help="number of random kills, never of the last worker of a stage"
     )
     parser.add_argument("--fail-at", help="STEP:D.S@MOMENT")
     parser.add_argument("--shape", default="2x2", help="DxP")
@@ -64,7 +64,7 @@ def settings_of(options: argparse.Namespace) -> list[str]:
         "checkpoint.every=10",
         "numerics=bf16",
         "numerics.reproducible=true",
-        "numerics.sums=int32",  # half of the bytes between peers, which go through the host
+        "numerics.sums=int32",  # halves the bytes between peers, which go through the host
         "optimizer.warmup=10",
     ]
 

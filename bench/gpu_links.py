@@ -32,7 +32,7 @@ from recycle_pp.testing.rehearsal import Node, Rehearsal, grid
 from recycle_pp.wire.messages.members import Assignment
 
 CPU = "--cpu"
-LARGE = 1 << 20  # elements of a message that is not small
+LARGE = 1 << 20  # elements of a large message
 TYPES = (torch.float32, torch.bfloat16, torch.int64, torch.int32, torch.uint8)
 PEERS = grid(2, 1)
 NEIGHBOURS = grid(1, 2)
@@ -191,7 +191,7 @@ def rebuilds(node: Node) -> None:
         node.links.follow(generation)
         node.links.all_reduce([pattern(torch.int64, 0, device)]).wait()
         times.append(time.monotonic() - began)
-        if generation == 3:  # the first generations leave some resources for good
+        if generation == 3:  # the first generations allocate some resources permanently
             time.sleep(1.0)
             before = used()
     time.sleep(2.0)

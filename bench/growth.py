@@ -1,26 +1,26 @@
-"""What one more death costs in jobs of up to 16,384 workers, in one process without network: plan, notify, rebuild.
+"""Cost of one more death in jobs of up to 16,384 workers, in one process without network: plan, notify, rebuild.
 
     python bench/growth.py                            # 12 to 16,384 workers
     python bench/growth.py --sizes 64x64x64 --times 5
 
-A worker has died before. A second one dies in the middle of a step. Planner, action lists, messages and the groups of a
-worker are real. Nothing runs the plans, and no socket carries the messages. The bench prints CPU milliseconds (medians)
-and bytes:
+One worker has already died. A second one dies in the middle of a step. The planner, the action lists, the messages and
+a worker's groups are real. Nothing runs the plans, and no socket carries the messages. The bench prints CPU
+milliseconds (medians) and bytes:
 
     steps       plan the later steps; blocks of pipelines that the death does not touch are already planned
     rest        plan the rest of the broken step
     lists       derive every worker's list of actions for the rest
     encode      encode the announcement of the generation, once for all workers
     frame       size of the announcement in kB
-    all         size of all announcements and lists of the rest in MB, which the coordinator sends
+    all         size in MB of all announcements and lists that the coordinator sends
     decode      a worker decodes the announcement
     groups      a worker finds its peers and the groups of the new generation
-    peers       workers in the group that a worker reduces with
-    stored      size in kB of the values by which the workers agree which groups they keep (Gloo, NCCL). The coordinator
-                sends all of them to every worker
+    peers       workers in the group in which a worker reduces
+    stored      size in kB of the values with which the workers agree on the groups to keep (Gloo, NCCL). The
+                coordinator sends all of them to every worker
 
-The last rows give the exponent with which each figure grows from the last but one size to the last one: 1 means in
-proportion to the number of workers. The results are also in bench/out/growth.json.
+The last row gives the exponent with which each figure grows between the last two sizes. 1 means growth in proportion to
+the number of workers. The results are also in bench/out/growth.json.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def one_death(pipelines: int, stages: int, microbatches: int, times: int) -> dic
 
 
 def rest(steady: Plan, dead: Worker) -> Problem:
-    """The rest of a step in the middle of which a worker dies. Its finished outputs are lost."""
+    """The rest of a step after a worker dies in the middle. The worker's finished outputs are lost."""
     p, a = steady.problem, steady.arrays
     now = steady.makespan / 2 + float(a.start.min())
     lives = (a.kind != O) & ((a.pipeline != dead.pipeline) | (a.stage != dead.stage))

@@ -1,15 +1,15 @@
-"""Speed of two islands that meet in a store far away, beside the same two jobs without islands.
+"""Speed of two islands that share a distant store, compared with the same two jobs without islands.
 
     python bench/islands.py [--steps 150] [--every 50] [--fragments 1] [SETTING ...]
 
-The store is moto's S3 server in its own process. Between it and the islands is a link: each byte arrives half of
-`--delay` later, in both directions, and each direction carries `--link` Gb/s for all connections together. The jobs
-train `model=bench17m`, 17.3 M parameters, with one worker each. The server and the link run on the same cores as the
-jobs, so their work counts as a loss of speed too; with a real store it would not.
+The store is moto's S3 server in its own process. The islands reach it through a simulated link. Each byte arrives half
+of `--delay` later, and each direction carries `--link` Gb/s over all connections together. The jobs train
+`model=bench17m`, 17.3 M parameters, with one worker each. The server and the link run on the same cores as the jobs, so
+their work counts as a loss of speed too; with a real store it would not.
 
-The speed of a machine changes by more than the islands cost, so a job is compared with itself: the mean time of a step
-that begins at least `NEAR` steps after the end of a round, by the mean time of all steps, without those before the
-first round. The jobs without islands show how exact that is: theirs should be 1.
+The speed of a machine varies by more than the islands cost, so each job is compared with itself. Its speed is the mean
+time of the steps that begin at least `NEAR` steps after the end of a round, divided by the mean time of all steps.
+Steps before the first round do not count. The ratio of the jobs without islands should be 1, so it shows the error.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Link(contextlib.AbstractContextManager["Link"]):
     """Forwards TCP connections to a local port, with a delay and a limited speed, in a thread."""
 
     def __init__(self, port: int, delay: float, gigabits: float) -> None:
-        """delay: seconds from one end to the other. gigabits: per second and direction"""
+        """delay: seconds from one end to the other. gigabits: Gb/s in each direction."""
         self._to, self._delay, self._rate = port, delay, gigabits * 1e9 / 8
         self._free = {"up": 0.0, "down": 0.0}  # time from which a direction is free
         self.bytes = {"up": 0, "down": 0}
@@ -114,7 +114,7 @@ def train(zygote: Zygote, kind: str, store: str | None, environment: dict[str, s
 
 
 def speed(run: RunFolder, every: int) -> float:
-    """Mean time of a step far from the end of a round, by the mean time of all steps."""
+    """Mean time of a step far from the end of a round, divided by the mean time of all steps."""
     times: list[float] = [line["time"] for line in run.lines(run.metrics)]
     seconds = {step: times[step] - times[step - 1] for step in range(every, len(times))}
     far = [of for step, of in seconds.items() if step % every >= NEAR]

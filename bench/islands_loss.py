@@ -1,14 +1,15 @@
-"""Held-out loss of two islands beside that of one job, at equal numbers of tokens: real text, real compute.
+"""Compares the held-out loss of two islands and of one job at equal numbers of tokens, on real text with real compute.
 
     python bench/islands_loss.py [--steps 600] [--outer H:LR:MOMENTUM] ... [--pictures docs/pictures] [SETTING ...]
 
-All jobs are 2 x 2 and train `model=small` on the sources of Python's standard library. The job by itself has eight
-micro-batches in a step. Each of two islands has four, so both together read as many tokens in a step. For each
-`--outer` two islands train side by side, with a round every H steps and this outer step. They wait for each round.
+All jobs are 2 x 2 and train `model=small` on the sources of Python's standard library. The single job has eight
+micro-batches in a step. Each of two islands has four, so the two together read the same number of tokens in a step. For
+each `--outer`, two islands train at the same time and do a round with this outer step every H steps. They wait for
+each round.
 
-The losses are those of checkpoints, on the same held-out samples. An island's checkpoint has the common weights, theta,
-after a number of rounds; they stand at the steps of these rounds. After each round theta must have the same sha256 on
-both islands, otherwise the exit code is 1.
+The losses are those of checkpoints, on the same held-out samples. An island's checkpoint contains the common weights,
+theta, after a number of rounds. Their loss is shown at the step of the last of these rounds. After each round, theta
+must have the same sha256 on both islands; otherwise the exit code is 1.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ def train(zygote: Zygote, jobs: dict[str, list[str]]) -> None:
 
 
 def curve(run: RunFolder, every: int) -> Curve:
-    """Loss of the weights in each checkpoint, or of theta at the steps that it is from. every: steps of a round"""
+    """Loss by step. For a checkpoint with theta, the step is that of theta's round. every: steps of a round."""
     settings = run.read_settings()
     batches, model = Batches(settings), reference_trainer.whole(settings)
     losses = {}

@@ -1,6 +1,6 @@
 """Compares the kernels with eager torch, torch.compile and Liger-Kernel on one GPU.
 
-    pip install liger-kernel                              # or leave that column out
+    pip install liger-kernel                              # optional; without it, its column is missing
     python bench/kernels.py                               # every kernel, bfloat16, shapes of a 4096-wide model
     python bench/kernels.py --only weight_grad head_loss
     TRITON_INTERPRET=1 python bench/kernels.py            # without a GPU: compares values once, on tiny shapes
@@ -118,7 +118,7 @@ def both_ways(name: str, functions: dict[str, Callable], inputs: list[Tensor], k
 
 
 def compiled(function: Callable) -> Callable:
-    """The function compiled for one case. Resets Dynamo, which identifies functions by code, as ours share theirs."""
+    """The function compiled for one case. Resets Dynamo, because it identifies functions by code, and ours share it."""
     torch.compiler.reset()
     return torch.compile(function, dynamic=False)
 

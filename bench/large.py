@@ -4,15 +4,15 @@
 
 All workers are processes on this machine, forked from one with all imports. Their ops sleep for `--op` seconds. Between
 faults 96 workers run up to 400 ops a second at 0.24 s; a recovery keeps two cores busy, so its times are upper bounds.
-A fault is SIGKILL to all its victims, at a random instant of a step. Ten random victims leave each stage a worker. A
-node has eight workers with consecutive ranks. The next fault follows when all workers are back. Columns:
+A fault is SIGKILL to all its victims, at a random instant of a step. Ten random victims leave each stage at least
+one worker. A node is eight workers with consecutive ranks. The next fault follows when all workers are back. Columns:
 
     stall    ms from the kill until the last survivor that had to wait has started its next op; median, largest
-    planned  ms from the kill until the rest of the step was planned, the median
-    regroups new generations until then; more than one if the deaths were not detected together
-    step     s of a step without a death, the median
-    broken   duration of the step with the deaths, in such steps, the median
-    back     s from the kill until all workers take part again, the median
+    planned  ms from the kill until the rest of the step was planned; median
+    regroups new generations until the rest was planned; more than one if the deaths were not detected together
+    step     duration in s of a step without a death; median
+    broken   duration of the step with the deaths, as a multiple of `step`; median
+    back     s from the kill until all workers take part again; median
 
 The results are also in bench/out/large.json.
 """

@@ -1,21 +1,21 @@
-"""Where the work goes under deaths: the committed share, and the lost seconds by cause, each with its bound.
+"""Work lost to deaths: the committed share, and the lost seconds by cause, each with a lower bound.
 
     python bench/lost_work.py [--mtbf 5] [--seconds 120] [--launcher torchrun|fork] [SETTING ...]
     python bench/lost_work.py --run bench/out/peers/5-recycle_pp-1/run          # a run that has ended
 
-Twelve workers (3 x 4, emulated 20 ms ops) get a SIGKILL every `--mtbf` seconds on average (`bench/recovery.py`). A step
-without a death takes the median of all steps that no death touched. The table has the time beyond that median, in
+Twelve workers (3 x 4, emulated 20 ms ops) get a SIGKILL every `--mtbf` seconds on average (`bench/recovery.py`). The
+usual time of a step is the median of all steps that no death touched. The table shows the time beyond that median, in
 milliseconds per death:
 
-- *broken*: in steps in which a worker died. Its parts: *bound*, the least that the planner's bound allows (the time
-  until the death and the bound of the remaining ops, with the dead worker's lost ops); *plan*, the plan above that
-  bound; *stall*, until the last survivor runs again; and the rest.
-- *away*: in steps without the worker from begin to end. *bound*: the lower bound of the planner for such a step.
-- *rejoin*: in steps at whose begin a worker rejoined. All workers wait for it, so that the bound is 0.
+- *broken*: in steps in which a worker died. Its parts: *bound*, the minimum that the planner's bound allows (the time
+  until the death, plus the bound for the remaining ops and the dead worker's lost ops); *plan*, the excess of the plan
+  over that bound; *stall*, the time until the last survivor runs again; and the rest.
+- *away*: in steps without the worker from start to end. *bound*: the planner's lower bound for such a step.
+- *rejoin*: in steps at whose start a worker rejoined. All workers wait for it; the bound is 0.
 - *other*: in all other steps, for instance because new processes import torch on the same cores.
 
-The share is that of the time in which the same steps would have been committed without deaths. *At best*: with the
-bounds alone.
+The share is the time that the same steps would have taken without deaths, divided by the time that they took. *At
+best*: the share if only the bounds were lost.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Run:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--run", type=Path, help="analyses this run folder instead of running a job")
+    parser.add_argument("--run", type=Path, help="analyse this run folder instead of running a job")
     parser.add_argument("--mtbf", type=float, default=5.0, help="seconds between two deaths, on average")
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--launcher", choices=list(LAUNCHERS), default="torchrun")
@@ -86,7 +86,7 @@ def read(run: RunFolder, settings: Sequence[str]) -> Run:
 
 
 def lost(run: Run) -> Json:
-    """The lost seconds from the first death on, by part, and what else the table shows."""
+    """The lost seconds from the first death on, by part, and the table's other figures."""
     resumed, rejoined = run.of("resumed"), {event["step"] for event in run.of("rejoined")}
     broken = {event["step"] for event in resumed}
     touched = {step + n for step in broken | rejoined for n in (-1, 0, 1)}

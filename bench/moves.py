@@ -1,13 +1,13 @@
 """Steps and costs of jobs whose layers move to other stages after a death. Only the compute is emulated.
 
     python bench/moves.py [--steps 12] [--slot 0.05] [--moves 8] [--pictures docs/pictures] [SETTING ...]
-    chrt --rr 1 python bench/moves.py             # also on a busy machine (needs the privilege)
+    chrt --rr 1 python bench/moves.py             # works on a busy machine too; needs CAP_SYS_NICE
 
 The model has 32 layers in 4 stages. With 8 layers, F, I and W of a stage sleep for one slot and O for three; with other
-numbers of layers in proportion. The first table has a job for each shape:
+numbers of layers in proportion. The first table shows one job for each shape:
 
 - W(1,2) dies in the first steps, for good.
-- `--steps` steps are re-routed. They measure the durations, so no layer moves before (`schedule.profile_steps`).
+- `--steps` steps are re-routed. They measure the durations, so no layer moves earlier (`schedule.profile_steps`).
 - Then layers move, and as many steps run in the new layout.
 
 The planned steps are those of the event `rebalancing`. The measured ones are medians from commit to commit.
@@ -19,7 +19,7 @@ longest (event `rebalanced`).
 
 bench/out/moves.json is a file for `python -m recycle_pp.simulate --moves`.
 
---pictures: draws the last re-routed step and the first step in the new layout of each shape, from their traces.
+`--pictures` draws the last re-routed step and the first step in the new layout of each shape, from their traces.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Json = dict[str, Any]
 SHAPES = ("3x4", 6), ("2x4", 8)  # pipelines x stages, micro-batches
 DEAD = "1.2"
 SETTLE = 2  # steps not counted after the start, a death and a switch
-MOVE = 8  # steps that a move may take, with the search of the layout
+MOVE = 8  # maximum number of steps of a move, including the search for the layout
 COMMON = (
     "model=tiny", "model.layers=32", "model.split=null", "emulate=sleep", "schedule.rebalance=always",
     "run.respawns=0", "run.validate_every=0",
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12, help="measured steps, re-routed and in the new layout")
     parser.add_argument("--slot", type=float, default=0.05, help="seconds")
     parser.add_argument("--moves", type=int, default=8, help="deaths in the second job")
-    parser.add_argument("--pictures", type=Path, help="a folder")
+    parser.add_argument("--pictures", type=Path, help="folder for the pictures")
     parser.add_argument("overrides", nargs="*", default=[])
     given = parser.parse_args()
     print(f"{'shape':<8}{'layers':<14}{'plan':>9}{'measured':>11}{'over':>8}{'of the re-routed step':>24}")
@@ -100,7 +100,7 @@ def there_and_back(zygote: Zygote, usual: float, given: argparse.Namespace) -> t
     """Prints the second table, one row for each figure. Returns a record of each move after a death, and one of each
     move for `recycle_pp.simulate --moves`.
 
-    usual: a measured re-routed step in relation to its plan"""
+    usual: the ratio of a measured re-routed step to its plan."""
     start, cycle = SETTLE + 3, 2 * MOVE
     fails = ",".join(f"{start + cycle * k}:{DEAD}" for k in range(given.moves))
     back = ",".join(f"{start + MOVE + cycle * k}:{DEAD}" for k in range(given.moves))

@@ -1,4 +1,4 @@
-"""The jobs that `bench/peers.py` measures, each with the same interface: who is alive, and which steps are committed.
+"""The jobs that `bench/peers.py` measures, all with the same interface: the live processes and the committed steps.
 
 with JOBS["torchft"](setup, folder) as job:
     job.update()
@@ -38,7 +38,7 @@ WORKERS = [f"{d}.{s}" for d in range(PIPELINES) for s in range(STAGES)]
 
 
 class Commit(NamedTuple):
-    """A committed step. samples: in its gradient. full: whether all workers took part."""
+    """A committed step. samples: number of samples in its gradient. full: whether all workers took part."""
 
     time: float
     step: int
@@ -48,7 +48,11 @@ class Commit(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Setup:
-    """slot: seconds of F, I and W; O takes three. python: of torchft's environment. checkpoint: seconds between two."""
+    """The settings of a measurement.
+
+    slot        seconds of F, I and W; O takes three slots
+    python      interpreter of torchft's environment
+    checkpoint  seconds between two checkpoints"""
 
     slot: float
     checkpoint: float
@@ -68,7 +72,7 @@ class Setup:
         ]  # fmt: skip
 
     def peer(self, **more: Any) -> Peer:
-        """The same job for the peers: tensors of the same size."""
+        """The same job for the peers, with tensors of the same size."""
         settings = compose(self.settings)
         shape, parallel, build = settings.model, settings.parallel, Build(settings.model, 0, torch.device("cpu"))
         stages = layers_of(depth(shape), STAGES, shape.layout)
@@ -81,7 +85,7 @@ class Setup:
 
 
 class Job(ABC):
-    """pids: of all live processes that a fault may hit, also of those that still start."""
+    """A job. pids: all live processes that a fault may hit, including those that are still starting."""
 
     def __init__(self, setup: Setup, folder: Path) -> None:
         self.setup, self.folder = setup, folder
@@ -99,7 +103,7 @@ class Job(ABC):
 
     @abstractmethod
     def victims(self) -> list[str]:
-        """Workers that may die such that another one still has the newest state."""
+        """Workers that may die, because another worker then still has the newest state."""
 
     def killed(self, worker: str) -> None:
         self.pids.pop(worker, None)
@@ -163,7 +167,10 @@ class Recycle(Job):
 
 
 class PeerJob(Job):
-    """torch's 1F1B. torchft: a group per pipeline, else one group with checkpoints. warm: forked after all imports."""
+    """torch's 1F1B.
+
+    torchft  a group per pipeline with torchft, otherwise one group with checkpoints
+    warm     whether the workers are forked after all imports"""
 
     def __init__(self, setup: Setup, folder: Path, torchft: bool, warm: bool) -> None:
         super().__init__(setup, folder)
@@ -242,4 +249,4 @@ JOBS: Mapping[str, Callable[[Setup, Path], Job]] = {
     "restart-warm": partial(PeerJob, torchft=False, warm=True),
     "restart": partial(PeerJob, torchft=False, warm=False),
 }
-"""By the name in the table. Without "warm", torchrun starts new interpreters."""
+"""The jobs by their names in the table. Without "warm", torchrun starts new interpreters."""

@@ -5,8 +5,8 @@ Imports torch and torchft only, because it runs in an environment without recycl
     torchrun --no-python PYTHON -c "import peer_worker; peer_worker.under_torchrun()"     # a new interpreter per worker
     PYTHON -c "import peer_worker; peer_worker.forked()"                  # forks workers, after all imports
 
-The variable PEER has the settings (JSON): see `Peer`. All workers append events to one file, a JSON object per line:
-`spawned`, `ready` and `step`.
+The environment variable PEER contains the settings as JSON (`Peer`). All workers append events to one file, a JSON
+object per line: `spawned`, `ready` and `step`.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 HOST_AHEAD = 0.001  # seconds, as recycle_pp's emulation
 PATIENCE = timedelta(seconds=60)
-GIVE_UP = 5  # times that a group may fail within a second, one after the other
+GIVE_UP = 5  # number of failures within a second after which the supervisor gives up
 
 
 @dataclass(frozen=True)
 class Peer:
-    """One job. groups: what restarts as a whole. pipelines: in each group."""
+    """One job. groups: number of groups, each of which restarts as a whole. pipelines: number in each group."""
 
     groups: int
     pipelines: int
@@ -47,7 +47,7 @@ class Peer:
     floats: list[int]  # parameters, by stage
     seconds: dict[str, float]  # of F, I, W and O
     events: str
-    lighthouse: str = ""  # torchft's; "": checkpoints and no torchft
+    lighthouse: str = ""  # address of torchft's lighthouse; "": checkpoints instead of torchft
     checkpoints: str = ""  # folder
     checkpoint_every: int = 0  # steps
 
@@ -57,7 +57,7 @@ class Peer:
 
 
 class Device:
-    """A device with a queue, the same as recycle_pp's: the host's work between two ops costs no time."""
+    """A device with a queue, like recycle_pp's emulated one: the host's work between two ops costs no time."""
 
     def __init__(self) -> None:
         self._free, self.on = 0.0, False
@@ -144,7 +144,7 @@ def log(peer: Peer, event: str, **fields: Any) -> None:
 
 
 def work(peer: Peer, group: int, rank: int, port: int, incarnation: int) -> None:
-    """Trains until this process is killed. port: of a store that rank 0 of this incarnation serves."""
+    """Trains until this process is killed. port: port of the store that rank 0 of this incarnation serves."""
     torch.set_num_threads(1)
     log(peer, "spawned", worker=name(peer, group, rank), pid=os.getpid(), incarnation=incarnation)
     store = dist.TCPStore("127.0.0.1", port, peer.size, rank == 0, wait_for_workers=False, timeout=PATIENCE)
@@ -155,7 +155,7 @@ def work(peer: Peer, group: int, rank: int, port: int, incarnation: int) -> None
 
 
 def name(peer: Peer, group: int, rank: int) -> str:
-    """The worker's name, pipeline.stage"""
+    """The worker's name, pipeline.stage."""
     pipeline, stage = divmod(rank, peer.stages)
     return f"{group * peer.pipelines + pipeline}.{stage}"
 
@@ -226,7 +226,7 @@ def with_checkpoints(peer: Peer, group: int, rank: int, port: int, incarnation: 
 
 
 def _prepare() -> Peer:
-    socket.gethostname = lambda: "127.0.0.1"  # torchft looks the name up, and a slow name server does not count
+    socket.gethostname = lambda: "127.0.0.1"  # torchft looks up the host name, and a slow name server must not count
     return Peer(**json.loads(os.environ["PEER"]))
 
 

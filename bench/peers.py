@@ -1,34 +1,36 @@
-"""recycle_pp beside torchft and beside restarts from a checkpoint: the same pipeline and the same deaths.
+"""Compares recycle_pp with torchft and with restarts from a checkpoint, on the same pipeline with the same deaths.
 
     python bench/peers.py [--jobs recycle_pp torchft ...] [--cases free one 60 15 5] [--seconds 180] [--rounds 1]
                           [--seed 1] [--add] [--pictures docs/pictures]
 
 Twelve processes train three pipelines of four stages with 6 micro-batches each. Messages and gradients are real and
 have the size of `model=small`; ops sleep (20 ms for F, I and W, 60 ms for O), so two cores can stand for twelve GPUs.
-The script makes an environment for torchft in bench/out/torchft from PyPI, with the torch version of this one. Jobs:
+The script installs torchft from PyPI into an environment in bench/out/torchft, with the same torch version as here.
+Jobs:
 
 - recycle_pp: the defaults, under torchrun. recycle_pp-1f1b: with torch's schedule, `schedule=coupled`.
 - torchft: torch's `Schedule1F1B`, and a replica group per pipeline. If a worker dies, its group restarts and heals.
 - restart: torch's `Schedule1F1B` with a checkpoint every 30 s. All workers restart from the newest checkpoint.
-- -warm: all processes are forked from one that has all imports. Otherwise torchrun starts new interpreters, as for the
-  jobs without this suffix. They share this machine's cores during their imports, those of a cluster do not.
+- -warm: all processes are forked from one that has all imports. For jobs without this suffix, torchrun starts new
+  interpreters. During their imports these share this machine's cores, unlike those of a cluster.
 
-Cases: `free` has no deaths; `one` has deaths one by one, each after the job has recovered; a number has one death at a
-random moment of each interval of so many seconds. All jobs of a case get the same list of times and workers. If a
-worker must not die, because its stage or group is the last one, the next one dies. A peer's worker that still imports
-is not killed, so there are fewer deaths if all are in this state. This favours the peers.
+Cases: `free` has no deaths. `one` has deaths one by one, each after the job has recovered. A number N has one death at
+a random moment of each interval of N seconds. All jobs of a case get the same list of times and workers. If a worker
+must not die, because only it or its group has the newest state, the next one dies instead. Workers of torchft and
+restart that are still importing are not killed, so there are fewer deaths if all are importing. This favours these
+jobs.
 
-A job's rate is the number of samples in steps that are committed for the first time, from its metrics or from the
-events of its workers. *share*: of the rate that it would have if all steps were as long as the median step of all
-workers in the same run, without those near a kill. So another load of the machine in another run does not count.
-*lost*: seconds of such work, per death. *gap*: the longest time between two commits. *full*: from the kill to the first
-step of all twelve workers, in the median.
+A job's rate is the number of samples per second in steps that are committed for the first time, from its metrics or
+from the events of its workers. *share*: the rate, as a share of the rate if all steps took as long as the median step
+with all workers in the same run, without the steps near a kill. So a different load of the machine in another run does
+not count. *lost*: seconds of such work lost per death. *gap*: the longest time between two commits. *full*: the median
+time from the kill to the first step with all twelve workers.
 
 `peer_jobs.py` starts the jobs, `peer_worker.py` is the worker of the peers, without recycle_pp.
 
-The folders in bench/out/peers have the raw events, bench/out/peers.json all commits and kills. With --add, the table
-and the picture also have the earlier results; give another --seed, or jobs or cases that were not measured. `--add
---cases` without a case only prints and draws the earlier results.
+The folders in bench/out/peers contain the raw events, bench/out/peers.json contains all commits and kills. With --add,
+the table and the picture include the earlier results. Combine it with a different --seed, or with jobs or cases that
+were not measured. `--add --cases` without a case only prints and draws the earlier results.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ from peer_jobs import JOBS, WORKERS, Commit, Job, Recycle, Setup
 OUT = Path(__file__).parent / "out"
 TORCHFT = "torchft==0.2.0"
 STARTED, PATIENCE = 300.0, 120.0  # seconds until a job is complete, and until a death is repaired
-SETTLE = {True: 20.0, False: 2.0}  # seconds before the first death; recycle_pp imports standby processes
+SETTLE = {True: 20.0, False: 2.0}  # seconds before the first death, for recycle_pp's standby processes to import
 STEADY = 5  # steps of all workers before a death
 Row = dict[str, Any]
 
@@ -67,14 +69,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", nargs="+", choices=list(JOBS), default=list(JOBS))
     parser.add_argument("--cases", nargs="*", default=["free", "one", "60", "15", "5"])
-    parser.add_argument("--seconds", type=float, default=180.0, help="of a case with a number, half of it for `free`")
-    parser.add_argument("--deaths", type=int, default=6, help="of the case `one`")
+    parser.add_argument("--seconds", type=float, default=180.0, help="of a case with a number; `free` takes half")
+    parser.add_argument("--deaths", type=int, default=6, help="deaths in the case `one`")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--slot", type=float, default=0.02, help="seconds of F, I and W")
     parser.add_argument("--checkpoint", type=float, default=30.0, help="seconds between two checkpoints")
-    parser.add_argument("--add", action="store_true", help="to the results of the last call")
-    parser.add_argument("--environment", type=Path, default=OUT / "torchft", help="is made if it does not exist")
+    parser.add_argument("--add", action="store_true", help="add to the results of the last call")
+    parser.add_argument("--environment", type=Path, default=OUT / "torchft", help="created if it does not exist")
     parser.add_argument("--pictures", type=Path, default=OUT)
     given = parser.parse_args()
     setup = Setup(given.slot, given.checkpoint, given.environment / "bin" / "python")
@@ -192,7 +194,7 @@ def rate_of(row: Row) -> float:
 
 
 def share_of(row: Row) -> float:
-    """The rate, as a share of that of the run's own median step of all workers."""
+    """The rate, as a share of the rate of the run's own median step with all workers."""
     commits, kills = [Commit(*commit) for commit in row["commits"]], [kill["time"] for kill in row["kills"]]
     usual = statistics.median(
         b.time - a.time

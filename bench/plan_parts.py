@@ -1,4 +1,4 @@
-"""Where the time to plan a large job goes, and how little it could be.
+"""Time to plan a large job, by part, and a lower bound on it.
 
     python bench/plan_parts.py                    # 128x32x128 with ten deaths, and with one more
     python bench/plan_parts.py --times 21
@@ -9,7 +9,7 @@ The job is planned in blocks. After one more death, only one block is planned ag
     job         bound and division of the whole job, and the problems of its blocks
     arrays      arrays of a block (one in the middle), and the workers that take over micro-batches of dead ones
     schedule    its list schedule
-    visit       each op visited once in a known order (`timing.latest`): a list schedule visits each op as well
+    visit       each op visited once in a known order (`timing.latest`), the minimum for a list schedule
     plan        job + blocks * (arrays + schedule)
     bound       job + blocks * (arrays + visit)
 

@@ -5,11 +5,11 @@
     python bench/planner.py --links              # hosts and links: time to plan, and the cost of ignoring them
     python bench/planner.py --layers             # moved layers, compared with re-routing and with layouts per pipeline
     python bench/planner.py --ahead              # plans for every next death: time to make them and to look them up,
-                                                 # and how much later an event loop runs while a thread makes them
+                                                 # and the delay of an event loop while a thread makes them
     python bench/planner.py --golden DIR --seconds 0.8
 
 Prints one table and writes bench/out/planner.json (or planner-scale.json, planner-links.json, ...). The validator
-checks every plan. Times are of this process: wall seconds, and CPU seconds, which a busy machine does not stretch.
+checks every plan. Times are wall and CPU seconds of this process. A busy machine does not stretch CPU seconds.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def ahead() -> list[dict[str, Any]]:
         problem = Problem(pipelines=D, stages=P, microbatches=M, memory_limit={"base": "1f1b", "extra": 2})
         store = PlanStore(forwards=2, most_bytes=1 << 40)
         made = [timed(partial(store.plan, p)) for p in store.ahead(problem)]
-        found = [timed(partial(store.plan, problem.replace(failed=[(0, s)]))) for s in range(P)]  # planned for the last
+        found = [timed(partial(store.plan, problem.replace(failed=[(0, s)]))) for s in range(P)]  # stored as (D - 1, s)
         size, errors = sum(plans.size for plans, _, _ in made), sum(len(validate(plans.plan)) for plans, _, _ in found)
         seconds = [median(cpu for _, _, cpu in of) for of in (made, found)]
         again = PlanStore(forwards=2, most_bytes=1 << 40)
@@ -171,8 +171,8 @@ def make_all(store: PlanStore, problem: Problem) -> None:
 
 
 def delays(work: Callable[[], object]) -> float:
-    """99th percentile of the delay in seconds of a timer of an event loop, while a thread does the work. The loop's
-    thread gets the interpreter as soon as in the coordinator."""
+    """99th percentile of a timer's delay in an event loop, in seconds, while a thread does the work. The loop's thread
+    gets the interpreter as quickly as in the coordinator."""
 
     async def ticks() -> list[float]:
         found: list[float] = []
@@ -279,7 +279,7 @@ def layered_problem(
 
     layer     relative times of the layers, repeated
     head      relative time of the last layer
-    capacity  bytes; a layer has 1 byte, and 1 for each micro-batch in flight
+    capacity  bytes; a layer takes 1 byte, plus 1 for each micro-batch in flight
     """
     times = [float(layer[k % len(layer)]) for k in range(layers * P)]
     if head is not None:

@@ -8,7 +8,7 @@ The four jobs differ only in `numerics`. They have the same initial values and t
     val_loss    loss on held-out text at the end
     message     bytes from a stage to the next one, per micro-batch
     log         peak bytes that a worker kept for replay until a commit (metrics.jsonl)
-    sums        bytes that a worker adds to the all-reduce of a step
+    sums        bytes that a worker contributes to the all-reduce of a step
 """
 
 from __future__ import annotations

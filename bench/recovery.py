@@ -8,12 +8,12 @@ Twelve workers (3 pipelines, 4 stages, 6 micro-batches) train. The bench repeate
 a random instant of a step. The supervisor restarts the worker, and it rejoins. `sleep` emulates compute (20 ms per op),
 so twelve processes on few cores can react like the hosts of twelve GPUs. `real` trains a small model.
 
-The table has milliseconds from the kill. `stall` ends when the last survivor that had to wait has started its next op.
-`excess` is the time of the broken step beyond the median step without a death, in steps. It cannot be 0, because a
+The table shows milliseconds from the kill. `stall` ends when the last survivor that had to wait has started its next
+op. `excess` is the time of the broken step beyond the median step without a death, in steps. It cannot be 0, because a
 worker is missing for a part of that step.
 
-With --mtbf, workers are killed at random, one in that many seconds on average, even if the last one is not back yet.
-The table has the phases until a killed worker takes part again. `live work` is the number of committed steps, divided
+With --mtbf, workers are killed at random, one in that many seconds on average, even if an earlier one is not back yet.
+The table shows the phases until a killed worker takes part again. `live work` is the number of committed steps, divided
 by the number that all workers would commit in the same time and by the share of live workers. 1 means that a death
 costs only the dead worker's own work.
 
@@ -118,9 +118,9 @@ def kill_again(run: RunFolder, deaths: int) -> list[float]:
 
 
 def returns(seconds: list[float]) -> None:
-    """Prints the first return, which an idle standby process serves, apart from the others."""
+    """Prints the first return separately from the others, because only it finds an idle standby process."""
     later = seconds[1:]
-    print(f"first return {seconds[0]:.2f} s; later ones {statistics.median(later):.2f} s, most {max(later):.2f} s")
+    print(f"first return {seconds[0]:.2f} s; later median {statistics.median(later):.2f} s, max {max(later):.2f} s")
 
 
 def kill_at_random(run: RunFolder, arguments: argparse.Namespace, rng: random.Random) -> tuple[Kills, float, float]:
@@ -178,9 +178,9 @@ def live_work(run: RunFolder, kills: Kills, begun: float, end: float, arguments:
 
 def table(run: RunFolder, kills: list[float], arguments: argparse.Namespace) -> None:
     events = run.lines(run.events)
-    recoveries = [e for e in events if e["event"] == "resumed"]  # one may have had another cause than a kill
+    recoveries = [e for e in events if e["event"] == "resumed"]  # one may have a cause other than a kill
     resumed = [next(e for e in recoveries if e["died_at"] >= kill) for kill in kills]
-    # until its supervisor detected the death
+    # seconds from the kill until the supervisor detected the death
     late = [e["died_at"] - kill for e, kill in zip(resumed, kills, strict=True)]
     hit = {e["step"] for e in resumed}
     joined = {e["step"] for e in events if e["event"] == "rejoined"}

@@ -6,7 +6,7 @@ In each round one worker counts as dead. It is not killed, so the number of proc
 rebuild without this worker, and do a first all-reduce and a first message in each direction round the ring.
 
     death    connections are kept, as after a death
-    join     all connections are made anew, as when a worker joins; this process distributes the addresses
+    join     all connections are made again, as when a worker joins; this process distributes the addresses
     all      from the announcement to the last message
 
 The bench prints milliseconds of the slowest worker, medians over the rounds.

@@ -58,7 +58,7 @@ def vectors(matrices: int) -> LayerTensors:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--gigabytes", type=float, default=4.0, help="of state: parameters and both moments")
+    options.add_argument("--gigabytes", type=float, default=4.0, help="size of the state: parameters and both moments")
     options.add_argument("--op", type=float, default=0.02, help="seconds of an op")
     options.add_argument("--ops", type=int, default=24, help="ops in a step")
     given = options.parse_args()

@@ -1,10 +1,10 @@
-"""Even layers against model.split=auto, for a model whose head weighs as much as several layers.
+"""Compares even layers with model.split=auto, for a model whose head takes as long as several layers.
 
     python bench/split.py [--measure] [--sequence 128] [--steps 8] [SETTING ...]
 
-gpt124m on 2 pipelines x 4 stages. The first table takes F, I and W of a stage in proportion to its weights that
-multiply, in slots of an average stage, as `recycle_pp.plan` does. A step is the planned period, and bubbles are the
-planned idle time of the workers.
+gpt124m on 2 pipelines x 4 stages. In the first table, F, I and W of a stage are in proportion to the number of its
+weights in matrix products. The unit is the time of an average stage, as in `recycle_pp.plan`. A step is the planned
+period, and bubbles are the planned idle time of the workers.
 
 --measure: the second table has durations of real ops on this machine. For each layout, one pipeline trains `--steps`
 steps of one micro-batch, so that only one op runs at a time. The plan of 2 x 4 then uses the durations in profile.json.
@@ -52,7 +52,7 @@ def of(split: str, overrides: list[str]) -> Settings:
 
 
 def measure(settings: Settings, given: argparse.Namespace) -> Problem:
-    """The problem of the job with durations of its ops that ran alone, in the same layout."""
+    """The job's problem, with the durations of ops that ran alone in the same layout."""
     layers = ",".join(map(str, ModelLayers(settings).start))
     alone = [
         f"parallel=1x{settings.parallel.stages}", "parallel.microbatches=1", f"model.sequence={given.sequence}",

@@ -1,10 +1,10 @@
-"""A trace of spot machines, replayed by a real job that only re-routes and by one that also moves layers.
+"""Replays a trace of spot machines with a real job that only re-routes, and with one that also moves layers.
 
     python bench/spot.py examples/spot-trace-24gpu.csv [--speed 10] [--hours 1 2] [--seed 1] [SETTING ...]
 
 The job has 6 pipelines, 4 stages, 32 micro-batches and 24 layers; F, I and W of an even stage sleep for 40 ms. Its
-24 workers are processes of their own, forked from one with all imports. `recycle_pp.chaos` kills and releases them as
-the trace says, `--speed` times as fast. Between a death and the return the new process is stopped. --hours replays only
+24 workers are separate processes, forked from one with all imports. `recycle_pp.chaos` kills and releases them as in
+the trace, `--speed` times as fast. Between a death and the return the new process is stopped. --hours replays only
 a part of the trace.
 
 The first job has no deaths and runs 1F1B. Then there is a job for each value of `schedule.rebalance`. The columns:
@@ -12,11 +12,11 @@ The first job has no deaths and runs 1F1B. Then there is a job for each value of
 - *committed*: steps that the job committed, and the work of these steps as a share of what the first job would have
   done in the same time.
 - *simulated*: the same share by `recycle_pp.simulate`, with the same deaths at the same times, the durations that the
-  job measured, measured stalls and moves, and the planned time of 1F1B. The trainer's plans and this simulation know
-  nothing of the time that a busy machine adds to both jobs.
+  job measured, measured stalls and moves, and the planned time of 1F1B. The trainer's plans and this simulation ignore
+  the time that a busy machine adds to both jobs.
 - *as planned*: the same with the durations of the settings, and with deaths drawn from the trace.
 
-`schedule.outage` and `simulate --outage` are a tenth of 15 minutes, like the outages of the trace.
+`schedule.outage` and `simulate --outage` are 15 minutes divided by `--speed`, like the outages of the trace.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Json = dict[str, Any]
 MEMORY = {"base": "1f1b", "extra": 2}
 REPLAYED = {"never": "respawned", "auto": "respawned-rebalanced"}
 PLANNED = {"never": "rerouted", "auto": "rebalanced"}
-PLANS = 24  # most memberships that a simulation plans
+PLANS = 24  # maximum number of memberships that a simulation plans
 OUTAGE = 900.0  # the default of schedule.outage, in seconds
 
 
@@ -57,7 +57,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path, help="a CSV file as for `python -m recycle_pp.simulate --trace`")
     parser.add_argument("--speed", type=float, default=10.0, help="times as fast as the trace")
-    parser.add_argument("--hours", type=float, nargs=2, default=(0.0, math.inf), help="of the trace: from, to")
+    parser.add_argument("--hours", type=float, nargs=2, default=(0.0, math.inf), help="part to replay: from, to")
     parser.add_argument("--slot", type=float, default=0.04, help="seconds of F, I and W")
     parser.add_argument("--shape", default="6x4", help="pipelines x stages")
     parser.add_argument("--microbatches", type=int, default=32)
@@ -113,7 +113,7 @@ def fault_free(job: Job, given: argparse.Namespace) -> float:
 
 @dataclass
 class Measured:
-    """A replay. job: with the measured durations. load: of the last 5 minutes."""
+    """A replay. job: has the measured durations. load: load average of the last 5 minutes."""
 
     mode: str
     steps: float

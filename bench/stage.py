@@ -4,7 +4,7 @@
     TRITON_INTERPRET=1 python bench/stage.py              # without a GPU: everything once, tiny, as a smoke test
 
 The bench runs a middle and a last stage of a 4096-wide Llama (vocabulary 128256) in bfloat16, on micro-batches of one
-sample of 4096 tokens. All rows run the trainer's Stage, warmed up as in the trainer. They have medians in milliseconds,
+sample of 4096 tokens. All rows run the trainer's Stage, warmed up as in the trainer. They show medians in milliseconds,
 tokens/s through F + I + W, and peak memory of F, I and W.
 
     MFU       6 flops for each weight and token, and half of 12 L H T for causal attention, as a share of --peak; the
@@ -42,7 +42,7 @@ STAGES = {"middle": 1, "last": 2}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=4, help="of each stage")
+    parser.add_argument("--layers", type=int, default=4, help="layers of each stage")
     parser.add_argument("--peak", type=float, default=989.0, help="TFLOP/s: dense bfloat16 of an H100 or H200")
     arguments = parser.parse_args()
     if not GPU and os.environ.get("TRITON_INTERPRET") != "1":

@@ -34,7 +34,7 @@ Sum = Callable[[Stage, Addends, Addends], list[Tensor]]  # (stage, addends of th
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--addends", type=int, nargs="+", default=[4, 16, 64], help="micro-batches of a step")
-    parser.add_argument("--steps", type=int, default=20, help="of training before")
+    parser.add_argument("--steps", type=int, default=20, help="training steps before the measurement")
     parser.add_argument("overrides", nargs="*", default=[])
     arguments = parser.parse_args()
     rows = []

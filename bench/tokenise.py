@@ -4,9 +4,9 @@
 
 The text is one .jsonl file of this machine's Python sources, repeated. It is tokenised as bytes or, with --bpe, by a
 byte-level BPE of that size, which the bench trains. The second run gets SIGINT, SIGKILL, SIGINT and SIGKILL, each after
-another fifth of the work, and the same command continues each time. Both files must be equal.
+another fifth of the work, and each time the same command continues. Both files must be equal.
 
-Prints wall and CPU seconds. `bench/data.py` can then measure the file of --keep.
+Prints wall and CPU seconds. `bench/data.py` can then measure the file kept with --keep.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def interrupted(corpus: Path, tokenizer: str, out: Path, size: int) -> list[floa
             command(corpus, tokenizer, out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         while not partial.exists() or partial.stat().st_size < whole * k / (len(STOPS) + 1):
-            assert process.poll() is None, "it has ended before it was stopped"
+            assert process.poll() is None, "the process ended before it was interrupted"
             time.sleep(0.002)
         process.send_signal(number)
         begun = time.monotonic()
