@@ -5,8 +5,8 @@
 Two jobs of twelve workers (3 x 4) train `model=small` on the sources of Python's standard library, with exact sums.
 They run at the same time, so their speeds mean nothing. One has no deaths. In the other a random worker gets SIGKILL
 every `--every` seconds, `--failures` times in all. A worker is not killed while it is the last member of its stage.
-Killed workers are forked from a process that has all imports, so they need not import torch on this machine's cores. No
-checkpoint is read.
+Killed workers are forked from a process that has already imported everything, so they need not import torch on this
+machine's cores. No checkpoint is read.
 
 A short job before both determines the number of steps, so that the two jobs take about `--failures` times `--every`
 seconds. If they end earlier, there are fewer deaths. The table shows the losses at ten steps and the sha256 of all

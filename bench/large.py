@@ -2,10 +2,11 @@
 
     python bench/large.py [--shapes 3x4 6x8 12x8] [--op 0.24] [--microbatches 6] [--times 3] [SETTING ...]
 
-All workers are processes on this machine, forked from one with all imports. Their ops sleep for `--op` seconds. Between
-faults 96 workers run up to 400 ops a second at 0.24 s; a recovery keeps two cores busy, so its times are upper bounds.
-A fault is SIGKILL to all its victims, at a random instant of a step. Ten random victims leave each stage at least
-one worker. A node is eight workers with consecutive ranks. The next fault follows when all workers are back. Columns:
+All workers are processes on this machine, forked from one that has imported everything. Their ops sleep for `--op`
+seconds. Between faults, 96 workers run up to 400 ops a second at 0.24 s. A recovery keeps two cores busy, so its times
+are upper bounds. A fault is SIGKILL to all its victims, at a random instant of a step. Ten random victims leave each
+stage at least one worker. A node is eight workers with consecutive ranks. The next fault follows when all workers are
+back. Columns:
 
     stall    ms from the kill until the last survivor that had to wait has started its next op; median, largest
     planned  ms from the kill until the rest of the step was planned; median

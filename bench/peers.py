@@ -11,8 +11,8 @@ Jobs:
 - recycle_pp: the defaults, under torchrun. recycle_pp-1f1b: with torch's schedule, `schedule=coupled`.
 - torchft: torch's `Schedule1F1B`, and a replica group per pipeline. If a worker dies, its group restarts and heals.
 - restart: torch's `Schedule1F1B` with a checkpoint every 30 s. All workers restart from the newest checkpoint.
-- -warm: all processes are forked from one that has all imports. For jobs without this suffix, torchrun starts new
-  interpreters. During their imports these share this machine's cores, unlike those of a cluster.
+- -warm: all processes are forked from one that has imported everything. For jobs without this suffix, torchrun starts
+  new interpreters. During their imports these share this machine's cores, unlike those of a cluster.
 
 Cases: `free` has no deaths. `one` has deaths one by one, each after the job has recovered. A number N has one death at
 a random moment of each interval of N seconds. All jobs of a case get the same list of times and workers. If a worker

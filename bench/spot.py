@@ -3,9 +3,9 @@
     python bench/spot.py examples/spot-trace-24gpu.csv [--speed 10] [--hours 1 2] [--seed 1] [SETTING ...]
 
 The job has 6 pipelines, 4 stages, 32 micro-batches and 24 layers; F, I and W of an even stage sleep for 40 ms. Its
-24 workers are separate processes, forked from one with all imports. `recycle_pp.chaos` kills and releases them as in
-the trace, `--speed` times as fast. Between a death and the return the new process is stopped. --hours replays only
-a part of the trace.
+24 workers are separate processes, forked from one that has imported everything. `recycle_pp.chaos` kills and releases
+them as in the trace, `--speed` times as fast. Between a death and the return the new process is stopped. `--hours`
+replays only a part of the trace.
 
 The first job has no deaths and runs 1F1B. Then there is a job for each value of `schedule.rebalance`. The columns:
 

@@ -84,7 +84,7 @@ def tile_of(out: int, inner: int, dtype: torch.dtype, arch: int) -> Tile:
         return Tile(64, 64, 64)
     if out * inner < 130 * 128 * 256 or inner % 16:  # unaligned x needs registers for addresses
         return Tile(128, 128, 64, warps=8)
-    if arch < 90:  # operands pass through registers, and 64 tokens do not fit beside the product
+    if arch < 90:  # operands pass through registers, so 64 tokens do not fit in addition to the product
         return Tile(128, 256, 32, warps=8, stages=4)
     return Tile(128, 256, 64, warps=8)
 
