@@ -22,8 +22,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from .assign import assign
 from .instance import Instance
+from .rerouting import reroute
 
 NO_LIMIT = 1 << 30
 OWN, FOREIGN, HALF, LATE, EARLY, NEWEST = range(6)
@@ -54,13 +54,13 @@ class Choices:
         orders   number of rows of `keys`. A table of policies may need all of them"""
         P, D = x.stages, x.problem.pipelines
         stage = np.tile(np.arange(P), D)
-        first = assign(x, 0)
-        hosts = [first] if (x.host >= 0).all() else [first, *(assign(x, turn) for turn in range(1, turns))]
+        first = reroute(x, 0)
+        hosts = [first] if (x.host >= 0).all() else [first, *(reroute(x, turn) for turn in range(1, turns))]
         if len(hosts) > 1 and not x.problem.graph.uniform:
-            hosts += [assign(x, turn, by_links=False) for turn in range(turns)]
+            hosts += [reroute(x, turn, by_links=False) for turn in range(turns)]
         if x.problem.reroute == "any" and turns > 1:
             graph = x.problem.graph
-            hosts += [assign(at_home(x, shift)) for shift in range(1 + (graph.uniform and graph.far < graph.near))]
+            hosts += [reroute(at_home(x, shift)) for shift in range(1 + (graph.uniform and graph.far < graph.near))]
         index = np.repeat(x.index.astype(np.int64) * 16 + 32, P)
         foreign = np.flatnonzero(first != (x.pipeline[:, None] * np.int64(P) + np.arange(P)).reshape(-1))
         keys = np.empty((orders, len(index)), dtype=np.int64)

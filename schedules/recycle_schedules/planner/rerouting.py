@@ -1,71 +1,116 @@
-"""Distributes micro-batches that leave their own worker over its peers, taking message times into account.
+"""Assigns each micro-batch at each stage to a live worker.
 
-    taken = cheapest_flow(count, message, load, cost)     # how many of each group each peer takes
+    host = reroute(instance)          # (n,) int64: the worker of every node
 
-A minimum-cost flow (networkx's network simplex) from groups of micro-batches to peers. The k-th additional micro-batch
-of a peer costs its end time, `load + k * cost`, plus the time of its messages to and from the peer. So the peers' loads
-become even, except that a nearer peer takes more work, up to the difference in message times.
+Shares are as even as speeds and existing work allow. The micro-batches that a worker takes over are spread evenly
+between its own. If links differ, near peers take more of a dead worker's micro-batches (shares.py).
 """
 
 from __future__ import annotations
 
-import heapq
-
-import networkx as nx
 import numpy as np
 
-
-def cheapest_flow(count: np.ndarray, message: np.ndarray, load: np.ndarray, cost: np.ndarray) -> np.ndarray:
-    """(groups, peers) int64: how many micro-batches of each group each peer takes. Rows sum to `count`.
-
-    count (groups,)            micro-batches in the group
-    message (groups, peers)    time of all messages of one micro-batch if the peer runs it, ticks
-    load (peers,)              end of the peer's existing work, ticks
-    cost (peers,)              work of one micro-batch on the peer, ticks
-
-    Identical peers share evenly; the first ones take the remainder."""
-    groups, peers = message.shape
-    alike: dict[tuple[int, ...], list[int]] = {}
-    for p in range(peers):
-        alike.setdefault((load[p], cost[p], *message[:, p]), []).append(p)
-    graph = nx.MultiDiGraph()
-    graph.add_node("done", demand=int(count.sum()))
-    for g in range(groups):
-        graph.add_node(("group", g), demand=-int(count[g]))
-    last = _even_end(load, cost, int(count.sum())) + int(message.max())  # no peer ends later
-    for kind, ((begin, step, *ways), members) in enumerate(alike.items()):
-        most = int(count.sum()) if step == 0 else max(0, int(last - min(ways) - begin) // int(step))
-        for k in range(1, min(most, int(count.sum())) + 1):
-            graph.add_edge(("peers", kind), "done", key=k, capacity=len(members), weight=int(begin + k * step))
-        for g in range(groups):
-            graph.add_edge(("group", g), ("peers", kind), weight=int(ways[g]))
-    _, flow = nx.network_simplex(graph)
-    taken = np.zeros((groups, peers), dtype=np.int64)
-    for kind, members in enumerate(alike.values()):
-        turn = 0
-        for g in range(groups):
-            for _ in range(sum(flow["group", g][("peers", kind)].values())):
-                taken[g, members[turn % len(members)]] += 1
-                turn += 1
-    return taken
+from ..op_kinds import SPLIT, F, I, W
+from ..progress import NEED_F, NEED_G, NEED_W
+from .instance import Instance
+from .shares import cheapest_flow, even_shares
 
 
-def even_shares(load: list[int], cost: list[int], n: int, turn: int) -> list[int]:
-    """The number of micro-batches for each worker, n in total, such that the last of them ends as early as possible.
+def reroute(x: Instance, turn: int = 0, *, by_links: bool = True) -> np.ndarray:
+    """The worker of every node, (n,) int64. A node that must run on a given worker keeps it. The other nodes of a stage
+    are distributed over its workers such that the stage ends as early as possible.
 
-    turn: rotates the order of equal workers."""
-    k = len(load)
-    heap = [(load[i] + cost[i], (i - turn) % k, i) for i in range(k)]
-    heapq.heapify(heap)
-    share = [0] * k
-    for _ in range(n):
-        end, tie, i = heap[0]
-        share[i] += 1
-        heapq.heapreplace(heap, (end + cost[i], tie, i))
-    return share
+    turn: rotates the order of equal peers. by_links: whether message times count, if links differ."""
+    P = x.stages
+    host = x.host.reshape(-1, P).copy()
+    free = (host < 0) & (x.todo.reshape(-1, P) != 0)
+    for s in np.flatnonzero(free.any(axis=0)).tolist():
+        host[:, s] = _hosts_of_stage(
+            x, s, host, np.flatnonzero(free[:, s]), turn, by_links and not x.problem.graph.uniform
+        )
+    finished = host < 0  # these nodes run nothing, so any worker of their stage is valid
+    return np.where(finished, np.arange(P), host).reshape(-1) if finished.any() else host.reshape(-1)
 
 
-def _even_end(load: np.ndarray, cost: np.ndarray, n: int) -> int:
-    """End time of the last of n micro-batches with even shares."""
-    share = np.array(even_shares(load.tolist(), cost.tolist(), n, 0))
-    return int((load + share * cost)[share > 0].max(initial=0))
+def _hosts_of_stage(x: Instance, s: int, hosts: np.ndarray, free: np.ndarray, turn: int, by_links: bool) -> np.ndarray:
+    """The worker of each micro-batch at stage s, (N,). Each pipeline keeps its own micro-batches up to its share. The
+    others go to peers with room, round-robin or according to link times.
+
+    hosts           (N, P): worker of each micro-batch at each stage, -1 if not assigned yet or finished. Complete for
+                    the open nodes of the stages before s
+    free            the micro-batches to assign
+    turn, by_links  as for `reroute`"""
+    P, D = x.stages, x.problem.pipelines
+    workers = np.arange(D) * P + s
+    cost = x.duration[: len(SPLIT), workers].sum(axis=0)
+    todo = x.todo.reshape(-1, P)[:, s]
+    host = hosts[:, s]
+    fixed = np.flatnonzero((host >= 0) & (todo != 0))
+    load = x.release[workers].astype(np.int64)
+    for bit, kind in ((NEED_F, F), (NEED_G, I), (NEED_W, W)):
+        has = fixed[(todo[fixed] & bit) != 0]
+        np.add.at(load, host[has] // P, x.duration[kind, host[has]])
+    able = [d for d in range(D) if x.alive[workers[d]] and x.cap[workers[d]] >= 1]
+    room = np.zeros(D, dtype=np.int64)
+    room[able] = even_shares(load[able].tolist(), cost[able].tolist(), len(free), turn)
+    out = host.copy()
+    order = free[np.lexsort((x.pipeline[free], x.index[free]))]
+    leaving: list[int] = []
+    for d in range(D):  # the micro-batches that leave a pipeline are spread evenly over its indices
+        own = order[x.pipeline[order] == d]
+        stay = min(len(own), int(room[d]))
+        if len(own):
+            keep = np.zeros(len(own), dtype=bool)
+            keep[(np.arange(stay) * len(own)) // max(stay, 1)] = True
+            out[own[keep]] = workers[d]
+            leaving += own[~keep].tolist()
+            room[d] -= stay
+            load[d] += stay * cost[d]
+    where = {g: k for k, g in enumerate(order.tolist())}
+    leaving.sort(key=lambda g: where[g])
+    if by_links and leaving:
+        out[leaving] = workers[_along_links(x, s, hosts, np.array(leaving), load, cost, np.roll(able, -turn))]
+        return out
+    takers = _round_robin(room.tolist(), turn)
+    for g, d in zip(leaving, takers, strict=True):
+        out[g] = workers[d]
+    return out
+
+
+def _along_links(
+    x: Instance, s: int, hosts: np.ndarray, leaving: np.ndarray, load: np.ndarray, cost: np.ndarray, able: np.ndarray
+) -> np.ndarray:
+    """The pipeline that takes each of the micro-batches `leaving` (n,) at stage s, (n,). Chosen from `able`.
+
+    load, cost: time of each pipeline's existing work and of one more micro-batch, (D,) ticks."""
+    P = x.stages
+    todo = x.todo.reshape(-1, P)[:, s]
+    # a finished node of the stage before counts as run by pipeline 0
+    before = np.maximum(hosts[leaving, s - 1], 0) // P if s > 0 else np.zeros(len(leaving), dtype=np.int64)
+    after = np.full(len(leaving), -1)  # -1: not assigned yet
+    if s < P - 1:
+        after = np.where(hosts[leaving, s + 1] >= 0, hosts[leaving, s + 1] // P, -1)
+        own = x.pipeline[leaving]
+        after = np.where((after < 0) & x.alive[own * P + s + 1], own, after)
+    # number of directions, forward and backward, in which the micro-batch still has to travel
+    ways = np.minimum(todo[leaving] & NEED_F, 1) + ((todo[leaving] & NEED_G) != 0)
+    kinds, group, count = np.unique(
+        np.stack([before, after, ways.astype(np.int64)], axis=1), axis=0, return_inverse=True, return_counts=True
+    )
+    message = np.zeros((len(kinds), len(able)), dtype=np.int64)
+    for k, (b, a, n) in enumerate(kinds.tolist()):
+        if s > 0:
+            message[k] += n * x.travel[b * P + s - 1, able]
+        if s < P - 1:
+            onward = x.travel[able * P + s]
+            live = list(x.problem.live[s + 1])
+            message[k] += n * (onward[:, a] if a >= 0 else onward[:, live].min(axis=1))
+    taken = cheapest_flow(count, message, load[able], cost[able])
+    takers = [iter(_round_robin(row.tolist(), 0)) for row in taken]
+    return able[[next(takers[k]) for k in group.reshape(-1).tolist()]]
+
+
+def _round_robin(room: list[int], turn: int) -> list[int]:
+    """A sequence in which each index d occurs `room[d]` times, evenly spread."""
+    slots = [((2 * j + 1) / (2 * r), (d - turn) % len(room), d) for d, r in enumerate(room) if r for j in range(r)]
+    return [d for _, _, d in sorted(slots)]

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recycle_schedules.planner.rerouting import cheapest_flow
+from recycle_schedules.planner.shares import cheapest_flow
 
 
 def flow(count, message, load, cost):
