@@ -31,7 +31,7 @@ class Description:
     dtype: str  # uint16 | uint32
     tokens: int
     documents: int
-    vocabulary: int  # largest token id of the tokenizer, + 1
+    vocabulary: int  # largest token id of the tokenizer, + 1; tokens added to it later count only if they occur
     separator: int  # token after every document
     crc32: int  # CRC-32 of the file's bytes
     recipe: str  # digest of the text and the tokenizer

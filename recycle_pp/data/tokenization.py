@@ -43,12 +43,14 @@ class Made:
     tokens     (n,) in the dtype of the recipe
     documents  number of documents that end in this part
     behind     the position in the text after this part
+    largest    the largest token id
     packed     see `Description`
     """
 
     tokens: np.ndarray
     documents: int
     behind: Position
+    largest: int
     packed: Packed | None = None
 
 
@@ -58,7 +60,8 @@ class Preparation(Protocol):
     corpus      the text
     digest      digest of everything that affects a token
     dtype       uint16 or uint32
-    vocabulary, separator   see `Description`
+    vocabulary  the largest id + 1 of the separator and of the tokens that were not added to the vocabulary later
+    separator   see `Description`
     """
 
     @property
@@ -93,11 +96,11 @@ class Recipe:
 
     @property
     def dtype(self) -> str:
-        return "uint32" if self.vocabulary > 1 << 16 else "uint16"
+        return "uint32" if self.tokenizer.vocabulary > 1 << 16 else "uint16"
 
     @property
     def vocabulary(self) -> int:
-        return self.tokenizer.vocabulary
+        return max(self.tokenizer.base, self.separator + 1)
 
     @property
     def separator(self) -> int:
@@ -105,7 +108,8 @@ class Recipe:
 
     def parts(self, start: Position) -> Iterator[Made]:
         for texts, ends, behind in self._batches(start):
-            yield Made(self._tokens(texts, ends), sum(ends), behind)
+            tokens = self._tokens(texts, ends)
+            yield Made(tokens, sum(ends), behind, int(tokens.max(initial=0)))
 
     def _batches(self, start: Position) -> Iterator[tuple[list[str], list[bool], Position]]:
         texts: list[str] = []
@@ -139,6 +143,7 @@ class Progress:
     tokens: int = 0
     documents: int = 0
     crc32: int = 0
+    largest: int = 0
     packed: Packed | None = None
 
 
@@ -182,8 +187,8 @@ def tokenise(recipe: Preparation, out: Path, report: Callable[[Report], None] = 
         if progress.packed is not None and not progress.tokens:
             raise ValueError(f"none of the {progress.packed.left_out} conversations has a token of the assistant")
         description = Description(
-            recipe.dtype, progress.tokens, progress.documents, recipe.vocabulary, recipe.separator, progress.crc32,
-            digest, progress.packed,
+            recipe.dtype, progress.tokens, progress.documents, max(recipe.vocabulary, progress.largest + 1),
+            recipe.separator, progress.crc32, digest, progress.packed,
         )  # fmt: skip
         write_description(out, description)
         partial.rename(out)
@@ -233,6 +238,7 @@ class _Writer:
             tokens=now.tokens + len(made.tokens),
             documents=now.documents + made.documents,
             crc32=zlib.crc32(content, now.crc32),
+            largest=max(now.largest, made.largest),
             packed=made.packed if now.packed is None or made.packed is None else now.packed + made.packed,
         )
 

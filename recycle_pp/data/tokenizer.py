@@ -39,12 +39,14 @@ class Tokenizer:
 
     encode      texts -> the token ids of each text, without special tokens
     vocabulary  the largest id + 1
+    base        the largest id + 1, of the tokens that were not added to the vocabulary later
     separator   the id to put after every document
     digest      digest of everything that affects the tokens of a text
     """
 
     encode: Callable[[Sequence[str]], list[np.ndarray]]
     vocabulary: int
+    base: int
     separator: int
     digest: str
 
@@ -61,7 +63,7 @@ def load(place: str, separator: str | None = None) -> Tokenizer:
     if place == BYTES:
         if separator is not None:
             raise ValueError("data.separator must be null for data.tokenizer=bytes, whose separator is the byte 0")
-        return Tokenizer(_bytes, 256, 0, BYTES)
+        return Tokenizer(_bytes, 256, 256, 0, BYTES)
     file = definition(place)
     try:
         import tokenizers
@@ -84,7 +86,8 @@ def load(place: str, separator: str | None = None) -> Tokenizer:
         return [np.asarray(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
     digest = hashlib.sha256(text).hexdigest()
-    return Tokenizer(encode, max(ids.values()) + 1, ids[name], f"{digest}-{ids[name]}")
+    base = max(found.get_vocab(with_added_tokens=False).values(), default=-1) + 1
+    return Tokenizer(encode, max(ids.values()) + 1, base, ids[name], f"{digest}-{ids[name]}")
 
 
 def definition(place: str) -> Path:

@@ -16,7 +16,7 @@ from recycle_pp.data.tokenization import Made
 from recycle_pp.data.tokenizer import definition
 
 from .conversation import conversation_of
-from .packing import mark, rows_of, targets_in
+from .packing import TOKEN, mark, rows_of, targets_in
 from .template import ChatTemplate
 
 TOGETHER = 4096  # conversations that are packed together
@@ -94,7 +94,7 @@ class ChatRecipe:
                 kept.append(marked[:T])
         rows = rows_of(kept, T)
         packed = Packed(T, len(rows), len(kept), targets_in(rows), cut, cut_tokens, len(records) - len(kept))
-        return Made(rows.reshape(-1), len(kept), behind, packed)
+        return Made(rows.reshape(-1), len(kept), behind, int((rows & TOKEN).max(initial=0)), packed)
 
     def _marked(self, record: Any, place: str) -> np.ndarray:
         try:

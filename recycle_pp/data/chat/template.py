@@ -2,7 +2,7 @@
 
     template = ChatTemplate("models/qwen2")
     ids, counted = template.encode(conversation)    # (n,) tokens, (n,) bool
-    template.vocabulary                             # the largest id + 1
+    template.vocabulary                             # the largest id + 1, of tokens that were not added later
     template.end                                    # the special token after an answer
 
 A template with {% generation %} marks the assistant's text itself. With other templates, two texts are rendered for
@@ -53,7 +53,8 @@ class ChatTemplate:
         if not self._tokenizer.is_fast:
             raise ValueError(f"data.tokenizer={place} has no tokenizer.json, which data.format=chat needs")
         self._marks = bool(_GENERATION.search(template))
-        self.vocabulary: int = max(self._tokenizer.get_vocab().values()) + 1
+        base = self._tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
+        self.vocabulary: int = max(base.values()) + 1
 
     def encode(self, conversation: Conversation) -> tuple[np.ndarray, np.ndarray]:
         """(n,) uint32 tokens, and (n,) bool, whether the assistant wrote the token and it has a loss.

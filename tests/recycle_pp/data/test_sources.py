@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 from recycle_pp.config.settings import Data, Model, Settings
 from recycle_pp.data import megatron, sources, token_file
@@ -145,6 +146,19 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_rejected_before_tokenisa
     with pytest.raises(ValueError, match=r"has 320 tokens; model\.vocabulary must be at least 320, it is 256"):
         opened(path, 256, tokenizer=str(folder))
     assert not sources.cache_folder("tokens").exists()
+
+
+def test_tokens_that_were_added_to_the_tokenizer_must_fit_into_the_model_only_if_they_occur(tmp_path):
+    folder = formats.tokenizer(tmp_path / "tokenizer")
+    made = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    made.add_special_tokens(["<pad>"])
+    made.save(str(folder / "tokenizer.json"))
+    without, within = (formats.jsonl(tmp_path / f"{text}.jsonl", [f"fox {text}"] * 20) for text in ("fox", "<pad>"))
+    assert max(opened(without, 320, tokenizer=str(folder))[0]) < 320
+    assert max(opened(within, 321, tokenizer=str(folder))[0]) == 320
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"model\.vocabulary must be at least 321, it is 320"):
+            opened(within, 320, tokenizer=str(folder))
 
 
 def samples(**data: object) -> Samples:
