@@ -93,9 +93,7 @@ def generate(model: Any, tokenizer: Any, arguments: argparse.Namespace) -> None:
         raise ValueError("--prompt must have at least one token")
     room = getattr(model.config, "max_position_embeddings", None)
     if room is not None and ids.shape[1] >= room:
-        raise ValueError(
-            f"--prompt must have fewer than {room} tokens, the length of the training samples, not {ids.shape[1]}"
-        )
+        raise ValueError(f"--prompt must have fewer than {room} tokens, the positions of the model, not {ids.shape[1]}")
     count = arguments.max_tokens if room is None else min(arguments.max_tokens, room - ids.shape[1])
     sampling: dict[str, Any] = {"do_sample": False}
     if arguments.temperature:
@@ -113,7 +111,7 @@ def generate(model: Any, tokenizer: Any, arguments: argparse.Namespace) -> None:
             **sampling,
         )
     if count < arguments.max_tokens:
-        print(f"(at most {count} tokens, because the model was trained on samples of {room})", file=sys.stderr)
+        print(f"(at most {count} tokens, because the model has {room} positions)", file=sys.stderr)
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:

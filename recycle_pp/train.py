@@ -155,6 +155,7 @@ def _prepare_job(
 ) -> Prepared:
     """Does the work of rank 0: validates the settings, prepares the data and creates the run folder."""
     from recycle_pp.config.checks import validate
+    from recycle_pp.config.compose import beyond_positions
     from recycle_pp.telemetry.exporters.exporter import refuse_missing
 
     settings, said = continued(settings, arguments)
@@ -180,6 +181,8 @@ def _prepare_job(
         return Prepared(settings, folder, address, f"the run is complete: {complete}", node, done)
     if settings.run.epochs is None:
         prepare_data(settings, launch.world)
+    if (sentence := beyond_positions(settings.model)) is not None:
+        say(f"recycle_pp: {sentence}")
     startup.update("plans the stages")
     may_restart = settings.run.resume == "auto"
     settings = with_numbers(settings.with_values({"run.resume": settings.run.resume is True or done > 0}))

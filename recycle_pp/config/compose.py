@@ -23,7 +23,7 @@ from recycle_pp.storage.local_copy import copy_apart, is_stored
 from .llama import llama_sizes
 from .loading import flat, load, nested
 from .run_file import read_run_file, split
-from .settings import FAULTS, Settings
+from .settings import FAULTS, Model, Settings
 
 _PLAIN = (  # keys whose values may hold any character
     *("data.path", "data.validation_path", "data.tokenizer", "model.path"),
@@ -198,9 +198,25 @@ def _copy_config(url: str) -> None:
 
 def _vocabulary(folder: Path | None) -> int:
     """The vocabulary size in the folder's config.json. 0 if it cannot be read; `checks` then reports the error."""
+    return _number(folder, "vocab_size")
+
+
+def beyond_positions(model: Model) -> str | None:
+    """A sentence for the user if samples are longer than the positions for which the folder's model was made."""
+    known = _number(model.folder, "max_position_embeddings") if model.kind in ("llama", "hf") else 0
+    if not 0 < known < model.sequence:
+        return None
+    return (
+        f"model.sequence={model.sequence} is longer than the {known} positions (max_position_embeddings) of "
+        f"{model.path}; the model may have to learn the others, and an export keeps this number"
+    )
+
+
+def _number(folder: Path | None, key: str) -> int:
+    """A number in the folder's config.json, or 0."""
     try:
         config = json.loads(((folder or Path()) / "config.json").read_text())
-        return int(config.get("vocab_size") or config.get("text_config", {}).get("vocab_size") or 0)
+        return int(config.get(key) or config.get("text_config", {}).get(key) or 0)
     except (OSError, ValueError, AttributeError, TypeError):
         return 0
 

@@ -405,7 +405,7 @@ def test_generation_is_greedy_or_random_with_a_seed(run, capsys):
 
 def test_generation_ends_at_the_trained_length_and_rejects_longer_prompts(run, capsys):
     assert generate.main([str(run), "--prompt", "def ", "--temperature", "0"]) == 0
-    assert "(at most 12 tokens, because the model was trained on samples of 16)" in capsys.readouterr().err
+    assert "(at most 12 tokens, because the model has 16 positions)" in capsys.readouterr().err
     for arguments, sentence in [
         (["--prompt", "x" * 16], "--prompt must have fewer than 16 tokens"),
         (["--prompt", ""], "--prompt must have at least one token"),

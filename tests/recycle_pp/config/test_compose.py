@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
+import re
 import time
 from pathlib import Path
 
 import pytest
 
 from recycle_pp.config.checks import validate
-from recycle_pp.config.compose import compose
+from recycle_pp.config.compose import beyond_positions, compose
 from recycle_pp.config.loading import load
 from recycle_pp.config.settings import Settings
 from recycle_pp.numerics.hyperparameters import learning_rate
@@ -47,6 +48,16 @@ def test_the_vocabulary_size_of_a_model_folder_comes_from_its_configuration(tmp_
     assert compose(["model=hf", f"model.path={tmp_path}"]).model.vocabulary == 300
     assert compose(["model=hf", f"model.path={tmp_path}", "model.vocabulary=320"]).model.vocabulary == 320
     assert compose(["model=hf", "model.path=/no/such/folder"]).model.vocabulary == 0
+
+
+def test_samples_longer_than_the_positions_of_a_folder_are_reported(tmp_path):
+    (tmp_path / "config.json").write_text('{"vocab_size": 300, "max_position_embeddings": 64}')
+    model = compose(["model=hf", f"model.path={tmp_path}", "model.sequence=64"]).model
+    assert beyond_positions(model) is None
+    longer = dataclasses.replace(model, sequence=65)
+    assert re.match(r"model\.sequence=65 is longer than the 64 positions", beyond_positions(longer) or "")
+    (tmp_path / "config.json").write_text('{"vocab_size": 300}')
+    assert beyond_positions(longer) is beyond_positions(compose([]).model) is None
 
 
 def test_groups_and_keys_and_faults_are_taken_from_the_command_line():
