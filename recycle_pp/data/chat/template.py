@@ -16,6 +16,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
+from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,9 @@ from recycle_pp.storage import local_copy
 from .conversation import Conversation
 
 _GENERATION = re.compile(r"{%-?\s*generation\s*-?%}")
+_NOW = re.compile(r"""strftime_now\s*\(\s*(["'])([^"']*)\1\s*\)""")
 _ASSISTANT = "assistant"
+TODAY = datetime(2024, 7, 26)  # for templates that print the date, so that the same data always give the same tokens
 
 
 class ChatTemplate:
@@ -115,11 +119,21 @@ class ChatTemplate:
 
         more: further arguments of `apply_chat_template`, which may change the form of the result
         """
-        given = {"tokenize": False} | more
+        template = _dated(self._tokenizer.get_chat_template(tools=conversation.tools))
+        given = {"tokenize": False, "chat_template": template} | more
         try:
             return self._tokenizer.apply_chat_template(conversation.messages[:count], tools=conversation.tools, **given)
         except Exception as error:  # whatever a template raises: jinja2's errors, TypeError
             raise ValueError(f"the chat template refuses the conversation ({_line(error)})") from None
+
+
+@lru_cache
+def _dated(template: str) -> str:
+    """The template with a text instead of each call of `strftime_now`. Raises ValueError if a format is computed."""
+    found = _NOW.sub(lambda call: f"{call[1]}{TODAY.strftime(call[2])}{call[1]}", template)
+    if re.search(r"strftime_now\s*\(", found):
+        raise ValueError("the chat template prints the current time, so the same data would always give other tokens")
+    return found
 
 
 def _line(error: Exception) -> str:

@@ -46,6 +46,14 @@ def test_the_tokens_with_a_loss_are_the_answers_and_their_ends(template, text, s
 
 
 @pytest.mark.parametrize("text", [chats.CHATML, chats.MARKED], ids=["prefixes", "marks"])
+def test_the_date_in_a_template_is_always_the_same(template, text):
+    ids, _ = template("{{ strftime_now('%d %b %Y, %f') }}" + text).encode(Conversation(chats.conversation(1)))
+    assert text_of(ids).startswith("26 Jul 2024, 000000<|im_start|>user")
+    with pytest.raises(ValueError, match="the chat template prints the current time, so the same data"):
+        template("{{ strftime_now('%' ~ 'd') }}" + text).encode(Conversation(chats.conversation(1)))
+
+
+@pytest.mark.parametrize("text", [chats.CHATML, chats.MARKED], ids=["prefixes", "marks"])
 def test_a_prompt_has_no_loss_even_if_the_assistant_wrote_it(template, text):
     messages = chats.conversation(3, turns=3)
     record = {"prompt": messages[:3], "completion": messages[3:]}
