@@ -152,10 +152,18 @@ class HuggingFace:
     def _find_layers(self, whole: nn.Module) -> str:
         text = self.config.get_text_config()
         count = getattr(text, "num_hidden_layers", None)
+        found: list[str] = []
         for name, module in whole.named_modules():
-            if isinstance(module, nn.ModuleList) and len(module) == count:
-                return name
-        raise ValueError(f"{self.name}: model.layers must name the list of its layers: no list has {count} modules")
+            inside = any(name.startswith(f"{other}.") for other in found)  # such as a layer's experts
+            if isinstance(module, nn.ModuleList) and len(module) == count and not inside:
+                found.append(name)
+        if len(found) != 1:
+            which = " and ".join(found) or "no list"
+            raise ValueError(
+                f"{self.name}: model.layers must name the list of its layers: {which} "
+                f"{'have' if found else 'has'} {count} modules"
+            )
+        return found[0]
 
 
 def arguments(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -74,6 +74,27 @@ def test_a_folder_with_an_unknown_configuration_is_rejected(tmp_path):
         pipeline(models.of_folder(tmp_path))
 
 
+def test_the_list_of_layers_must_be_named_if_several_have_its_length(tmp_path, monkeypatch):
+    from transformers import GPT2LMHeadModel
+
+    models.folder("gpt2", tmp_path)
+    init = GPT2LMHeadModel.__init__
+
+    def with_lists(self, config):
+        init(self, config)
+        for block in self.transformer.h:
+            block.experts = torch.nn.ModuleList(torch.nn.Identity() for _ in range(3))
+        self.more = torch.nn.ModuleList(torch.nn.Identity() for _ in range(others))
+
+    monkeypatch.setattr(GPT2LMHeadModel, "__init__", with_lists)
+    others = 2
+    assert source_of(models.of_folder(tmp_path)).layers == "transformer.h", "lists within layers do not count"
+    others = 3
+    with pytest.raises(ValueError, match=r"model\.layers must name .*: transformer\.h and more have 3 modules"):
+        source_of(models.of_folder(tmp_path))
+    assert source_of(models.of_folder(tmp_path, model__layers="transformer.h")).layers == "transformer.h"
+
+
 def test_files_whose_tensors_transformers_would_convert_are_rejected(tmp_path):
     from transformers import AutoConfig, AutoModelForCausalLM
 
