@@ -2,6 +2,7 @@
 
     hardware = Hardware(state, deaths)
     hardware.reported(rank, message)        # after each check by a supervisor
+    hardware.quarantined                    # UUID -> detail of the GPUs in quarantine.json
 
 The supervisor itself drains or kills its worker. A killed worker counts as dead as soon as the report arrives, because
 a GPU driver may delay the end of the process for a long time. Only the coordinator adds to quarantine.json.
@@ -10,6 +11,7 @@ a GPU driver may delay the end of the process for a long time. Only the coordina
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 
 import msgspec
 
@@ -38,6 +40,8 @@ class Hardware:
         self._found: dict[Member, dict[Signal, Finding]] = {}
         self._devices: dict[Member, list[Device]] = {}
         self._writing = False
+        self.quarantined: dict[str, str] = {}
+        state.run.later(self._read)
 
     def reported(self, rank: Rank, message: Health) -> None:
         state = self._state
@@ -94,6 +98,11 @@ class Hardware:
         devices = [device for number in connected for device in self._devices[number]]
         record = msgspec.to_builtins(HealthRecord(time=time.time(), devices=devices))
         self._state.run.later(self._state.run.write_json, self._state.run.health, record)
+        self._state.run.later(self._read)  # a person may have removed a GPU
+
+    def _read(self) -> None:
+        with suppress(OSError, UnreadableFile):
+            self.quarantined = {uuid: of.detail for uuid, of in quarantine.read(self._state.run.quarantine).items()}
 
 
 def _factor(found: dict[Signal, Finding]) -> float:

@@ -74,6 +74,7 @@ class Supervisors:
         self._deaths = deaths
         self._returns = returns
         self._checks = StartChecks(state)
+        self.hardware = Hardware(state, deaths)
         state.recorder.share(self._send_to_all)
         self._shared: tuple[str, Mapping[str, str]] | None = None  # the first node and its settings
         self._handlers: dict[type[Message], Callable[[Rank, Any], None]] = {
@@ -84,7 +85,7 @@ class Supervisors:
             Dying: deaths.dying,
             Died: deaths.reported,
             Probed: returns.probed,
-            Health: Hardware(state, deaths).reported,
+            Health: self.hardware.reported,
             MachineChecked: self._checks.checked,
         }
 
@@ -115,8 +116,10 @@ class Supervisors:
             peer.send(NoPlace(f"a new node has taken over rank {number}; this node ends"))
             return None
         self._checks.welcomed(number)
-        run_dir = str(self._state.run.path)
-        peer.send(SupervisorWelcome(self._state.settings, run_dir, self._leader, number, self._job_id, places))
+        run_dir, quarantined = str(self._state.run.path), self.hardware.quarantined
+        peer.send(
+            SupervisorWelcome(self._state.settings, run_dir, self._leader, number, self._job_id, places, quarantined)
+        )
         if self._state.lifecycle.code is not None:  # the job has stopped before its start
             peer.send(Finish(self._state.lifecycle.code, self._state.lifecycle.reason))
         return number

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from recycle_pp.wire.files import UnreadableFile
 from recycle_pp.wire.messages.health import Finding, Health
@@ -34,7 +35,13 @@ XID_SECONDS = 1.0  # limit on one wait for an XID, which delays a check requeste
 
 class Watch:
     def __init__(
-        self, local_rank: int, seconds: float, device: str, quarantine: Path, report: Callable[[Health], None]
+        self,
+        local_rank: int,
+        seconds: float,
+        device: str,
+        quarantine: Path,
+        report: Callable[[Health], None],
+        quarantined: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         """
         local_rank  selects the GPU; only local rank 0 of a node reports notes about the host
@@ -42,12 +49,14 @@ class Watch:
         device      run.device: auto, cpu or cuda
         quarantine  path of quarantine.json
         report      called with the result of each check
+        quarantined  UUID -> detail of more GPUs in quarantine
         """
         self._local_rank = local_rank
         self._seconds = seconds
         self._device = device
         self._quarantine = quarantine
         self._report = report
+        self._quarantined = quarantined
         self.gpu: Gpu | None = None
         self._standing: list[Finding] = []  # findings that do not depend on samples, and are in every report
         self._histories: dict[str, History] = {}
@@ -93,11 +102,12 @@ class Watch:
                 silent = [Finding(HOST, "lost", "note", f"GPU {name} does not answer") for name in Gpu.silent()]
                 self._standing += silent
             return
+        why = self._quarantined.get(self.gpu.uuid)
         with suppress(UnreadableFile):
-            entry = quarantine.read(self._quarantine).get(self.gpu.uuid)
-            if entry is not None:
-                detail = f"in {self._quarantine}: {entry.detail}"
-                self._standing.append(Finding(self.gpu.uuid, "quarantine", "kill", detail))
+            if (entry := quarantine.read(self._quarantine).get(self.gpu.uuid)) is not None:
+                why = entry.detail
+        if why is not None:
+            self._standing.append(Finding(self.gpu.uuid, "quarantine", "kill", f"in {self._quarantine}: {why}"))
 
     def once(self, host: Host) -> Health:
         """Checks the host and the GPU once. host: the same object in all calls, because it remembers earlier values."""

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 
 from recycle_pp.config.settings import Settings
 from recycle_pp.health.host import HOST
@@ -38,7 +39,8 @@ class Hardware:
         self._newest = Health([], [])
         self._done: set[str] = set()  # actions that were taken; none is taken twice
 
-    def begin(self, settings: Settings, run: RunFolder) -> None:
+    def begin(self, settings: Settings, run: RunFolder, quarantined: Mapping[str, str] = MappingProxyType({})) -> None:
+        """quarantined: see `SupervisorWelcome`"""
         seconds = settings.control.health
         if not seconds:
             return
@@ -48,7 +50,7 @@ class Hardware:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(self._reported, message)
 
-        self._watch = Watch(self._launch.local_rank, seconds, settings.run.device, run.quarantine, report)
+        self._watch = Watch(self._launch.local_rank, seconds, settings.run.device, run.quarantine, report, quarantined)
         self._watch.start()
         self._silence = asyncio.create_task(self._report_silence(self._watch, seconds))
 

@@ -347,7 +347,7 @@ class Supervisor:
             self._settings = message.settings
             self._run = RunFolder(message.run_dir)
             self._heartbeats.begin(self._own_settings)
-            self._hardware.begin(self._settings, self._run)
+            self._hardware.begin(self._settings, self._run, message.quarantined)
         peer.set_keepalive(self._settings.control.suspicion)
         if self._leadership.leader is None:
             self._sent_address = message.leader.host, message.leader.port

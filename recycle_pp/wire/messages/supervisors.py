@@ -45,8 +45,9 @@ class SupervisorWelcome(Message, frozen=True):
     """The coordinator accepts the supervisor.
 
     rank    the rank in the supervisor's hello, or the rank that a new node gets
-    job_id  the same in all welcomes of a job; differs from that of an earlier job at the same address
-    places  for a new node: rank -> address of each other supervisor; any of them may host the next coordinator
+    job_id  the same in all welcomes of a job, other than that of an earlier job at the same address
+    places  for a new node: rank -> address of all other supervisors, of which the next coordinator is one
+    quarantined  UUID -> detail of the GPUs in quarantine, because the node may not share the run folder
     """
 
     settings: Settings
@@ -55,6 +56,7 @@ class SupervisorWelcome(Message, frozen=True):
     rank: int
     job_id: str = ""
     places: dict[int, Place] = msgspec.field(default_factory=dict)
+    quarantined: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 @sent(COORDINATOR, SUPERVISOR)

@@ -64,10 +64,15 @@ def test_the_worker_of_a_broken_gpu_is_killed_and_the_gpu_goes_into_quarantine(o
     assert of.ended == [(1, "quarantine", "GPU-1: XID 79")]
     entry = json.loads(of.run.quarantine.read_text())["GPU-1"]
     assert (entry["worker"], entry["detail"]) == ("1.0", "XID 79")
+    assert of.hardware.quarantined == {"GPU-1": "XID 79"}
+    of.run.quarantine.unlink()
+    report(of, 0)
+    assert of.hardware.quarantined == {}, "a person has lifted it"
 
 
 def test_a_gpu_that_was_in_quarantine_keeps_its_entry(of):
     of.run.quarantine.write_text('{"GPU-1": {"worker": "0.0", "host": "a", "detail": "old", "time": 1, "step": 2}}')
+    assert Hardware(of.state, None).quarantined == {"GPU-1": "old"}
     report(of, 1, Finding("GPU-1", "quarantine", "kill", "in quarantine.json: old"))
     report(of, 0, BROKEN)
     assert json.loads(of.run.quarantine.read_text())["GPU-1"]["detail"] == "old"

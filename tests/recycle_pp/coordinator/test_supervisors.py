@@ -138,6 +138,11 @@ def test_the_rejection_of_a_node_names_the_cut_link(of):
     assert reason.startswith("no node of the job is lost: node1 cannot reach node0 (10.0.0.1:4000), and")
 
 
+def test_a_node_without_the_run_folder_learns_which_gpus_are_in_quarantine(of):
+    of.supervisors.hardware.quarantined = {"GPU-1": "XID 79"}
+    assert welcome(of, Peer(1, "node1"))[1].quarantined == {"GPU-1": "XID 79"}
+
+
 def test_a_node_whose_connection_ends_is_lost_at_once(of):
     of.supervisors.lost(1, of.roster[1].supervisor)
     assert of.lost == [1]

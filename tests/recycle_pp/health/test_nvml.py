@@ -206,3 +206,10 @@ def test_the_command_prints_figures_and_findings(script, capsys):
     shown = capsys.readouterr().out
     assert "GPU-00000000" in shown and "55 C, 400 W, 1980 MHz, 0 memory errors" in shown
     assert "[health] DRAIN GPU-00000001: recovery: the driver asks for NODE_REBOOT" in shown
+
+
+def test_a_gpu_in_the_coordinators_quarantine_is_killed_on_a_node_without_the_run_folder(script, tmp_path):
+    watch = Watch(1, 10.0, "cpu", tmp_path / "none", print, {"GPU-00000001": "XID 79"})
+    watch.open()
+    (finding,) = watch.once(Host(tmp_path, tmp_path / "none")).findings
+    assert (finding.signal, finding.action) == ("quarantine", "kill") and finding.detail.endswith("none: XID 79")
