@@ -244,7 +244,8 @@ class Supervisors:
             self._state.timers.after(_TERM_SECONDS, self._evict)
 
     def _evict(self) -> None:
-        """Evicts the machines that got SIGTERM, or ends the job if too few workers would remain."""
+        """Evicts the machines that got SIGTERM, or ends the job if too few workers would remain. If a stage keeps no
+        worker, its last worker stays until a checkpoint is saved, from which all others restart."""
         present = [rank for rank in self._state.roster if rank.supervisor is not None]
         going = [rank for rank in present if rank.stopping]
         staying = [rank for rank in present if not rank.stopping and (rank.alive or rank.incarnation < 0)]
@@ -253,3 +254,17 @@ class Supervisors:
             return
         for rank in going:
             rank.send(Evict())
+        settings = self._state.settings
+        if len({rank.role.stage for rank in staying}) < settings.parallel.stages and not settings.emulate.mode:
+            self._state.ending.save_asked = True
+            self._end_when_saved(going, self._state.job.committed + 1)
+
+    def _end_when_saved(self, going: Sequence[Rank], step: int) -> None:
+        """Ends these workers when there is a checkpoint of more than `step` steps. Otherwise the steps after it would
+        be lost, until the supervisors end the workers."""
+        left = [rank for rank in going if rank.alive and rank.stopping]
+        if self._state.saving.newest_step > step and not self._state.storing.busy:
+            for rank in left:
+                self._deaths.end(rank, "eviction", "SIGTERM")
+        elif left:
+            self._state.timers.after(_LOOK_SECONDS, self._end_when_saved, left, step)

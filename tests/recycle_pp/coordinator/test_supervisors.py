@@ -41,16 +41,25 @@ class Peer:
 @pytest.fixture
 def of():
     """Two nodes with one worker each."""
-    settings = Settings(parallel=Parallel(pipelines=2, stages=1))
+    return made(Parallel(pipelines=2, stages=1))
+
+
+def made(parallel):
+    settings = Settings(parallel=parallel)
     state, returns = job_state(settings), SimpleNamespace(probed=None, cut={})
     timers = []
-    state.timers = SimpleNamespace(after=lambda seconds, call, *arguments: timers.append(call))
+    state.timers = SimpleNamespace(after=lambda seconds, call, *arguments: timers.append((call, arguments)))
     state.recorder.share_with = lambda send: send(COPIES)
-    for number in range(2):
+    for number in range(parallel.pipelines * parallel.stages):
         rank = state.roster.enter(number)
         rank.supervisor, rank.incarnation, rank.alive = Peer(number, f"node{number}"), 0, True
-    lost = []
-    deaths = SimpleNamespace(dying=None, reported=None, node_lost=lambda rank: lost.append(rank.number))
+    lost, ended = [], []
+    deaths = SimpleNamespace(
+        dying=None,
+        reported=None,
+        node_lost=lambda rank: lost.append(rank.number),
+        end=lambda rank, cause, detail: ended.append((rank.number, cause)),
+    )
     hangs = operators = SimpleNamespace(supervisor_beats=None, stacks=None)
     driver = Driver()
     supervisors = Supervisors(state, Leader(0, 0, "10.0.0.1", 4000), driver, deaths, hangs, returns, operators, "a1b2")
@@ -62,8 +71,12 @@ def of():
         lease=state.lease,
         restarts=state.restarts,
         lost=lost,
+        ended=ended,
         recorder=state.recorder,
-        evict=lambda: timers[-1](),
+        ending=state.ending,
+        saving=state.saving,
+        committed=state.job.committed,
+        later=lambda: timers[-1][0](*timers[-1][1]),
     )
 
 
@@ -108,7 +121,7 @@ def test_the_replacement_of_a_drained_node_is_not_drained_with_the_next_node(of)
     welcome(of, newcomer := Peer(-1, "node3"))
     of.supervisors.receive(2, Stopping("SIGTERM"), drained)
     newcomer.received.clear()
-    of.evict()
+    of.later()
     assert drained.received == [Evict()] and not newcomer.received
 
 
@@ -116,8 +129,24 @@ def test_the_job_ends_with_a_checkpoint_if_the_workers_that_would_stay_are_dead(
     """The supervisor of the dead worker is connected, but nothing could continue the job."""
     of.roster[0].alive = False
     of.supervisors.receive(1, Stopping("SIGTERM"), of.roster[1].supervisor)
-    of.evict()
+    of.later()
     assert of.driver.early == ("SIGTERM", 143) and not of.roster[1].supervisor.received
+
+
+@pytest.mark.parametrize(("drained", "saves"), [((1, 3), True), ((2, 3), False)])
+def test_a_drain_that_empties_a_stage_saves_a_checkpoint(drained, saves):
+    of = made(Parallel(pipelines=2, stages=2))
+    for number in drained:
+        of.supervisors.receive(number, Stopping("SIGTERM"), of.roster[number].supervisor)
+    of.later()
+    assert all(of.roster[number].supervisor.received == [Evict()] for number in drained)
+    assert of.ending.save_asked == saves
+    if saves:
+        of.later()
+        assert not of.ended, "the checkpoint is not saved yet"
+        of.saving.stored(of.committed + 2)
+        of.later()
+        assert of.ended == [(number, "eviction") for number in drained]
 
 
 def test_a_replaced_supervisor_is_rejected_and_does_not_get_its_rank_back(of):
