@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # supervisors import this module, and not numpy
 
 SECONDS = 1.0  # seconds between two writes
 SILENT_SECONDS = 15.0  # the job counts as silent after this time without a change; swapping can cause shorter pauses
+STORED_SILENT_SECONDS = 60.0  # the same in a store; 10 s and the time for the upload of all files lie between two signs
 _POLL = 0.1  # seconds between two reads of a watched file
 
 
@@ -96,7 +97,8 @@ class Pulse:
         """Whether the job is running now. If the coordinator is on another machine, the first call waits for the next
         sign: 1 s if the job is running, else `SILENT_SECONDS`. Raises UnreadableFile if the file is damaged.
 
-        If another node may still take over from a coordinator that is lost, waits `Sign.patience` for its sign."""
+        If another node may still take over from a coordinator that is lost, waits `Sign.patience` for its sign. For a
+        run in a store, waits `STORED_SILENT_SECONDS`."""
         if time.monotonic() > self._looked + SILENT_SECONDS:
             self._sign = None  # forgotten, because a change since an old sign does not prove that the job still runs
         while True:
@@ -114,12 +116,13 @@ class Pulse:
                 return Life("over", f"the coordinator ended with exit code {sign.code}", sign, age)
             coordinator = f"the coordinator, process {sign.pid} on {sign.host},"
             age, ended = now - self._since, False
+            limit = max(STORED_SILENT_SECONDS if self._run.is_copy else SILENT_SECONDS, sign.patience)
             if sign.here:
                 ended = _started(sign.pid) != sign.started
                 age = max(age if ended else 0.0, time.time() - sign.time)
-                if ended and age >= sign.patience:
+                if ended and (age > limit or not sign.patience):
                     return Life("gone", f"{coordinator} has ended; last heartbeat {age:.0f} s ago", sign, age)
-            elif age > max(SILENT_SECONDS, sign.patience):
+            elif age > limit:
                 return Life("silent", f"{coordinator} has sent no heartbeat for {age:.0f} s", sign, age)
             if ended and self._changed:
                 return Life("alive", f"{coordinator} has ended, and another node may take over", sign, age)

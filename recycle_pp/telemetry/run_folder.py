@@ -74,6 +74,7 @@ class RunFolder:
         self.receipts = self.path / "receipts"
         self.first_ops = self.receipts / "first-forward.jsonl"
         self.checkpoints = self.path / "checkpoints"
+        self.copy = self.path / ".copy"
         self.later = Background("run folder")  # for writes that must not block the caller
         self.kept = Unwritten()  # copies of lines that the coordinator cannot write
         self.made: list[Path] = []  # folders made by `create`
@@ -127,6 +128,11 @@ class RunFolder:
         """Whether the folder has a committed step or a checkpoint. A run that failed to start has neither."""
         steps = self.metrics.exists() and self.metrics.stat().st_size > 0
         return steps or bool(finished(self.checkpoints))
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether the folder follows a run in a store (`telemetry.stored_run`)."""
+        return self.copy.exists()
 
     @property
     def newest_term(self) -> int:

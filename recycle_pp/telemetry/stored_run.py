@@ -176,6 +176,7 @@ def follow(url: str, only: str | None = None) -> Path:
     folder = Path(temporary) / store.url.rpartition("/")[2]
     download = _Download(store, folder, Path(temporary) / ".objects", only)
     download.update()
+    RunFolder(folder).copy.touch()
     threading.Thread(target=_refresh, args=(download,), name="store", daemon=True).start()
     return folder
 

@@ -292,7 +292,7 @@ def test_a_follower_ends_with_the_job_but_not_before_the_next_coordinator_can_co
     assert not Pulse(run).ended()
 
 
-def test_if_another_node_can_take_over_a_job_without_a_coordinator_counts_as_running_until_then(run):
+def test_if_another_node_can_take_over_a_job_without_a_coordinator_counts_as_running_until_then(run, monkeypatch):
     def takes_over():
         time.sleep(0.5)
         Heartbeat(run, lambda: 1, "127.0.0.1:2").write([], 20.0)
@@ -307,6 +307,7 @@ def test_if_another_node_can_take_over_a_job_without_a_coordinator_counts_as_run
         heartbeat.refuse_running(run)
     successor.join()
     assert heartbeat.address_of(run) == "127.0.0.1:2"
+    monkeypatch.setattr(heartbeat, "SILENT_SECONDS", 0.1)
     wrote(run, started=1, patience=1.0)
     assert status_after(run, "gone") > 0.5
 

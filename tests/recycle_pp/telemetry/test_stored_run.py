@@ -8,8 +8,8 @@ import time
 import pytest
 
 from recycle_pp.storage.store import Absent, Store
-from recycle_pp.telemetry import stored_run
-from recycle_pp.telemetry.heartbeat import Life
+from recycle_pp.telemetry import heartbeat, stored_run
+from recycle_pp.telemetry.heartbeat import Heartbeat, Life, Pulse
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.stored_run import PIECE, RunCopy, fetch
 
@@ -172,3 +172,14 @@ def test_a_resume_in_the_newest_folder_downloads_only_the_heartbeat(store, run, 
     add(run, "not uploaded")
     assert stored_run.main(store.url, str(run.path)) == 0
     assert set(gets) == {"heartbeat.json"} and run.heartbeat.exists()
+
+
+def test_a_running_job_is_not_silent_while_its_files_are_uploaded(store, run, monkeypatch):
+    monkeypatch.setattr(heartbeat, "SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(heartbeat, "STORED_SILENT_SECONDS", 1.0)
+    Heartbeat(run, lambda: 0, "127.0.0.1:1").write([])
+    run.write_json(run.heartbeat, {**json.loads(run.heartbeat.read_text()), "boot": "another"})
+    RunCopy(run, store).update()
+    for folder, seconds in ((run, 0.1), (RunFolder(stored_run.follow(store.url)), 1.0)):
+        life = Pulse(folder).look()
+        assert life.verdict == "silent" and life.age > seconds
