@@ -163,7 +163,8 @@ class AfterCommit:
         if final:
             seconds = state.settings.control.lease
             state.timers.after(seconds, self._abandon_slow_upload, message.step)
-            state.recorder.say(f"the job ends when its last checkpoint is in the store, or after {seconds:g} s")
+            left = seconds if state.ending.left is None else min(seconds, state.ending.left)
+            state.recorder.say(f"the job ends when its last checkpoint is in the store, or after {left:.0f} s")
 
     def uploaded(self, rank: Rank, message: Uploaded) -> None:
         self._driver.send(self._state.storing.uploaded(rank.number, message))

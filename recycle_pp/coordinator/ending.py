@@ -31,6 +31,7 @@ class Ending:
         self._recorder = recorder
         self.signal: str | None = None  # name of the signal that ends the job
         self.code = 0
+        self._signalled = 0.0
         self._saved = self._committed = self._due_since = time.monotonic()
         self._commits = 0
         self._step = 0.0
@@ -42,7 +43,13 @@ class Ending:
         if first:
             self.signal = signal
             self.code = code
+            self._signalled = time.monotonic()
         return first
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until the job ends at the latest; None without a signal."""
+        return None if self.signal is None else max(0.0, self._signalled + END_SECONDS - time.monotonic())
 
     @property
     def save_due(self) -> bool:

@@ -1,9 +1,12 @@
 """What follows a commit."""
 
 import json
+from types import SimpleNamespace
 
+from recycle_pp.config.settings import Settings
 from recycle_pp.coordinator.after_commit import AfterCommit
 from recycle_pp.protocol.events import Outcome
+from recycle_pp.wire.messages.saving import Assembled
 from recycle_pp.wire.messages.steps import Commit
 
 from .states import Driver, job_state
@@ -35,3 +38,15 @@ def test_the_profile_is_written_after_every_measurement(tmp_path):
             written.append(json.loads(state.run.profile.read_text())["layout"][0])
             state.run.profile.unlink()
     assert written == [3, 8]
+
+
+def test_the_wait_for_the_last_upload_is_shorter_after_a_signal(monkeypatch):
+    state = job_state(Settings().with_values({"checkpoint.store": "s3://bucket/run", "run.steps": 20}))
+    monkeypatch.setattr(state, "timers", SimpleNamespace(after=lambda *call: None), raising=False)
+    monkeypatch.setattr(state.storing, "begin", lambda *about: [])
+    handler = AfterCommit(state, Driver())
+    for signal, seconds in ((None, 600), ("SIGTERM", 22)):
+        if signal:
+            state.ending.request(signal, 143)
+        handler._store(Assembled(20))
+        assert state.recorder.said[-1].endswith(f"is in the store, or after {seconds} s")

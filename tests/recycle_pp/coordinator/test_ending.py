@@ -44,3 +44,14 @@ def test_a_skipped_checkpoint_is_not_due_again_at_every_step(clock):
     assert not run.save_due
     clock[0] += 591.0
     assert run.save_due
+
+
+def test_after_a_signal_the_time_until_the_end_runs(clock):
+    run = Ending(Settings(), recorder=None)
+    assert run.left is None
+    run.request("SIGTERM", 143)
+    clock[0] += 2.0
+    run.request("SIGINT", 130)
+    assert run.left == ending.END_SECONDS - 2.0
+    clock[0] += 100.0
+    assert run.left == 0.0
