@@ -55,7 +55,7 @@ class EventLoopWatchdog:
                 and self._age > self._seconds
                 and (quiet > self._seconds or self._age > BUSY * self._seconds)
             ):
-                print(f"recycle_pp: {self._what} exits: its event loop has been blocked for {self._age:.1f} s, here:",
-                      file=sys.stderr, flush=True)  # fmt: skip
                 faulthandler.dump_traceback(all_threads=True)
+                blocked = f"its event loop has been blocked for {self._age:.1f} s; the stacks above show where"
+                print(f"recycle_pp: {self._what} exits: {blocked}", file=sys.stderr, flush=True)
                 os._exit(0)

@@ -29,6 +29,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from recycle_pp.command import say
 from recycle_pp.config.settings import Settings
 from recycle_pp.consensus.agreement import LostMajority
 from recycle_pp.consensus.choice import make_agreement
@@ -484,6 +485,8 @@ class Supervisor:
                 await asyncio.wait_for(self._monitor.gone.wait(), LEAVE_SECONDS)
             if host is not None:  # other nodes may be evicted too, and only this coordinator can end the job cleanly
                 await shutdown.wait_for_end(serving)
+            if self._launch.local_rank == 0 and not self._finished:
+                say("recycle_pp: this node has left the job, which continues without it")
             return 0  # otherwise the launcher would end the node's other ranks
         if ends_soon:
             await shutdown.wait_for_save(serving)

@@ -22,6 +22,7 @@ from recycle_pp.wire.messages.handshake import SupervisorHello
 from recycle_pp.wire.messages.supervisors import (
     FROM_SUPERVISOR,
     Died,
+    Evict,
     Finish,
     Kill,
     Registration,
@@ -186,6 +187,21 @@ def test_a_rank_that_was_given_up_exits_with_0(tmp_path):
             assert await rank.end() == (0, "")
 
     run(main())
+
+
+@pytest.mark.parametrize("local_rank", [0, 1])
+def test_the_first_rank_of_a_drained_node_tells_that_the_job_continues(local_rank, tmp_path, capfd):
+    async def main():
+        async with joined(tmp_path, "wait", local_rank) as rank:
+            await rank.spawn()
+            rank.process.send_signal(signal.SIGTERM)
+            await rank.receive(Stopping)
+            rank.peer.send(Evict())
+            assert await rank.end() == (0, "")
+
+    run(main())
+    told = "recycle_pp: this node has left the job, which continues without it\n"
+    assert capfd.readouterr().out == ("" if local_rank else told)
 
 
 def test_after_ctrl_c_the_coordinator_ends_the_job(tmp_path):
