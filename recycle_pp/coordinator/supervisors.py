@@ -16,6 +16,7 @@ from recycle_pp.consensus.process_identity import is_dead
 from recycle_pp.consensus.refusal import REFUSED
 from recycle_pp.telemetry.events.coordinators import SupervisorBack
 from recycle_pp.telemetry.events.workers import Spawned as SpawnedEvent
+from recycle_pp.telemetry.words import plural
 from recycle_pp.wire.connection import Peer
 from recycle_pp.wire.frames import encode
 from recycle_pp.wire.messages.agreement import Leader, Place
@@ -98,7 +99,7 @@ class Supervisors:
                 return None
             free = self._state.roster.free(self._state.job.workers.values())
             if free is None:
-                peer.send(NoPlace(self._why_no_place()))
+                peer.send(self._no_place(hello))
                 return None
             # Reset what belonged to the lost node: its address, its counts and its stop signal.
             free.supervisor = peer
@@ -193,6 +194,17 @@ class Supervisors:
         if holder is None or not isinstance(holder.hello, SupervisorHello):
             return False
         return (holder.hello.host, holder.hello.pid) != (hello.host, hello.pid)
+
+    def _no_place(self, hello: SupervisorHello) -> NoPlace:
+        hellos = [rank.hello for rank in self._state.roster if rank.hello is not None]
+        joined = sum(hello.launcher > 0 and (of.host, of.launcher) == (hello.host, hello.launcher) for of in hellos)
+        if not joined:
+            return NoPlace(self._why_no_place())
+        return NoPlace(
+            f"this process ends, because the job had lost only {plural(joined, 'worker')}; start at most {joined} "
+            f"(--nproc-per-node={joined})",
+            surplus=True,
+        )
 
     def _why_no_place(self) -> str:
         if self._returns.cut:

@@ -43,7 +43,7 @@ from recycle_pp.telemetry.contact_log import ContactLog
 from recycle_pp.telemetry.failure import fail, record_failure, refuse
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.connection import Peer, connect, serve
-from recycle_pp.wire.join import Entered, enter
+from recycle_pp.wire.join import Entered, Surplus, enter
 from recycle_pp.wire.launch import Address, Launch, keep_token, new_token, publish, remove_token, withdraw
 from recycle_pp.wire.messages.agreement import Leader, Place, Takeover
 from recycle_pp.wire.messages.handshake import CandidateHello, SupervisorHello, WorkerHello
@@ -120,6 +120,9 @@ async def supervise(
         if joins and address is not None:
             try:
                 return await supervisor.run(address, await enter(address, supervisor.hello()))
+            except Surplus as error:  # another code would make the launcher end the processes that have joined
+                say(f"recycle_pp: {error}")
+                return Ended(0)
             except ValueError as error:
                 return Ended(refuse(str(error), launch.local_rank))
         if settings is not None and run is not None:
@@ -377,8 +380,9 @@ class Supervisor:
 
     def hello(self) -> SupervisorHello:
         agent = None if self._joins else self._launch.agent
-        launch = self._launch
-        return SupervisorHello(launch.rank, socket.gethostname(), os.getpid(), agent, launch.local_world, self._job_id)
+        launch, launcher = self._launch, os.getppid() if self._joins else 0
+        host, pid = socket.gethostname(), os.getpid()
+        return SupervisorHello(launch.rank, host, pid, agent, launch.local_world, self._job_id, launcher)
 
     def _redirected(self, message: Redirect) -> None:
         """Notes that the sender does not coordinate. The sender then closes the connection, and `follow` finds the

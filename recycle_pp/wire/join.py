@@ -49,8 +49,13 @@ class Entered(NamedTuple):
     address: Address
 
 
+class Surplus(ValueError):
+    """Other processes of this node have taken all free ranks of the job."""
+
+
 async def enter(address: Address, hello: SupervisorHello) -> Entered:
-    """Requests a place in the job at `address`. Raises ValueError, with a sentence for the user, if that fails.
+    """Requests a place in the job at `address`. Raises ValueError, with a sentence for the user, if that fails, and
+    Surplus if only other processes of this node have got a place.
 
     hello: the first message of this node's supervisor; `enter` sets its rank to -1
     """
@@ -73,7 +78,7 @@ async def enter(address: Address, hello: SupervisorHello) -> Entered:
                 return Entered(peer, answer, place)
             peer.close()
             if isinstance(answer, NoPlace):
-                raise ValueError(answer.reason)
+                raise Surplus(answer.reason) if answer.surplus else ValueError(answer.reason)
             if isinstance(answer, Redirect) and answer.leader is not None:
                 place = Address(answer.leader.host, answer.leader.port, address.token)
         if loop.time() > deadline:

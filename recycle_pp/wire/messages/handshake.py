@@ -43,6 +43,7 @@ class SupervisorHello(Message, frozen=True):
     agent        index of the torchrun agent that started the supervisor; None for a new node
     agent_ranks  number of ranks that the agent started
     job_id       of the job that has welcomed the supervisor; "" before that
+    launcher     process id of the launcher of a new node; 0 for other nodes
     """
 
     rank: int
@@ -51,6 +52,7 @@ class SupervisorHello(Message, frozen=True):
     agent: int | None = None
     agent_ranks: int = 1
     job_id: str = ""
+    launcher: int = 0
 
 
 @sent(WORKER, LISTENER)

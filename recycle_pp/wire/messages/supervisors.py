@@ -69,9 +69,14 @@ class Redirect(Message, frozen=True):
 
 @sent(COORDINATOR, SUPERVISOR)
 class NoPlace(Message, frozen=True):
-    """Rejects a new node. reason: a sentence for the user."""
+    """Rejects a new node.
+
+    reason   a sentence for the user
+    surplus  whether other processes of the same launcher have taken all free ranks
+    """
 
     reason: str
+    surplus: bool = False
 
 
 @sent(COORDINATOR, SUPERVISOR)

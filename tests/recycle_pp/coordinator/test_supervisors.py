@@ -28,8 +28,8 @@ from .states import Driver, job_state
 class Peer:
     was_reset = False
 
-    def __init__(self, rank, host, pid=7):
-        self.hello, self.received = SupervisorHello(rank, host, pid), []
+    def __init__(self, rank, host, pid=7, launcher=0):
+        self.hello, self.received = SupervisorHello(rank, host, pid, launcher=launcher), []
 
     def send(self, message):
         self.received.append(message)
@@ -165,6 +165,15 @@ def test_the_rejection_of_a_node_names_the_cut_link(of):
     of.returns.cut[1] = "node1 cannot reach node0 (10.0.0.1:4000)"
     reason = welcome(of, Peer(-1, "node2"))[1].reason
     assert reason.startswith("no node of the job is lost: node1 cannot reach node0 (10.0.0.1:4000), and")
+
+
+def test_a_node_with_more_processes_than_lost_ranks_joins_with_as_many_as_were_lost(of):
+    of.roster[1].supervisor = None
+    answers = [welcome(of, Peer(-1, "node2", pid, launcher)) for pid, launcher in ((8, 5), (9, 5), (10, 6))]
+    assert [number for number, _ in answers] == [1, None, None]
+    surplus, other = answers[1][1], answers[2][1]
+    assert surplus.surplus and "the job had lost only 1 worker; start at most 1 (" in surplus.reason
+    assert not other.surplus and other.reason.startswith("no node of the job is lost")
 
 
 def test_a_node_without_the_run_folder_learns_which_gpus_are_in_quarantine(of):

@@ -96,8 +96,10 @@ def test_a_joining_node_does_not_wait_for_a_job_that_stays_silent(monkeypatch):
 
 def test_a_rejected_node_receives_the_reason():
     async def main():
-        server, here = await job(NoPlace("no place"))
+        server, here = await job(NoPlace("start fewer", surplus=True), NoPlace("no place"))
         async with server:
+            with pytest.raises(newcomer.Surplus, match="start fewer"):
+                await newcomer.enter(here, HELLO)
             with pytest.raises(ValueError, match="no place"):
                 await newcomer.enter(here, HELLO)
             with pytest.raises(ValueError, match="does not accept this RECYCLE_TOKEN"):
