@@ -126,6 +126,9 @@ class Operators:
     # -- requests ----------------------------------------------------------------------------------------------
 
     async def _drain(self, request: Drain, say: Say) -> Message:
+        left = Done(f"worker {Worker(*request.worker)} has left; the job continues without it")
+        if self._has_left(Worker(*request.worker)):  # the request is repeated, because the coordinator was lost
+            return left
         job, rank = self._state.job, self._member(request.worker)
         worker, incarnation = rank.role, rank.incarnation
         staying = [of for member, of in job.workers.items() if member not in {rank.number, *job.leaving}]
@@ -141,7 +144,7 @@ class Operators:
         if death is None or death.cause != "eviction":
             why = "its node is lost" if death is None else cause_in_words(death)
             raise NotPossible(f"worker {worker} died before it could leave: {why}")
-        return Done(f"worker {worker} has left; the job continues without it")
+        return left
 
     async def _drain_last(self, request: Drain, rank: Rank, say: Say) -> None:
         """Ends the last worker of a stage after a checkpoint, from which all others restart."""
@@ -228,6 +231,12 @@ class Operators:
         return Done(f"{', '.join(_words(values))} from {when(state.job.committed + 1, state.settings.run.steps)} on")
 
     # -- helpers -----------------------------------------------------------------------------------------------
+
+    def _has_left(self, worker: Worker) -> bool:
+        """Whether no process plays this worker, and the last one was evicted."""
+        ranks = [rank for rank in self._state.roster if rank.role == worker]
+        deaths = [rank.causes.get(rank.incarnation) for rank in ranks]
+        return not any(rank.alive for rank in ranks) and any(death and death.cause == "eviction" for death in deaths)
 
     def _alive(self, worker: tuple[int, int]) -> Rank:
         """The process that plays this worker. Raises NotPossible if there is none."""

@@ -21,7 +21,7 @@ from recycle_pp.wire.messages.ctl import (
     TakeCheckpoint,
 )
 from recycle_pp.wire.messages.lifecycle import Profiled
-from recycle_pp.wire.messages.supervisors import Evict, ShowStacks, Stacks
+from recycle_pp.wire.messages.supervisors import Death, Evict, ShowStacks, Stacks
 
 from .states import Driver, job_state
 
@@ -142,6 +142,13 @@ def test_a_drained_worker_gets_sigterm_and_the_request_is_answered_after_its_end
     assert begun == ["worker 1.0 finishes its step, hands over its work and leaves"]
     assert rank.supervisor.received == [Evict()] and not of.ended
     assert answer == Done("worker 1.0 has left; the job continues without it")
+
+
+@pytest.mark.parametrize(("cause", "done"), [("eviction", True), ("signal", False)])
+def test_a_drain_that_a_lost_coordinator_has_carried_out_is_not_refused_by_the_next_one(cause, done, of):
+    of.roster[3].causes[0] = Death(cause, "SIGTERM")
+    begun, answer = ask(of, Drain((1, 1)))
+    assert begun == [] and isinstance(answer, Done) == done
 
 
 def test_of_two_workers_of_a_stage_only_one_can_be_drained(of):
