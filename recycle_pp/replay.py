@@ -21,7 +21,7 @@ from recycle_pp.protocol.events import Event, MessageReceived, Outcome
 from recycle_pp.telemetry.replay import Decision, Replay
 from recycle_pp.telemetry.run_folder import newest_run
 from recycle_pp.telemetry.stored_run import local
-from recycle_pp.telemetry.words import plural
+from recycle_pp.telemetry.words import names, plural
 from recycle_pp.wire.messages.members import Assignment
 from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.table import kind
@@ -106,8 +106,8 @@ def _consequences(outcome: Outcome, workers: Assignment) -> list[str]:
 def _short(value: Any) -> str:
     """The value as text, shortened to 60 characters, or to 8 items of a collection."""
     if isinstance(value, list | set | frozenset | tuple) and not hasattr(value, "_fields"):
-        items = sorted(map(str, value)) if not isinstance(value, list | tuple) else [str(item) for item in value]
-        return " ".join(items) if len(items) <= 8 else f"{' '.join(items[:8])} and {len(items) - 8} more"
+        items = value if isinstance(value, list | tuple) else sorted(map(str, value))
+        return names(items, 8, " ")
     text = str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 

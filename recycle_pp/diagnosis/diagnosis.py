@@ -17,9 +17,10 @@ from recycle_pp.telemetry.events.islands import RoundApplied, RoundAwaited
 from recycle_pp.telemetry.events.job import Started
 from recycle_pp.telemetry.events.recovery import Resumed
 from recycle_pp.telemetry.evidence import Evidence
+from recycle_pp.telemetry.words import names
 
 from .advice import next_command
-from .finding import BROKEN, WARNING, WELL, Finding, names, seconds
+from .finding import BROKEN, WARNING, WELL, Finding, seconds
 from .hardware import faults
 from .incidents import SIGNALS, explain, newest, since_launch
 from .waits import of_report, of_start

@@ -40,9 +40,3 @@ class Finding(NamedTuple):
 
 def seconds(value: float) -> str:
     return f"{value:.1f} s" if value < 10 else f"{value:.0f} s"
-
-
-def names(workers: list[str], most: int = 6) -> str:
-    """The workers in words: "1.2", or "0.0, 1.0 and 14 more"."""
-    more = f" and {len(workers) - most} more" if len(workers) > most else ""
-    return ", ".join(workers[:most]) + more

@@ -20,9 +20,10 @@ from recycle_pp.telemetry.events.job import Finished, Started, Stopped, WaitsFor
 from recycle_pp.telemetry.events.recovery import LinksCut, Renewed, Restored, Resumed
 from recycle_pp.telemetry.events.workers import Left, Spawned
 from recycle_pp.telemetry.evidence import Evidence
+from recycle_pp.telemetry.words import names
 from recycle_pp.wire.records import HangReport
 
-from .finding import BROKEN, Finding, names, seconds
+from .finding import BROKEN, Finding, seconds
 from .waits import culprit
 
 INCIDENTS = (

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections import Counter
 
+from recycle_pp.telemetry.words import names
 from recycle_pp.wire.records import HangReport, Sign
 
-from .finding import BROKEN, WARNING, Finding, names, seconds
+from .finding import BROKEN, WARNING, Finding, seconds
 
 COORDINATOR = "coordinator"  # a node of the wait-for graph, as `protocol.liveness` writes it
 OPS = ("F", "I", "W", "B", "O", "R", "V")

@@ -25,6 +25,8 @@ from matplotlib.patches import Patch, Rectangle
 from matplotlib.patheffects import withStroke
 from recycle_schedules import KINDS, OpKind
 
+from recycle_pp.telemetry.words import plural
+
 from . import palette, report
 from .chart import CUT, LOST, REDONE, REROUTED, Chart, shown_rows
 from .measures import Measures, period
@@ -156,7 +158,7 @@ def _frame(axes: Axes, chart: Chart, groups: list[list[int]], row_height: float,
     if chart.recovery:
         figures += [
             f"stall {report.number(chart.recovery.stall)} {chart.unit}",
-            f"redone {report.count_of(m.redone, 'op')}",
+            f"redone {plural(m.redone, 'op')}",
         ]
     axes.set_title(chart.title, loc="left", fontsize=9, fontweight="bold", pad=5, gid=f"{number}-title")
     axes.set_title(" · ".join(figures), loc="right", fontsize=7, color="#4A505B", pad=5)

@@ -14,6 +14,8 @@ from recycle_schedules import Plan, Worker
 from recycle_schedules.analysis.figures import redone
 from rich.table import Table
 
+from recycle_pp.telemetry.words import names, plural
+
 from .chart import CUT, LOST, REDONE, Chart
 from .measures import Measures, overhead, period
 
@@ -105,7 +107,7 @@ def recovery(chart: Chart) -> list[str]:
     if lost:
         out.append("lost with the dead: " + _listing(lost))
     again = _ops_by_worker(chart, REDONE)
-    out.append(f"redone: {count_of(redone(chart.plan), 'op')}" + (f", by {_listing(again)}" if again else ""))
+    out.append(f"redone: {plural(redone(chart.plan), 'op')}" + (f", by {_listing(again)}" if again else ""))
     return out
 
 
@@ -117,22 +119,13 @@ def _ops_by_worker(chart: Chart, bit: int) -> dict[Worker, list[str]]:
 
 
 def _listing(ops: dict[Worker, list[str]], most: int = 12) -> str:
-    def one(worker: Worker, names: list[str]) -> str:
-        more = f" and {len(names) - most} more" if len(names) > most else ""
-        return f"{worker} ({' '.join(names[:most])}{more})"
-
-    shown = list(ops.items())[:most]
-    rest = f" and {count_of(len(ops) - most, 'more worker')}" if len(ops) > most else ""
-    return "; ".join(one(w, n) for w, n in shown) + rest
+    shown = [f"{worker} ({names(of, most, ' ')})" for worker, of in list(ops.items())[:most]]
+    rest = f" and {plural(len(ops) - most, 'more worker')}" if len(ops) > most else ""
+    return "; ".join(shown) + rest
 
 
 def _names(workers: Sequence[Worker]) -> str:
     return " and ".join(f"W({w.pipeline},{w.stage})" for w in workers) or "a worker"
-
-
-def count_of(count: int, noun: str) -> str:
-    """A number with its noun: "3 ops", "1 op"."""
-    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def number(x: float) -> str:

@@ -15,6 +15,7 @@ from recycle_schedules import Plan, Problem, Trace, plan, plan_layout
 from recycle_schedules.analysis.simulate import simulate
 
 from recycle_pp.telemetry.run_reader import RunReader
+from recycle_pp.telemetry.words import names, plural
 from recycle_pp.wire.records import Step
 
 from . import report
@@ -86,11 +87,8 @@ def baselines(
 
 def title_of(plan: Plan) -> str:
     """The title of a plan's chart: its dead workers, or "fault-free"."""
-    dead = sorted(plan.problem.dead)
-    names = ", ".join(f"W({w.pipeline},{w.stage})" for w in dead[:4]) + (
-        f" and {len(dead) - 4} more" if len(dead) > 4 else ""
-    )
-    return f"{names} dead" if dead else "fault-free"
+    dead = [f"W({w.pipeline},{w.stage})" for w in sorted(plan.problem.dead)]
+    return f"{names(dead, 4)} dead" if dead else "fault-free"
 
 
 def totals(run: RunReader) -> str:
@@ -100,7 +98,7 @@ def totals(run: RunReader) -> str:
         return ""
     bubbles, redone = summary.get("bubbles"), summary.get("redone_ops", 0)
     share = "" if bubbles is None else f"bubbles {report.percent(bubbles)} (median), "
-    return f"the whole run: {share}{report.count_of(summary['lost_ops'], 'op')} lost, {redone} redone"
+    return f"the whole run: {share}{plural(summary['lost_ops'], 'op')} lost, {redone} redone"
 
 
 def progress(last: Step | None) -> str:

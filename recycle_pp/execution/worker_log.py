@@ -8,11 +8,11 @@ log.received(message)            # logs some of the coordinator's messages
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 
 from recycle_schedules import Worker
 
+from recycle_pp.telemetry.words import names
 from recycle_pp.wire.messages.generations import Adopt, Announce, SteadyPlan
 from recycle_pp.wire.messages.lifecycle import Donate, Exit, Expect, Leave
 from recycle_pp.wire.messages.steps import Commit
@@ -63,11 +63,6 @@ class WorkerLog:
         self._step = max(self._step, message.committed + 1)
         before, self._members = self._members, set(message.members.values())
         changes = [("removed", before - self._members), ("added", self._members - before - {self._worker})]
-        what = "; ".join(f"{word} {_names(of)}" for word, of in changes if of and before)
+        what = "; ".join(f"{word} {names(sorted(of), 8)}" for word, of in changes if of and before)
         generation = f"generation {message.generation}, {len(self._members)} workers"
         self.write(f"step {self._step}: {generation}" + (f": {what}" if what else ""))
-
-
-def _names(workers: Iterable[Worker], most: int = 8) -> str:
-    names = [str(w) for w in sorted(workers)]
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

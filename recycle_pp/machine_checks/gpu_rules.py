@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
 from recycle_pp.health.active import Exercise
 from recycle_pp.health.setup import Pair, Setup
-from recycle_pp.telemetry.words import plural
+from recycle_pp.telemetry.words import names, plural
 from recycle_pp.wire.messages.health import Finding
 from recycle_pp.wire.messages.machines import GpuExercise, GpusFound
 
@@ -107,7 +107,7 @@ def peers(pairs: Mapping[tuple[int, int], Pair]) -> Check:
     apart = [f"{a} and {b}" for (a, b), pair in pairs.items() if pair.direct is False]
     if not apart:
         return Check("GPU pairs", found, "peer access")
-    value = f"{found}; no peer access between {some(apart)}"
+    value = f"{found}; no peer access between {names(apart, 4)}"
     advice = "messages between them go through host memory: nvidia-smi topo -p2p w; ACS off in the BIOS"
     return Check("GPU pairs", value, "peer access", "warning", advice)
 
@@ -162,12 +162,5 @@ def _each(name: str, setups: Sequence[Setup], limit: str, wrong: Callable[[Setup
             found.setdefault(text, []).append(number)
     if not found:
         return Check(name, plural(len(setups), "GPU"), limit)
-    value = "; ".join(f"{text}: GPU {some(map(str, numbers))}" for text, numbers in found.items())
+    value = "; ".join(f"{text}: GPU {names(numbers, 4)}" for text, numbers in found.items())
     return Check(name, value, limit, "warning", advice)
-
-
-def some(names: Iterable[str], most: int = 4) -> str:
-    """The names as text, shortened: "0, 1, 2, 3 and 4 more"."""
-    shown = list(names)
-    more = f" and {len(shown) - most} more" if len(shown) > most else ""
-    return ", ".join(shown[:most]) + more

@@ -15,11 +15,11 @@ from typing import Any
 import msgspec
 
 from recycle_pp.health.active import SLOWER
-from recycle_pp.telemetry.words import plural
+from recycle_pp.telemetry.words import names, plural
 from recycle_pp.wire.messages.machines import GpusFound
 
 from .check import VERDICTS, Check, code, lines, size
-from .gpu_rules import rate, some
+from .gpu_rules import rate
 from .surveyor import Survey
 
 LESS = 2.0  # how many times worse than the median is a problem; shared networks and disks always vary
@@ -234,7 +234,7 @@ def _together(checks: list[Check]) -> list[Check]:
     for check in checks:
         machine, colon, name = check.name.rpartition(": ")
         found.setdefault(check._replace(name=name), []).extend([machine] * bool(colon))
-    return [check._replace(name=": ".join([some(of)] * bool(of) + [check.name])) for check, of in found.items()]
+    return [check._replace(name=": ".join([names(of, 4)] * bool(of) + [check.name])) for check, of in found.items()]
 
 
 _HEAD = ("machine", "by", "clock", "writes", "reads", "sends", "receives", "one way")

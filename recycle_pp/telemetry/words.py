@@ -6,10 +6,19 @@ when(20, steps=60)       # "step 20"
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 def plural(count: int, noun: str) -> str:
     """A number with its noun: "3 steps", "1 step"."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def names(of: Iterable[object], most: int = 6, between: str = ", ") -> str:
+    """The names as text, shortened: "0.0, 1.0 and 14 more"."""
+    texts = [str(name) for name in of]
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return between.join(texts[:most]) + more
 
 
 def when(step: int, steps: int) -> str:

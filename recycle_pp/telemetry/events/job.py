@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from recycle_pp.telemetry.words import plural
+from recycle_pp.telemetry.words import names, plural
 from recycle_pp.wire.records import Count, Seconds
 
 from .event import Event
@@ -62,9 +62,10 @@ class WaitsForData(Event):
     seconds: Seconds
 
     def text(self) -> str:
+        who, reads = ("worker", "reads") if len(self.waiting) == 1 else ("workers", "read")
         return (
-            f"the disk of {self.path} has not answered for {self.seconds:.0f} s; {_names(self.waiting)} "
-            f"{'reads' if len(self.waiting) == 1 else 'read'} it, and the job waits until it answers"
+            f"the disk of {self.path} has not answered for {self.seconds:.0f} s; {who} {names(self.waiting, 8)} "
+            f"{reads} it, and the job waits until it answers"
         )
 
 
@@ -94,9 +95,3 @@ class Finished(Event):
 
     def text(self) -> str:
         return "the run is finished"
-
-
-def _names(workers: list[str], most: int = 8) -> str:
-    """The workers in words: "worker 0.0", or "workers 0.0, 1.0 and 14 more"."""
-    more = f" and {len(workers) - most} more" if len(workers) > most else ""
-    return f"worker{'s' * (len(workers) != 1)} {', '.join(workers[:most])}{more}"

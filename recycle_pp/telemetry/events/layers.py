@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from recycle_pp.config.sizes import format_size
-from recycle_pp.telemetry.words import plural
+from recycle_pp.telemetry.words import names, plural
 from recycle_pp.wire.records import Count, Seconds
 
 from .event import Event
@@ -75,5 +75,4 @@ class RebalancingAbandoned(Event):
 
 def in_words(layout: Sequence[int], most: int = 16) -> str:
     """The number of layers of each stage: "9 9 6 8"."""
-    more = f" and {len(layout) - most} more stages" if len(layout) > most else ""
-    return " ".join(map(str, layout[:most])) + more
+    return names(layout, most, " ") + (" stages" if len(layout) > most else "")
