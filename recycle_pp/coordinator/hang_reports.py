@@ -17,6 +17,7 @@ from typing import Any
 from recycle_schedules import Worker
 
 from recycle_pp.protocol.liveness import Sign, Verdict
+from recycle_pp.telemetry.checkpoint_folders import name
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.telemetry.warn import warn_once
 
@@ -36,7 +37,7 @@ class HangReports:
         before, reports = self._reports
         reports = [*(reports if before == step else []), self._report(step, signs, verdict)]
         self._reports = step, reports
-        self._write(f"{_name(step)}.json", json.dumps(reports, indent=1) + "\n")
+        self._write(f"{name(step)}.json", json.dumps(reports, indent=1) + "\n")
 
     def note(self, step: int, signs: Mapping[Worker, Sign], verdict: Verdict) -> None:
         """Writes at most once every NOTE_SECONDS, and only if the step has lasted longer than `suspicion` / 4."""
@@ -50,10 +51,10 @@ class HangReports:
 
     def stacks(self, worker: Worker, text: str) -> None:
         step, _ = self._reports
-        self._write(f"{_name(step)}-{worker}.txt", text)
+        self._write(f"{name(step)}-{worker}.txt", text)
 
     def path(self, step: int) -> str:
-        return str(self._state.run.hangs / f"{_name(step)}.json")
+        return str(self._state.run.hangs / f"{name(step)}.json")
 
     def _report(self, step: int, signs: Mapping[Worker, Sign], verdict: Verdict) -> dict[str, Any]:
         """See `wire.records.HangReport`."""
@@ -65,7 +66,7 @@ class HangReports:
             "generation": job.generation,
             "missing": [str(worker) for member, worker in sorted(job.assignment.items()) if member not in roster],
             "stuck": {
-                str(w): {**stuck._asdict(), "stacks": f"{_name(step)}-{w}.txt"} for w, stuck in verdict.stuck.items()
+                str(w): {**stuck._asdict(), "stacks": f"{name(step)}-{w}.txt"} for w, stuck in verdict.stuck.items()
             },
             "deadlock": [str(w) for w in verdict.deadlock],
             "no_disk": [str(w) for w in verdict.no_disk],
@@ -82,7 +83,3 @@ class HangReports:
             RunFolder.write_text(self._state.run.hangs / name, text)
         except OSError as error:
             warn_once(f"{self._state.run.hangs} cannot be written: {error.strerror}")
-
-
-def _name(step: int) -> str:
-    return f"step-{step:06d}"

@@ -58,30 +58,15 @@ class Understudies:
                 case "understudy_in_step":
                     waits = self._waits.setdefault(note["member"], Waits(time.monotonic()))
                     waits.in_step, seconds = True, time.monotonic() - waits.begun
-                    recorder.event(
-                        UnderstudyInStep(worker=str(note["worker"]), understudy=str(note["role"]), seconds=seconds)
-                    )
+                    recorder.event(UnderstudyInStep(**_roles(note), seconds=seconds))
                 case "understudy_kept":
                     self._waits[note["member"]] = Waits(time.monotonic(), in_step=True)
                 case "understudy_dismissed":
                     waits = self._waits.pop(note["member"], Waits(0.0))
-                    recorder.event(
-                        UnderstudyDismissed(
-                            worker=str(note["worker"]),
-                            understudy=str(note["role"]),
-                            steps=waits.steps,
-                            step_seconds=waits.mean,
-                        )
-                    )
+                    recorder.event(UnderstudyDismissed(**_roles(note), steps=waits.steps, step_seconds=waits.mean))
                 case "understudy_refused":
-                    needed, free = note["needed"], note["free"]
                     recorder.event(
-                        UnderstudyRefused(
-                            worker=str(note["worker"]),
-                            understudy=str(note["role"]),
-                            needed_bytes=needed,
-                            free_bytes=free,
-                        )
+                        UnderstudyRefused(**_roles(note), needed_bytes=note["needed"], free_bytes=note["free"])
                     )
                 case "took_over":
                     self._takes_over(note)
@@ -96,8 +81,7 @@ class Understudies:
         gradient = 4 * note["elements"]
         self._state.recorder.event(
             UnderstudyBegins(
-                worker=str(note["worker"]),
-                understudy=str(note["role"]),
+                **_roles(note),
                 bytes=3 * gradient,
                 step_bytes=gradient,
                 step_seconds=None if link is None else gradient / link.bandwidth,
@@ -120,8 +104,8 @@ class Understudies:
         state.saving.abandon()
         state.profile.place(note["worker"], rank.machine, rank.cores)
         waits = self._waits.pop(note["member"], Waits(0.0))
-        state.recorder.event(
-            TookOver(
-                worker=str(note["worker"]), understudy=str(note["role"]), steps=waits.steps, step_seconds=waits.mean
-            )
-        )
+        state.recorder.event(TookOver(**_roles(note), steps=waits.steps, step_seconds=waits.mean))
+
+
+def _roles(note: Json) -> Json:
+    return {"worker": str(note["worker"]), "understudy": str(note["role"])}

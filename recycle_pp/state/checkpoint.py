@@ -4,7 +4,7 @@
     saving = saver.save(step, stage, optimizer.state())      # copies the state, then writes it in a thread
     part = saving.result()                                   # name of the part; raises the thread's error
     finish(folder, step, [part, ...], about)                 # after all parts are saved: merge, check, sync, rename
-    newest(folder); state = load(path, names); about = read_about(path)
+    state = load(path, names); about = read_about(path)
 
 `folder/step-000020` is an ordinary `torch.distributed.checkpoint` with the tensors `model.NAME`, `exponent.NAME`, and
 `VECTOR.NAME` for each state vector of the optimizer (AdamW: `exp_avg`, `exp_avg_sq`). Names are those of the full
@@ -212,16 +212,6 @@ def _check_whole(tensors: Mapping[str, Any], together: Collection[str]) -> None:
                 f"only {there} of {prod(of.size)} elements of {tensor} were saved, because workers that hold "
                 "the rest died"
             )
-
-
-def complete(folder: str | Path) -> list[Path]:
-    """The finished checkpoints in `folder`, oldest first."""
-    return [path for path in finished(Path(folder)).values() if (path / ".metadata").is_file()]
-
-
-def newest(folder: str | Path) -> Path | None:
-    """The newest finished checkpoint in `folder`, or None."""
-    return found[-1] if (found := complete(folder)) else None
 
 
 def prune(folder: str | Path, step: int, keep: int, spared: Collection[int | None] = ()) -> None:

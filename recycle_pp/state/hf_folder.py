@@ -15,7 +15,6 @@ weights are read, one output file at a time.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,7 +40,8 @@ from recycle_pp.telemetry.stored_run import is_url, local
 
 from . import checkpoint
 from .checksum import damage
-from .hf_tokenizer import answer_end, copy_files, end_ids, separator, write_json, write_tokenizer
+from .hf_tokenizer import copy_files, write_json, write_tokenizer
+from .replacing import sync
 from .stored import StoredCheckpoints, steps_in
 
 A, B = ".lora_A.default.weight", ".lora_B.default.weight"  # suffixes of the names of an adapter's matrices
@@ -296,10 +296,10 @@ def write(model: Exported, out: Path, shard: int = SHARD, report: Callable[[int,
         for _ in write_weights(model, temporary, shard, report or (lambda done, total: None)):
             pass
         for file in temporary.iterdir():
-            _sync(file)
-        _sync(temporary)
+            sync(file)
+        sync(temporary)
         temporary.rename(out)
-        _sync(out.parent)
+        sync(out.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
@@ -353,12 +353,3 @@ def _without_adapters(run: Mapping[str, Any]) -> Settings:
 
 def _rows(shape: tuple[int, ...], rows: slice) -> tuple[int, ...]:
     return (len(range(shape[0])[rows]), *shape[1:])
-
-
-def _sync(path: Path) -> None:
-    """Flushes a file or the entries of a folder to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -50,9 +50,11 @@ class ProtocolLog:
         self._left_out = False  # whether lines were left out since the last snapshot
         self._tried = 0.0  # monotonic time of the last snapshot
 
+    @guarded
     def began(self, job: Job) -> None:
         self._start = snapshot(job)
 
+    @guarded
     def handled(self, job: Job, event: Event, outcome: Outcome) -> None:
         commits = [note["commit"] for note in outcome.notes if note["event"] == "committed"]
         saves = any(commit.savers and not commit.last for commit in commits)  # no event follows the last checkpoint

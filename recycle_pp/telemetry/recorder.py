@@ -209,21 +209,13 @@ class Recorder:
     def began(self, job: Job) -> None:
         """Switches to a new job, and records it from now on."""
         self._job = job
-        self._log_start(job)
-
-    @guarded
-    def _log_start(self, job: Job) -> None:
         self._log.began(job)
 
     def handled(self, event: JobEvent, outcome: Outcome) -> None:
         """Logs an event of the job, and records its notes."""
-        self._log_event(event, outcome)
+        self._log.handled(self._job, event, outcome)
         for note in outcome.notes:
             self._follow(note)
-
-    @guarded
-    def _log_event(self, event: JobEvent, outcome: Outcome) -> None:
-        self._log.handled(self._job, event, outcome)
 
     @guarded
     def _follow(self, note: Json) -> None:

@@ -24,6 +24,7 @@ from recycle_schedules.layers import Layout
 from recycle_schedules.op_kinds import COMPUTE
 
 from recycle_pp.protocol.job import Job
+from recycle_pp.protocol.live_problem import all_workers
 from recycle_pp.timing.packing import listed, table_of
 from recycle_pp.timing.span_tables import SpanTables
 
@@ -81,7 +82,7 @@ class Traces:
 
     def committed(self, step: int, job: Job) -> None:
         live = set(job.workers.values())
-        self._problems[step] = job.problem.replace(failed=[w for w in _all_workers(job) if w not in live])
+        self._problems[step] = job.problem.replace(failed=sorted(all_workers(job.problem) - set(live)))
         self._layouts[step] = self.layout
         self._write(step - 1, job)
         for kept in (self._lost, self._cut, self._problems, self._layouts):
@@ -189,7 +190,3 @@ def _bubbles(problem: Problem, ops: Sequence[tuple[Worker, np.ndarray]]) -> floa
     length = float(np.ptp(table[compute, 3:5])) if compute.any() else 0.0
     of = (pipeline, stage, start - origin, end - origin)
     return bubbles_of(*of, problem.live, problem.pipelines, length).share
-
-
-def _all_workers(job: Job) -> list[Worker]:
-    return [Worker(d, s) for d in range(job.problem.pipelines) for s in range(job.problem.stages)]

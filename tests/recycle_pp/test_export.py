@@ -26,7 +26,7 @@ from recycle_pp.testing import reference_trainer as plain
 from tests.recycle_pp.data import formats
 from tests.recycle_pp.data.chat import chats
 from tests.recycle_pp.in_process import small
-from tests.recycle_pp.state.test_checkpoint import job, save
+from tests.recycle_pp.state.test_checkpoint import job, newest, save
 
 transformers = pytest.importorskip("transformers")
 TOKENS = torch.randint(0, 256, (2, 16), generator=torch.Generator().manual_seed(0))
@@ -52,7 +52,7 @@ def run(original, tmp_path):
 def own_logits(run: Path) -> torch.Tensor:
     """Logits of the project's Transformer with the weights of the newest checkpoint."""
     model = plain.whole(settings_of(run))
-    state = checkpoint.load(checkpoint.newest(run / "checkpoints"))
+    state = checkpoint.load(newest(run / "checkpoints"))
     model.load_state_dict({name[len("model.") :]: t for name, t in state.items() if name.startswith("model.")})
     seen = []
     model.norm.register_forward_hook(lambda module, inputs, output: seen.append(output[0]))

@@ -18,6 +18,7 @@ from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.state import checkpoint, hf_folder
 from recycle_pp.testing.reference_trainer import CPU
 from tests.recycle_pp.model.general import models
+from tests.recycle_pp.state.test_checkpoint import newest
 
 pytestmark = pytest.mark.timeout(300)
 STEPS = 6
@@ -77,7 +78,7 @@ def test_a_death_changes_no_bit_of_the_adapters(state, trained):
 
 def test_a_checkpoint_holds_only_adapters_and_names_their_base_weights(trained, folder):
     run, *_ = trained(*ALONE)
-    path = checkpoint.newest(run / "checkpoints")
+    path = newest(run / "checkpoints")
     held = checkpoint.shapes(path)
     assert held and all(".lora_A." in name or ".lora_B." in name for name in held)
     about = checkpoint.read_about(path)

@@ -21,6 +21,7 @@ from recycle_pp.numerics.optimizer import StageOptimizer
 from recycle_pp.state import checkpoint
 from recycle_pp.state.checksum import damage
 from recycle_pp.state.table_of_contents import read_table
+from recycle_pp.telemetry.checkpoint_folders import finished
 from tests.recycle_pp.in_process import CPU, everything, gradient, same, small
 
 ABOUT = checkpoint.describe(small(), "text")
@@ -42,6 +43,10 @@ def state(optimizers) -> dict[str, torch.Tensor]:
     return {name: t for optimizer in optimizers for name, t in everything(optimizer).items()}
 
 
+def newest(folder):
+    return [None, *finished(folder).values()][-1]
+
+
 def save(folder, step, optimizers):
     savers = [checkpoint.Saver(folder) for _ in optimizers]
     for number, (saver, optimizer) in enumerate(zip(savers, optimizers, strict=True)):
@@ -52,7 +57,7 @@ def save(folder, step, optimizers):
 def test_a_checkpoint_of_three_stages_is_loaded_by_two(tmp_path):
     written = job(3, steps=2)
     path = save(tmp_path, 2, written)
-    assert path == tmp_path / "step-000002" == checkpoint.newest(tmp_path)
+    assert path == tmp_path / "step-000002" == newest(tmp_path)
     read = job(2)
     for optimizer in read:
         optimizer.load(checkpoint.load(path, optimizer.state()))
@@ -111,9 +116,9 @@ def test_a_killed_save_leaves_the_previous_checkpoint_whole(tmp_path):
         time.sleep(0.001)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    assert list(place.glob("stage-0-*")) and checkpoint.newest(tmp_path) == path
+    assert list(place.glob("stage-0-*")) and newest(tmp_path) == path
     assert same(checkpoint.load(path), state(optimizers))
-    assert save(tmp_path, 2, job(2, steps=2)) == checkpoint.newest(tmp_path), "leftovers do not prevent the next save"
+    assert save(tmp_path, 2, job(2, steps=2)) == newest(tmp_path), "leftovers do not prevent the next save"
     assert same(checkpoint.load(tmp_path / "step-000002"), state(job(2, steps=2)))
 
 
@@ -123,7 +128,7 @@ def test_a_checkpoint_gets_its_name_only_after_all_stages_have_saved(tmp_path):
     saver.save(7, 0, optimizers[0].state())
     with pytest.raises(OSError):
         checkpoint.finish(tmp_path, 7, [saver.wait(), "stage-1-missing"], ABOUT)
-    assert checkpoint.newest(tmp_path) is None
+    assert newest(tmp_path) is None
 
 
 def test_a_failed_write_is_reported_and_does_not_prevent_the_next_save(tmp_path):
@@ -189,9 +194,9 @@ def test_another_worker_finishes_a_checkpoint_whose_assembler_was_killed(moment,
             checkpoint.finish(folder, 1, parts, ABOUT)
             os._exit(0)
         os.waitpid(child, 0)
-        if checkpoint.newest(folder) is None:
+        if newest(folder) is None:
             checkpoint.finish(folder, 1, parts, ABOUT)
-        path = checkpoint.newest(folder)
+        path = newest(folder)
         assert damage(path, 1) is None and same(checkpoint.load(path), state(optimizers))
 
 
@@ -203,7 +208,7 @@ def test_a_truncated_file_is_found_before_the_checkpoint_gets_its_name(tmp_path)
     os.truncate(data, 100)
     with pytest.raises(ValueError, match="has 100 bytes, but its table of contents requires"):
         checkpoint.finish(tmp_path, 1, [part], ABOUT)
-    assert checkpoint.newest(tmp_path) is None
+    assert newest(tmp_path) is None
 
 
 def test_a_table_of_contents_that_lacks_a_chunk_is_rejected(tmp_path):
@@ -284,7 +289,7 @@ def test_only_the_newest_checkpoints_are_kept_and_leftovers_of_older_saves_are_d
     for step in (10, 2_000_000):
         checkpoint.temporary(tmp_path, step).mkdir()
     checkpoint.prune(tmp_path, 1_000_000, 2)
-    assert [path.name for path in checkpoint.complete(tmp_path)] == ["step-999999", "step-1000000"]
+    assert [path.name for path in finished(tmp_path).values()] == ["step-999999", "step-1000000"]
     assert not checkpoint.temporary(tmp_path, 10).exists() and checkpoint.temporary(tmp_path, 2_000_000).exists()
 
 
@@ -302,7 +307,7 @@ def test_after_a_restart_a_damaged_checkpoint_is_set_aside_and_does_not_count(tm
     checkpoint.temporary(tmp_path, 35).mkdir()
     save(tmp_path, 33, optimizers)
     checkpoint.prune(tmp_path, 33, 1)
-    assert [path.name for path in checkpoint.complete(tmp_path)] == ["step-000033", "step-000040"]
+    assert [path.name for path in finished(tmp_path).values()] == ["step-000033", "step-000040"]
     assert checkpoint.temporary(tmp_path, 35).exists(), "the job's last checkpoint, for instance"
 
 
@@ -328,7 +333,7 @@ def test_foreign_names_beside_the_checkpoints_are_never_read_moved_or_deleted(tm
     checkpoint.prune(tmp_path, 4, 1)
     assert (tmp_path / "step-000003").is_file() and (tmp_path / "step-000001.tmp").is_symlink()
     assert {name: sorted(p.name for p in (tmp_path / name).rglob("*")) for name in foreign} == before
-    assert [path.name for path in checkpoint.complete(tmp_path)] == ["step-000004"]
+    assert [path.name for path in finished(tmp_path).values()] == ["step-000004"]
     assert newest_whole(tmp_path).step == 4 and not newest_whole(tmp_path).damaged
 
 
