@@ -75,7 +75,7 @@ def _run(arguments: Sequence[str]) -> int:
     print(f"the job has ended: {answer.reason}", flush=True)
     left = asyncio.run(still_there(answer.places, job.token, END_SECONDS))
     for place in left:
-        print(f"recycle_pp: the supervisor at {place.host}:{place.port} has not ended", file=sys.stderr)
+        print(f"recycle_pp: the supervisor at {place} has not ended", file=sys.stderr)
     if not left:
         print("no process of the job is left")
     return 1 if left else 0

@@ -32,6 +32,7 @@ from recycle_pp.linux.addresses import address_of
 from recycle_pp.wire.authentication import Verifier, prove
 from recycle_pp.wire.frames import LENGTH, MAX_FRAME, MAX_HANDSHAKE_FRAME, ChannelClosed, encode, length_of
 from recycle_pp.wire.keepalive import set_keepalive
+from recycle_pp.wire.launch import joined
 from recycle_pp.wire.messages.handshake import TO_SERVER
 from recycle_pp.wire.messages.states import (
     TO_JOINER,
@@ -44,6 +45,7 @@ from recycle_pp.wire.messages.states import (
 from recycle_pp.wire.messages.table import Message, Vocabulary
 
 from .handshakes import Greeting, Handshakes
+from .tensor_bytes import tensor_bytes
 
 MAX_TENSOR = 1 << 40  # bytes
 LOOK_SECONDS = 0.3  # seconds between two checks for connections that authenticate too slowly
@@ -79,7 +81,7 @@ def connect(
     try:
         sock = socket.create_connection((host, port), timeout)
     except OSError as error:
-        raise TransferError(f"no connection to {host}:{port}: {error}") from error
+        raise TransferError(f"no connection to {joined(host, port)}: {error}") from error
     stream = Stream(_tuned(sock, keepalive), timeout)
     try:
         prove(token, DonorHello(), stream._send_message, stream._receive_message)
@@ -156,7 +158,7 @@ class Receiver:
         self._admitted.append(sock)
 
 
-class Stream:
+class Stream(contextlib.AbstractContextManager["Stream"]):
     """One end of an authenticated connection. One thread may send while another receives."""
 
     def __init__(self, sock: socket.socket, timeout: float):
@@ -170,7 +172,7 @@ class Stream:
         headers = [TensorHeader(name, _name(tensor.dtype), list(tensor.shape)) for name, tensor in tensors.items()]
         self._send_message(Parcel(about, headers))
         for tensor in tensors.values():
-            self._write(_bytes_of(tensor.detach().to("cpu", memory_format=torch.contiguous_format).contiguous()))
+            self._write(tensor_bytes(tensor.detach().to("cpu", memory_format=torch.contiguous_format).contiguous()))
 
     def receive(self) -> tuple[About, dict[str, Tensor]]:
         """The arguments of the other side's next `send`: (about, tensors on the CPU). Blocks until they arrive."""
@@ -181,16 +183,13 @@ class Stream:
         except (ChannelClosed, ValueError) as error:
             raise self._broken(f"invalid header: {error}") from error
         for tensor in empty.values():
-            self._fill(_bytes_of(tensor))
+            self._fill(tensor_bytes(tensor))
         return parcel.about, empty
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
-
-    def __enter__(self) -> Stream:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -243,9 +242,3 @@ def _empty(header: TensorHeader) -> Tensor:
     if math.prod(shape) * _DTYPES[name].itemsize > MAX_TENSOR:
         raise ValueError(f"a tensor of dtype {name} and shape {shape} has more than {MAX_TENSOR} bytes")
     return torch.empty(shape, dtype=_DTYPES[name])
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor."""
-    array: Any = tensor.reshape(-1).view(torch.uint8).numpy()  # memoryview's type annotation lacks NumPy arrays
-    return memoryview(array)

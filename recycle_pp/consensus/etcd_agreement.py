@@ -335,7 +335,7 @@ class EtcdAgreement:
             await asyncio.sleep(1.0)
 
     def _still_leads(self, leader: Leader, after: int) -> str:
-        where = f"the supervisor of rank {leader.rank} at {leader.host}:{leader.port}"
+        where = f"the supervisor of rank {leader.rank} at {leader}"
         if after < 0:
             return f"{where} coordinates another job with the same token in this etcd"
         return f"{where} coordinates the job and cannot be reached from here"

@@ -47,9 +47,7 @@ class VoterClient:
         except ConnectionRefusedError as error:
             if self._refusal.lasts(place.process):
                 raise
-            raise ConnectionAbortedError(
-                f"{place.host}:{place.port} refused the connection; its process may still be alive"
-            ) from error
+            raise ConnectionAbortedError(f"{place} refused the connection; its process may still live") from error
         except OSError:
             self._refusal.reset()
             raise

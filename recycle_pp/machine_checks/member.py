@@ -15,6 +15,7 @@ from typing import NamedTuple
 from recycle_pp.linux.addresses import interface_of
 from recycle_pp.wire.authentication import Refused
 from recycle_pp.wire.connection import Channel
+from recycle_pp.wire.launch import joined
 from recycle_pp.wire.messages.machines import (
     TO_MACHINE,
     AskClock,
@@ -61,8 +62,8 @@ def take_part(launched: Launched, token: str, look: Callable[[], Look]) -> int:
         try:
             return _serve(channel, token, hello)
         except OSError as error:
-            at = f"{launched.address}:{launched.port}"
-            raise ValueError(f"lost machine 0 at {at}: {error}; it has died, or a job runs there") from error
+            at = joined(launched.address, launched.port)
+            raise ValueError(f"machine 0 at {at} has left: {error}; it has died, or a job runs there") from error
 
 
 def _serve(channel: Channel, token: str, hello: MachineHello) -> int:
@@ -78,7 +79,7 @@ def _serve(channel: Channel, token: str, hello: MachineHello) -> int:
 
 def _connect(launched: Launched, token: str, hello: MachineHello) -> Channel:
     deadline = time.monotonic() + WAIT
-    at = f"{launched.address}:{launched.port}"
+    at = joined(launched.address, launched.port)
     while True:
         try:
             return Channel.connect(launched.address, launched.port, token, hello)

@@ -12,6 +12,7 @@ from packaging.specifiers import SpecifierSet
 
 from recycle_pp.comm.nccl.limits import LOCKED_MEMORY, OPEN_FILES, SHARED_MEMORY
 from recycle_pp.telemetry.words import plural
+from recycle_pp.wire.launch import joined
 from recycle_pp.wire.messages.health import Finding
 
 from .check import Check, Verdict, size
@@ -85,7 +86,7 @@ def host_name(found: Name | None) -> Check:
 
 def coordinator(host: str, port: int, route: Route | None) -> Check:
     """The check of the route to HOST:PORT, the address of a coordinator that may not have started yet."""
-    name, limit = "coordinator", f"{host}:{port} answers"
+    name, limit = "coordinator", f"{joined(host, port)} answers"
     if route is None or route.error:
         value = route.error if route else "no answer"
         return Check(name, value, limit, "broken", f"check the name, the route and the firewall: ping {host}")

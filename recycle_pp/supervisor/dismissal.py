@@ -53,9 +53,7 @@ async def dismiss(
     try:
         server = await serve(handle, at.host, at.port, at.token, clients=launch.world)
     except OSError as error:
-        raise ValueError(
-            f"{sentence}; the other ranks cannot be notified: {at.host}:{at.port}: {error.strerror}"
-        ) from None
+        raise ValueError(f"{sentence}; the other ranks cannot be notified: {at}: {error.strerror}") from None
     if launch.one_node:
         publish(launch, Address(at.host, server.sockets[0].getsockname()[1], at.token))
     missing = asyncio.create_task(wait_for_arrivals(notified, launch.world, _print))

@@ -58,7 +58,7 @@ async def find_coordinator(launch: Launch, hello: SupervisorHello, address: Addr
             raise ValueError("the launcher of rank 0's node exited before the job started; see its output")
         if first.runs and (launch.one_node or isinstance(error, ConnectionRefusedError)):
             deadline = loop.time() + JOIN_SECONDS
-        waiting.report(f"{place.host}:{place.port}" if place is not None else "", error)
+        waiting.report(str(place) if place is not None else "", error)
         if loop.time() > deadline:
             raise error
         await asyncio.sleep(0.02 if address is None else 0.2)

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from recycle_pp.wire.connection import connect
+from recycle_pp.wire.launch import joined
 from recycle_pp.wire.messages.handshake import CandidateHello
 from recycle_pp.wire.messages.supervisors import Probe, Probed, Target
 
@@ -43,7 +44,7 @@ class Prober:
 async def unreachable(targets: Sequence[Target], token: str) -> list[str]:
     """Descriptions of the targets to which no authenticated connection can be made."""
     reached = await asyncio.gather(*(_reaches(target, token) for target in targets))
-    return [f"{of.name} ({of.host}:{of.port})" for of, yes in zip(targets, reached, strict=True) if not yes]
+    return [f"{of.name} ({joined(of.host, of.port)})" for of, yes in zip(targets, reached, strict=True) if not yes]
 
 
 async def _reaches(target: Target, token: str) -> bool:

@@ -202,9 +202,8 @@ class Supervisor:
         try:
             await self._listen(wanted.host, wanted.port, wanted.token, settings)
         except OSError as error:
-            at = f"{wanted.host}:{wanted.port}"
             raise ValueError(
-                f"control.address must be HOST:PORT of rank 0's node with a free port; {at}: {error.strerror}"
+                f"control.address must be HOST:PORT of rank 0's node with a free port; {wanted}: {error.strerror}"
             ) from error
         self._settings = settings
         self._run = run
@@ -279,14 +278,14 @@ class Supervisor:
                 place = entered.address
         except (OSError, ValueError) as error:
             if self._launch.local_rank == 0:
-                where = f"{address.host}:{address.port}" if address else "this machine"
+                where = str(address or "this machine")
                 if isinstance(error, OSError):
                     fail(f"no recycle_pp job found at {where} in {JOIN_SECONDS / 60:.0f} minutes: {explain(error)}")
                 else:
                     fail(f"no recycle_pp job at {where}: {error}")
             return 1
         self._token = place.token
-        where = f"{place.host}:{place.port}"
+        where = str(place)
         if entered is not None:
             self._launch = replace(self._launch, rank=entered.welcome.rank)
             await self._on_welcome(entered.welcome, entered.peer)
@@ -298,7 +297,7 @@ class Supervisor:
                 leader = self._leadership.leader
                 if leader is None:
                     raise LostMajority("the coordinator had not sent the settings yet")
-                where = f"{leader.host}:{leader.port}"
+                where = str(leader)
                 contact = self._contact = self._contact or ContactLog(self._run, self._launch.rank)
                 contact.write("lost", f"rank {leader.rank} at {where}")
                 refused = min(REFUSED, self._settings.control.suspicion) if self._settings else REFUSED

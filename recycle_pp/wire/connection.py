@@ -29,6 +29,7 @@ from recycle_pp.linux.descriptors import readable
 from .authentication import Prover, Refused, Verifier, prove
 from .frames import LENGTH, MAX_FRAME, MAX_HANDSHAKE_FRAME, ChannelClosed, Frames, Malformed, encode, length_of
 from .keepalive import set_keepalive
+from .launch import joined
 from .messages.handshake import HELLOS, TO_CLIENT, TO_SERVER, OtherToken
 from .messages.table import Message, Vocabulary
 
@@ -73,7 +74,7 @@ class Channel:
         except ChannelClosed as error:
             channel.close()
             closed = Refused if isinstance(error, Refused) else ChannelClosed
-            raise closed(f"no authenticated connection to {host}:{port}: {error}") from error
+            raise closed(f"no authenticated connection to {joined(host, port)}: {error}") from error
         except BaseException:
             channel.close()
             raise

@@ -59,7 +59,7 @@ async def enter(address: Address, hello: SupervisorHello) -> Entered:
 
     hello: the first message of this node's supervisor; `enter` sets its rank to -1
     """
-    here, loop = f"{address.host}:{address.port}", asyncio.get_running_loop()
+    here, loop = str(address), asyncio.get_running_loop()
     deadline, place = loop.time() + ANSWER_SECONDS, address
     while True:
         error = "the supervisor there does not know the coordinator yet"
@@ -71,7 +71,7 @@ async def enter(address: Address, hello: SupervisorHello) -> Entered:
         except OSError as failure:  # including ChannelClosed
             error = str(failure) or "no connection in time"
             if place != address:
-                error = f"it names {place.host}:{place.port} as the coordinator, which this node cannot reach: {error}"
+                error = f"it names {place} as the coordinator, which this node cannot reach: {error}"
             place = address
         else:
             if isinstance(answer, SupervisorWelcome):

@@ -97,6 +97,9 @@ class Address:
     port: int
     token: str
 
+    def __str__(self) -> str:
+        return joined(self.host, self.port)
+
     @classmethod
     def of_cluster(cls, launch: Launch, address: str | None, environment: Mapping[str, str] = os.environ) -> Address:
         """The coordinator's address, for a job on several nodes or with control.address.
@@ -155,9 +158,8 @@ def publish(launch: Launch, address: Address) -> None:
 
 def withdraw(launch: Launch) -> None:
     """Removes the file that `publish` wrote. Call it after all ranks have joined."""
-    with suppress(OSError, ValueError):  # ValueError: another user's folder, in which `publish` wrote nothing
-        _path(launch).unlink(missing_ok=True)
-        _path(launch).parent.rmdir()  # fails while another job uses the folder
+    with suppress(ValueError):  # another user's folder, in which `publish` wrote nothing
+        remove_token(_path(launch))
 
 
 def find(launch: Launch) -> Address | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from recycle_pp.wire.launch import joined
+
 from .table import CANDIDATE, VOTER, Message, Vocabulary, sent
 
 
@@ -17,6 +19,9 @@ class Place(NamedTuple):
     port: int
     process: str = ""
 
+    def __str__(self) -> str:
+        return joined(self.host, self.port)
+
 
 Position = tuple[int, int]
 """term, generation"""
@@ -29,6 +34,9 @@ class Leader(NamedTuple):
     rank: int
     host: str
     port: int
+
+    def __str__(self) -> str:
+        return joined(self.host, self.port)
 
 
 class Takeover(NamedTuple):
