@@ -34,14 +34,13 @@ class Storing:
     failed_last  whether the last checkpoint of the run could not be stored
     """
 
-    def __init__(self, assignment: Callable[[], Assignment], node: Callable[[Member], object], newest: int = 0) -> None:
+    def __init__(self, assignment: Callable[[], Assignment], node: Callable[[Member], object]) -> None:
         """
         assignment  returns the job's assignment
         node        returns the identity of the member's node; None if its node is lost
-        newest      number of steps in the newest checkpoint that may be in the store
         """
         self._assignment, self._node = assignment, node
-        self.newest = newest
+        self.newest = 0  # number of steps in the newest checkpoint that may be in the store
         self._newest_since = time.monotonic()
         self.step = -1
         self.final = self.failed_last = False

@@ -15,7 +15,7 @@ from .broken_step import BrokenSteps
 from .costs import Costs
 from .job import Job
 from .policies import World, policies
-from .run import Outcome, simulate
+from .run import Outcome, Run
 from .step_times import Key, StepTimes
 
 
@@ -41,7 +41,7 @@ def compare(
     broken = BrokenSteps(times)
 
     def best(name: str) -> Outcome:
-        found = [simulate(policy, there, job, times.reference) for policy in policies(name, world, there, broken)]
+        found = [Run(there, job, times.reference).play(policy) for policy in policies(name, world, there, broken)]
         return max(found, key=lambda outcome: outcome.steps)
 
     spent: Counter[Key] = Counter()

@@ -1,6 +1,6 @@
 """A simulated run. The simulation advances time, counts steps and attributes lost time; a policy makes the decisions.
 
-    outcome = simulate(policy, there, job, reference)       # policies: see policies/
+    outcome = Run(there, job, reference).play(policy)       # policies: see policies/
     outcome.relative, outcome.shares["recovering"], outcome.curve
 
 A policy receives the `Run` and every change of machines. It sets the pace of the job, stalls it, discards work, or
@@ -181,8 +181,3 @@ class Run:
             policy.name, self.there.seconds, self.done, self.done * self.reference / self.there.seconds, shares,
             self.redone, len(self.there.changes), self.curve, dict(self.spent),
         )  # fmt: skip
-
-
-def simulate(policy: Policy, there: Availability, job: Job, reference: float) -> Outcome:
-    """The outcome of the job under this policy. reference: seconds of a fault-free step of 1F1B."""
-    return Run(there, job, reference).play(policy)

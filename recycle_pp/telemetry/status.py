@@ -137,10 +137,9 @@ class StatusReader:
         self._steps = without_undone(chain(self._steps, self._lines.steps.each()), lambda line: line.step, RECENT)
         s = self._settings
         now = sign.time + age if sign else time.time()  # on the coordinator's clock
-        last = self._steps[-1] if self._steps else None
+        last = self._steps[-1] if self._steps else Step(step=-1)
         measured = [line.step_seconds for line in self._steps if line.step_seconds is not None]
         seconds = median(measured) if measured else None
-        committed = -1 if last is None else last.step
         alive = verdict == "alive"
         damaged = self._lines.damage
         if damaged and not alive:
@@ -149,19 +148,19 @@ class StatusReader:
             run=str(self._run.path),
             state=self._state(verdict, sign),
             proof=proof,
-            step=None if last is None else last.step,
+            step=last.step if self._steps else None,
             steps=s.run.steps,
-            loss=None if last is None else last.loss,
-            tokens_per_second=None if last is None else last.tokens_per_second,
-            tokens_per_second_per_worker=None if last is None else last.tokens_per_second_per_worker,
-            tflops=None if last is None else last.tflops,
-            mfu=None if last is None else last.mfu,
-            peak_bytes=None if last is None else last.peak_bytes,
-            reserved_bytes=None if last is None else last.reserved_bytes,
+            loss=last.loss,
+            tokens_per_second=last.tokens_per_second,
+            tokens_per_second_per_worker=last.tokens_per_second_per_worker,
+            tflops=last.tflops,
+            mfu=last.mfu,
+            peak_bytes=last.peak_bytes,
+            reserved_bytes=last.reserved_bytes,
             phase_seconds=_phases(last),
             step_seconds=seconds,
-            last_step_seconds_ago=None if last is None or last.time is None else max(0.0, now - last.time),
-            eta_seconds=(s.run.steps - 1 - committed) * seconds if alive and seconds is not None else None,
+            last_step_seconds_ago=None if last.time is None else max(0.0, now - last.time),
+            eta_seconds=(s.run.steps - 1 - last.step) * seconds if alive and seconds is not None else None,
             pipelines=s.parallel.pipelines,
             stages=s.parallel.stages,
             live=sign.live if sign else [],
@@ -181,8 +180,8 @@ class StatusReader:
             stalls=len(self._stalls),
             last_stall_seconds=self._stalls[-1] if self._stalls else None,
             stall_seconds=sum(self._stalls),
-            recovering=alive and self._recovering(committed),
-            waits=self._waiting(committed, now) if alive else None,
+            recovering=alive and self._recovering(last.step),
+            waits=self._waiting(last.step, now) if alive else None,
             unsaved=self._not_saved(now),
             islands=self._rounds.figures(),
             health=[fault.text() for fault in self._faults.values()],
@@ -342,9 +341,9 @@ def _figures(devices: Sequence[dict[str, Any]]) -> str:
     return f"{plural(len(gpus), 'GPU')}: {', '.join(parts)}" if parts else ""
 
 
-def _phases(step: Step | None) -> dict[str, float]:
+def _phases(step: Step) -> dict[str, float]:
     """The newest step's times by phase: {"forward": ..., "wait": ...}, in seconds."""
-    times = {key: getattr(step, key, None) for key in PHASES}
+    times = {key: getattr(step, key) for key in PHASES}
     return {key.removesuffix("_seconds"): of for key, of in times.items() if of is not None}
 
 

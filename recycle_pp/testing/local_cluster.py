@@ -29,7 +29,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from recycle_pp.config.compose import compose
 from recycle_pp.linux.descriptors import readable
@@ -41,7 +41,18 @@ from .ports import free_ports
 from .zygote import TERM_SECONDS, Part
 
 
-class LocalJob:
+class Closing:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+class LocalJob(Closing):
     """A running job. run: its run folder; output: the output of its supervisors so far."""
 
     def __init__(self, run: RunFolder, folder: Path, pid: int, status: int):
@@ -103,14 +114,8 @@ class LocalJob:
         os.close(self._pidfd)
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def __enter__(self) -> LocalJob:
-        return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-
-class LocalNodes:
+class LocalNodes(Closing):
     """A job with several launchers, as on several nodes. It has the interface of a LocalJob."""
 
     def __init__(self, nodes: list[LocalJob]):
@@ -152,14 +157,8 @@ class LocalNodes:
         for node in self.nodes:
             node.close()
 
-    def __enter__(self) -> LocalNodes:
-        return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-
-class Zygote:
+class Zygote(Closing):
     """A process that has imported all modules of a job, and forks jobs.
 
     preload: a Python file that runs in this process before any job, for tests that change the behaviour of jobs
@@ -235,9 +234,3 @@ class Zygote:
         self._process.kill()  # ends the process if it is still importing modules
         self._process.wait(5.0)
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    def __enter__(self) -> Zygote:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()

@@ -34,12 +34,10 @@ MEETING = 1 << 24  # a tag that no scenario uses
 CONTEXT = multiprocessing.get_context("forkserver")
 
 
-def grid(pipelines: int, stages: int) -> Assignment:
-    """Member -> worker, for all members of a job."""
-    return initial(pipelines, stages)
+grid = initial
 
 
-class Rehearsal:
+class Rehearsal(contextlib.AbstractContextManager["Rehearsal"]):
     """Starts one process per member. The end of the `with` block ends all processes."""
 
     def __init__(self, members: Assignment, scenario: Callable[[Node], None]):
@@ -55,9 +53,6 @@ class Rehearsal:
             self.start(member)
         self._mail = threading.Thread(target=self._carry, daemon=True)
         self._mail.start()
-
-    def __enter__(self) -> Rehearsal:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()

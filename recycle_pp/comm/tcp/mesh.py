@@ -87,7 +87,7 @@ class Mesh:
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # wakes the thread
         # Only the thread uses the following attributes.
         self._selector = selectors.DefaultSelector()
-        self._handshakes = Handshakes(self._selector, self._listener, self._greet, self._admit)
+        self._handshakes = Handshakes(self._selector, self._listener, self._greet, self._add)
         self._attempts: dict[int, Attempts] = {}
         self._ticked = time.monotonic()
         threading.Thread(target=self._serve, name="recycle-mesh", daemon=True).start()
@@ -225,7 +225,7 @@ class Mesh:
         except OSError:
             sock.close()
         else:
-            self._add(rank, sock)
+            self._add(sock, rank)
 
     def _greet(self, sock: socket.socket) -> Greeting:
         """Authenticates a connecting member and returns its rank. Rejects lower ranks, which must not connect."""
@@ -234,10 +234,7 @@ class Mesh:
             return rank
         raise ChannelClosed("not a member with a higher rank")
 
-    def _admit(self, sock: socket.socket, rank: int) -> None:
-        self._add(rank, sock)
-
-    def _add(self, rank: int, sock: socket.socket) -> None:
+    def _add(self, sock: socket.socket, rank: int) -> None:
         with self._lock:
             if self._closed or rank in self._connections:
                 sock.close()
