@@ -6,7 +6,7 @@ job = job_of("runs/mine", microbatches=32)           # a run folder, or its prof
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from recycle_schedules import OpKind
 from recycle_schedules.layers import TIMES
@@ -20,16 +20,13 @@ from recycle_pp.wire.records import Count, Seconds
 from .job import Job, even
 
 
-class _Durations(TypedDict):
-    durations_seconds: dict[Literal["F", "I", "W", "B", "O"], list[Seconds]]
-
-
-class _Measured(_Durations, total=False):
+class _Measured(TypedDict):
     """The keys of profile.json that are used. The file may be written by hand."""
 
-    message_seconds: Seconds
-    sum_seconds: Seconds | list[Seconds]
-    layout: list[Count]
+    durations_seconds: dict[Literal["F", "I", "W", "B", "O"], list[Seconds]]
+    message_seconds: NotRequired[Seconds]
+    sum_seconds: NotRequired[Seconds | list[Seconds]]
+    layout: NotRequired[list[Count]]
 
 
 def job_of(

@@ -8,7 +8,7 @@ file cannot make a command print, sum or allocate without limit.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 from msgspec import Meta, Struct
 
@@ -118,23 +118,20 @@ class FirstSteps(TypedDict):
     waits: Number
 
 
-class _Profile(TypedDict):
+class Profile(TypedDict):
+    """The content of profile.json."""
+
     durations_seconds: dict[Literal["F", "I", "W", "B", "O"], list[Seconds]]
     steps: Count
     turn_seconds: Seconds
     message_seconds: Seconds
     boundary_bytes: list[Count | None]
     sum_seconds: list[Seconds]
-
-
-class Profile(_Profile, total=False):
-    """The content of profile.json."""
-
-    overhead_seconds: Seconds
-    links: Links
-    layout: list[Count]
-    outages: OutageRecord
-    first_steps: dict[WorkerName, FirstSteps]
+    overhead_seconds: NotRequired[Seconds]
+    links: NotRequired[Links]
+    layout: NotRequired[list[Count]]
+    outages: NotRequired[OutageRecord]
+    first_steps: NotRequired[dict[WorkerName, FirstSteps]]
 
 
 class Device(Struct, frozen=True, kw_only=True):
@@ -232,11 +229,8 @@ class Contact(Struct, frozen=True, kw_only=True):
     detail: str
 
 
-class _About(TypedDict):
+class About(TypedDict):
+    """The content of a checkpoint's about.json. files: name -> (bytes, CRC-32). Further keys hold the settings."""
+
     step: Count
-
-
-class About(_About, total=False):
-    """The content of a checkpoint's about.json. files: name -> (bytes, CRC-32). Further keys contain the settings."""
-
-    files: dict[str, tuple[Count, Count]]
+    files: NotRequired[dict[str, tuple[Count, Count]]]
