@@ -93,12 +93,8 @@ def adamw(
     )  # fmt: skip
 
 
-def adamw_reference(
-    state: State, grad: Tensor, chunks: Chunks, hyper: AdamW, step: int, scale: float = 1.0, undo: State | None = None
-) -> None:
+def adamw_reference(state: State, grad: Tensor, chunks: Chunks, hyper: AdamW, step: int, scale: float = 1.0) -> None:
     """`adamw` in plain torch."""
-    for copy, live in zip(undo or (), state, strict=False):
-        copy.copy_(live)
     param, mean, square = state
     g = grad.to(param.dtype) * scale
     decayed = chunks.decayed.repeat_interleave(chunks.starts.diff()).to(param.dtype)
