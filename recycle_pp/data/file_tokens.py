@@ -4,6 +4,7 @@
     tokens[0:1025]                # (1025,) tokens
     tokens.part(0, 2000)          # the first 2000 tokens, as a FileTokens of the same open file
     slowest_read()                # Read(path, seconds); None if no file is open
+    probe_disks(seconds)          # once per process: calls `probe` in a thread that never ends
     probe()                       # reads a byte of every open file from its disk; blocks until the disk responds
 
 A read is a system call (pread), not a page fault, so the other threads of the process run while it waits. Each read
@@ -51,6 +52,21 @@ def slowest_read() -> Read | None:
     now = time.monotonic()
     reads = [Read(file.path, max(0.0, now - file.waits_since(now))) for file in _open_files()]
     return max(reads, key=lambda read: read.seconds, default=None)
+
+
+def probe_disks(seconds: float) -> None:
+    """Starts a thread that probes the disks every `seconds`. `slowest_read` reports a probe that is blocked.
+
+    A worker that waits for a peer does not read, so without probes the state of its disk would be unknown, and the
+    coordinator could not distinguish the failure of one disk from a failure of all disks.
+    """
+
+    def repeat() -> None:
+        while True:
+            probe()
+            time.sleep(seconds)
+
+    threading.Thread(target=repeat, name="disk probe", daemon=True).start()
 
 
 def probe() -> None:

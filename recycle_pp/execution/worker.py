@@ -37,7 +37,7 @@ from recycle_pp.config.mistakes import UserMistake
 from recycle_pp.config.settings import Control, Settings
 from recycle_pp.config.stored_inputs import stored_inputs
 from recycle_pp.data.batches import Batches
-from recycle_pp.data.file_tokens import slowest_read
+from recycle_pp.data.file_tokens import probe_disks, slowest_read
 from recycle_pp.fitting.understudy_policy import bytes_per_element
 from recycle_pp.islands.admission import RESUME_SECONDS
 from recycle_pp.islands.client import Client
@@ -77,7 +77,6 @@ from .carried_caches import Carrier
 from .compile_caches import compiling
 from .coordinator_client import CoordinatorClient
 from .device import backend_for, choose, free_bytes, is_unfit, large_blocks_apart, notes, platform, settle_memory
-from .disk_probe import probe_disks
 from .emulate import EmulatedOptimizer, EmulatedStage
 from .first_ops import FirstOpsReport
 from .injection import Injector

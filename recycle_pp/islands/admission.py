@@ -20,8 +20,7 @@ from recycle_pp.config.loading import flat, load
 from recycle_pp.config.settings import Settings
 from recycle_pp.storage.store import Absent, Store, StoreError
 
-from .objects import RUN, lease_path, number_path, past_path
-from .ownership import owner
+from .objects import RUN, lease_path, number_path, owner, past_path
 from .rounds import GONE_SECONDS
 
 STORE_SECONDS = 20.0  # how long to retry requests to a store that does not answer

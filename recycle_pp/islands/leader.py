@@ -22,7 +22,6 @@ from recycle_pp.wire.messages.islands import IslandsSeen, OuterState
 from recycle_pp.wire.messages.table import Message
 
 from . import objects, rounds
-from .ownership import owner
 
 PRUNE_SECONDS = 50.0  # between two removals of old objects
 SUMS = 10  # checksums are kept for this many times as many rounds as deltas
@@ -32,7 +31,11 @@ class Leader:
     def __init__(self, settings: Settings, send: Callable[[Message], None]) -> None:
         """send: sends a message to the coordinator"""
         assert settings.islands.name is not None
-        self._me, self._keep, self._owner = settings.islands.name, settings.islands.keep, owner(settings.run.dir)
+        self._me, self._keep, self._owner = (
+            settings.islands.name,
+            settings.islands.keep,
+            objects.owner(settings.run.dir),
+        )
         self._send = send
         self._renewed = self._pruned = 0.0
         self._past: set[str] = set()  # islands whose objects this leader has deleted

@@ -22,6 +22,7 @@ clock.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -203,6 +204,11 @@ def lease_path(island: str) -> str:
 
 def past_path(island: str) -> str:
     return f"past/{island}"
+
+
+def owner(run_dir: str) -> str:
+    """Identifies the job that holds a lease: 16 hexadecimal digits, the same for all starts of a run in this folder."""
+    return hashlib.sha256(run_dir.encode()).hexdigest()[:16]
 
 
 def number_path(number: int) -> str:
