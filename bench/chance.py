@@ -13,11 +13,10 @@ prints fp32's val_loss and how far above it the other runs end, then the mean an
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-from pathlib import Path
 
 import torch
+from results import save
 
 from recycle_pp.config.compose import compose
 from recycle_pp.config.settings import Settings
@@ -62,9 +61,7 @@ def main() -> None:
     if arguments.seeds > 1:
         errors = [statistics.stdev(x) / len(x) ** 0.5 for x in apart.values()]
         print(f"{'error':6}{'':15}", *(f"{error:14.4f}" for error in errors))
-    out = Path(__file__).parent / "out"
-    out.mkdir(exist_ok=True)
-    (out / "chance.json").write_text(json.dumps({"steps": arguments.steps, "val_loss": found}, indent=1) + "\n")
+    save("chance.json", {"steps": arguments.steps, "val_loss": found})
 
 
 def trained(settings: Settings, nudged: bool) -> float:

@@ -14,12 +14,11 @@ as long as a 1F1B step with all workers.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-from pathlib import Path
 from typing import Any
 
 from recycle_schedules import Plan, Worker, plan
+from results import save
 
 from recycle_pp.config.compose import compose
 from recycle_pp.config.settings import Settings
@@ -54,9 +53,7 @@ def main() -> None:
                 show(rows[-1])
     over = rows[-1]["median"] / rows[0]["median"] - 1
     print(f"{DEAD} dead, any memory, staggered, against 1F1B with all workers: {over:+z.1%}")
-    out = Path(__file__).parent / "out"
-    out.mkdir(exist_ok=True)
-    (out / "emulated.json").write_text(json.dumps(rows, indent=1))
+    save("emulated.json", rows)
 
 
 def measure(zygote: Zygote, overrides: list[str], steps: int, slot: float) -> list[dict[str, Any]]:

@@ -26,12 +26,10 @@ the number of workers. The results are also in bench/out/growth.json.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
@@ -43,6 +41,7 @@ from recycle_schedules.op_kinds import O
 from recycle_schedules.planner.block_decomposition import forget
 from recycle_schedules.progress import Progress
 from recycle_schedules.validate import validate
+from results import save
 
 from recycle_pp.comm.groups import Groups
 from recycle_pp.protocol.assignment import initial
@@ -52,7 +51,6 @@ from recycle_pp.wire.messages.lifecycle import StoreValues
 from recycle_pp.wire.messages.workers import TO_WORKER
 
 T = TypeVar("T")
-OUT = Path(__file__).resolve().parent / "out" / "growth.json"
 SIZES = ["3x4x6", "16x8x64", "64x16x64", "64x64x64", "256x64x64"]
 TIMES = ("steps", "rest", "lists", "encode", "decode", "groups")
 SIZED = ("frame", "all", "peers", "stored")
@@ -74,8 +72,7 @@ def main() -> int:
         before, last = rows[-2:]
         more = math.log(last["workers"] / before["workers"])
         print(f"{'exponent':>30}", *(f"{math.log(last[k] / before[k]) / more:9.2f}" for k in (*TIMES, *SIZED)))
-    OUT.parent.mkdir(exist_ok=True)
-    OUT.write_text(json.dumps(rows, indent=1))
+    save("growth.json", rows)
     return 0 if all(row["errors"] == 0 for row in rows) else 1
 
 

@@ -21,7 +21,6 @@ The results are also in bench/out/large.json.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import signal
@@ -32,11 +31,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from results import save
+
 from recycle_pp.chaos import Live
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.testing.local_cluster import Zygote
 
-OUT = Path(__file__).parent / "out" / "large.json"
 COMMON = ["emulate=sleep", "model=tiny", "run.steps=100000", "run.validate_every=0", "run.respawns=1000"]
 STEADY = 5  # steps before the first fault
 PATIENCE = 300.0  # seconds
@@ -60,8 +60,7 @@ def main() -> None:
     with Zygote() as zygote:
         for shape in given.shapes:
             rows += measured(zygote, shape, given)
-    OUT.parent.mkdir(exist_ok=True)
-    OUT.write_text(json.dumps(rows, indent=1))
+    save("large.json", rows)
 
 
 def measured(zygote: Zygote, shape: str, given: argparse.Namespace) -> list[Json]:

@@ -11,14 +11,14 @@ number, as after a death.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
+
+from results import save
 
 from recycle_pp.testing.rehearsal import Node, Rehearsal, grid
 from recycle_pp.wire.messages.members import Assignment
@@ -44,9 +44,7 @@ def main() -> None:
         for face in FACES:
             line += "{wall:10.3f}{cpu:9.3f}{wall_ratio:7.2f}{cpu_ratio:6.2f}".format(**row[face])
         print(line)
-    out = Path(__file__).parent / "out"
-    out.mkdir(exist_ok=True)
-    (out / "links.json").write_text(json.dumps(rows, indent=1))
+    save("links.json", rows)
 
 
 def measure(members: Assignment, cases: list[str], rounds: int) -> list[dict[str, Any]]:

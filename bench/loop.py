@@ -30,11 +30,11 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from impostors import HOST, TOKEN, impersonate
 from recycle_schedules.compiled import load
+from results import save
 
 from recycle_pp.config.settings import Emulate, Parallel, Run, Settings
 from recycle_pp.coordinator.checkpoints import NOTHING
@@ -47,7 +47,6 @@ from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.wire.connection import Peer, serve
 from recycle_pp.wire.messages.agreement import Leader, Place, Takeover
 
-OUT = Path(__file__).resolve().parent / "out" / "loop.json"
 PHASES = ("start", "steps", "death", "restore", "take-over")
 
 
@@ -75,8 +74,7 @@ def main() -> int:
         longest = still[phase]
         figures = "".join(f"{1e3 * max(column):9.1f}" for column in list(zip(*longest, strict=True))[:3])
         print(f"{phase:>10}{figures}   {', '.join(f'{1e3 * each[0]:.0f} {each[3]}' for each in longest)}")
-    OUT.parent.mkdir(exist_ok=True)
-    OUT.write_text(json.dumps({"arguments": vars(arguments), "still": still}, indent=1))
+    save("loop.json", {"arguments": vars(arguments), "still": still})
     return 0
 
 

@@ -21,7 +21,6 @@ best*: the share if only the bounds were lost.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import tempfile
@@ -33,6 +32,7 @@ from typing import Any
 
 from recovery import COMMON, COMPUTE, LAUNCHERS, WORKERS, kill_at_random
 from recycle_schedules import Problem, Worker, plan
+from results import save
 
 from recycle_pp.config.compose import compose
 from recycle_pp.fitting.problem import initial_problem
@@ -73,10 +73,8 @@ def main() -> None:
                 kill_at_random(run, given, random.Random(given.seed))
             row = lost(read(run, settings))
     show(row)
-    out = Path(__file__).parent / "out"
-    out.mkdir(exist_ok=True)
     arguments = {key: str(value) for key, value in vars(given).items()}
-    (out / "lost_work.json").write_text(json.dumps(row | {"arguments": arguments}, indent=1))
+    save("lost_work.json", row | {"arguments": arguments})
 
 
 def read(run: RunFolder, settings: Sequence[str]) -> Run:

@@ -25,6 +25,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from results import save
+
 from recycle_pp.config.compose import compose
 from recycle_pp.config.sizes import format_size, parse_size
 from recycle_pp.fitting.footprint import needs_of
@@ -75,9 +77,7 @@ def main() -> None:
                 words += [f"parallel.sharded={str(copies > 0).lower()}", f"parallel.optimizer_copies={copies}"]
                 jobs.append([*words, *arguments.overrides])
             rows += measure(zygote, jobs, arguments.rounds)
-    out = Path(__file__).parent / "out"
-    out.mkdir(exist_ok=True)
-    (out / "memory.json").write_text(json.dumps(rows, indent=1) + "\n")
+    save("memory.json", rows)
 
 
 def shapes(capacity: float, overrides: list[str]) -> None:

@@ -16,7 +16,6 @@ stages with the optimizer. Memory is MiB at the peak of a step, above the level 
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import socket
 import statistics
@@ -29,6 +28,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from results import save
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn import functional as F
@@ -62,9 +62,7 @@ def main() -> None:
                 print(
                     f"{name:10}{precision:8}" + "".join(f"{'-' if v is None else format(v, '.1f'):>10}" for v in cells)
                 )
-    out = Path(__file__).parent / "out"
-    out.mkdir(exist_ok=True)
-    (out / "models.json").write_text(json.dumps(rows, indent=1) + "\n")
+    save("models.json", rows)
 
 
 def settings_of(path: str, precision: str, folder: Path, a: argparse.Namespace) -> Settings:

@@ -25,7 +25,6 @@ bench/out/moves.json is a file for `python -m recycle_pp.simulate --moves`.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -33,6 +32,8 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from results import save
 
 from recycle_pp import visualize
 from recycle_pp.simulation.moves import Moved, moves_of
@@ -65,11 +66,7 @@ def main() -> None:
         deaths, moves = there_and_back(zygote, steps[0]["rerouted"] / steps[0]["moved"]["step_seconds"], given)
     load = os.getloadavg()[1]
     print(f"load {load:.1f} in the last 5 minutes")
-    out = Path(__file__).parent / "out"
-    out.mkdir(exist_ok=True)
-    (out / "moves.json").write_text(
-        json.dumps({"steps": steps, "deaths": deaths, "moves": moves, "load": load}, indent=1)
-    )
+    save("moves.json", {"steps": steps, "deaths": deaths, "moves": moves, "load": load})
 
 
 def for_good(zygote: Zygote, shape: tuple[str, int], given: argparse.Namespace) -> Json:

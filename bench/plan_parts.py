@@ -19,12 +19,10 @@ The results are also in bench/out/plan-parts.json.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
@@ -37,9 +35,9 @@ from recycle_schedules.planner.candidates import simulated
 from recycle_schedules.planner.instance import Instance
 from recycle_schedules.planner.partial_schedule import PartialSchedule
 from recycle_schedules.planner.policies import FOREIGN, Choices
+from results import save
 
 T = TypeVar("T")
-OUT = Path(__file__).resolve().parent / "out" / "plan-parts.json"
 PARTS = ("job", "arrays", "schedule", "visit", "plan", "bound")
 
 
@@ -57,8 +55,7 @@ def main() -> int:
         rows.append(parts(problem, blocks, arguments.times))
         shown = (f"{1e3 * rows[-1][name]:6.1f} ms" for name in PARTS)
         print(f"{len(deaths):4} {rows[-1]['blocks']:6} {rows[-1]['ops']:8}", *shown)
-    OUT.parent.mkdir(exist_ok=True)
-    OUT.write_text(json.dumps(rows, indent=1))
+    save("plan-parts.json", rows)
     return 0
 
 

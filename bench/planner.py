@@ -33,13 +33,13 @@ from recycle_schedules.planner import plan_rerouted
 from recycle_schedules.planner.block_decomposition import forget
 from recycle_schedules.planner.store import PlanStore
 from recycle_schedules.validate import validate
+from results import save
 
 from recycle_pp.coordinator.host import SWITCH_SECONDS
 
 T = TypeVar("T")
 Dead = tuple[int, int]  # pipeline and stage
-HERE = Path(__file__).resolve().parent
-GOLDEN = HERE.parent.parent / "shared" / "golden"
+GOLDEN = Path(__file__).resolve().parents[2] / "shared" / "golden"
 
 
 def main() -> int:
@@ -65,9 +65,7 @@ def main() -> int:
         rows, name = scale(arguments.times), "planner-scale.json"
     else:
         rows, name = golden(arguments.golden, arguments.seconds), "planner.json"
-    out = HERE / "out" / name
-    out.parent.mkdir(exist_ok=True)
-    out.write_text(json.dumps(rows, indent=1))
+    save(name, rows)
     return 0 if all(row["errors"] == 0 for row in rows) else 1
 
 

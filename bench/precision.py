@@ -19,6 +19,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from results import save
+
 from recycle_pp.config.compose import compose
 from recycle_pp.model.memory import parameters
 from recycle_pp.testing.local_cluster import Zygote
@@ -55,9 +57,7 @@ def main() -> None:
             print(
                 "{numerics:18}{loss:9.4f}{val_loss:10.4f}{message:10,}{log:10,}{sums:12,}{again:7}".format(**rows[-1])
             )
-    out = Path(__file__).parent / "out"
-    out.mkdir(exist_ok=True)
-    (out / "precision.json").write_text(json.dumps({"rows": rows, "losses": curves}, indent=1) + "\n")
+    save("precision.json", {"rows": rows, "losses": curves})
     if arguments.picture:
         draw(curves, arguments.picture)
 

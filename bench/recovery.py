@@ -24,7 +24,6 @@ bench prints the seconds from a kill until the worker takes part again.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import signal
@@ -38,6 +37,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from results import save
 
 from recycle_pp.chaos import Live
 from recycle_pp.telemetry.run_folder import RunFolder
@@ -170,10 +171,8 @@ def live_work(run: RunFolder, kills: Kills, begun: float, end: float, arguments:
             print(f"{name:>14}{statistics.median(values):9.2f}{p90:9.2f}{values[-1]:9.2f}")
     print(f"step without a death: {1e3 * plain:.0f} ms; {live:.1%} of the workers alive; {done:.1%} of the steps done")
     print(f"live work: {done / live:.3f}")
-    out = Path(__file__).parent / "out"
-    out.mkdir(exist_ok=True)
     result = {"back": parts, "step_seconds": plain, "live": live, "done": done, "arguments": vars(arguments)}
-    (out / f"recovery-mtbf-{arguments.launcher}-{arguments.compute}.json").write_text(json.dumps(result, indent=1))
+    save(f"recovery-mtbf-{arguments.launcher}-{arguments.compute}.json", result)
 
 
 def table(run: RunFolder, kills: list[float], arguments: argparse.Namespace) -> None:
@@ -204,10 +203,8 @@ def table(run: RunFolder, kills: list[float], arguments: argparse.Namespace) -> 
     )
     above = [e["left_seconds"] / e["left_bound_seconds"] - 1 for e in resumed if e["left_bound_seconds"]]
     print(f"the rest of the step, as planned: {statistics.mean(above):.1%} above the lower bound (mean)")
-    out = Path(__file__).parent / "out"
-    out.mkdir(exist_ok=True)
     result = {"resumed": resumed, "step_seconds": step, "excess_steps": excess, "arguments": vars(arguments)}
-    (out / f"recovery-{arguments.launcher}-{arguments.compute}.json").write_text(json.dumps(result, indent=1))
+    save(f"recovery-{arguments.launcher}-{arguments.compute}.json", result)
 
 
 def _row(name: str, values: list[float]) -> None:

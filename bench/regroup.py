@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import statistics
 import time
-from pathlib import Path
 from typing import Any
+
+from results import save
 
 from recycle_pp.testing.rehearsal import Node, Rehearsal, grid
 from recycle_pp.wire.messages.members import Assignment
@@ -38,9 +38,7 @@ def main() -> None:
     print("  ".join(f"{name:>13}" for name in columns))
     for row in rows:
         print("  ".join(f"{v:13.1f}" if isinstance(v, float) else f"{v!s:>13}" for v in row.values()))
-    out = Path(__file__).parent / "out"
-    out.mkdir(exist_ok=True)
-    (out / "regroup.json").write_text(json.dumps(rows, indent=1))
+    save("regroup.json", rows)
 
 
 def measure(workers: int, times: int, rebuilt: bool) -> dict[str, Any]:

@@ -17,17 +17,16 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import json
 import multiprocessing
 import resource
 import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from recycle_schedules import Worker
+from results import save
 
 from recycle_pp.config.settings import Optimizer, Run, Settings
 from recycle_pp.numerics import torch_operations
@@ -41,7 +40,6 @@ from recycle_pp.wire.messages.steps import Commit
 from recycle_pp.wire.messages.table import Message
 from recycle_pp.wire.messages.units import packed
 
-OUT = Path(__file__).resolve().parent / "out" / "rejoin.json"
 GB = 1e9
 TOKEN = "a token of a job of this machine alone"
 
@@ -93,8 +91,7 @@ def main() -> None:
         f"(alone {row['step_seconds_alone']:.2f} s), its optimizer waited {1e3 * longest:.1f} ms at most, "
         f"{row['extra_peak_bytes'] / GB:.2f} GB more at the peak; same bits: {row['same_bits']}"
     )
-    OUT.parent.mkdir(exist_ok=True)
-    OUT.write_text(json.dumps(row, indent=2) + "\n")
+    save("rejoin.json", row)
 
 
 class Donor:

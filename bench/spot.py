@@ -22,7 +22,6 @@ The first job has no deaths and runs 1F1B. Then there is a job for each value of
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import sys
@@ -33,6 +32,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from results import save
 
 from recycle_pp.fitting.problem_source import compile_planner
 from recycle_pp.simulation.availability import HOUR, Availability, read
@@ -81,10 +82,8 @@ def main() -> None:
     measured = [measure(mode, job, there, given) for mode in REPLAYED]
     print(f"{'rebalance':<11}{'kills':>6}{'moves':>7}{'committed':>18}{'simulated':>11}{'as planned':>12}{'load':>7}")
     rows = [row(one, job, there, usual, given) for one in measured]
-    out = Path(__file__).parent / "out"
-    out.mkdir(exist_ok=True)
     arguments = {key: str(value) for key, value in vars(given).items()}
-    (out / "spot.json").write_text(json.dumps({"usual": usual, "rows": rows, "arguments": arguments}, indent=1))
+    save("spot.json", {"usual": usual, "rows": rows, "arguments": arguments})
 
 
 def part(there: Availability, begin: float, end: float) -> Availability:

@@ -21,10 +21,10 @@ import json
 import os
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
+from results import save
 
 from recycle_pp.config.settings import Model, Numerics, Parallel, Settings
 from recycle_pp.model.stage import Stage
@@ -47,8 +47,6 @@ def main() -> None:
     arguments = parser.parse_args()
     if not GPU and os.environ.get("TRITON_INTERPRET") != "1":
         parser.error("needs a GPU; without one set TRITON_INTERPRET=1 to see that it runs")
-    out = Path(__file__).parent / "out"
-    out.mkdir(exist_ok=True)
     rows: list[dict[str, Any]] = []
     for place in STAGES:
         for kernels in ("triton", "reference"):
@@ -58,7 +56,7 @@ def main() -> None:
             print(
                 "  ".join(f"{v:10.3f}" if isinstance(v, float) else f"{v:>10}" for v in rows[-1].values()), flush=True
             )
-            (out / "stage.json").write_text(json.dumps(rows, indent=1))
+            save("stage.json", rows)
             gc.collect()
             if GPU:
                 torch.cuda.empty_cache()

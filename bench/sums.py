@@ -9,12 +9,11 @@ previous step give the exponents. `rounded to bf16` rounds each addend to bf16 b
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
+from results import save
 from torch import Tensor
 
 from recycle_pp.config.compose import compose
@@ -49,9 +48,7 @@ def main() -> None:
             rows.append({"addends": count, "sums": name, "median": statistics.median(errors), "worst": max(errors)})
             kept = str(bits.kept(count)) if bits else "-"
             print("{addends:8}  {sums:32}{median:10.1e}{worst:10.1e}".format(**rows[-1]) + f"{kept:>11}")
-    out = Path(__file__).parent / "out"
-    out.mkdir(exist_ok=True)
-    (out / "sums.json").write_text(json.dumps(rows, indent=1) + "\n")
+    save("sums.json", rows)
 
 
 def trained(settings: Settings, steps: int) -> tuple[Stage, Addends, Addends]:
