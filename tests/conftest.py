@@ -11,19 +11,19 @@ import pytest
 
 from recycle_pp.testing.local_cluster import Zygote
 
-# Background jobs of a shell script ignore Ctrl-C, and so would the processes that the tests start and interrupt.
+# A background job of a shell script ignores SIGINT, and its children inherit that. Tests interrupt their processes.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# One thread a process, as in the Makefile. torch, imported below, reads it; with more threads the tests take several
-# times as long.
+# One thread per process, as in the Makefile. torch, which is imported later, reads this variable. With more threads the
+# tests take several times as long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 pytest_plugins = ["tests.failures.table", "tests.once", "tests.recorded", "tests.s3"]
 
 
 def pytest_addoption(parser):
-    parser.addoption("--full", action="store_true", help="also the tests that take minutes (marked slow)")
+    parser.addoption("--full", action="store_true", help="also run the tests that take minutes (marked slow)")
 
 
 def pytest_collection_modifyitems(config, items):
@@ -31,12 +31,12 @@ def pytest_collection_modifyitems(config, items):
         slow = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in slow]
-    items.sort(key=lambda item: "in_the_interpreter" not in item.nodeid)  # first, because it takes the longest
+    items.sort(key=lambda item: "in_the_interpreter" not in item.nodeid)  # runs first, because it takes longest
 
 
 def pytest_xdist_auto_num_workers(config):
-    """Runs four tests at a time in separate processes, because jobs under test mostly wait. A single test runs in this
-    process, so that -s and --pdb work."""
+    """Runs four tests at a time in separate processes, because the tested jobs mostly wait. Runs tests that are
+    selected by name in this process, so that -s and --pdb work."""
     if any("::" in argument for argument in config.args) or config.option.keyword:
         config.option.dist = "no"
         return 0
@@ -45,7 +45,7 @@ def pytest_xdist_auto_num_workers(config):
 
 @pytest.fixture(scope="session")
 def zygote():
-    """Starts whole jobs in a second by forking: `with zygote.run(["parallel=2x2", ...]) as job: job.wait(60)`."""
+    """Starts a whole job in a second, by forking: `with zygote.run(["parallel=2x2", ...]) as job: job.wait(60)`."""
     with Zygote() as process:
         yield process
 
@@ -59,12 +59,12 @@ def zygote_of_transformers():
 
 @pytest.fixture(scope="module", autouse=True)
 def freeze_imported_modules():
-    """Excludes the objects of imported modules from garbage collection: a million objects, a second per collection."""
+    """Excludes the million objects of imported modules from garbage collection, which would take a second each time."""
     gc.collect()
     gc.freeze()
 
 
-# No deadlines: the duration of an example depends on the load of the machine.
+# No deadlines, because the duration of an example depends on the load of the machine.
 hypothesis.settings.register_profile("quick", derandomize=True, deadline=None)
 hypothesis.settings.register_profile("full", deadline=None)
 
@@ -81,4 +81,6 @@ def pytest_configure(config):
 def pytest_terminal_summary(terminalreporter, config):
     if config.getoption("--full"):
         seed = config.option.hypothesis_seed
-        terminalreporter.write_line(f"hypothesis drew examples by seed {seed}; repeat: --hypothesis-seed={seed}")
+        terminalreporter.write_line(
+            f"hypothesis drew its examples with seed {seed}; to repeat them: --hypothesis-seed={seed}"
+        )

@@ -1,8 +1,8 @@
-"""A real etcd for tests: one member with its data in a folder. It ends with the block.
+"""A real etcd server for tests: one member, with its data in a folder. It is killed at the end of the block.
 
 with EtcdServer(tmp_path) as server:
     server.endpoint                         # "127.0.0.1:PORT"
-    server.stop(); server.start()           # with the same data at the same port
+    server.stop(); server.start()           # restarts on the same port with the same data
 """
 
 import shutil
@@ -17,7 +17,7 @@ needs_etcd = pytest.mark.skipif(shutil.which("etcd") is None, reason="needs etcd
 
 
 class EtcdServer:
-    """One etcd process. machine: where it runs (tests/failures/network.py); None: here, on loopback."""
+    """One etcd process. machine: the simulated machine that runs it (tests/failures/network.py); None: this one."""
 
     def __init__(self, folder, machine=None):
         self._folder, self._machine = folder, machine

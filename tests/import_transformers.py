@@ -5,5 +5,5 @@ import importlib
 import peft  # noqa: F401
 import transformers  # noqa: F401
 
-for kind in ("gpt2", "llama", "qwen2"):  # transformers imports an architecture at its first use
+for kind in ("gpt2", "llama", "qwen2"):  # transformers imports an architecture on its first use
     importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")

@@ -1,10 +1,10 @@
-"""Mutations: lists all small mistakes that can be made in source code, and makes one of them.
+"""Mutations: lists the small mistakes that can be introduced into source code, and introduces one of them.
 
     for mutation, place in mutations(root, "recycle_pp/protocol").items():
         text = place.replace(text, mutation.new)
 
-A mutation negates a comparison, drops a statement or swaps two neighbouring arguments of a call. Only code in functions
-is changed, because every test would find a mistake in code that runs at import.
+A mutation negates a comparison, drops a statement or swaps two neighbouring arguments of a call. Only code inside
+functions is changed, because every test would find a mistake in code that runs at import.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PASS = "pass"
 
 @dataclass(frozen=True, order=True)
 class Mutation:
-    """Replaces `old` by `new`. Equal mutations in different revisions of a file are the same mistake."""
+    """Replaces `old` with `new`. Equal mutations in different revisions of a file are the same mistake."""
 
     path: str  # relative to the root of the repository
     function: str  # qualified name
@@ -49,7 +49,7 @@ class Place:
     """The position of a mutation's old text in its file."""
 
     line: int
-    start: int  # index of a character
+    start: int  # index of the first character
     stop: int
 
     def replace(self, text: str, by: str) -> str:
@@ -93,7 +93,7 @@ def of_text(text: str, path: str) -> dict[Mutation, Place]:
 
 
 def _in_functions(tree: ast.Module) -> Iterator[tuple[str, ast.stmt | ast.expr]]:
-    """(qualified name of the function, a statement or expression in it), in file order."""
+    """Yields (qualified name of the function, statement or expression in it), in file order."""
 
     def visit(node: ast.AST, names: tuple[str, ...], inside: bool) -> Iterator[tuple[str, ast.stmt | ast.expr]]:
         if isinstance(node, ast.JoinedStr | ast.Assert):
@@ -135,7 +135,7 @@ def _changes(node: ast.stmt | ast.expr, source) -> Iterator[tuple[str, str]]:
 
 
 def _may_be_dropped(node: ast.stmt | ast.expr) -> bool:
-    """Whether a statement may be dropped: not an assignment to a local name, as the next use would always fail."""
+    """Whether a statement may be dropped. Not an assignment to a local name, because its next use would always fail."""
     if isinstance(node, ast.Expr):
         return not isinstance(node.value, ast.Constant)
     if isinstance(node, ast.Assign):

@@ -1,4 +1,4 @@
-"""A pytest plugin and a probe. They record which tests reach a line, in any process, and the outcome of each test.
+"""A pytest plugin and a probe. They record which tests reach a line in any process, and the outcome of each test.
 
 `mutations.py` copies this file into a new folder, names the folder in MUTATIONS and PYTHONPATH, and runs pytest with
 `-p mutation_probe`. Files in MUTATIONS:
@@ -7,8 +7,8 @@
     reached           one line per hit: number of the probe, phase, test
     reports           one line of JSON per report: test, phase, outcome, seconds
 
-A process started by a test finds the test's name in a page of memory shared with pytest. The environment cannot be
-used, because jobs are forked from a process that is older than the test.
+A process started by a test reads the test's name from a page of memory shared with pytest. An environment variable
+would not work, because jobs are forked from a process that is older than the test.
 """
 
 import json
@@ -37,7 +37,7 @@ seen = set()
 
 
 def reached(number):
-    """Records the running test. Returns True, so that it can probe a condition."""
+    """Records the running test. Returns True, so that the call can be inserted into a condition."""
     global page
     page = page or _page()
     turn = page[:8]
@@ -93,7 +93,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 class Reports:
-    """Writes reports; only in the process that receives those of all tests."""
+    """Writes the reports. Registered only in the pytest process that receives the reports of all tests."""
 
     def pytest_runtest_logreport(self, report):
         line = {"test": report.nodeid, "phase": report.when, "outcome": report.outcome, "seconds": report.duration}

@@ -1,15 +1,15 @@
-"""Measures the tests: makes random small mistakes in the product, one at a time, and prints which ones the tests find.
+"""Measures the tests: introduces random small mistakes into the product, one at a time, and prints which are found.
 
     .venv/bin/python tests/mutations.py --seed 1 --count 20                             # the tests of HEAD
-    .venv/bin/python tests/mutations.py --seed 1 --count 20 --revisions 241cd12 HEAD    # and of an older revision
+    .venv/bin/python tests/mutations.py --seed 1 --count 20 --revisions 241cd12 HEAD    # and those of an older revision
 
 Each revision is checked out in --folder. The mistakes are drawn from code that all revisions share (see `mutants.py`).
-First the whole suite runs once with a probe at each of these places. It shows which tests reach each place; tests that
-fail in this run are excluded. Then each mistake runs against the tests that reach it, fastest first, until one fails. A
-failure that does not repeat does not count.
+First the whole suite runs once, with a probe at the place of each mistake. This shows which tests reach each place.
+Tests that fail in this run are excluded. Then, for each mistake, the tests that reach it run, fastest first, until one
+fails. A failure that does not repeat does not count.
 
-Complete runs are kept in --folder, so the same command continues after an interruption. The command takes the time of
-the suite, and up to that time again for each mistake that no test finds.
+Results are kept in --folder, so the same command continues after an interruption. The command takes as long as the
+suite, and up to that time again for each mistake that no test finds.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = [f"recycle_pp/{room}" for room in ("protocol", "coordinator", "fitting", "state", "numerics", "execution")]
 PROBE = '__import__("mutation_probe").reached({number})'
 SUITE_SECONDS = 3 * 3600.0
-PASSED, FAILED, NONE = 0, 1, 5  # exit codes of pytest; with any other, the tests could not be collected
+PASSED, FAILED, NONE = 0, 1, 5  # exit codes of pytest; any other code means that the tests could not be collected
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of the tests of one revision for one mistake."""
+    """Whether the tests of one revision find one mistake."""
 
     killed: bool
     tests: int  # number of tests that reach it
@@ -53,7 +53,7 @@ class Verdict:
 
 
 class Tree:
-    """A checked-out revision. Its product can be changed, and its tests run on the changed product."""
+    """A checked-out revision. Its product can be changed, and its tests run against the changed product."""
 
     def __init__(self, revision: str, folder: Path, options: list[str]) -> None:
         commit = subprocess.check_output(["git", "rev-parse", "--short", f"{revision}^0"], cwd=ROOT, text=True).strip()
@@ -76,13 +76,16 @@ class Tree:
         subprocess.run([sys.executable, "-m", "recycle_schedules.compiled"], env=self._environment, check=True)
 
     def write(self, path: str, text: str) -> None:
-        """Writes a file with a new modification time, by which Python invalidates its compiled file."""
+        """Writes a file with a new modification time, so that Python compiles it again."""
         (self.path / path).write_text(text)
         self._stamp = max(self._stamp + 2.0, time.time())
         os.utime(self.path / path, (self._stamp, self._stamp))
 
     def pytest(self, tests: dict[str, float] | None, *words: str) -> int:
-        """Runs pytest with new `reports` and `reached`; the exit code. tests: {test: time limit}; None: all tests."""
+        """Runs pytest with empty `reports` and `reached`, and returns its exit code.
+
+        tests: {test: time limit in seconds}; None: all tests
+        """
         for name in ("reports", "reached", "selected.json"):
             (self.notes / name).unlink(missing_ok=True)
         files: list[str] = []
@@ -111,8 +114,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--count", type=int, default=20)
-    parser.add_argument("--revisions", nargs="+", default=["HEAD"], help="the last one is the one that is judged")
-    parser.add_argument("--options", nargs="*", default=[], help="of pytest, as --full, or a folder of tests")
+    parser.add_argument(
+        "--revisions",
+        nargs="+",
+        default=["HEAD"],
+        help="the exit code is 1 if the last of these finds fewer mistakes than another one",
+    )
+    parser.add_argument("--options", nargs="*", default=[], help="pytest options, such as --full or a folder of tests")
     parser.add_argument("--folder", type=Path, default=ROOT / ".mutations")
     arguments = parser.parse_args()
     folder = arguments.folder.absolute()
@@ -199,7 +207,7 @@ def reach(tree: Tree, drawn: list[Mutation], where: dict[Mutation, Place]) -> li
 
 
 def probe(mutation: Mutation, number: int) -> str:
-    """The old text with a probe that records that it is reached."""
+    """The old text, preceded by a probe that records that it is reached."""
     note = PROBE.format(number=number)
     return f"{note}; {mutation.old}" if mutation.kind == STATEMENT else f"({note} and ({mutation.old}))"
 

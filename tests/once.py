@@ -1,4 +1,4 @@
-"""Does work only once for all processes of pytest.
+"""Does work only once, shared by all processes of pytest.
 
 result = once(folder, "fault-free 2x2", lambda: run_a_job())     # `folder`: the fixture `shared_folder`
 """
@@ -21,7 +21,7 @@ def shared_folder(request, tmp_path_factory) -> Path:
 
 
 def once(folder: Path, name: str, make: Callable[[], Any]) -> Any:
-    """The result of `make`, which only the first process calls. Others wait for it. If it fails, the next one tries."""
+    """The result of `make`. One process calls it; the others wait for the result. If it fails, the next one tries."""
     path = folder / f"once-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
     with path.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,11 +1,11 @@
-"""One recorded job that many tests read. It is run once, by the first process of pytest that needs it.
+"""One recorded job that many tests read. The first pytest process that needs it runs it, once.
 
     def test_the_report_has_the_death(recorded):
         report(recorded.run)
 
-Its four workers emulate compute. Worker 1.1 is killed in step 4 and returns. The job validates, writes a checkpoint at
-its end, passes its events to a command, and writes for TensorBoard and W&B if installed. Tests must not change
-its folder.
+The job has four workers, with emulated compute. Worker 1.1 is killed in step 4 and returns. The job validates, writes a
+checkpoint at its end, passes its events to a command, and logs to TensorBoard and W&B if they are installed. Tests must
+not change its folder.
 """
 
 import importlib.util

@@ -1,4 +1,4 @@
-"""bench/gpu.py limits the time of items, writes results after each item, and continues in a second call."""
+"""bench/gpu.py limits the time of each item, writes the results after each item, and continues in a second call."""
 
 import dataclasses
 import importlib.util
@@ -17,7 +17,7 @@ def gpu(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCH))
     spec = importlib.util.spec_from_file_location("gpu", BENCH / "gpu.py")
     module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "gpu", module)  # where dataclasses look
+    monkeypatch.setitem(sys.modules, "gpu", module)  # dataclasses looks modules up there
     spec.loader.exec_module(module)
     yield module
     sys.modules.pop("gpu_items", None)
@@ -33,7 +33,7 @@ def run(gpu, todo, out, seconds=60.0):
     return json.loads(out.read_text())
 
 
-def test_results_are_written_after_each_item_and_a_second_call_repeats_none(gpu, tmp_path):
+def test_results_are_written_after_each_item_and_a_second_call_repeats_no_item(gpu, tmp_path):
     ran = tmp_path / "ran"
     script = f"open({str(ran)!r}, 'a').write('x'); print('{{\"figure\": 3}}')"
     todo = [item(gpu, "one", script), item(gpu, "two", "raise SystemExit('no such kernel')")]
@@ -60,7 +60,7 @@ def test_an_item_is_not_run_if_a_required_item_has_not_passed(gpu, tmp_path):
     assert state["above"] == {"status": "failed", "seconds": 0.0, "result": {}, "log": "needs base"}
 
 
-def test_a_negative_judgement_makes_an_item_fail(gpu, tmp_path):
+def test_an_item_fails_if_its_judge_objects(gpu, tmp_path):
     todo = [
         item(gpu, "first", 'print(\'{"sha256": "a"}\')'),
         item(
@@ -75,7 +75,7 @@ def test_a_negative_judgement_makes_an_item_fail(gpu, tmp_path):
     assert state["second"]["status"] == "failed" and state["second"]["log"].endswith("b is not a")
 
 
-def test_lanes_run_items_beside_each_other_but_an_item_that_measures_speed_runs_alone(gpu, tmp_path):
+def test_lanes_run_items_in_parallel_but_an_item_that_measures_speed_runs_alone(gpu, tmp_path):
     span = "import json, time; t = time.time(); time.sleep(0.5); print(json.dumps({'span': [t, time.time()]}))"
     todo = [item(gpu, "one", span), item(gpu, "two", span), item(gpu, "speed", span)]
     todo[2] = dataclasses.replace(todo[2], alone=True)
@@ -85,6 +85,6 @@ def test_lanes_run_items_beside_each_other_but_an_item_that_measures_speed_runs_
     assert speed[0] > max(one[1], two[1])
 
 
-def test_only_runs_the_named_items_and_those_that_they_need(gpu, tmp_path):
+def test_the_only_option_selects_the_named_items_and_those_that_they_need(gpu, tmp_path):
     todo = [item(gpu, "base", ""), item(gpu, "above", "", needs=("base",)), item(gpu, "other", "")]
     assert gpu.needed(["above"], todo) == {"base", "above"}

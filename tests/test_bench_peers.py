@@ -1,6 +1,6 @@
-"""Comparisons with peers: figures from known commits and kills, and short runs of what not every machine can run.
+"""Comparisons with other systems: figures computed from known commits and kills, and a short run of torchft.
 
-torchft needs the environment that bench/peers.py makes."""
+The run needs the environment that bench/peers.py installs."""
 
 import importlib
 import os
@@ -43,7 +43,7 @@ def test_the_rate_counts_samples_between_begin_and_end(peers):
 def test_seconds_until_all_workers_take_part_again(peers):
     commits = [commit(1), commit(2), commit(3, 24), commit(4, 24), commit(5), commit(6), commit(7)]
     assert peers.full_again(row("one", commits, [kill(2.5), kill(6.5)])) == [2.5, 0.5]
-    assert peers.full_again(row("one", commits[:4], [kill(2.5)])) == [], "it never became complete"
+    assert peers.full_again(row("one", commits[:4], [kill(2.5)])) == [], "not all workers took part again"
     assert peers.full_again(row("free", commits)) == []
 
 
@@ -66,7 +66,7 @@ def test_the_picture_has_all_cases(peers, tmp_path):
     assert "no death" in text and "a death every 5 s" in text and "torchft" in text
 
 
-def test_no_worker_dies_if_none_may(peers):
+def test_no_death_is_recorded_if_no_worker_may_or_can_be_killed(peers):
     class Job:
         def __init__(self, victims):
             self._victims, self.pids = victims, {worker: 1 << 30 for worker in victims}  # no such process
@@ -78,10 +78,10 @@ def test_no_worker_dies_if_none_may(peers):
             return self._victims
 
         def killed(self, worker):
-            raise AssertionError("it has no process")
+            raise AssertionError("a worker without a process cannot be killed")
 
     assert peers.kill(Job([]), 11)["worker"] is None
-    assert peers.kill(Job(["0.1"]), 11)["worker"] is None, "the process has ended in the meantime"
+    assert peers.kill(Job(["0.1"]), 11)["worker"] is None, "a worker whose process has ended cannot be killed"
 
 
 def step(number, seconds, live=12):
@@ -104,7 +104,9 @@ def test_lost_time_is_split_by_cause(monkeypatch):
     row = lost_work.lost(lost_work.Run(steps, events, problem))
     found = {name.strip(): round(row["parts"][name], 6) for name in ("broken", "  plan", "  stall", "away", "rejoin")}
     assert found == {"broken": 0.4, "plan": 0.02, "stall": 0.1, "away": 0.3, "rejoin": 0.2}
-    assert row["parts"]["  bound"] == pytest.approx(0.1), "0.3 s into the step, 0.3 s left, 0.5 s without a death"
+    assert row["parts"]["  bound"] == pytest.approx(0.1), (
+        "0.3 s before the death + 0.3 s left - 0.5 s of a step without a death"
+    )
     assert row["parts"]["  bound "] == pytest.approx(0.64 - 0.5), "the planner's bound without 1.2"
     assert row["parts"]["other"] == pytest.approx(0.0) and row["usual"] == 0.5
     lost_work.show(row)

@@ -1,7 +1,7 @@
-"""Every script of bench/ runs by its command line at a small size, so that code changes cannot break it unnoticed.
+"""Every script in bench/ runs from the command line at a small size, so that no code change breaks it unnoticed.
 
 A new script needs a line in `SMALL`, or in `SLOW` if it takes more than about ten seconds. The figures of these runs
-are meaningless; they are written beside a copy of the scripts.
+are meaningless. The scripts run in a temporary copy, so their output files go there.
 """
 
 import json
@@ -79,7 +79,7 @@ def test_the_bench_runs(command, tmp_path):
         [sys.executable, bench / script, *arguments], cwd=tmp_path, env=interpreted, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout[-1000:] + done.stderr[-3000:]
-    assert done.stdout.strip(), "a bench prints its figures"
+    assert done.stdout.strip(), "the script printed no figures"
 
 
 def test_every_script_has_a_test():

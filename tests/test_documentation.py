@@ -1,5 +1,7 @@
-"""All files and names in the documentation exist: files by their path or the end of it, names anywhere in the code.
-Its commands that train have valid settings."""
+"""All files and names in the documentation exist, and its training commands have valid settings.
+
+A file may be given by the end of its path. A name must occur somewhere in the code.
+"""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Each mutation of `mutations.py` is a valid program that differs from the original, and probes change no behaviour."""
+"""Each mutation of `mutations.py` gives a valid program that differs from the original. Probes change no behaviour."""
 
 import ast
 import importlib.util
@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # like the command
+sys.path.insert(0, str(Path(__file__).parent))  # as when mutations.py runs as a script
 
 import mutations as tool
 from mutants import COMPARISON, STATEMENT, Mutation, of_text
 
-sys.path.pop(0)  # tests/recycle_pp would be in front of the product, also in processes that get this path
+sys.path.pop(0)  # else tests/recycle_pp would shadow the product, here and in child processes
 
 SOURCE = '''
 LIMIT = max(1, 2) if 1 < 2 else 0
@@ -69,7 +69,7 @@ def test_a_draw_depends_only_on_the_seed_and_has_no_overlaps():
 
 @pytest.fixture
 def plugin(monkeypatch, tmp_path):
-    """`mutation_probe.py`, imported as by a probe."""
+    """`mutation_probe.py`, imported as a probe imports it."""
     monkeypatch.setenv("MUTATIONS", str(tmp_path))
     spec = importlib.util.spec_from_file_location("mutation_probe", Path(__file__).with_name("mutation_probe.py"))
     module = importlib.util.module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""The README's commands print what it shows."""
+"""The commands in the README print the output that it shows."""
 
 import os
 import re
@@ -19,7 +19,7 @@ BIN = Path(sys.executable).parent
 
 
 def recycle(line, folder):
-    """Runs one command of the README in `folder`, which has the repository's examples."""
+    """Runs one command from the README in `folder`, which contains the repository's examples."""
     name, *arguments = shlex.split(line)[1:]
     command = [sys.executable, "-m", "recycle_pp.cli", name, *arguments]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PATH": f"{BIN}:{os.environ['PATH']}"}
@@ -71,5 +71,5 @@ def test_plan_and_simulate_run_as_written(tmp_path):
 
 
 def _shape(line):
-    """The line without figures and spaces; ids and hashes count as figures."""
+    """The line with every number, id and hash replaced by 0, and with single spaces."""
     return re.sub(r"\s+", " ", re.sub(r"\b[0-9a-f]{64}\b|\d[\d.,]*", "0", line)).strip()

@@ -1,15 +1,15 @@
 """Tests the code that depends on torch's internals with every torch version that pyproject.toml allows.
 
     python tests/torch_versions.py                       # 2.11, 2.12 and 2.13, one after the other
-    python tests/torch_versions.py 2.12 --keep           # one of them; its environment stays
+    python tests/torch_versions.py 2.12 --keep           # only this version; keeps its environment
 
-Each version gets a new virtual environment in --folder, with this checkout and its dev requirements. It runs
-tests/recycle_pp/comm, with the facts of recycle_pp/comm/torch_internals.py, and one job whose workers die at every
-moment of a step. Prints one line per version. The exit code is 1 if one failed.
+Each version gets a new virtual environment in --folder, with this checkout and its dev requirements. There it runs
+tests/recycle_pp/comm, which checks recycle_pp/comm/torch_internals.py, and jobs whose workers die at every moment of a
+step. Prints one line per version. The exit code is 1 if a version fails.
 
-pip selects the build: 1 GB per version with an index of CPU builds in PIP_EXTRA_INDEX_URL, otherwise usually a CUDA
-build with its libraries, 5 GB. So each environment is removed before the next one is made. A CUDA build also runs
-NCCL's tests, which need no GPU.
+pip selects the build. With an index of CPU builds in PIP_EXTRA_INDEX_URL a version takes 1 GB; otherwise pip usually
+selects a CUDA build, which takes 5 GB with its libraries. So each environment is removed before the next one is made.
+A CUDA build also runs NCCL's tests, which need no GPU.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("versions", nargs="*", default=VERSIONS, metavar="VERSION")
     parser.add_argument("--folder", type=Path, default=ROOT / ".torch-versions")
-    parser.add_argument("--keep", action="store_true", help="leaves the environments for the next time")
+    parser.add_argument("--keep", action="store_true", help="keep the environments for the next run")
     arguments = parser.parse_args()
     lines = []
     for version in arguments.versions:
@@ -50,7 +50,7 @@ def main() -> int:
 
 
 def _try(version: str, environment: Path) -> str:
-    """Installs a version and runs the tests; describes the result."""
+    """Installs a version and runs the tests. Returns a description of the result."""
     python = environment / "bin" / "python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", environment], check=True)

@@ -1,6 +1,6 @@
-"""The example files for clusters, as far as they can run here.
+"""The example files for clusters, as far as they can run on one machine.
 
-Kubernetes' pods are machines in network namespaces (`tests.failures.network`); srun and scontrol are stand-ins.
+Kubernetes pods are replaced by network namespaces (`tests.failures.network`), and srun and scontrol by small scripts.
 """
 
 import os
@@ -87,32 +87,34 @@ def terminate(pod: subprocess.Popen[bytes]) -> None:
 def test_pods_start_are_drained_rejoin_end_with_a_checkpoint_and_resume(tmp_path):
     with network.Network() as net:
         pods = Pods(tmp_path, net, [*TINY, "run.steps=1000000"])
-        assert len(set(pods.names)) == 1, "the name recycle-0.recycle requires equal names"
+        assert len(set(pods.names)) == 1, (
+            "the host name recycle-0.recycle requires equal names of service, job and subdomain"
+        )
         first = pods.start(0)
         second = pods.start(1)
         wait_until(lambda: max(steps(pods.run), default=-1) >= 3, pods.log)
-        terminate(second)  # kubectl drain
+        terminate(second)  # as kubectl drain does
         second.wait(60)
         assert happened(pods.run, "evicted"), pods.log()
         assert first.poll() is None, pods.log()
-        second = pods.start(1)  # the Job's controller
+        second = pods.start(1)  # as the Job's controller does
         wait_until(lambda: happened(pods.run, "node_joined"), pods.log)
         wait_until(lambda: sum(e["event"] == "rejoined" for e in pods.run.lines(pods.run.events)) == 2, pods.log)
-        terminate(first)  # kubectl delete job
+        terminate(first)  # as kubectl delete job does
         terminate(second)
         first.wait(60), second.wait(60)
         assert "the newest checkpoint is" in pods.log()
         done = steps(pods.run)[-1] + 1
-        again = Pods(tmp_path, net, [*TINY, f"run.steps={done + 3}"])  # kubectl apply
+        again = Pods(tmp_path, net, [*TINY, f"run.steps={done + 3}"])  # as kubectl apply does
         codes = [pod.wait(120) for pod in (again.start(0), again.start(1))]
         assert codes == [0, 0], pods.log()
-    assert steps(pods.run) == list(range(done + 3)), "each step has one line"
+    assert steps(pods.run) == list(range(done + 3)), "each step must have one line"
 
 
 # ----------------------------------------------------------------------------------------------------------- SLURM
 
 SRUN = """#!/bin/sh
-# srun: the command once on each node, at the same time; a signal goes to all of them
+# srun: runs the command on both nodes at the same time, and passes SIGTERM on to both
 while [ "${1#--}" != "$1" ]; do shift; done
 for SLURM_NODEID in 0 1; do export SLURM_NODEID; MASTER_PORT=$PORT "$@" & pids="$pids $!"; done
 trap 'kill -TERM $pids' TERM
@@ -127,17 +129,17 @@ case $1 in show) echo 127.0.0.1; echo 127.0.0.1 ;; *) echo "$@" >> "$REQUESTS" ;
 
 @pytest.fixture
 def slurm(tmp_path):
-    """Starts `sbatch examples/slurm.sh` with settings, on two nodes with two workers each."""
+    """Starts a job as `sbatch examples/slurm.sh SETTINGS` does, on two nodes with two workers each."""
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
-    port = free_ports(2)  # of torchrun's store; the first coordinator has the next port
+    port = free_ports(2)  # of torchrun's store; the first coordinator uses the next port
     variables = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_PER_NODE": "a100:2", "PORT": f"{port}"}
     variables |= {"SLURM_JOB_NODELIST": "n[0-1]", "REQUESTS": str(tmp_path / "requests")}
     variables |= {"PATH": f"{tmp_path}:{BIN}:{os.environ['PATH']}", "NODE_SH": str(EXAMPLES / "node.sh")}
 
     def start(*settings: str, script: str = "slurm.sh", first: tuple[str, ...] = ()) -> subprocess.Popen[str]:
-        """first: arguments of the script before the settings"""
+        """first: arguments of the script that precede the settings"""
         return subprocess.Popen(
             ["sh", EXAMPLES / script, *first, *TINY, *settings], env=os.environ | ENVIRONMENT | variables, cwd=tmp_path,
             text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -157,7 +159,7 @@ def test_a_slurm_job_at_its_time_limit_is_requeued_and_resumes(slurm, tmp_path):
     job = slurm("run.steps=1000000")
     wait_until(lambda: run.metrics.exists() and max(steps(run), default=-1) >= 2, lambda: job.poll() or "no step")
     (srun,) = [child for child in psutil.Process(job.pid).children() if "srun" in " ".join(child.cmdline())]
-    srun.send_signal(signal.SIGTERM)  # --signal=TERM@120
+    srun.send_signal(signal.SIGTERM)  # as `--signal=TERM@120` does
     output, _ = job.communicate(timeout=90)
     assert (job.returncode, requests(tmp_path)) == (0, ["requeue 7"]), output
     done = steps(run)[-1] + 1
@@ -170,7 +172,7 @@ def test_a_slurm_job_at_its_time_limit_is_requeued_and_resumes(slurm, tmp_path):
 @pytest.mark.torchrun
 @pytest.mark.parametrize("earlier", [pytest.param(None, marks=pytest.mark.slow), '{"state": "stopped", "code": 143}'])
 def test_a_slurm_job_with_a_mistake_is_not_requeued(earlier, slurm, tmp_path):
-    """Not even if an earlier allocation of the job was ended by its time limit."""
+    """Not even if the time limit ended an earlier allocation of the job."""
     if earlier is not None:
         run = RunFolder(tmp_path / "runs" / "7")
         run.path.mkdir(parents=True)
@@ -216,7 +218,7 @@ def test_an_island_under_slurm_takes_part_in_rounds_in_s3(slurm, tmp_path, monke
 
 
 def test_the_modal_example_passes_all_variables_to_node_sh(monkeypatch):
-    """The file has never run on Modal, which it states."""
+    """The file has never run on Modal, as its docstring states."""
 
     class Anything:
         def __getattr__(self, name):

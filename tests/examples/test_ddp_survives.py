@@ -11,7 +11,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "ddp_survives.py"
 
 
 def losses_and_workers(*arguments: str) -> tuple[list[float], list[int]]:
-    """Losses and numbers of workers by step, in order; each step is printed once."""
+    """The loss and the number of workers of each step, in order. Checks that every step is printed."""
     done = subprocess.run([sys.executable, EXAMPLE, *arguments], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     steps = [re.fullmatch(r"step (\d+) loss (\S+) workers (\d+)", line) for line in done.stdout.splitlines()]

@@ -1,4 +1,4 @@
-"""The optimizers of docs/optimizers.md, as users launch them: a death changes no bit."""
+"""The optimizers of docs/optimizers.md, launched the way users launch them. A death changes no bit of the weights."""
 
 import json
 import subprocess
@@ -16,7 +16,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.slow  # quick counterpart without the launcher: tests/failures/test_optimizers.py
+@pytest.mark.slow  # quick counterpart, without the launcher: tests/failures/test_optimizers.py
 @pytest.mark.torchrun
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)

@@ -1,4 +1,4 @@
-"""The example of instruction tuning, as users launch it."""
+"""The instruction-tuning example, launched the way users launch it."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The example of two islands, as users launch it."""
+"""The example with two islands, launched the way users launch it."""
 
 import os
 import subprocess
