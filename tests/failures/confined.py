@@ -1,7 +1,7 @@
-"""Confines each worker to its own memory control group (cgroup v1) with a limit of CONFINED bytes.
+"""Confines each worker to its own memory control group (cgroup v1), with a limit of CONFINED bytes.
 
-A worker creates its group below CONFINED_IN and enters it before it builds anything. Above the limit the kernel kills
-it. The memory that it had when it was forked, most of Python and torch, is charged to its parent.
+A worker creates its group below CONFINED_IN and enters it before it builds its model. If it exceeds the limit, the
+kernel kills it. Memory that it shares with its parent since the fork (most of Python and torch) does not count.
 """
 
 import os

@@ -11,7 +11,7 @@ from .table import RESULTS
 
 
 def pytest_collection_modifyitems(items):
-    """Extends the time limit of tests with cases. Each case has its own bound, and its fault-free run may be added."""
+    """Extends the time limit of tests that run cases: a case has its own bound, and may need a fault-free run first."""
     for item in items:
         if "runs" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(600))
@@ -19,7 +19,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def runs(zygote, shared_folder):
-    """Runs cases. Each fault-free job that they are compared with runs only once."""
+    """Runs cases. Each fault-free job that cases are compared with runs only once."""
     return Runs(zygote, RESULTS, shared_folder)
 
 

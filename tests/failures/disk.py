@@ -6,7 +6,7 @@
             ...
 
 Needs root, mkfs.ext4 and a loop device; `Disk.missing()` names what is missing. A guardian process thaws and unmounts
-the file system, also if this process is killed.
+the file system, even if this process is killed.
 """
 
 import contextlib
@@ -51,7 +51,7 @@ class Disk(contextlib.AbstractContextManager):
         if os.geteuid() != 0:
             return "only root may mount and freeze a file system"
         if shutil.which("mkfs.ext4") is None:
-            return "there is no mkfs.ext4"
+            return "mkfs.ext4 is not installed"
         try:
             with tempfile.TemporaryDirectory() as folder, Disk(Path(folder), megabytes=8):
                 return None
@@ -67,7 +67,7 @@ class Disk(contextlib.AbstractContextManager):
             fcntl.ioctl(self._root, FITHAW, 0)
 
     def break_down(self) -> None:
-        """Makes the file system read-only, as ext4 does after an error of its device."""
+        """Makes the file system read-only, as ext4 does after a device error."""
         (device,) = [
             line.split()[0] for line in Path("/proc/mounts").read_text().splitlines() if str(self.path) in line
         ]

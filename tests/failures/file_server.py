@@ -1,14 +1,14 @@
-"""A file system that can stop answering reads, like one of a lost NFS server: a small FUSE server in a process.
+"""A file system that can stop answering reads, like one on a lost NFS server. A small FUSE server in its own process.
 
     with FileServer(source, tmp_path / "data") as server:
-        ...                              # server.path has the files of the folder `source`, read-only
+        ...                              # server.path shows the files of the folder `source`, read-only
         with server.silent():            # stops the server: readers block; SIGKILL ends them
             ...
         with server.silent_for(pid):     # blocks only this process
             ...
 
 Needs root and /dev/fuse; `FileServer.missing()` names what is missing. A guardian process ends the server and unmounts
-its file system, also if this process is killed. The protocol is in the kernel's include/uapi/linux/fuse.h.
+its file system, even if this process is killed. The kernel's include/uapi/linux/fuse.h defines the protocol.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ _LOOKUP, _FORGET, _GETATTR, _OPEN, _READ, _RELEASE, _FLUSH, _INIT, _INTERRUPT, _
 _IN, _OUT, _ATTRIBUTES = struct.Struct("<IIQQIIIHH"), struct.Struct("<IiQ"), struct.Struct("<6Q10I")
 _VALID = 1  # seconds for which the kernel may keep names and attributes
 _ROOT = 1
-_HELD = ".held"  # contains the process whose reads are not answered
+_HELD = ".held"  # contains the id of the process whose reads are not answered
 
 
 class FileServer(contextlib.AbstractContextManager):
@@ -86,7 +86,7 @@ class FileServer(contextlib.AbstractContextManager):
 
 
 def _guard(source: Path, path: Path) -> None:
-    """Serves in a child process. Kills it when standard input ends, which also ends all reads that wait for it."""
+    """Serves in a child process. Kills the child when standard input ends, which also ends all pending reads."""
     here = os.getpid()
     mounted, tell = os.pipe()
     server = os.fork()
@@ -116,8 +116,8 @@ def _mount(path: Path) -> int:
 class _Server:
     def __init__(self, source: Path, device: int) -> None:
         self._source, self._device = source, device
-        self._names: list[str] = []  # node n + 2
-        self._files: list[int] = []  # by handle
+        self._names: list[str] = []  # entry n is the path of node n + 2
+        self._files: list[int] = []  # file descriptors by handle
         self._held: list[bytes] = []  # pending requests
 
     def serve(self, ready) -> None:
@@ -141,7 +141,7 @@ class _Server:
             return ""
 
     def _is_of(self, pid: str, request: bytes) -> bool:
-        """Whether a read request is from this process. A request has the id of the reading thread."""
+        """Whether a request is a read by this process. A request contains the id of the reading thread."""
         _, opcode, _, _, _, _, thread, *_ = _IN.unpack_from(request)
         return opcode == _READ and Path(f"/proc/{pid}/task/{thread}").exists()
 

@@ -1,8 +1,8 @@
-"""Stops one thread of another process, which then looks as if it ran a kernel that never ends.
+"""Stops one thread of another process. The thread then looks as if it waited for a kernel that never ends.
 
     with Frozen(pid):              # stops the main thread; all other threads continue
         ...
-    with Frozen(pid, held=2.0):    # if the process is killed, it cannot be reaped for two more seconds
+    with Frozen(pid, held=2.0):    # if the process is killed meanwhile, it cannot be reaped for two more seconds
 
 Uses ptrace(2), like a debugger. `PTRACE_SEIZE` and `PTRACE_INTERRUPT` act on a thread, not on a process.
 """
@@ -16,7 +16,7 @@ import time
 from recycle_pp.linux.processes import process_stat
 
 _SEIZE, _INTERRUPT, _DETACH = 0x4206, 0x4207, 17
-_WALL = 0x40000000  # waits for any thread (waitpid(2))
+_WALL = 0x40000000  # wait for any kind of child thread (waitpid(2))
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.ptrace.argtypes = [ctypes.c_long, ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p]
 _libc.ptrace.restype = ctypes.c_long
@@ -26,7 +26,7 @@ class Frozen(contextlib.AbstractContextManager):
     """A stopped main thread.
 
     at    time.monotonic() of the stop
-    idle  whether to stop the thread in a system call, so that it does not hold Python's lock; otherwise it may hold it
+    idle  stop the thread while it sleeps in a system call, so that it does not hold Python's lock
     """
 
     def __init__(self, pid: int, held: float = 0.0, idle: bool = False) -> None:
@@ -66,7 +66,7 @@ class Frozen(contextlib.AbstractContextManager):
             while not self._over.wait(0.02):
                 if self._state() in "ZX":
                     self._over.wait(self._held)
-                    os.waitpid(self._thread, _WALL)  # until now no other process could reap it
+                    os.waitpid(self._thread, _WALL)  # before this call no other process can reap it
                     return
             self._ask(_DETACH)
 

@@ -1,12 +1,12 @@
 """Runs the cases of the failure suite and checks their results.
 
     CASES = [Case("killed in the middle of a forward", "2x2", fails("3:0.1@forward")), ...]
-    outcome = runs.of(case)          # raises if it hangs, ends with another code, or leaves a process
-    runs.check_exact(outcome)        # weights, losses and ops equal those of a fault-free run
+    outcome = runs.of(case, "kind")  # raises if it hangs, ends with an unexpected code, or leaves a process behind
+    runs.check_exact(outcome)        # weights, losses and samples equal those of a fault-free run
 
-A case is data: a shape, faults of the command line, and signals sent at an event of the run. For example,
-`SignalAt("death_detected", "0.0")` kills worker 0.0 as soon as a death is known. A case that exceeds its bound in
-seconds has hung.
+A case is data: a shape, command-line settings that inject faults, and signals that are sent at events of the run. For
+example, `SignalAt("death_detected", "0.0")` kills worker 0.0 as soon as a death is detected. A case that runs for more
+than `bound` seconds counts as hung.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ class SignalAt:
     after: float = 0.0
     number: int = signal.SIGKILL
     resume: float | None = None  # seconds after which SIGCONT follows
-    supervisor: bool = False  # also to the worker's supervisor
-    above: bool = False  # only to the worker's supervisor
-    launcher: bool = False  # only to the launcher, like `kill` with the pid of torchrun
+    supervisor: bool = False  # signal the worker and its supervisor
+    above: bool = False  # signal only the worker's supervisor
+    launcher: bool = False  # signal only the launcher, like `kill` with the pid of torchrun
 
 
 @dataclass(frozen=True)
@@ -74,10 +74,10 @@ class Case:
     signals: tuple[SignalAt, ...] = ()
     steps: int = 8
     stagger: bool = False
-    ends: str | None = None  # documented sentence with which the job must stop; None: the job must finish
-    deaths: int | None = 1  # required number of deaths, as a case must not pass without its faults; None: any
+    ends: str | None = None  # part of the message with which the job must stop; None: the job must finish
+    deaths: int | None = 1  # required number, so that a case cannot pass without its faults; None: any
     bound: float = 60.0  # seconds
-    nodes: int = 1  # number of launchers; a job continues after the loss of a node
+    nodes: int = 1  # number of launchers; with more than one, the job survives the loss of a node
 
     def __str__(self) -> str:
         return f"{self.shape}{' staggered' if self.stagger else ''}, {self.claim}".replace(" ", "-")
@@ -106,7 +106,7 @@ class Case:
         ]
 
     def fault_free(self) -> Case:
-        """The run to compare with: one worker, no faults. Shape, deaths and early optimizer steps must not matter."""
+        """The run to compare with: one worker, no faults. Shape, deaths and early updates must change no bit."""
         pipelines, _, microbatches = SHAPES[self.shape]
         kept = tuple(o for o in self.overrides if not o.startswith(_FAULT_KEYS))
         kept += tuple(_shape(1, 1, pipelines * microbatches))
@@ -124,7 +124,7 @@ class Outcome:
     events: list[Json]
     metrics: list[Json]
     summary: Json
-    samples: dict[int, list[int]]  # by step: the samples that it was trained on
+    samples: dict[int, list[int]]  # by step: the samples that the step was trained on
     traces: dict[int, Trace] = field(default_factory=dict)
 
     @property
@@ -137,7 +137,7 @@ class Outcome:
 
     @property
     def losses(self) -> dict[int, float]:
-        """Loss by step. If a step was repeated from a checkpoint, the last one counts."""
+        """Loss by step. If a step was repeated after a restart from a checkpoint, the last value counts."""
         return {line["step"]: line["loss"] for line in self.metrics}
 
     def all(self, event: str) -> list[Json]:
@@ -157,14 +157,14 @@ def rejoins(*texts: str) -> tuple[str, ...]:
 
 
 class Runs:
-    """Runs cases. results: kind -> outcomes, for the closing table. shared: folder of the fixture `shared_folder`."""
+    """Runs cases. results: kind -> outcomes, for the closing table. shared: the fixture `shared_folder`."""
 
     def __init__(self, zygote: Zygote, results: dict[str, list[Json]], shared: Path) -> None:
         self._zygote, self.results, self._shared = zygote, results, shared
         self._quiet = self
 
     def forked_from(self, zygote: Zygote) -> Runs:
-        """Runs cases in jobs of another zygote, compared with the same fault-free jobs."""
+        """A Runs whose jobs are forked from another zygote and compared with the same fault-free jobs."""
         other = Runs(zygote, self.results, self._shared)
         other._quiet = self._quiet
         return other
@@ -204,7 +204,7 @@ class Runs:
         return self._zygote.run_nodes(case.arguments, case.nodes, environment)
 
     def fault_free(self, case: Case) -> Outcome:
-        """The outcome of the fault-free run of a case, without traces. Equal runs run only once."""
+        """The outcome of the fault-free run of a case, without traces. Cases with equal fault-free runs share one."""
         case = case.fault_free()
         make = partial(self._quiet._without_traces, case)
         return once(self._shared, f"fault-free {case.arguments}", make)
@@ -213,25 +213,27 @@ class Runs:
         return replace(self.of(case, "fault-free"), traces={})
 
     def check_exact(self, outcome: Outcome) -> None:
-        """Checks that weights, losses and samples equal those of the fault-free run. No survivor may repeat an op."""
+        """Checks weights, losses and samples against the fault-free run, and that no survivor repeated an op."""
         expected = self.fault_free(outcome.case)
         assert outcome.losses == expected.losses, explain(outcome)
         assert outcome.summary["weights_sha256"] == expected.summary["weights_sha256"] is not None, explain(outcome)
         assert outcome.samples == expected.samples, explain(outcome)
         check_one_truth(outcome)
         for step, samples in outcome.samples.items():
-            assert len(set(samples)) == len(samples), f"step {step} saw a sample twice: {samples}"
+            assert len(set(samples)) == len(samples), f"step {step} used a sample twice: {samples}"
         for step, trace in outcome.traces.items():
             near = (step - 1, step, step + 1)  # a worker with early optimizer steps may be one step ahead
             dead = {e["worker"] for e in outcome.all("death_detected") if e["step"] in near}
-            dead |= {e["understudy"] for e in outcome.all("took_over") if e["step"] in near}  # its old role
+            dead |= {
+                e["understudy"] for e in outcome.all("took_over") if e["step"] in near
+            }  # its ops in its old role do not count
             check_no_survivor_repeats(trace, dead, step)
 
 
 def check_one_truth(outcome: Outcome) -> None:
     """Checks that the run has one line per step, in order, even if the job restarted from a checkpoint."""
     steps = [line["step"] for line in outcome.metrics]
-    assert steps == sorted(set(steps)), f"lines of the steps {steps}\n{explain(outcome)}"
+    assert steps == sorted(set(steps)), f"not one line per step, in order: {steps}\n{explain(outcome)}"
 
 
 def check_no_survivor_repeats(trace: Trace, dead: set[str], step: int) -> None:
@@ -240,7 +242,7 @@ def check_no_survivor_repeats(trace: Trace, dead: set[str], step: int) -> None:
     lived = [op for op in trace.ops if op.kind in parts and str(op.worker) not in dead]
     ran = Counter((part, op.microbatch, op.stage) for op in lived for part in parts[op.kind])
     twice = {op: n for op, n in ran.items() if n > 1}
-    assert not twice, f"step {step}: {twice}"
+    assert not twice, f"step {step}: survivors repeated ops: {twice}"
 
 
 class Signaller(contextlib.AbstractContextManager):
@@ -278,7 +280,7 @@ class Signaller(contextlib.AbstractContextManager):
         pid = pid_of(due.victim, self._job.run.lines(self._job.run.events))
         try:
             above = psutil.Process(pid).ppid()
-        except psutil.NoSuchProcess:  # it died of an earlier signal
+        except psutil.NoSuchProcess:  # an earlier signal has killed it
             return
         for target in [above] if due.above else [above, pid] if due.supervisor else [pid]:
             _signal(target, due.number)
@@ -287,7 +289,7 @@ class Signaller(contextlib.AbstractContextManager):
 
 
 def pid_of(worker: str, events: list[Json]) -> int:
-    """Process id of the newest process of that worker."""
+    """Id of the newest process of that worker."""
     return next(e["pid"] for e in reversed(events) if e["event"] == "spawned" and e["worker"] == worker)
 
 
@@ -314,18 +316,18 @@ def _logs(run: RunFolder) -> str:
 
 
 def _check_one_line_a_step(path: Path) -> None:
-    """Reads the file directly, because the run folder's reader skips lines that do not count."""
+    """Reads the file directly, because the run folder's reader skips superseded lines."""
     places = []
     for line in path.read_text().splitlines() if path.exists() else []:
         with contextlib.suppress(json.JSONDecodeError):  # truncated by a full disk
             record = json.loads(line)
             places.append((record["step"], record["term"]))
     steps = [step for step, _ in places]
-    assert steps == sorted(set(steps)), f"{path.name} has steps twice or in disorder: {places}"
+    assert steps == sorted(set(steps)), f"{path.name} has repeated or unordered steps: (step, term) = {places}"
 
 
 def _check_replay(run: RunFolder) -> None:
-    """Replays the log of the coordinators and checks all decisions."""
+    """Replays the coordinators' log and checks that each decision is the same."""
     if run.protocol.exists():
         different = [decision for decision in Replay(run.protocol) if not decision.same]
         assert not different, different[0]
@@ -341,12 +343,13 @@ def _process(pid: int) -> psutil.Process | None:
 def _check_no_process_lives(job: LocalJob) -> None:
     """Checks that no spawned worker and no supervisor outlives the job.
 
-    A process that started after a worker's spawn only has the same process id; after thousands of deaths ids recur.
+    A process that started after a worker's spawn event is a different process with the same id: after thousands of
+    deaths, ids recur.
     """
     spawned = {e["pid"]: e["time"] for e in job.run.lines(job.run.events) if e["event"] == "spawned"}
     processes = [p for pid, at in spawned.items() if (p := _process(pid)) is not None and p.create_time() < at + 1.0]
     _, alive = psutil.wait_procs(processes, 10)
-    assert not alive, f"outlived the job: {alive}"
+    assert not alive, f"processes outlived the job: {alive}"
     assert not job.supervisors()
 
 

@@ -1,4 +1,4 @@
-"""Kills a process at a moment of an island's round, in workers of a zygote's jobs (see Zygote.preload).
+"""Makes a worker kill a process at a given moment of an island's round. For a zygote's jobs (see Zygote.preload).
 
 RECYCLE_ISLAND_KILL='{"moment": "upload", "round": 1, "once": "/tmp/flag", "victim": "/tmp/pid"}'
 
@@ -6,10 +6,10 @@ The first worker that reaches the moment kills a process.
 
 moment  key of MOMENTS
 round   number of the round
-once    a file that the first worker creates
-victim  a file with the process id to kill; the worker waits until it exists. Empty: the worker kills itself
+once    a file that this worker creates, so that there is only one kill
+victim  a file that contains the id of the process to kill; the worker waits for it. If empty, the worker kills itself
 
-RECYCLE_ISLAND_KILL='{"passive": true}'      # this island closes no round
+RECYCLE_ISLAND_KILL='{"passive": true}'      # this island never closes a round
 """
 
 import json
@@ -50,7 +50,9 @@ def reached(moment, number):
     with open(now["victim"]) as file:
         pid = file.read()
     os.kill(int(pid or os.getpid()), signal.SIGKILL)
-    time.sleep(0.2)  # if the victim is the launcher, this worker dies with it; if it is the coordinator, it continues
+    time.sleep(
+        0.2
+    )  # if the victim is the launcher, this worker dies too; if it is the coordinator, this worker continues
 
 
 def cut(self, order):
@@ -61,7 +63,7 @@ def cut(self, order):
 def put(self, path, content):
     _put(self, path, content)
     if path.endswith(".delta"):
-        reached("upload", int(path.split("/")[1]))  # other objects of this delta are missing
+        reached("upload", int(path.split("/")[1]))  # other objects of this delta are not uploaded yet
 
 
 def upload(self, store, view, cut, turns):
@@ -86,7 +88,7 @@ def delta(self, unit, digest, number, island):
 
 
 def checksums(self, applied, theta):
-    reached("apply", applied - 1)  # theta and the weights are replaced, and the update of the step is not made
+    reached("apply", applied - 1)  # theta and the weights are replaced, and the optimizer step has not been applied yet
     return _checksums(self, applied, theta)
 
 

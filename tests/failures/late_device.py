@@ -1,6 +1,6 @@
 """Gives the workers of a zygote (see Zygote.preload) a fake device that reports each op as done LATE seconds later.
 
-So workers launch ops ahead, as on a GPU. The results themselves are available at once.
+So workers launch ops ahead of their completion, as on a GPU. The results themselves are available at once.
 """
 
 import time
@@ -37,8 +37,10 @@ class InStream(Executor):
 
 
 def put(marks):
-    """Gives this process a device with these marks."""
-    assert player.marks_of and player.Executor, "what a player uses"  # a new attribute would have no effect
+    """Gives this process a device that uses these marks."""
+    assert player.marks_of and player.Executor, (
+        "the player module no longer uses these"
+    )  # setting them would do nothing
     player.marks_of = lambda device: marks
     player.Executor = InStream
 

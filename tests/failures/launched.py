@@ -1,4 +1,4 @@
-"""A job as users launch it: one real torchrun agent per node, all on 127.0.0.1; no process is forked from a zygote.
+"""A job launched the way users launch it: one real torchrun agent per node, all on 127.0.0.1, without a zygote.
 
     with Launched(tmp_path, nodes=3, workers=2, arguments=["run.steps=100"]) as job:
         job.wait_for_step(3)
@@ -6,7 +6,7 @@
         assert job.wait([1, 2], 60) == [0, 0], job.explain()
         job.longest_gap()                     # longest time between two commits, seconds
 
-All processes end with the block, or with the process that started them.
+All processes end at the end of the block, or with the process that started them.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from recycle_pp.testing.ports import free_ports
 
 Json = dict[str, Any]
 TOKEN = "the secret of the launched tests"
-# As in control=cluster: the tests' machines are never silent for 30 s, but sometimes very busy.
+# control=cluster with a suspicion of 10 s instead of 30 s, which is long enough even on a very busy machine.
 COMMON = ("control=cluster", "control.heartbeat=0.2", "control.suspicion=10", "model=tiny", "numerics=reproducible")
 
 
 class Launched(contextlib.AbstractContextManager):
-    """nodes: number of agents. workers: number per node. Node n has the ranks from n * workers on, one pipeline."""
+    """nodes: number of agents. workers: number per node. Node n runs pipeline n, with the ranks from n * workers on."""
 
-    launcher: tuple[str, ...] = ()  # a command that runs each agent
+    launcher: tuple[str, ...] = ()  # a command that starts each agent
 
     def __init__(
         self,
@@ -47,11 +47,11 @@ class Launched(contextlib.AbstractContextManager):
         run: Path | None = None,
         port: int | None = None,
     ) -> None:
-        """folder: for the agents' output. run: the run folder, if it is elsewhere. port: that of an earlier job."""
+        """folder: for the agents' output. run: the run folder (default: in `folder`). port: that of an earlier job."""
         self.run = RunFolder(run or folder / "run")
         self.arguments = [f"parallel.pipelines={nodes}", f"parallel.stages={workers}", *COMMON, *arguments]
         self._folder = folder
-        self.port = port or free_ports(2)  # of torchrun's store; the first coordinator has the next port
+        self.port = port or free_ports(2)  # of torchrun's store; the first coordinator uses the next port
         self._known: dict[int, psutil.Process] = {}  # all processes of this job seen so far
         self.agents = [self._start(node, nodes, workers) for node in range(nodes)]
 
@@ -97,7 +97,7 @@ class Launched(contextlib.AbstractContextManager):
         self._wait(condition, what, seconds)
 
     def wait(self, nodes: Sequence[int], seconds: float) -> list[int]:
-        """Exit codes of these agents. AssertionError with diagnostics if one does not end."""
+        """Exit codes of these agents. Raises AssertionError with diagnostics if one does not end in time."""
         deadline = time.monotonic() + seconds
         for node in nodes:
             while self.agents[node].poll() is None:
@@ -162,7 +162,7 @@ class Launched(contextlib.AbstractContextManager):
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
-        assert exception[0] is not None or not left, f"outlived the job: {left}"
+        assert exception[0] is not None or not left, f"processes outlived the job: {left}"
 
     def _wait(self, condition: Any, what: str, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -170,7 +170,7 @@ class Launched(contextlib.AbstractContextManager):
             self._update()
             assert time.monotonic() < deadline, f"no {what} in {seconds} s\n{self.explain()}"
             running = any(agent.poll() is None for agent in self.agents)
-            assert running or condition(), f"ended before {what}\n{self.explain()}"
+            assert running or condition(), f"all agents ended before: {what}\n{self.explain()}"
             time.sleep(0.02)
 
     def _update(self) -> None:

@@ -1,18 +1,18 @@
-"""Makes the jobs of a zygote (see Zygote.preload) communicate as with NCCL, over groups of Gloo.
+"""Makes the jobs of a zygote (see Zygote.preload) communicate over Gloo groups that behave like NCCL.
 
-The differences from Gloo that a job can notice:
+Differences from Gloo that a job can notice:
 
 - messages have no tags
 - both ends of a group have to connect before its first use
 - an abort completes operations, and a wait does not show whether it was an abort
-- the GPU runs operations one at a time; here all groups of a worker share one stream, so a message delays all
-  operations after it until its other end arrives
+- the GPU runs operations one at a time: all groups of a worker share one stream, so a message delays all operations
+  after it until the peer has posted its own
 
 RECYCLE_GPU_FAILURE='{"during": "receive", "after": 40, "once": "/tmp/flag"}' makes the GPU of one worker fail.
 
-during  `receive`, or `connect`: while the worker builds communicators
-after   number of receives of a worker, after which its GPU may fail
-once    a file that the first such worker creates; then the GPUs of the others do not fail
+during  `receive`, or `connect` (while the worker builds communicators)
+after   number of receives by a worker before its GPU may fail
+once    a file that the first such worker creates, so that no other GPU fails
 """
 
 import json
@@ -63,7 +63,7 @@ class Stream:
                     job.wait()
                     work.error = job.error
             except RuntimeError as error:
-                work.error = error.with_traceback(None)  # its frames would keep the group alive
+                work.error = error.with_traceback(None)  # the frames of the traceback would keep the group alive
             work.done.set()
             self._running = None, None
             backend = start = work = job = None
@@ -84,7 +84,7 @@ class Work:
 
 @cache
 def stream():
-    """The only stream of this process. Made after the fork, because it has a thread."""
+    """The only stream of this process. Created after the fork, because it starts a thread."""
     return Stream()
 
 
@@ -138,7 +138,7 @@ class Backend:
 
 
 class LikeNccl:
-    """Avoids reference cycles: Gloo's destructor may block, so it must not run in a thread that collects garbage."""
+    """Avoids reference cycles. Gloo's destructor may block, so the garbage collector must never run it."""
 
     def __init__(self, store, prefix, rank, size, device, timeout, interface):
         self._rank, self._gloo = rank, GlooGroup(store, prefix, rank, size, device, timeout, interface)

@@ -1,6 +1,6 @@
-"""The first process of a machine (see network.py). Configures an address and a /dev/shm, then sleeps.
+"""The first process of a simulated machine (see network.py). Configures an address and a /dev/shm, then sleeps.
 
-python machine.py ADDRESS NAME     # standard input: a socket to which it sends the switch's end of the TUN device
+python machine.py ADDRESS NAME     # standard input: a socket, to which it sends the switch's end of the TUN device
 """
 
 import array

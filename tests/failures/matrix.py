@@ -1,9 +1,9 @@
 """The deaths that a job must survive, as tables of cases.
 
-First come all moments of a step and of a recovery, at the first, a middle and the last stage of nine workers (3x3). A
-job takes seconds and a death a fraction of one, so one job, a tour, has many deaths: every few steps a worker dies, and
-it returns before the next death. Then come deaths at either end of a run, several deaths, and deaths during a recovery
-or a return.
+First come all moments of a step and of a recovery, at the first, the middle and the last stage of nine workers (3x3).
+Starting a job takes seconds, a recovery a fraction of a second. So one job, called a tour, has many deaths: every few
+steps a worker dies, and it returns before the next death. Then come deaths at the start and the end of a run, several
+deaths, and deaths during a recovery or a return.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOMENTS = {
     "weight": "in the middle of a backward for the weights",
     "send": "while it sends a boundary tensor",
     "receive": "while it waits for a boundary tensor",
-    "allreduce": "in the stage's sum of gradients",
+    "allreduce": "while its stage sums the gradients",
     "vote": "after the sum of the gradients, before its vote",
     "optimizer": "in the optimizer step",
     "commit": "right after the step is committed and applied",
@@ -31,10 +31,10 @@ MOMENTS = {
     "regroup": "while it builds the links of a new generation after another death",
     "adopt": "while it receives the plan for the rest of the step after another death",
     "donate": "while it sends its state to a returning worker",
-    "join": "while it receives a peer's state, returning itself",
+    "join": "while it receives a peer's state during its own return",
 }
 
-STOP = 12  # steps between two deaths of a tour: the time in which a process returns
+STOP = 12  # steps between two deaths of a tour, enough for a process to return
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Death:
     stage: int
 
     def faults(self, step: int) -> tuple[list[str], list[str]]:
-        """Values of +fail_at and +rejoin_at for this death, if its turn in a tour starts at `step`."""
+        """Values of +fail_at and +rejoin_at for this death, if its part of the tour starts at `step`."""
         moment, stage, turn = self.moment, self.stage, step // STOP % 3
         victim, peer = f"{turn}.{stage}", f"{(turn + 1) % 3}.{stage}"
         if moment in ("regroup", "adopt"):
@@ -64,7 +64,7 @@ class Death:
 
 
 def tours() -> Iterator[Case]:
-    """Tours with each moment once, at the positions in turn, from each first position, staggered or not."""
+    """Tours in which each moment occurs once, at each position in turn: starting at each position, staggered or not."""
     stages = list(POSITIONS.values())
     for first in stages:
         deaths = [Death(moment, stages[(first + number) % 3]) for number, moment in enumerate(MOMENTS)]
@@ -86,8 +86,8 @@ def tour(claim: str, deaths: Sequence[Death], stagger: bool) -> Case:
 
 # ------------------------------------------------------------------------------------------------- more than one
 
-# The first case of BEFORE_AND_AFTER and of SEVERAL runs in `make test`, the others with --full. They only differ in the
-# order of events. The simulated worlds of tests/recycle_pp/protocol try all orders.
+# The first case of BEFORE_AND_AFTER and of SEVERAL runs in `make test`, the others only with --full. The cases differ
+# only in the order of events, and the simulations in tests/recycle_pp/protocol try all orders.
 BEFORE_AND_AFTER = [
     Case("before the first step", "2x2", fails("0:1.0@forward")),
     Case("after the last step", "2x2", fails("7:0.1@commit"), stagger=True),
@@ -100,9 +100,9 @@ SEVERAL = [
     Case("all but one pipeline", "3x2", fails("2:0.0", "2:0.1@weight", "4:2.1@vote", "5:2.0@send"), deaths=4),
     Case("three back to back", "3x2", fails("3:0.0@forward", "3:1.1@forward", "3:2.0@forward"), deaths=3),
     Case("two stages in one step", "3x4", fails("3:0.1@forward", "3:1.2@backward"), deaths=2),
-    Case("two of a stage in one step", "3x2", fails("3:0.1@backward", "3:2.1@allreduce"), deaths=2),
-    Case("all but one of a stage", "3x2", fails("2:0.1@forward", "4:1.1@weight"), deaths=2),
-    Case("three at the vote of one step", "3x2", fails("3:0.0@vote", "3:1.1@vote", "3:2.0@vote"), deaths=3),
+    Case("two workers of a stage in one step", "3x2", fails("3:0.1@backward", "3:2.1@allreduce"), deaths=2),
+    Case("all but one worker of a stage", "3x2", fails("2:0.1@forward", "4:1.1@weight"), deaths=2),
+    Case("three at the vote of the same step", "3x2", fails("3:0.0@vote", "3:1.1@vote", "3:2.0@vote"), deaths=3),
     Case("a worker with re-routed ops", "3x2", fails("3:0.1@forward", "4:1.1@backward"), stagger=True, deaths=2),
 ]
 
@@ -126,14 +126,20 @@ IN_A_RECOVERY = [
         stagger=True,
         deaths=2,
     ),
-    Case("a worker dies with its new plan", "3x2", fails("3:0.1@weight"), (SignalAt(ADOPTED, "1.1", nth=2),), deaths=2),
+    Case(
+        "a worker dies as it adopts its new plan",
+        "3x2",
+        fails("3:0.1@weight"),
+        (SignalAt(ADOPTED, "1.1", nth=2),),
+        deaths=2,
+    ),
 ]
 
 
 def _returning(claim: str, *signals: SignalAt, stagger: bool = False) -> Case:
-    """A case in which W(0, 1) dies in step 3 and returns in step 6, with signals in between."""
+    """A case in which W(0, 1) dies in step 3 and returns in step 6, and the signals kill a second worker."""
     overrides = fails("3:0.1@forward") + rejoins("6:0.1")
-    return Case(claim, "3x2", overrides, signals, steps=40, stagger=stagger, deaths=2)  # long enough to return
+    return Case(claim, "3x2", overrides, signals, steps=40, stagger=stagger, deaths=2)  # enough steps for the return
 
 
 IN_A_RETURN = [

@@ -1,20 +1,21 @@
-"""Simulated machines and a network between them: namespaces, and a switch in user space that can be made to fail.
+"""Simulated machines, made of namespaces, and a network between them: a switch in user space that can inject faults.
 
     with Network() as network:
         a, b = network.machine("a"), network.machine("b")
-        a.run(["ping", "-c1", b.address])        # subprocess.Popen in that machine
+        a.run(["ping", "-c1", b.address])        # subprocess.Popen on that machine
         network.cut(a, b)                        # drops packets in both directions; one_way=True: from a to b only
         network.reset(a, b, seconds=0.3)         # answers TCP packets between a and b with resets, for 0.3 s
-        network.heal()                           # ends cuts and resets, but not the weather
-        network.weather(delay=0.02, loss=0.01, reorder=0.1)  # seconds one way; shares of packets
-        network.weather(rate=1e6)                # bytes a second from each machine to each other one
-        network.far(b, 0.05)                     # seconds one way between b and all others
+        network.heal()                           # ends cuts and resets; delays and losses continue
+        network.weather(delay=0.02, loss=0.01, reorder=0.1)  # one-way delay in seconds; shares of packets
+        network.weather(rate=1e6)                # bytes per second on each directed link
+        network.far(b, 0.05)                     # adds a one-way delay, seconds, between b and all others
         b.kill()                                 # kills all its processes at once
 
-A machine is a network, process and mount namespace, held by one process (`machine.py`). When that process dies, the
-kernel ends all others in the namespaces, so a test leaves no process behind, however it ends. Besides loopback a
-machine has one interface, a TUN device that ends in the switch. The switch drops packets silently. Its resets look like
-those of a firewall (`iptables -j REJECT --reject-with tcp-reset`). Bridges, tc netem and iptables are not needed.
+A machine is a network, process and mount namespace. One process, the holder (`machine.py`), keeps them alive. When it
+dies, the kernel kills all other processes in the namespaces, so a test leaves no process behind, however it ends.
+Besides loopback, a machine has one interface: a TUN device, connected to the switch. A cut drops packets silently.
+Resets look like those of a firewall (`iptables -j REJECT --reject-with tcp-reset`). Bridges, tc netem and iptables are
+not needed.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ from recycle_pp.linux.processes import children_of, pid_namespace, process_statu
 _HOLDER = Path(__file__).with_name("machine.py")
 _PREFIX = "10.77.0."
 _TCP, _ACK, _RST, _SYN, _FIN = 6, 0x10, 0x04, 0x02, 0x01
-_QUEUE = 0.2  # seconds of packets that a slow link keeps; drops further ones
-_OVERTAKEN = 0.01  # minimum of the longest delay of a reordered packet, seconds
+_QUEUE = 0.2  # length of a slow link's queue, seconds; a full queue drops packets
+_OVERTAKEN = 0.01  # seconds; a reordered packet is delayed by up to this or the link's delay, if longer
 
 TOOLS = ("unshare", "nsenter", "setpriv")
 
@@ -57,12 +58,16 @@ def missing() -> str | None:
         with Network() as network:
             network.machine("try")
     except (OSError, RuntimeError) as error:
-        return f"needs namespaces and /dev/net/tun, as root: {error}"
+        return f"needs root, namespaces and /dev/net/tun: {error}"
     return None
 
 
 class Machine:
-    """A machine. address: numeric; holder: id of the process that holds its namespaces."""
+    """A simulated machine.
+
+    address  numeric IPv4 address
+    holder   id of the process that keeps its namespaces alive
+    """
 
     def __init__(self, name: str, number: int) -> None:
         self.name, self.number, self.address = name, number, f"{_PREFIX}{number}"
@@ -96,13 +101,13 @@ class Machine:
     def run(self, command: Sequence[str | Path], **how: Any) -> subprocess.Popen[Any]:
         """Starts a command on this machine."""
         inside = ["nsenter", f"--target={self.holder}", "--net", "--pid", "--mount", "--uts"]
-        inside += ["setpriv", "--pdeathsig=KILL"]  # nsenter waits for its child, which has to die with it
+        inside += ["setpriv", "--pdeathsig=KILL"]  # the command, a child of nsenter, must die with it
         process = subprocess.Popen([*inside, *map(str, command)], **how)
         self._started.append(process)
         return process
 
     def processes(self) -> dict[int, psutil.Process]:
-        """All processes of this machine except its holder, by their process ids there."""
+        """All processes of this machine except its holder, by their process ids inside the machine."""
         found = {}
         for process in psutil.process_iter():
             with suppress(OSError, psutil.Error):
@@ -112,11 +117,11 @@ class Machine:
         return found
 
     def path(self, path: str) -> Path:
-        """The path, seen from outside, of a path on this live machine."""
+        """The host's path of a file on this machine, which must be alive."""
         return Path(f"/proc/{self.holder}/root{path}")
 
     def kill(self) -> None:
-        """Kills all processes of the machine. Their connections are reset unless they are cut."""
+        """Kills all processes of the machine. Their connections are reset, unless a cut drops the packets."""
         self._outer.kill()
         self._outer.wait()
         assert self._outer.stderr is not None
@@ -128,11 +133,11 @@ class Machine:
 class Network:
     def __init__(self) -> None:
         self.machines: list[Machine] = []
-        self._cut: set[tuple[int, int]] = set()  # (from, to), by number
-        self._reset: dict[tuple[int, int], float] = {}  # (from, to) -> until when
+        self._cut: set[tuple[int, int]] = set()  # (from, to), numbers of machines
+        self._reset: dict[tuple[int, int], float] = {}  # (from, to) -> end of the resets
         self._delay, self._loss, self._reorder, self._rate = 0.0, 0.0, 0.0, math.inf
         self._free: dict[tuple[int, int], float] = {}  # (from, to) -> time when its queue will be empty
-        self._far: dict[int, float] = {}  # by number
+        self._far: dict[int, float] = {}  # additional delay, seconds, by machine number
         self._random = random.Random(7)
         self._wake, self._waker = os.pipe()
         self._over = False
@@ -167,9 +172,9 @@ class Network:
 
         delay    seconds one way
         loss     share of dropped packets
-        reorder  share of packets with an additional random delay of up to `delay`, or up to 10 ms if that is longer.
-                 Later packets overtake them
-        rate     bytes per second from each machine to each other one
+        reorder  share of packets with an additional random delay of up to `delay`, or up to 10 ms if that is longer,
+                 so that later packets overtake them
+        rate     bytes per second on each directed link
         """
         self._delay, self._loss, self._reorder, self._rate = delay, loss, reorder, rate
 
@@ -196,7 +201,7 @@ class Network:
 
     def _switch(self) -> None:
         """Forwards IPv4 packets between TUN devices by destination."""
-        late: list[tuple[float, int, int, bytes]] = []  # (due, order, to, packet)
+        late: list[tuple[float, int, int, bytes]] = []  # (due, sequence number, destination, packet)
         order = 0
         while not self._over:
             wires = {m.wire: m for m in self.machines}
@@ -246,18 +251,18 @@ class Network:
 
 
 def _read(wire: int) -> bytes:
-    with suppress(OSError):  # its machine is gone
+    with suppress(OSError):  # the machine was killed
         return os.read(wire, 1 << 16)
     return b""
 
 
 def _write(wire: int, packet: bytes) -> None:
-    with suppress(OSError):  # its machine is gone, or its queue is full: a lost packet
+    with suppress(OSError):  # a lost packet: the machine was killed, or the device's queue is full
         os.write(wire, packet)
 
 
 def _reset_of(packet: bytes) -> bytes | None:
-    """The reset that answers an IPv4 packet (RFC 9293, 3.5.2); None if the packet is not TCP or is a reset."""
+    """The reset that answers an IPv4 packet (RFC 9293, 3.5.2). None if the packet is not TCP or is itself a reset."""
     if packet[9] != _TCP:
         return None
     begin = 4 * (packet[0] & 0xF)

@@ -1,12 +1,12 @@
-"""A job on several simulated machines with one agent each, on a network that can fail.
+"""A job on several simulated machines with one agent each, connected by a network that can fail.
 
-    with nodes.start(case, tmp_path, zygote) as job:     # three nodes, a pipeline each
+    with nodes.start(case, tmp_path, zygote) as job:     # three nodes with one pipeline each
         job.wait_for_step(3)
         job.nodes[2].machine.kill()
-        outcome = job.outcome()                          # after node 0 has ended; all others end with the block
+        outcome = job.outcome()                          # waits for node 0; all others end at the end of the block
 
-Without a zygote, each node's agent is the real torchrun. With one, a small stand-in forks the processes, which is ten
-times faster and makes no difference after the start.
+Without a zygote, each node's agent is the real torchrun. With one, a small stand-in forks the processes. This is ten
+times faster at the start and makes no difference afterwards.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .network import Machine, Network
 BOUND = 120.0  # seconds after which a wait counts as hung
 PORT = 29501
 TOKEN = {"RECYCLE_TOKEN": "the secret of the tests"}
-WORKERS = {"3x1": (3, 1), "3x2": (3, 2), "3x4": (3, 4)}  # shape -> nodes, workers on each
+WORKERS = {"3x1": (3, 1), "3x2": (3, 2), "3x4": (3, 4)}  # shape -> (number of nodes, workers per node)
 QUICK = ("control=cluster", "control.heartbeat=0.1", "control.suspicion=4")
 
 
@@ -52,7 +52,10 @@ class Agent:
         return self.process.poll()
 
     def wait(self, seconds: float) -> int:
-        """Waits until all workers and supervisors have ended. torchrun may still wait for other agents."""
+        """Waits until all workers and supervisors have ended. torchrun may then still wait for other agents.
+
+        Returns the exit code, or 0 if torchrun still waits.
+        """
         deadline = time.monotonic() + seconds
         while (code := self.process.poll()) is None and "Local worker group finished" not in self.output:
             if time.monotonic() > deadline:
@@ -68,7 +71,7 @@ class Agent:
             raise TimeoutError(f"torchrun still runs after {seconds} s; it printed:\n{self.output}") from error
 
     def close(self) -> None:
-        """Does nothing, because the process ends with its machine."""
+        """Does nothing, because torchrun ends with its machine."""
 
 
 @dataclass
@@ -78,7 +81,7 @@ class Node:
 
 
 class NodesJob(contextlib.AbstractContextManager):
-    """A case with one machine per pipeline. All machines and processes end with the block."""
+    """A case with one machine per pipeline. All machines and processes end at the end of the block."""
 
     def __init__(
         self,
@@ -120,7 +123,7 @@ class NodesJob(contextlib.AbstractContextManager):
         return self.torchrun(machine, where, arguments)
 
     def join(self, machine: Machine | None = None, token: str | None = None, where: str | None = None) -> Node:
-        """Starts an agent that joins the job by its command line; default: on a new machine."""
+        """Starts an agent with +join=`where` (default: node 0's address) on a machine (default: a new one)."""
         machine = machine or self.network.machine(f"node{len(self.nodes)}")
         _, workers = self._world
         where = where or f"{self.nodes[0].machine.address}:{PORT}"
@@ -129,14 +132,17 @@ class NodesJob(contextlib.AbstractContextManager):
         if self._zygote is not None:
             agent = self._zygote.start(arguments, self.run, Part(0, workers, workers, machine.holder), environment)
         else:
-            where_to = [f"--nproc-per-node={workers}", f"--local-addr={machine.address}"]  # names are not resolved here
+            where_to = [
+                f"--nproc-per-node={workers}",
+                f"--local-addr={machine.address}",
+            ]  # the machines cannot resolve host names
             agent = self.torchrun(machine, where_to, arguments)
         self.nodes.append(Node(machine, agent))
         return self.nodes[-1]
 
     def torchrun(self, machine: Machine, where: list[str], arguments: list[str]) -> Agent:
         log, temporary = self._folder / f"{machine.name}.log", self._folder / f"{machine.name}.tmp"
-        temporary.mkdir(exist_ok=True)  # equal process ids on two machines would give equal names of temporary files
+        temporary.mkdir(exist_ok=True)  # with equal process ids on two machines, temporary files would have equal names
         command = [Path(sys.executable).with_name("torchrun"), *where, "-m", "recycle_pp.train", *arguments]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "LOGLEVEL": "INFO", "TMPDIR": str(temporary), **TOKEN}
         with open(log, "a") as output:
@@ -197,9 +203,9 @@ def start(
 ) -> NodesJob:
     """Starts a job: forked from `zygote`, or by torchrun if `zygote` is None. An etcd gets its own machine.
 
-    far           delay of a node's packets, seconds one way, by node
-    run           run folder; default: in `folder`
-    environments  environment variables by node, if forked from a zygote
+    far           one-way delay of a node's packets, seconds, by node
+    run           run folder; default: a new one in `folder`
+    environments  additional environment variables, by node; only for jobs forked from a zygote
     """
     job = NodesJob(case, folder, zygote, coordinator, run, environments)
     try:

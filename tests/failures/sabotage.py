@@ -1,31 +1,31 @@
-"""Makes workers of a zygote's jobs (see Zygote.preload) fail in the way that RECYCLE_SABOTAGE describes.
+"""Makes workers of a zygote's jobs (see Zygote.preload) fail as RECYCLE_SABOTAGE describes.
 
 RECYCLE_SABOTAGE='{"raise": "ValueError", "stage": 1, "step": 3, "g": 5, "once": "/tmp/flag"}'
-RECYCLE_SABOTAGE='{"flip": 1, "step": 3, "once": "/tmp/flag"}'     # a bit of stage 1's weights, in one worker's memory
-RECYCLE_SABOTAGE='{"err": 1, "step": 3, "once": "/tmp/flag"}'      # one worker's update of sharded state is wrong
-RECYCLE_SABOTAGE='{"rot": 1, "step": 3, "once": "/tmp/flag"}'      # a bit of its sharded state flips before that step
-RECYCLE_SABOTAGE='{"nan": 1, "steps": [3, 5]}'    # the stage's output is NaN in these steps
-RECYCLE_SABOTAGE='{"telemetry": ["Traces.died"]}'        # these methods of the telemetry always fail
-RECYCLE_SABOTAGE='{"end": 1.5}'          # the last heartbeat.json is written so many seconds late
-RECYCLE_SABOTAGE='{"census": "/tmp/sizes", "steps": [300, 1500]}'  # the size of all Python objects after these steps
+RECYCLE_SABOTAGE='{"flip": 1, "step": 3, "once": "/tmp/flag"}'     # a bit of stage 1's weights flips in one worker
+RECYCLE_SABOTAGE='{"err": 1, "step": 3, "once": "/tmp/flag"}'      # one worker's update of its sharded state is wrong
+RECYCLE_SABOTAGE='{"rot": 1, "step": 3, "once": "/tmp/flag"}'      # a bit of its sharded state flips before the step
+RECYCLE_SABOTAGE='{"nan": 1, "steps": [3, 5]}'    # the output of stage 1 is NaN in these steps
+RECYCLE_SABOTAGE='{"telemetry": ["Traces.died"]}'        # these telemetry methods always raise
+RECYCLE_SABOTAGE='{"end": 1.5}'          # the last heartbeat.json is written 1.5 seconds late
+RECYCLE_SABOTAGE='{"census": "/tmp/sizes", "steps": [300, 1500]}'  # appends the size of all objects after these steps
 RECYCLE_SABOTAGE='{"census": "/tmp/sizes", "generations": [9, 39]}'  # or in these generations
-RECYCLE_SABOTAGE='{"unfit": true}'       # the model's kernels need too much shared memory
-RECYCLE_SABOTAGE='{"start": 1}'          # the model of stage 1 cannot be built
-RECYCLE_SABOTAGE='{"foreign": "/tmp/flag", "after": 4}'      # the fifth worker to start has another platform
+RECYCLE_SABOTAGE='{"unfit": true}'       # the kernels need more shared memory than the GPU has
+RECYCLE_SABOTAGE='{"start": 1}'          # building the model of stage 1 fails
+RECYCLE_SABOTAGE='{"foreign": "/tmp/flag", "after": 4}'      # the fifth worker and later ones report another platform
 RECYCLE_SABOTAGE='{"suspended": "/tmp/flag", "after": 4}'    # the fifth worker to start suspends itself (SIGSTOP)
-RECYCLE_SABOTAGE='{"compile": 2.5}'    # seconds in C++, with Python's lock, before a worker is ready
-RECYCLE_SABOTAGE='{"clock": 3600}'     # time.time() jumps back and forth that far, in all processes
-RECYCLE_SABOTAGE='{"jump": -3600, "when": "/tmp/flag"}'    # time.time() jumps that far once the file exists
+RECYCLE_SABOTAGE='{"compile": 2.5}'    # seconds for which a worker holds Python's lock before it is ready
+RECYCLE_SABOTAGE='{"clock": 3600}'     # time.time() jumps back and forth by that many seconds, in all processes
+RECYCLE_SABOTAGE='{"jump": -3600, "when": "/tmp/flag"}'    # time.time() is shifted by this once the file exists
 
 RECYCLE_SABOTAGE='{"hang": "spin", "stage": 1, "step": 3, "g": 5, "once": "/tmp/flag"}'
-    in a forward: sleep (releases Python's lock), lock (waits and holds it), spin (computes and holds it),
+    in a forward: sleep (waits without Python's lock), lock (waits with it), spin (computes with it),
     burn (no hang: computes for `seconds` of CPU time)
-    when it reads data: read (as if the file system did not answer)
+    while reading data: read (as if the file system did not answer)
     in a checkpoint: save (as if the file system did not answer for `seconds`), copy (the main thread hangs)
     in a sum: reduce (the thread that exchanges the gradients hangs)
 
-once: a file that the first failure creates, with its process id. If the file exists, there is no failure. Without
-`once`, every peer fails.
+once: a file that the first failing process creates and writes its id to. If the file exists, nothing fails. Without
+`once`, the failure occurs on every peer.
 """
 
 import ctypes
@@ -65,7 +65,7 @@ _batch, _all_reduce, _write_part, _save = (
     checkpoint._write_part,
     checkpoint.Saver.save,
 )
-_step = -1  # of this worker's last forward
+_step = -1  # step of this worker's last forward
 
 
 def sabotage():
@@ -112,7 +112,7 @@ def hang(*kinds, seconds=1e6):
         if now["hang"] == "lock":
             ctypes.PyDLL(None).sleep(int(seconds))
         elif now["hang"] == "spin":
-            sum(range(1 << 60))  # one C call, which never releases the lock
+            sum(range(1 << 60))  # a single C call, which never releases the lock
         elif now["hang"] == "burn":
             end = time.thread_time() + seconds
             while time.thread_time() < end:
@@ -166,7 +166,7 @@ def platform(*arguments):
 
 
 def _workers_before(flag):
-    """The number of workers that have started before this one. Each creates a file whose name begins with `flag`."""
+    """The number of workers that started before this one. Each creates a file whose name begins with `flag`."""
     return next(n for n in itertools.count() if _first(f"{flag}.{n}"))
 
 
@@ -174,7 +174,7 @@ def census(who, number, of="steps"):
     now = sabotage()
     if "census" in now and number in now.get(of, ()):
         for background in [found for found in gc.get_objects() if isinstance(found, Background)]:
-            background.flush(10)  # on a slow machine, lines wait to be written
+            background.flush(10)  # on a slow machine, lines may still be queued
         gc.collect()
         size = sum(map(sys.getsizeof, gc.get_objects()))
         with open(now["census"], "a") as file:

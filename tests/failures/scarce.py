@@ -1,7 +1,7 @@
-"""Limits the memory of workers to SCARCE bytes more than they use after they are built (RLIMIT_DATA).
+"""Limits a worker's memory to SCARCE bytes more than it uses once its model is built (RLIMIT_DATA).
 
-Larger allocations fail as on a machine without free memory: torch raises, and the worker reports it and dies.
-SCARCE_WORKERS: names of the limited workers, such as 1.0; default: all.
+Allocations beyond the limit fail as on a machine without free memory: torch raises an exception, which the worker
+reports before it dies. SCARCE_WORKERS: names of the limited workers, such as 1.0; default: all.
 """
 
 import os

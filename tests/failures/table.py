@@ -1,6 +1,6 @@
-"""The closing table of the failure suite: the number of cases of each kind, and the longest stall.
+"""The table at the end of the failure suite: for each kind of case, the number of jobs and the longest stall.
 
-A pytest plugin (loaded by tests/conftest.py), so that it also receives the results of xdist's processes.
+A pytest plugin (loaded by tests/conftest.py), so that it receives the results of all xdist processes.
 """
 
 from collections import defaultdict
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-RESULTS: dict[str, list[dict[str, Any]]] = defaultdict(list)  # kind of case -> deaths, stalls, seconds of each
+RESULTS: dict[str, list[dict[str, Any]]] = defaultdict(list)  # kind of case -> deaths, stalls and seconds of each case
 
 
 def pytest_sessionfinish(session):

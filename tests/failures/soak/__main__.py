@@ -1,19 +1,19 @@
-"""A soak test: jobs of three nodes under random faults, each compared bit for bit with an undisturbed run.
+"""A soak test: jobs on three nodes under random faults, each compared bit for bit with an undisturbed run.
 
-    python -m tests.failures.soak --minutes 60 --seed 7 --out soak      # root, in a clone of the repository
+    python -m tests.failures.soak --minutes 60 --seed 7 --out soak      # as root, in a clone of the repository
     python -m tests.failures.soak --seed 7 --job 3                      # repeats the faults of job 7.3
 
-The three nodes are network, process and mount namespaces, each with its own torchrun. Faults are kills, pauses, cuts in
-one or both directions, resets, packet loss with delay and reordering, and a run folder that does not answer. A majority
-of the nodes and a worker of each stage always survive; lost nodes return with +join. Checks after each job:
+Each node consists of a network, a process and a mount namespace, and has its own torchrun. Faults are kills, pauses,
+cuts in one or both directions, resets, packet loss with delay and reordering, and a run folder that does not answer. A
+majority of the nodes and a worker of each stage always survive. Lost nodes return with +join. Checks after each job:
 
 - final weights, losses and samples equal those of an undisturbed worker
 - metrics.jsonl and samples.jsonl have one line per step
-- torchrun of every node without a fault has ended with 0
+- torchrun has ended with exit code 0 on every node that was intact at the end
 - no process, shared memory or temporary file is left
 
-OUT/soak.jsonl has a line for each fault and each job. OUT keeps the folders of jobs that differ. The exit code is 1 if
-any job differs.
+OUT/soak.jsonl has a line for each fault and each job. OUT keeps the folders of jobs that failed a check. The exit code
+is 1 if there are any.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tests.failures.harness import Case, Outcome, Runs, _outcome, explain
 from .faults import KINDS, draw
 from .job import Injected, SoakedJob
 
-MOST_FAILED = 3  # consecutive jobs that the soak itself failed to run
+MOST_FAILED = 3  # consecutive jobs that the soak failed to run, after which it stops
 COUNTS = ("steps", "seconds", "faults", "deaths", "elections", "rejoined", "joins", "given_up")  # summed over the jobs
 COMMON = ("control.suspicion=5", "run.respawns=100000", "checkpoint.every=40")
 
@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> int:
 
 
 class Soak:
-    """Runs the jobs. faults, jobs: the lines of soak.jsonl."""
+    """Runs the jobs. faults, jobs: the lines of soak.jsonl about them."""
 
     def __init__(self, options: argparse.Namespace, out: Path, runs: Runs) -> None:
         self.faults: list[dict[str, Any]] = []
@@ -78,16 +78,16 @@ class Soak:
         self._begun = time.monotonic()
         self._disks = Disk.missing()
         if self._disks:
-            print(f"soak: without frozen disks: {self._disks}")
+            print(f"soak: no disk will be frozen: {self._disks}")
 
     def run(self) -> None:
-        """Runs jobs until the time is over, and finishes the last one."""
+        """Starts jobs until the time is over, and finishes the last one."""
         number, failed = self._options.job or 0, 0
         while failed < MOST_FAILED:
             try:
                 self._job(number)
                 failed = 0
-            except Exception:  # the next jobs can still be run
+            except Exception:  # try the next jobs
                 failed += 1
                 self._failed(number, traceback.format_exc())
             if self._options.job is not None or time.monotonic() - self._begun > 60 * self._options.minutes:
@@ -112,11 +112,11 @@ class Soak:
             outcome = _outcome(case, 0, time.time() - begun, job.job)
             job.differences += self.compare(outcome, expected)
             if not all(decision.same for decision in Replay(job.job.run.protocol)):
-                job.differences.append("recycle_pp.replay makes another decision than the coordinator")
+                job.differences.append("recycle_pp.replay makes a different decision than the coordinator did")
             self._finish(name, job, outcome, folder)
 
     def _failed(self, number: int, why: str) -> None:
-        """Records that the soak, not the job, has failed."""
+        """Records that the soak could not run a job."""
         print(why, flush=True)
         line = dict.fromkeys(COUNTS, 0) | {"job": f"{self._options.seed}.{number}", "differences": [why[-1500:]]}
         self.jobs.append(line)
@@ -194,13 +194,13 @@ class Soak:
 
 
 def _longest_gap(metrics: list[dict[str, Any]], begin: float, end: float) -> float:
-    """Longest time between two commits, seconds, among the gaps that overlap with the time from `begin` to `end`."""
+    """Longest time between two commits, seconds, of the gaps that overlap the interval from `begin` to `end`."""
     times = [line["time"] for line in metrics]
     return round(max((b - a for a, b in pairwise(times) if b > begin and a < end), default=0.0), 2)
 
 
 def table(faults: list[dict[str, Any]], jobs: list[dict[str, Any]]) -> str:
-    """A table of the faults: how often each happened, and its cost."""
+    """A table of the faults: how often each kind occurred, and what it cost. Then totals over the jobs."""
     rows = [("fault", "times", "left out", "deaths", "longest gap")]
     for kind in KINDS:
         some = [f for f in faults if f["kind"] == kind and not f["left_out"]]
@@ -223,19 +223,19 @@ def _options(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m tests.failures.soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=60.0, help="after which no job starts (default 60)")
-    parser.add_argument("--seed", type=int, default=0, help="of jobs and faults")
-    parser.add_argument("--job", type=int, help="only this job of the seed")
-    parser.add_argument("--steps", type=int, help="of each job (default: 300, 450 or 600, by the seed)")
-    parser.add_argument("--mean", type=float, default=4.0, help="seconds between faults (default 4)")
-    parser.add_argument("--longest", type=float, default=60.0, help="seconds that a fault lasts at most (default 60)")
-    parser.add_argument("--kinds", help=f"some of: {', '.join(KINDS)}; comma-separated (default: all)")
+    parser.add_argument("--minutes", type=float, default=60.0, help="minutes after which no job starts (default 60)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the jobs and faults")
+    parser.add_argument("--job", type=int, help="run only this job of the seed")
+    parser.add_argument("--steps", type=int, help="steps of each job (default: 300, 450 or 600, by seed)")
+    parser.add_argument("--mean", type=float, default=4.0, help="average pause between faults, seconds (default 4)")
+    parser.add_argument("--longest", type=float, default=60.0, help="maximum duration of a fault, seconds (default 60)")
+    parser.add_argument("--kinds", help=f"comma-separated kinds of faults: {', '.join(KINDS)} (default: all)")
     parser.add_argument("--out", help="a folder (default: a temporary one)")
     parser.add_argument("--keep", action="store_true", help="keep the folders of all jobs")
     options = parser.parse_args(arguments)
     options.kinds = options.kinds.split(",") if options.kinds else list(KINDS)
     if wrong := set(options.kinds) - set(KINDS):
-        parser.error(f"--kinds: {', '.join(wrong)}: must be some of {', '.join(KINDS)}")
+        parser.error(f"--kinds: unknown: {', '.join(wrong)}; known: {', '.join(KINDS)}")
     return options
 
 

@@ -2,9 +2,9 @@
 
     for fault in draw(random.Random("7.0"), list(KINDS), mean=5.0, longest=60.0, stages=2):
         fault.pause                     # seconds after the previous fault
-        print(fault)                    # cut link, places 1 and 2, 12.4 s
+        print(fault)                    # "cut link, places 1 and 2, 12.4 s"
 
-A job has three places, one per pipeline. Each has a machine; a lost machine is replaced.
+A job has three places, one per pipeline. Each place has a machine, which is replaced when it is lost.
 """
 
 from __future__ import annotations
@@ -21,8 +21,11 @@ class Kind:
     """A kind of fault.
 
     share    relative frequency
-    needs    what must be intact before the fault: "nodes" (all three, as it may cost one), "peer" (a worker of the same
-             stage at another place; at all places if state is sharded, as two workers hold each unit), or "nothing"
+    needs    what must be intact before the fault:
+             "nodes"    all three, because the fault may cost one
+             "peer"     a worker of the same stage at another place; with sharded state at all places, because only two
+                        workers keep a copy of each unit
+             "nothing"
     seconds  shortest and longest duration; (0, 0): instantaneous
     """
 
@@ -52,12 +55,12 @@ KINDS = {
     "storm": Kind(2, "nothing", (5.0, 30.0)),
     "freeze disk": Kind(3, "nothing", (2.0, 30.0)),
 }
-AT_ONCE = 0.25  # share of faults within a second of the previous one, so that they hit its recovery
+AT_ONCE = 0.25  # share of faults that come within a second of the previous one, to hit its recovery
 
 
 @dataclass(frozen=True)
 class Fault:
-    """One fault. place, other: two different places, from 0. stage: of the affected worker or supervisor."""
+    """One fault. place, other: two different places, from 0. stage: that of the affected worker or supervisor."""
 
     kind: str
     pause: float
@@ -78,8 +81,12 @@ class Fault:
 
 
 def draw(chance: random.Random, kinds: Sequence[str], mean: float, longest: float, stages: int) -> Iterator[Fault]:
-    """An endless sequence of faults. mean: average pause, seconds; longest: limit of the duration, seconds; stages: of
-    the job."""
+    """An endless sequence of faults.
+
+    mean     average pause, seconds
+    longest  maximum duration of a fault, seconds
+    stages   number of stages of the job
+    """
     while True:
         kind = chance.choices(kinds, [KINDS[kind].share for kind in kinds])[0]
         place, other = chance.sample(range(PLACES), 2)

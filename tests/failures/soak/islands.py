@@ -2,13 +2,18 @@
 
     python -m tests.failures.soak.islands --minutes 60 --seed 7 --out out/islands    # in a clone of the repository
 
-Each island is started by its own torchrun, and reaches moto's S3 server through its own proxy. Faults are kills and
-pauses of workers, islands that are killed or told to end and come back, islands whose folder is lost and that a new
-island replaces, and stores that answer 500 or close connections, for one island or for all. At least one island always
-runs. Checks:
+Each island has its own torchrun, and reaches moto's S3 server through its own proxy. At least one island always runs.
+Faults:
 
-- theta is equal on all islands that have applied a round, for all rounds, and no checksum ever changes
-- no sample is in two islands, and none is twice in one
+- a worker is killed or paused
+- an island is killed or ends after SIGTERM, and restarts later
+- an island and its folder are lost, and a new island replaces it
+- the store answers 500 or closes connections, for one island or for all
+
+Checks:
+
+- for each round, theta is equal on all islands that have applied the round, and no checksum ever changes
+- no sample is read by two islands, or twice by one
 - the rounds count no more samples than the islands have read
 - after the last fault, all islands apply two more rounds
 - an island that gets SIGTERM ends with a checkpoint of its last step
@@ -44,7 +49,7 @@ from recycle_pp.telemetry.checkpoint_folders import finished
 from recycle_pp.telemetry.run_folder import RunFolder
 from recycle_pp.testing.s3_server import Proxy, S3Server
 
-SHAPES = (  # of the first three islands, and again of the next ones: number of workers, settings
+SHAPES = (  # (number of workers, settings) of the first three islands; later ones reuse them in turn
     (2, ("parallel=2x1",)),
     (4, ("parallel=2x2",)),
     (3, ("parallel=3x1", "parallel.sharded=true")),
@@ -65,17 +70,17 @@ KINDS = {  # relative frequency, shortest and longest duration in seconds
     "store closes connections": (2, 5.0, 200.0),
     "store answers 500 to all": (1, 5.0, 60.0),
 }
-LOOK = 10.0  # seconds between two looks at the store
-ATTEMPTS = 20  # to start an island
-ENDING = 120.0  # seconds from SIGTERM to the end of an island
-HEALED = 600.0  # seconds after the last fault in which all islands apply two rounds
-GRACE = 40.0  # seconds after a fault that still belong to it
+LOOK = 10.0  # seconds between two reads of the store
+ATTEMPTS = 20  # maximum number of attempts to start an island
+ENDING = 120.0  # maximum seconds from SIGTERM to the end of an island
+HEALED = 600.0  # maximum seconds after the last fault until all islands have applied two rounds
+GRACE = 40.0  # seconds after a fault during which long gaps are attributed to it
 
 
 class Island:
-    """One island: its torchrun, its run folder, its way to the store.
+    """One island: its torchrun, its run folder, its proxy to the store.
 
-    wanted  whether it shall run
+    wanted  whether it should be running
     begun   time.time() of its latest start
     faulty  (begin, end) of its own faults, time.time()
     codes   exit codes of torchrun when it ended by itself
@@ -119,7 +124,7 @@ class Island:
         return max(finished(self.run.path / "checkpoints"), default=0)
 
     def workers(self) -> list[psutil.Process]:
-        """The newest process of each worker that is alive."""
+        """The live processes of the workers."""
         newest = {event["worker"]: event["pid"] for event in self.events("spawned")}
         with contextlib.suppress(psutil.NoSuchProcess):
             assert self.agent is not None
@@ -146,7 +151,7 @@ class Island:
         return [sample for line in self.run.lines(self.run.path / "samples.jsonl") for sample in line["samples"]]
 
     def longest_gap(self) -> float:
-        """Longest time between two commits outside of its own faults, seconds."""
+        """Longest time between two commits, seconds, outside this island's own faults."""
         times = sorted(line["time"] for line in self.run.lines(self.run.metrics))
         own = [(a, b) for a, b in pairwise(times) if not any(begin < b and a < end for begin, end in self.faulty)]
         return max((b - a for a, b in own), default=0.0)
@@ -156,7 +161,12 @@ class Island:
 
 
 class Chaos:
-    """islands: those that shall run now. lost: those that never come back. differences: failed checks, as sentences."""
+    """Runs the islands and injects the faults.
+
+    islands      the islands that should be running now, or return later
+    lost         the islands that never return
+    differences  failed checks, as sentences
+    """
 
     def __init__(self, options: argparse.Namespace, out: Path, server: S3Server) -> None:
         self.islands: list[Island] = []
@@ -175,7 +185,7 @@ class Chaos:
         self._begun = self._healed = time.time()
 
     def run(self) -> None:
-        """Runs the islands, injects the faults, waits for rounds after them, and ends the islands."""
+        """Runs the islands, injects the faults, waits for two more rounds, and ends the islands."""
         for number in range(3):
             self._new(number)
         self._later(LOOK, self._look)
@@ -206,7 +216,9 @@ class Chaos:
                     break
             counted = sum(of.get(island.name, 0) for of in self.counted.values())
             if counted > len(read):
-                self.differences.append(f"{counted} samples of {island.name} were counted, {len(read)} read")
+                self.differences.append(
+                    f"the rounds count {counted} samples of {island.name}, which read only {len(read)}"
+                )
         count = {kind: sum(len(island.events(kind)) for island in everyone) for kind in COUNTED}
         return {
             "seconds": round(time.time() - self._begun),
@@ -243,7 +255,7 @@ class Chaos:
             self._later(pause, lambda: self._next(until))
 
     def _possible(self, kind: str, island: Island) -> bool:
-        """Another island runs if this one goes, it is not missing already, and it has something to come back to."""
+        """Whether the island runs and has a checkpoint, another island runs, and a lost island can be replaced."""
         others = any(other.runs for other in self.islands if other is not island)
         new = kind != "lose island" or len(self.islands) + len(self.lost) < PARTS
         return island.runs and others and island.saved() and new
@@ -290,7 +302,7 @@ class Chaos:
         self._start(island)
 
     def _start(self, island: Island, attempt: int = 1) -> None:
-        """Starts an island, and again if it ends by itself, as an operator would."""
+        """Starts an island, and restarts it if it ends by itself, as an operator would."""
         island.faulty.append((time.time() - GRACE, time.time() + GRACE))
         island.start()
         self._later(5.0, lambda: self._watch(island, attempt))
@@ -310,19 +322,21 @@ class Chaos:
                 self._start(island, attempt + 1)
 
     def _end(self, island: Island) -> None:
-        """SIGTERM to torchrun, and waits."""
+        """Sends SIGTERM to torchrun and waits for its end."""
         assert island.agent is not None
         island.wanted = False
         island.agent.send_signal(signal.SIGTERM)
         try:
             island.agent.wait(ENDING)
         except subprocess.TimeoutExpired:
-            self.differences.append(f"{island.name} has not ended {ENDING} s after SIGTERM")
+            self.differences.append(f"{island.name} did not end within {ENDING} s of SIGTERM")
             island.kill()
             return
         steps = island.run.lines(island.run.metrics)
         if steps and steps[-1]["time"] > island.begun and len(steps) != island.saved():
-            self.differences.append(f"{island.name} has made {len(steps)} steps, and saved {island.saved()} at SIGTERM")
+            self.differences.append(
+                f"{island.name} made {len(steps)} steps, but its checkpoint after SIGTERM has {island.saved()}"
+            )
 
     # -- the loop ----------------------------------------------------------------------------------------------
 
@@ -333,7 +347,7 @@ class Chaos:
         deadline = time.time() + seconds
         while not condition():
             if time.time() > deadline:
-                self.differences.append(f"no {what} in {seconds:.0f} s")
+                self.differences.append(f"no {what} within {seconds:.0f} s")
                 return
             while self._due and self._due[0][0] <= time.time():
                 heapq.heappop(self._due)[2]()
@@ -350,7 +364,9 @@ class Chaos:
         for each in found["rounds"]:
             number = each["round"]
             if self.counted.setdefault(number, each["samples"]) != each["samples"]:
-                self.differences.append(f"round {number}: {each['samples']}, before {self.counted[number]}")
+                self.differences.append(
+                    f"round {number}: its sample counts changed from {self.counted[number]} to {each['samples']}"
+                )
             for name, digest in each["theta_sha256"].items():
                 if self.sums[number].setdefault(name, digest) != digest:
                     self.differences.append(f"round {number}: the checksum of {name} has changed")
@@ -385,9 +401,9 @@ def main(arguments: list[str]) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--minutes", type=float, default=60.0, help="with faults (default 60)")
+    parser.add_argument("--minutes", type=float, default=60.0, help="duration of the faults (default 60)")
     parser.add_argument("--seed", type=int, default=0, help="of the faults")
-    parser.add_argument("--mean", type=float, default=15.0, help="seconds between faults (default 15)")
+    parser.add_argument("--mean", type=float, default=15.0, help="average pause between faults, seconds (default 15)")
     parser.add_argument("--out", default="out/islands", help="a new folder")
     options = parser.parse_args(arguments)
     out = Path(options.out).absolute()

@@ -1,10 +1,10 @@
-"""A job of three nodes under faults: injects the faults, replaces lost machines, waits for the end.
+"""A job on three nodes: injects faults, replaces lost machines and waits for the end of the job.
 
     with SoakedJob(case, folder, disk, say) as job:
         job.start()
         job.survive(faults)              # until the job has ended
-        job.end()                        # heals everything, waits for every process
-        job.differences                  # sentences; [] if the job has kept all promises
+        job.end()                        # ends all faults and waits for all processes
+        job.differences                  # broken promises, as sentences; [] if there are none
         job.outcome()
 
 Tracks which nodes and workers are intact, so that a majority of the nodes and a worker of each stage always survive.
@@ -32,28 +32,28 @@ from tests.failures.nodes import WORKERS, Agent, Node, NodesJob
 
 from .faults import KINDS, PLACES, Fault
 
-SETTLED = 3.0  # seconds after the end of a fault until heartbeats show the state after it
-PATIENCE = 60.0  # seconds for which a fault waits for its requirements before it is left out
-RETURN = 20.0  # seconds after a fault until a missing node is rebooted, as an operator would do
-JOIN = 90.0  # seconds for a new node to join on a busy machine
+SETTLED = 3.0  # seconds after a fault until heartbeats reliably show the new state
+PATIENCE = 60.0  # seconds for which a fault waits for its requirements; then it is skipped
+RETURN = 20.0  # seconds after a fault until a missing node is rebooted, as an operator would do it
+JOIN = 90.0  # maximum seconds for a new node to join, on a busy machine
 REBOOT = 3.0  # minimum time between two attempts to join, seconds
-ATTEMPTS = 15  # to join
-START = 240.0  # seconds until the first steps, on a busy machine
-ABSENT = 60.0  # seconds until a node that takes no part without a fault is rebooted
-HUNG = 120.0  # seconds without a step and without a fault
-ENDING = 90.0  # seconds from the end of the job to the end of its agents
+ATTEMPTS = 15  # maximum number of attempts to join
+START = 240.0  # maximum seconds until the first step, on a busy machine
+ABSENT = 60.0  # seconds after which a node is rebooted if it takes no part although it had no fault
+HUNG = 120.0  # seconds without a step, outside faults, after which the job counts as hung
+ENDING = 90.0  # maximum seconds from the end of the job to the end of its agents
 
 
 @dataclass
 class Place:
-    """The place of one pipeline's workers. state: whole, faulty (a fault is active), or returning."""
+    """The node of one pipeline, which may be replaced. state: whole, faulty (a fault is active) or returning."""
 
     number: int
     node: Node
     state: str = "whole"
-    since: float = 0.0  # time.time() of the last change
+    since: float = 0.0  # time.time() of the last change of state
     attempts: int = 0
-    seen: float = field(default_factory=time.time)  # time.time() at which all of its workers last took part
+    seen: float = field(default_factory=time.time)  # time.time() when all of its workers last took part
 
     @property
     def machine(self) -> Machine:
@@ -93,9 +93,9 @@ class SoakedJob(contextlib.AbstractContextManager):
         self.stages = WORKERS[self.case.shape][1]
         self._undo: dict[threading.Timer, Callable[[], None]] = {}
         self._down: dict[str, float] = {}  # worker -> end of its last fault
-        self._pids: dict[str, tuple[str, int]] = {}  # worker -> host, process id there
+        self._pids: dict[str, tuple[str, int]] = {}  # worker -> (host, process id on that host)
         self._live: set[str] = set()
-        self.given_up = 0  # nodes that the job lost without a fault
+        self.given_up = 0  # number of nodes that the job lost without a fault
         self._frozen = False
         self._ended: str | None = None
         self._stopped = ""
@@ -142,7 +142,7 @@ class SoakedJob(contextlib.AbstractContextManager):
             self._differs(f"the job has not finished: {self._ended or 'it still runs'}")
             return
         if self._stopped:
-            self._differs(f"events.jsonl of a job that finished has the event stopped: {self._stopped}")
+            self._differs(f"the job finished, but events.jsonl contains the event stopped: {self._stopped}")
         deadline = time.monotonic() + ENDING
         while any(place.agent.code is None for place in whole) and time.monotonic() < deadline:
             time.sleep(0.1)
@@ -186,11 +186,11 @@ class SoakedJob(contextlib.AbstractContextManager):
                     self._pids[event["worker"]] = event["host"], event["pid"]
                 case "finished":
                     self._ended = "finished"
-                case "stopped":  # written by the job, or by a node that was cut off and must not write here
+                case "stopped":  # by the job, or by a node that was cut off, which must not write it
                     self._stopped = event["reason"]
                 case "restored":
                     self._differs(
-                        f"went back to a checkpoint in step {event['step']}, although a worker of each stage was alive"
+                        f"step {event['step']}: restarted from a checkpoint, although a worker of each stage was alive"
                     )
         for line in self._metrics.new():
             self._committed, self._live_workers = line["step"], line["live_workers"]
@@ -240,7 +240,7 @@ class SoakedJob(contextlib.AbstractContextManager):
     # ------------------------------------------------------------------------------------------------ returning nodes
 
     def _replace(self) -> None:
-        """Replaces each machine whose agent has ended, or whose workers are missing long after a fault."""
+        """Replaces each machine whose agent has ended or whose workers are still missing long after a fault."""
         for place in self.places:
             ended, waited = place.agent.code is not None, time.time() - place.since
             if place.state == "whole" and ended and not self._finishes():
@@ -258,7 +258,7 @@ class SoakedJob(contextlib.AbstractContextManager):
                     self._join(place)
 
     def _finishes(self) -> bool:
-        """Whether the job is at its end. Agents may end just before the final event is in the file."""
+        """Whether the last step is committed. Agents may end just before the final event is written."""
         return self._committed == self.case.steps - 1
 
     def _join(self, place: Place) -> None:
@@ -304,7 +304,7 @@ class SoakedJob(contextlib.AbstractContextManager):
                 number = signal.SIGKILL if fault.kind == "kill agent" else signal.SIGTERM
                 self._hold([place], fault, [(agent(place), number)])
             case "stop agent":
-                # nsenter stops with the agent and has to be continued, too
+                # nsenter stops together with the agent, and must be continued too
                 self._hold([], fault, [(agent(place), signal.SIGSTOP), (place.agent.process, 0)])
             case "stop node":
                 everything = [(process, signal.SIGSTOP) for process in a.processes().values()]
@@ -343,7 +343,7 @@ class SoakedJob(contextlib.AbstractContextManager):
         self._hold([], fault, [(process, number)])
 
     def _hold(self, places: list[Place], fault: Fault, signals: list[tuple[Any, int]]) -> None:
-        """Sends the signals. After the duration of the fault, sends SIGCONT to all of these processes."""
+        """Sends the signals. At the end of the fault, sends SIGCONT to all of these processes."""
         for place in places:
             place.becomes("faulty" if fault.seconds else "returning")
         for process, number in signals:
@@ -410,7 +410,7 @@ class SoakedJob(contextlib.AbstractContextManager):
 
 
 def agent(place: Place) -> psutil.Process:
-    """torchrun's process at that place."""
+    """The torchrun process at that place."""
     found = [p for p in place.machine.processes().values() if any("torchrun" in word for word in p.cmdline()[:2])]
     return found[0]
 

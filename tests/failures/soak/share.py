@@ -1,27 +1,33 @@
-"""The share of undisturbed work that a job does under kills, pauses and partitions.
+"""The share of its undisturbed throughput that a job keeps under kills, pauses and partitions.
 
-    python -m tests.failures.soak.share                            # root, in a clone; 45 minutes
+    python -m tests.failures.soak.share                            # as root, in a clone; takes 45 minutes
     python -m tests.failures.soak.share --compute real --steps 5600 --undisturbed 2100
 
 A published test of this kind ran 32 replicas on one machine for 30 minutes with a fault every 29 seconds (SIGKILL,
-SIGSTOP or a partition) and kept 97.7 % of its undisturbed throughput. This one has three nodes in network, process and
-mount namespaces, each with its own torchrun and four workers (3 x 4). One job runs without faults, then one with them:
+SIGSTOP or a partition), and kept 97.7 % of its undisturbed throughput. This one has three nodes (network, process and
+mount namespaces), each with its own torchrun and four workers (3 x 4). One job runs without faults, and one with these:
 
-- kill worker: SIGKILL. Its supervisor starts another one.
-- stop worker: SIGSTOP for 10 seconds. The others take it for hung, and it is replaced.
-- cut node: no packet leaves or reaches a node for 10 seconds. The job continues without its four workers; the node
-  leaves, and 3 seconds later its agent is started again and joins.
+- kill worker: SIGKILL. Its supervisor starts another process.
+- stop worker: SIGSTOP for 10 seconds. The job treats the worker as hung and replaces it.
+- cut node: no packet leaves or reaches a node for 10 seconds. The job continues without its four workers. The node
+  leaves; 3 seconds later its agent is restarted and joins.
 
-Two shares of undisturbed work are printed. The first is the ratio of the steps per second of both jobs, the first one
-in its first --undisturbed steps. On a machine whose speed drifts, the second says more: what the second job would have
-done if all of its steps were as long as its own undisturbed ones, that is as the median of the steps with all workers
-in the second half of the time between two faults.
+Two shares are printed:
 
-*Of the living*: the second share, divided by the mean of live/12 over the time; with real compute on few cores this has
-no meaning, because fewer workers then have more of the cores. *Lost*: time beyond that of undisturbed steps, from the
-fault to the next one. *Absent*: the share of the missing workers in this time. Both jobs must have the same losses and,
-with real compute, the same final weights; then both have --steps steps, because the learning rate depends on them.
-Events and metrics of both jobs stay in OUT.
+- The ratio of both jobs' steps per second. Of the undisturbed job, the first --undisturbed steps count.
+- The share of the disturbed job's time that its steps would have taken without faults. The time of an undisturbed step
+  is the median of the job's own steps with all workers in the second half of the time between two faults. This share is
+  more accurate on a machine whose speed drifts.
+
+The other figures:
+
+share of what they can do  the second share, divided by the average share of live workers. Meaningless with real compute
+                           on few cores, because fewer workers then get more of the cores.
+lost                       time from a fault to the next one, minus the time of that many undisturbed steps
+of it absent               the part of this that is due to missing workers: time of each step x share of missing workers
+
+Both jobs must have the same losses and, with real compute, the same final weights. With real compute both jobs make
+--steps steps, because the learning rate depends on the number of steps. OUT keeps the events and metrics of both jobs.
 """
 
 from __future__ import annotations
@@ -45,13 +51,13 @@ from .faults import PLACES, Fault
 from .job import SoakedJob
 
 SHARES = {"kill worker": 27, "stop worker": 17, "cut node": 18}  # the 62 faults of the published test
-LENGTH = 10.0  # seconds of a pause and of a partition
-SETTLE = 30  # first steps, which do not count: op durations are measured, and standbys import torch
+LENGTH = 10.0  # duration of a pause or a partition, seconds
+SETTLE = 30  # the first steps do not count, because op durations are measured and standbys import torch
 COMMON = ("parallel.microbatches=6", "run.respawns=100000", "control.suspicion=2")
 NEVER = Fault("kill worker", float("inf"), 0.0, 0, 1, 0)
 COMPUTE = {
     "sleep": ("emulate=sleep", "emulate.F=0.02", "emulate.I=0.02", "emulate.W=0.02", "emulate.O=0.06"),
-    "real": ("model=small", "data.path=null"),  # the text is Python's standard library
+    "real": ("model=small", "data.path=null"),  # the data are the source files of Python's standard library
 }
 
 
@@ -73,7 +79,7 @@ def main(arguments: list[str]) -> int:
 
 
 def published(seed: int, every: float) -> Iterator[Fault]:
-    """Endless faults, one `every` seconds, of the kinds and in the proportions of the published test."""
+    """An endless sequence of faults, one every `every` seconds, with the kinds and shares of the published test."""
     chance = random.Random(seed)
     while True:
         kind = chance.choices(list(SHARES), list(SHARES.values()))[0]
@@ -82,7 +88,7 @@ def published(seed: int, every: float) -> Iterator[Fault]:
 
 
 def measure(name: str, steps: int, faults: Iterator[Fault], options: argparse.Namespace, out: Path) -> dict[str, Any]:
-    """Runs a job of `steps` steps. Returns its lines of metrics from step SETTLE on, its events, and what it broke."""
+    """Runs a job of `steps` steps. Returns its metrics from step SETTLE on, its events, and the promises it broke."""
     folder = out / name
     folder.mkdir(parents=True)
     case = Case(name, "3x4", (*COMMON, *COMPUTE[options.compute]), steps=steps)
@@ -108,10 +114,10 @@ def measure(name: str, steps: int, faults: Iterator[Fault], options: argparse.Na
 
 
 def compare(undisturbed: dict[str, Any], disturbed: dict[str, Any]) -> list[str]:
-    """What differs in the bits of the two jobs, as sentences."""
+    """Differences between the losses and weights of the two jobs, as sentences."""
     pairs = zip(undisturbed["metrics"], disturbed["metrics"], strict=False)
     different = [a["step"] for a, b in pairs if (a["step"], a["loss"]) != (b["step"], b["loss"])]
-    found = [f"step {different[0]} is the first of {len(different)} with different losses"] if different else []
+    found = [f"{len(different)} steps have different losses, the first is step {different[0]}"] if different else []
     equally_long = len(undisturbed["metrics"]) == len(disturbed["metrics"])
     if equally_long and undisturbed["sha256"] != disturbed["sha256"]:
         found.append("the final weights differ")
@@ -150,7 +156,7 @@ def summary(undisturbed: dict[str, Any], disturbed: dict[str, Any]) -> dict[str,
 
 
 def _steps(metrics: list[dict[str, Any]]) -> list[tuple[int, float, int]]:
-    """(step, seconds since the previous commit, live workers) of each step but the first."""
+    """(step, seconds since the previous commit, live workers) of each step except the first."""
     return [(b["step"], b["time"] - a["time"], b["live_workers"]) for a, b in pairwise(metrics)]
 
 
@@ -167,9 +173,9 @@ def show(result: dict[str, Any]) -> None:
             gap = median(cost["longest"] for cost in costs)
             lost, absent = (mean(cost[key] for cost in costs) for key in ("lost", "absent"))
             print(f"{kind:>14}{len(costs):>8}{gap:>13.2f}{lost:>9.2f}{absent:>14.2f}")
-    print(f"{result['deaths']} deaths, {result['joins']} starts of an agent that joined")
+    print(f"{result['deaths']} deaths, {result['joins']} starts of an agent with +join")
     print(f"undisturbed {result['undisturbed']:.3f}, disturbed {result['disturbed']:.3f} steps/s")
-    print(f"share of undisturbed work: {result['share']:.3f}; by its own undisturbed steps {result['own_share']:.3f}")
+    print(f"share of undisturbed work: {result['share']:.3f}; by its own undisturbed steps: {result['own_share']:.3f}")
     print(f"live workers: {result['living']:.3f} of all; share of what they can do: {result['of_the_living']:.3f}")
     print("bits: " + ("; ".join(result["differences"]) or "equal"))
 
@@ -181,10 +187,15 @@ def _options(arguments: list[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--compute", choices=list(COMPUTE), default="sleep", help="emulated or real ops")
-    parser.add_argument("--steps", type=int, default=3600, help="of each job (default 3600: 30 minutes)")
-    parser.add_argument("--undisturbed", type=int, default=1200, help="steps for the rate (default 1200)")
+    parser.add_argument(
+        "--steps",
+        type=int,
+        default=3600,
+        help="steps of the disturbed job, with real compute of both (default 3600: 30 minutes)",
+    )
+    parser.add_argument("--undisturbed", type=int, default=1200, help="steps for the undisturbed rate (default 1200)")
     parser.add_argument("--every", type=float, default=29.0, help="seconds between two faults (default 29)")
-    parser.add_argument("--seed", type=int, default=1, help="of the faults")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the faults")
     parser.add_argument("--out", default="share", help="a new folder (default: share)")
     options = parser.parse_args(arguments)
     if min(options.steps, options.undisturbed) <= SETTLE + 1:
