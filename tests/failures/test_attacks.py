@@ -1,4 +1,4 @@
-"""Connections to a live job without its token are rejected and do not disturb the job."""
+"""Connections to a running job without its token are rejected and do not disturb the job."""
 
 import contextlib
 import random
@@ -63,14 +63,14 @@ def coordinator_port(job):
     return found
 
 
-@pytest.mark.slow  # quick counterpart: the garbage for each reader in tests/recycle_pp/wire
+@pytest.mark.slow  # quick counterpart: the garbage tests of each reader in tests/recycle_pp/wire
 def test_garbage_at_every_port_changes_nothing(runs):
     attacked = []
 
     def fuzz(job):
         job.wait_for_event("started", 60)
         for address in sorted(ports(job)):
-            assert address[0] == "127.0.0.1", "one node: loopback only"
+            assert address[0] == "127.0.0.1", "a job on one node must listen on loopback only"
             attacked.append(address)
             for payload in payloads():
                 attack(address, payload)
@@ -78,8 +78,8 @@ def test_garbage_at_every_port_changes_nothing(runs):
     case = Case("under attack", "2x2", steps=60, deaths=0, bound=90)
     outcome = runs.of(case, "attacks", meanwhile=fuzz)
     runs.check_exact(outcome)
-    assert len(attacked) >= 5, "the coordinator's, and each worker's for state streams"
-    assert not outcome.all("plan_adopted")[1:], "there was no new generation"
+    assert len(attacked) >= 5, "expected the coordinator's port, and one of each worker for state streams"
+    assert not outcome.all("plan_adopted")[1:], "the attack caused a new generation"
 
 
 @pytest.mark.slow  # quick counterpart: tests/recycle_pp/wire/test_authentication.py
@@ -91,7 +91,7 @@ def test_a_wrong_token_and_a_flood_are_rejected(runs):
             with pytest.raises(Refused):
                 Channel.connect(host, port, "0" * 64, HELLO)
         held = []
-        for _ in range(200):  # silent connections
+        for _ in range(200):  # connections that send nothing
             with contextlib.suppress(OSError):
                 held.append(socket.create_connection((host, port), 2))
         for address in ports(job) - {(host, port)}:

@@ -22,11 +22,11 @@ FOREVER = ("run.respawns=100000", "control.heartbeat=0.1", "control.suspicion=1"
 
 
 MOVING = ("model.layers=8", "model.split=null", "schedule.rebalance=always", "schedule.profile_steps=0")
-PATIENT = ("control.suspicion=10",)  # a busy machine is not a hang
+PATIENT = ("control.suspicion=10",)  # so that a worker on a busy machine does not count as hung
 
 
 def soak(runs, shape, steps, options, bound, stagger=False, overrides=()):
-    """Runs a job under chaos. Returns (its outcome, chaos's output)."""
+    """Runs a job under chaos. Returns (outcome of the job, output of chaos)."""
     case = Case("soak", shape, (*FOREVER, *overrides), steps=steps, stagger=stagger, deaths=None, bound=bound)
     said = []
 
@@ -41,8 +41,8 @@ def soak(runs, shape, steps, options, bound, stagger=False, overrides=()):
 
 @pytest.mark.parametrize("stagger", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_job_under_chaos_ends_with_the_weights_of_an_undisturbed_one(stagger, runs):
-    """A fast machine does 40 steps per second. So there are two seconds of faults, of which about six of ten are kills,
-    after the second or two in which chaos starts."""
+    """A fast machine does 40 steps per second. Chaos takes a second or two to start, so there are about two seconds of
+    faults, of which about 60 % are kills."""
     options = ["--mtbf", "250ms", "--seed", "7", "--kinds", "all", "--until-step", "130"]
     outcome, said = soak(runs, "3x2", 140, options, 120, stagger)
     assert outcome.deaths >= 2, said
@@ -77,13 +77,13 @@ def test_workers_leave_and_return_according_to_a_trace(runs, tmp_path):
     assert outcome.deaths == 2 and said.count("return") == 2, said
     assert len(outcome.all("rejoined")) == 2, explain(outcome)
     least = min(line["live_workers"] for line in outcome.metrics)
-    assert least == 4, "both were away at the same time"
+    assert least == 4, "both workers must be away at the same time"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_a_job_survives_two_thousand_deaths_of_twelve_workers(runs):
-    """Compute is emulated by sleeps, so recoveries dominate. There are no weights to compare; every step commits."""
+    """Ops are short sleeps, so recoveries dominate. There are no weights to compare, but every step must commit."""
     slots = tuple(f"emulate.{op}=0.006" for op in "FIWO")
     options = ["--mtbf", "500ms", "--seed", "7", "--kinds", "kill,hang,pause,slow"]
     outcome, said = soak(runs, "3x4", 12_000, options, 7000, overrides=("emulate=sleep", *slots))
@@ -107,8 +107,8 @@ def test_fifty_kills_at_random_instants_change_no_bit(seed, runs):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(4))
 def test_kills_at_random_instants_among_moves_of_layers_change_no_bit(seed, runs):
-    """Layers begin to move after each death, and back after each return. Some moves end before the switch. With sharded
-    state so many deaths would soon take both copies of a unit."""
+    """Layers begin to move after each death, and to move back after each return. Some moves are abandoned. The state is
+    not sharded, because so many deaths would soon take both copies of a unit."""
     options = ["--mtbf", "1s", "--seed", str(seed), "--until-step", "230"]
     outcome, said = soak(runs, "3x2", 250, options, 900, stagger=seed > 1, overrides=MOVING)
     ended = {name: len(outcome.all(name)) for name in ("rebalanced", "rebalancing_abandoned")}
@@ -154,15 +154,15 @@ def test_a_trace_of_counts_or_of_machines_gives_the_times_of_deaths_and_returns(
 
 
 def test_the_end_of_a_slowdown_does_not_wake_a_hung_worker():
-    """Otherwise it would never become a victim again, and long soaks would run out of victims."""
+    """Otherwise it would live on without ever being a victim again, and long soaks would run out of victims."""
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
         try:
             hitter = Hitter()
-            hitter.hit("slow", process.pid, random.Random(1))  # for at least a second
+            hitter.hit("slow", process.pid, random.Random(1))  # lasts at least a second
             time.sleep(0.1)
             hitter.hit("hang", process.pid, random.Random(1))
             while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
-                time.sleep(0.01)  # on a busy machine a starting process handles the signal late
+                time.sleep(0.01)  # on a busy machine, a process that is starting handles the signal late
             states = set()
             for _ in range(50):
                 time.sleep(0.01)
@@ -173,12 +173,12 @@ def test_the_end_of_a_slowdown_does_not_wake_a_hung_worker():
 
 
 def test_a_process_with_the_id_of_a_hung_one_is_only_paused():
-    """Process ids recur after about ten minutes of kills. A new process stopped for good would still count as alive."""
+    """Process ids recur after about ten minutes of kills. A new process that stayed stopped would count as alive."""
     with subprocess.Popen(["sleep", "60"]) as process:
         try:
             hitter = Hitter()
             hitter.hit("hang", process.pid, random.Random(1))
-            process.send_signal(signal.SIGCONT)  # stands for another process with the same id
+            process.send_signal(signal.SIGCONT)  # stands for a new process with the same id
             hitter.hit("pause", process.pid, random.Random(1))
             time.sleep(1.0)
             assert psutil.Process(process.pid).status() != psutil.STATUS_STOPPED

@@ -24,7 +24,7 @@ JOB = [
     "model.split=null", "parallel.stages=1", "parallel.microbatch_size=1", "numerics=bf16",
     "numerics.reproducible=true", "numerics.sums=int32", "schedule.profile_steps=0", "run.steps=5", "run.device=cpu",
     "run.validate_every=0", "run.standby=off", "run.respawns=0", "control.suspicion=120", "checkpoint.minutes=0",
-    "parallel.memory=1GB",  # makes malloc return memory; the micro-batches are so small that all fit in any case
+    "parallel.memory=1GB",  # so that malloc returns freed memory; limits no micro-batches, because they are tiny
 ]  # fmt: skip
 ALONE = ["parallel.pipelines=1", f"parallel.microbatches={WORKERS}"]
 SHARDED = [f"parallel.pipelines={WORKERS}", "parallel.microbatches=1", "parallel.sharded=true"]
@@ -32,7 +32,7 @@ DEATHS = fails("1:3.0@backward", "2:7.0@spread", "3:0.0@allreduce") + rejoins("2
 
 
 def held(settings: Settings) -> float:
-    """Largest size of a worker's state, bytes: weights, optimizer state, sums, copies for a checkpoint."""
+    """Peak size of a worker's state in bytes: weights, optimizer state, sums, copies for a checkpoint."""
     parts = stage_memory(settings, 0).peak(settings.parallel.pipelines, 1, in_flight=1)
     return sum(size for name, size in parts.items() if name not in ("activations", "replay log"))
 
@@ -52,10 +52,10 @@ def confined():
     try:
         above = Path(tempfile.mkdtemp(prefix="recycle-", dir=CONTROLLER))
     except OSError as error:
-        pytest.skip(f"no memory control group of version 1 can be made here: {error}")
+        pytest.skip(f"cannot create a memory control group (cgroup v1): {error}")
     yield {"CONFINED": str(int(LIMIT)), "CONFINED_IN": str(above)}
     for group in [*filter(Path.is_dir, above.iterdir()), above]:
-        for _ in range(100):  # its processes may still be ending
+        for _ in range(100):  # the processes in it may still be ending
             with suppress(OSError):
                 group.rmdir()
                 break
@@ -74,10 +74,10 @@ def run(zygote: Zygote, environment: dict[str, str], *words: str):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_sharded_state_of_three_times_a_workers_memory_trains_through_deaths_to_the_same_bits(zygote, confined):
+def test_sharded_state_of_three_times_a_workers_memory_has_the_same_bits_after_deaths(zygote, confined):
     code, _, deaths = run(zygote, confined, *ALONE)
     assert code and [death["detail"] for death in deaths] == ["SIGKILL"], (
-        "with unsharded state the kernel kills the worker"
+        "with unsharded state the kernel must kill the worker"
     )
 
     _, whole, _ = run(zygote, {}, *ALONE)

@@ -1,4 +1,4 @@
-"""A connection breaks without a death. The worker that was cut off is killed and restarted within seconds."""
+"""A connection breaks without a death. Within seconds, the worker that was cut off is killed and restarted."""
 
 import socket
 import time
@@ -12,20 +12,21 @@ from .harness import Case, explain, pid_of
 
 
 def break_connection(pid, port):
-    """Shuts down the sending side of that process's connection to that port. The other end then reads an end of file.
+    """Shuts down the sending side of that process's connection to that port. The peer then reads an end of file.
 
-    The receiving side stays open. Otherwise a later message would reset the connection, which does not prove a death.
+    The receiving side stays open. If it were closed too, a later message would reset the connection, and a reset does not
+    prove a death.
     """
     try:
         (connection,) = connections_to(pid, port)
     except PermissionError:
-        pytest.skip("needs the right to trace processes")
+        pytest.skip("needs permission to trace processes")
     with connection:
         connection.shutdown(socket.SHUT_WR)
 
 
 def coordinator_port(job):
-    """Port of rank 0's supervisor."""
+    """The port on which rank 0's supervisor listens."""
     listens = psutil.Process(job.supervisors()[0]).net_connections("tcp")
     return next(c.laddr.port for c in listens if c.status == psutil.CONN_LISTEN)
 

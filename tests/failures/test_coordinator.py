@@ -1,4 +1,4 @@
-"""The coordinator's host dies, and the job continues: the supervisors elect another leader, no work is repeated."""
+"""The coordinator's host dies, and the job continues. The supervisors elect a new leader, and no work is repeated."""
 
 import pytest
 
@@ -10,7 +10,7 @@ slow = pytest.mark.slow
 
 
 def host(event, after=0.0, victim="0.0", nth=1):
-    """The signal that kills a worker's supervisor. The worker dies with it, as on a lost node."""
+    """A signal that kills a worker and its supervisor, as when a node is lost."""
     return SignalAt(event, victim, nth=nth, after=after, supervisor=True)
 
 
@@ -20,26 +20,28 @@ def case(claim, *signals, shape="2x2", overrides=(), **options):
 
 
 SURVIVED = [
-    case("the host is killed in mid-step", host("started", 0.4), steps=24, stagger=True),
+    case("the host is killed during a step", host("started", 0.4), steps=24, stagger=True),
 ]
 MORE = [
     case(
-        "the host is killed, and the state is sharded",
+        "the host is killed, with sharded state",
         host("started", 0.4),
         overrides=["parallel.sharded=true"],
         steps=24,
     ),
     case("two hosts die in a row", host("started", 0.3), host("coordinator_elected", 0.3, "0.1"), deaths=2, steps=40),
     case(
-        "the host dies in the recovery from another death",
+        "the host dies during the recovery from another death",
         host("death_detected"),
         shape="3x2",
         overrides=fails("3:1.1"),
         deaths=2,
     ),
-    case("the host is killed in mid-step", host("started", 0.4), steps=24),
+    case("the host is killed during a step", host("started", 0.4), steps=24),
     case("the host is killed right after the start", host("started")),
-    case("the host dies with a checkpoint under way", host("checkpoint_saved"), overrides=["checkpoint.every=2"]),
+    case(
+        "the host dies while a checkpoint is being written", host("checkpoint_saved"), overrides=["checkpoint.every=2"]
+    ),
     case(
         "the saver of the last checkpoint dies, and then the host",
         host("death_detected"),
@@ -48,14 +50,14 @@ MORE = [
         deaths=2,
     ),
     case(
-        "the host dies while a process is started again",
+        "the host dies while a worker process is restarted",
         SignalAt("started", "1.1"),
         host("respawned", 0.2),
         deaths=2,
         steps=40,
     ),
     case(
-        "the host dies while a worker takes the state",
+        "the host dies while a worker receives the state",
         host("joining"),
         shape="3x2",
         overrides=[*fails("3:2.1"), *rejoins("8:2.1")],
@@ -97,7 +99,7 @@ def test_the_job_continues_without_the_host_of_its_coordinator(case, runs):
 def test_an_etcd_can_elect_the_next_coordinator(runs, tmp_path):
     with EtcdServer(tmp_path) as etcd:
         overrides = ["coordinator=etcd", f"control.endpoints=[{etcd.endpoint}]"]
-        killed = case("the host is killed, and an etcd decides", host("started", 0.4), overrides=overrides, steps=24)
+        killed = case("the host is killed, and etcd elects", host("started", 0.4), overrides=overrides, steps=24)
         outcome = runs.of(killed, "the coordinator's host")
     runs.check_exact(outcome)
     assert outcome.all("coordinator_lost") and outcome.all("coordinator_elected"), explain(outcome)
@@ -108,7 +110,7 @@ def test_the_stall_of_a_take_over_is_measured(runs):
     killed = case("the host is killed", host("started", 0.3))
     outcome = runs.of(killed, "the coordinator's host")
     (elected,) = outcome.all("coordinator_elected")
-    assert elected["rank"] != 0 and elected["term"] > 0, "usually rank 1 in term 1"
+    assert elected["rank"] != 0 and elected["term"] > 0, "a new term with another leader, usually rank 1 in term 1"
     (death,) = outcome.all("death_detected")
     assert (death["worker"], death["cause"]) == ("0.0", "node_loss")
     (resumed,) = outcome.all("resumed")
@@ -120,10 +122,10 @@ def test_the_stall_of_a_take_over_is_measured(runs):
 @slow
 @pytest.mark.parametrize("dead", [["0.0", "1.0", "1.1"], ["0.0", "0.1", "1.0"]], ids=str)
 def test_the_last_survivor_on_a_machine_stops_the_job_and_names_the_lost_stage(dead, runs):
-    """The survivor needs no majority, because the other deaths are proven. But one worker cannot run two stages."""
+    """The survivor needs no majority, because it can prove the other deaths. But one worker cannot run two stages."""
     signals = [
         host("started", 0.3 * (victim == "0.0"), victim) for victim in dead
-    ]  # the first signal waits until all run
+    ]  # 0.3 s later for the first, so that all processes are running
     stops = case("most supervisors are killed at once", *signals, deaths=None, ends="has no live worker left")
     outcome = runs.of(stops, "the coordinator's host")
     assert "majority" not in outcome.output
@@ -139,7 +141,7 @@ def test_the_job_ends_if_all_workers_are_lost_with_the_coordinator(runs):
     assert len(outcome.all("started")) == 1, explain(outcome)
 
 
-@slow  # quick counterpart: the loss of a node without the coordinator in test_nodes.py
+@slow  # quick counterpart: the loss of a node that does not host the coordinator in test_nodes.py
 def test_the_loss_of_another_supervisor_is_an_ordinary_death(runs):
     killed = case("another supervisor is killed", host("started", 0.3, "1.1"))
     outcome = runs.of(killed, "the coordinator's host")

@@ -1,4 +1,4 @@
-"""Every request of `recycle_pp.ctl`, and its refusals, to a job of three torchrun agents."""
+"""Every request of `recycle_pp.ctl` to a job with three torchrun agents, and every refusal."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ def job(tmp_path):
 
 @pytest.fixture
 def ask(job, capsys, monkeypatch):
-    """ask(verb, ...): the exit code and the standard output or, if the request is refused, the sentence."""
+    """ask(verb, ...): (exit code, standard output or, if the request is refused, the message)."""
     monkeypatch.setenv("RECYCLE_TOKEN", TOKEN)
 
     def ask(*words):
@@ -57,7 +57,7 @@ def processes(job, nodes):
     return [process for node in nodes for process in job.processes(node)[1:]]
 
 
-def test_requests_are_carried_out_or_refused_also_after_a_failover(job, ask, monkeypatch):
+def test_requests_are_carried_out_or_refused_even_after_a_failover(job, ask, monkeypatch):
     job.wait_for_step(3)
 
     # wrong requests
@@ -72,17 +72,19 @@ def test_requests_are_carried_out_or_refused_also_after_a_failover(job, ask, mon
     refused(ask("stop"), "set RECYCLE_TOKEN")
     monkeypatch.setenv("RECYCLE_TOKEN", TOKEN)
 
-    # requests about a worker that continues
+    # requests that do not disturb the worker
     code, stacks = ask("stacks", "1.0")
     assert code == 0 and "most recent call first" in stacks and "executor.py" in stacks, stacks
-    assert ctl.main([address_of_supervisor(job, 2), "stacks", "1.0"]) == 0, "supervisor 2 names the coordinator"
+    assert ctl.main([address_of_supervisor(job, 2), "stacks", "1.0"]) == 0, (
+        "supervisor 2 must name the coordinator's address"
+    )
     code, said = ask("profile", "1.0", "--steps", "2")
     assert code == 0 and said.startswith("2 steps of worker 1.0: "), said
     names = {event.get("name") for event in json.loads(Path(said.split()[-1]).read_text())["traceEvents"]}
     assert {"recycle/F", "aten::mm"} <= names
     assert job.events("profiled")[0]["worker"] == "1.0" and not job.events("death_detected")
 
-    # checkpoints, then a setting that a new coordinator must know
+    # a checkpoint, and a changed setting, which the next coordinator must know, too
     assert not job.events("checkpoint_saved")
     code, said = ask("checkpoint")
     (saved,) = job.events("checkpoint_saved")
@@ -92,7 +94,7 @@ def test_requests_are_carried_out_or_refused_also_after_a_failover(job, ask, mon
     assert job.events("settings_changed")[0]["changes"] == ["checkpoint.every=5"]
     job.wait_for_event("checkpoint_saved", 2)
 
-    # the coordinator is lost; the request finds the next one
+    # the coordinator is lost; a request reaches the next one
     job.kill(0)
     assert ask("checkpoint")[0] == 0
     job.wait_for_event("coordinator_elected")
@@ -100,7 +102,7 @@ def test_requests_are_carried_out_or_refused_also_after_a_failover(job, ask, mon
     job.wait_for_event("checkpoint_saved", before + 2)
     assert all(event["checkpoint"] % 5 == 0 for event in job.events("checkpoint_saved")[before:])
 
-    # a worker leaves; the last one of the stage may not
+    # a worker leaves; the last worker of the stage may not
     refused(ask("stacks", "0.0"), "worker 0.0 has no process now")
     code, said = ask("drain", "2.0")
     assert (code, said) == (0, "worker 2.0 has left; the job continues without it\n")
@@ -110,9 +112,9 @@ def test_requests_are_carried_out_or_refused_also_after_a_failover(job, ask, mon
     refused(ask("drain", "--force", "1.0"), "without worker 1.0 only 0 workers would be left for 1 stage")
     job.wait_for_step(job.committed() + 2)
 
-    # the end
+    # the job is stopped
     running = processes(job, (1, 2))
-    assert len(running) == 3, running  # the drained worker's supervisor stays
+    assert len(running) == 3, running  # the supervisor of the drained worker continues to run
     command = [sys.executable, "-m", "recycle_pp.cli", "ctl", str(job.run.path), "stop"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     left = alive(running)
@@ -130,10 +132,10 @@ def test_requests_are_carried_out_or_refused_also_after_a_failover(job, ask, mon
 SMALL = ["model=tiny", "run.steps=1000000", "run.validate_every=0"]
 
 
-def test_on_one_node_the_private_file_has_the_token_and_the_coordinators_own_worker_may_leave(
+def test_on_one_node_the_token_is_read_from_a_private_file_and_the_coordinators_own_worker_may_leave(
     zygote, capsys, monkeypatch
 ):
-    monkeypatch.setenv("RECYCLE_TOKEN", "that of another job")
+    monkeypatch.setenv("RECYCLE_TOKEN", "the token of another job")
     with zygote.run(["parallel=2x1", *SMALL]) as job:
         job.wait_for_event("started", 60)
         supervisors = [psutil.Process(pid) for pid in job.supervisors()]
@@ -145,7 +147,7 @@ def test_on_one_node_the_private_file_has_the_token_and_the_coordinators_own_wor
         assert token_of(job.run.path) is None
 
 
-@pytest.mark.slow  # tests of jobs that end by a signal check the same time limit
+@pytest.mark.slow  # quick counterpart: tests of jobs that a signal ends check the same time limit
 def test_a_hung_job_can_be_stopped(zygote, capsys):
     with zygote.run(["parallel=2x1", *SMALL, "control.suspicion=100"]) as job:
         job.wait_for_event("started", 60)
@@ -159,7 +161,7 @@ def test_a_hung_job_can_be_stopped(zygote, capsys):
 
 
 @pytest.mark.slow  # quick counterpart: tests/recycle_pp/coordinator/test_operators.py
-def test_the_last_worker_of_a_stage_leaves_by_force_and_the_others_restart_from_its_checkpoint(zygote, capsys):
+def test_with_force_the_last_worker_of_a_stage_leaves_and_the_others_restart_from_its_checkpoint(zygote, capsys):
     with zygote.run(["parallel=2x2", *SMALL, "+fail_at=2:1.1"]) as job:
         job.wait_for_event("resumed", 60)
         run = str(job.run.path)

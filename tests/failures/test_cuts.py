@@ -1,4 +1,4 @@
-"""Links between nodes work in one direction only. The nodes that reach each other finish the job.
+"""Links between nodes are cut in one or both directions. The nodes that reach each other finish the job.
 
 pytest -n0 -s --full tests/failures/test_cuts.py       # prints the table of docs/cluster.md
 """
@@ -15,22 +15,22 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.skipif(_missing is not None,
 
 # (from, to) of the links that are cut from step 10 on. Node 0 coordinates, so nodes 1 and 2 are equivalent.
 CUTS = {
-    "node 0 hears no other node": [(1, 0), (2, 0)],
-    "no other node hears node 0": [(0, 1), (0, 2)],
+    "node 0 receives from no other node": [(1, 0), (2, 0)],
+    "no other node receives from node 0": [(0, 1), (0, 2)],
     "node 0 is cut off": [(1, 0), (2, 0), (0, 1), (0, 2)],
-    "node 1 hears no other node": [(0, 1), (2, 1)],
-    "no other node hears node 1": [(1, 0), (1, 2)],
+    "node 1 receives from no other node": [(0, 1), (2, 1)],
+    "no other node receives from node 1": [(1, 0), (1, 2)],
     "node 1 is cut off": [(0, 1), (2, 1), (1, 0), (1, 2)],
-    "node 1 does not hear node 0": [(0, 1)],
-    "node 0 does not hear node 1": [(1, 0)],
-    "nodes 0 and 1 do not hear each other": [(0, 1), (1, 0)],
-    "node 2 does not hear node 1": [(1, 2)],
+    "node 1 does not receive from node 0": [(0, 1)],
+    "node 0 does not receive from node 1": [(1, 0)],
+    "nodes 0 and 1 do not receive from each other": [(0, 1), (1, 0)],
+    "node 2 does not receive from node 1": [(1, 2)],
 }
-QUICK = ("no other node hears node 0",)
+QUICK = ("no other node receives from node 0",)
 
 
 @pytest.mark.parametrize("cut", [cut if cut in QUICK else pytest.param(cut, marks=pytest.mark.slow) for cut in CUTS])
-def test_the_nodes_that_reach_each_other_finish_the_job_after_any_one_way_cut(cut, zygote, runs, tmp_path):
+def test_the_nodes_that_reach_each_other_finish_the_job_after_any_cut(cut, zygote, runs, tmp_path):
     case = Case(cut, "3x2", ("control.suspicion=2",), steps=60, deaths=2)
     with nodes.start(case, tmp_path, zygote) as job:
         job.wait_for_step(10)
@@ -47,6 +47,6 @@ def test_the_nodes_that_reach_each_other_finish_the_job_after_any_one_way_cut(cu
         if code:
             print(f"    node {number}: {line[:300]}")
     assert finished and codes.count(0) >= 2, explain(outcome)
-    assert [line["step"] for line in outcome.metrics] == list(range(case.steps)), "a step has no line"
-    assert not outcome.all("stopped"), "a node that has left must not write to the folder of the job"
+    assert [line["step"] for line in outcome.metrics] == list(range(case.steps)), "each step must have one line"
+    assert not outcome.all("stopped"), "a node that was given up must not write to the run folder"
     runs.check_exact(outcome)

@@ -18,7 +18,7 @@ MISSING = FileServer.missing()
 needs_server = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 SHAPE = ("parallel.pipelines=2", "parallel.stages=1", "parallel.microbatches=4", "run.validate_every=0")
 STEPS = 200
-TOKENS = 40_000_000  # more than the page cache contains after the start
+TOKENS = 40_000_000  # so many that the page cache contains only a part after the start
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +58,8 @@ def launched(folder, path, steps, *arguments):
 
 @pytest.mark.slow  # quick counterpart: tests/recycle_pp/coordinator/test_hang_detector.py
 @needs_server
-@pytest.mark.parametrize("seconds", [13, 43])  # the job first uses up what it has read
-def test_a_job_waits_for_training_data_until_their_disk_answers(seconds, server, tmp_path, expected):
+@pytest.mark.parametrize("seconds", [13, 43])  # the job first uses the data that it has already read
+def test_a_job_waits_for_training_data_until_the_disk_answers(seconds, server, tmp_path, expected):
     with launched(tmp_path, server.path / "train.bin", STEPS) as job:
         job.wait_for_step(20)
         with server.silent():
@@ -69,7 +69,7 @@ def test_a_job_waits_for_training_data_until_their_disk_answers(seconds, server,
         assert job.wait([0], 120) == [0], job.explain()
         assert results(job.run) == expected, job.explain()
         assert not job.events("death_detected") and not job.events("hang_suspected"), job.explain()
-        assert silent < STEPS - 1, "the job needed the disk"
+        assert silent < STEPS - 1, "the job did not need the disk"
         waits = job.events("waits_for_data")
         assert len(waits) == seconds // 10, job.explain()
         assert waits[0]["path"] == str(server.path / "train.bin") and waits[0]["waiting"]
@@ -126,7 +126,9 @@ def test_a_data_file_that_changes_ends_the_job_with_one_sentence(change, sentenc
 
 
 @pytest.mark.slow
-def test_a_replaced_data_file_changes_nothing_and_no_worker_returns_with_other_data(zygote, tokens, tmp_path):
+def test_a_replaced_data_file_changes_nothing_and_a_returning_worker_that_reads_it_is_rejected(
+    zygote, tokens, tmp_path
+):
     path = tmp_path / "train.bin"
     tokens[:200_000].tofile(path)
     common = ("model=tiny", "numerics=reproducible", "run.validate_every=0", "run.standby=off", f"data.path={path}")

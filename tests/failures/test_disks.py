@@ -1,4 +1,4 @@
-"""File systems that stop answering, fill up or become read-only under a job started by torchrun."""
+"""A job started by torchrun whose file systems stop answering, fill up or become read-only."""
 
 import contextlib
 import json
@@ -50,7 +50,7 @@ def expected(zygote):
 
 def losses(run):
     lines = run.lines(run.metrics)
-    assert [line["step"] for line in lines] == [*range(len(lines))], "one line per step"
+    assert [line["step"] for line in lines] == [*range(len(lines))], "each step must have one line"
     return {line["step"]: line["loss"] for line in lines}
 
 
@@ -62,7 +62,7 @@ def check_exact(job, expected):
 @pytest.mark.parametrize("seconds", [4, pytest.param(40, marks=pytest.mark.slow)])
 def test_a_run_folder_that_does_not_answer_delays_no_worker_and_no_recovery(seconds, disk, tmp_path, expected):
     """A worker dies while the disk is frozen. The others write to their logs, and a replacement is started."""
-    steps = 60 * seconds  # freezing the disk may take seconds, and the job must not have ended by then
+    steps = 60 * seconds  # so many that the job does not end before the disk is frozen, which may take seconds
     arguments = [*QUICK, f"run.steps={steps}", "checkpoint.every=100"]
     with Launched(tmp_path, nodes=1, workers=2, arguments=arguments, run=disk.path / "run") as job:
         job.wait_for_step(20)
@@ -75,10 +75,10 @@ def test_a_run_folder_that_does_not_answer_delays_no_worker_and_no_recovery(seco
             time.sleep(max(0.0, begun + seconds - time.monotonic()))
         assert job.wait([0], 200) == [0], job.explain()
         check_exact(job, expected(steps))
-        assert [e["cause"] for e in job.events("death_detected")] == ["signal"], "no worker died because of the disk"
+        assert [e["cause"] for e in job.events("death_detected")] == ["signal"], "no worker may die because of the disk"
         assert len(job.events("rejoined")) == 1, job.explain()
         assert job.longest_gap() < 3
-        assert job.events("checkpoint_saved")[-1]["checkpoint"] == steps, "the next checkpoints are complete"
+        assert job.events("checkpoint_saved")[-1]["checkpoint"] == steps, "the last checkpoint must be complete"
 
 
 @pytest.mark.slow
@@ -101,8 +101,10 @@ def test_no_line_is_lost_with_the_coordinator_while_the_run_folder_does_not_answ
         assert job.wait([1], 200) == [0], job.explain()
         metrics, samples = job.metrics(), job.run.lines(job.run.samples)
         assert [line["step"] for line in metrics] == [line["step"] for line in samples] == [*range(steps)]
-        assert all("val_loss" in line for line in metrics[6::7]), "each seventh step is validated"
-        assert metrics[shown - 1]["time"] > frozen and metrics[shown - 1]["term"] > 0, "the new coordinator wrote it"
+        assert all("val_loss" in line for line in metrics[6::7]), "every seventh step must be validated"
+        assert metrics[shown - 1]["time"] > frozen and metrics[shown - 1]["term"] > 0, (
+            "the new coordinator must have written this line"
+        )
 
 
 @needs_disk
@@ -135,12 +137,12 @@ def test_a_run_folder_that_becomes_read_only_costs_no_step(disk, tmp_path):
 @pytest.mark.slow
 @needs_disk
 def test_a_full_dev_shm_does_not_affect_a_job(tmp_path, expected):
-    """It becomes full in the middle of the job, and is full when a worker starts."""
+    """/dev/shm fills up in the middle of the job, and is full when a worker restarts."""
     arguments = [*QUICK, "run.steps=120"]
     with SmallShm(tmp_path, nodes=1, workers=2, arguments=arguments) as job:
         job.wait_for_step(20)
         shm = Path(f"/proc/{job.worker('0.0').pid}/root/dev/shm")
-        assert os.statvfs(shm).f_blocks * os.statvfs(shm).f_frsize == 64 << 10, "the job has its own /dev/shm"
+        assert os.statvfs(shm).f_blocks * os.statvfs(shm).f_frsize == 64 << 10, "the job must have its own /dev/shm"
         with (shm / "ballast").open("wb", buffering=0) as ballast, contextlib.suppress(OSError):
             while True:
                 ballast.write(bytes(4096))

@@ -1,4 +1,4 @@
-"""`recycle_pp.doctor` names the cause of staged hangs and the right worker, in jobs of real torchrun agents."""
+"""`recycle_pp.doctor` names the cause and the worker of staged hangs, in jobs with real torchrun agents."""
 
 import contextlib
 import json
@@ -36,7 +36,7 @@ if "recycle_pp.execution.worker" in " ".join(sys.orig_argv) and os.environ["RANK
 
 @pytest.fixture
 def staged(tmp_path, monkeypatch):
-    """staged(code, ranks="1"): makes workers of these ranks (default: all) run the code before they import anything."""
+    """staged(code, ranks="1"): the workers of these ranks (default: all) run the code before they import anything."""
 
     def stage(code, ranks="012"):
         (tmp_path / "sitecustomize.py").write_text(IN_WORKERS)
@@ -112,7 +112,7 @@ def loss(output, batch):
 
 
 @slow
-def test_a_first_forward_that_compiles_on_the_one_worker_with_an_empty_cache(tmp_path, monkeypatch):
+def test_a_first_forward_that_compiles_on_only_one_worker_because_its_cache_is_empty(tmp_path, monkeypatch):
     (tmp_path / "compiled.py").write_text(MODEL)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
     for name in ("warm", "cold"):
@@ -145,7 +145,7 @@ LATE = """
 from tests.failures import late_device as late
 
 class Marks(late.Late):
-    '''A queue that never empties, from its 200th mark on.'''
+    '''A queue that never empties after its 200th mark.'''
     placed = 0
     def place(self):
         Marks.placed += 1
@@ -202,7 +202,7 @@ def test_packets_between_two_hosts_are_dropped(tmp_path):
 
 
 class OnPipe(Launched):
-    """On node 1, the data file is a pipe without a writer."""
+    """A job on whose node 1 the data file is a pipe without a writer."""
 
     def _start(self, node, nodes, workers):
         pipe = self._folder / "pipe"
@@ -250,14 +250,14 @@ def neighbours(*cores):
 
 @slow
 def test_a_neighbour_that_spins(tmp_path):
-    """The spinning process takes the core of a worker whose session and threads have the lowest priority."""
+    """The spinning process shares a core with a worker, whose session and threads have the lowest priority."""
     core = max(os.sched_getaffinity(0))
     with launched(tmp_path, "model.width=128", "model.sequence=128") as job:
         job.wait_for_step(3, 250)
         with neighbours(core):
             worker = job.worker("1.0")
             group = Path(f"/proc/{worker.pid}/autogroup")
-            if group.exists():  # the kernel shares cores between sessions, whatever the priorities of their threads
+            if group.exists():  # the kernel divides a core between sessions, whatever the priorities of their threads
                 group.write_text("19")
             for thread in worker.threads():
                 os.sched_setaffinity(thread.id, {core})
@@ -282,7 +282,7 @@ def test_two_of_three_supervisors_are_stopped(tmp_path):
 
 @slow
 def test_a_coordinator_without_a_majority(tmp_path):
-    """The other two supervisors are stopped. The coordinator stops writing, gives up and ends."""
+    """The other two supervisors are stopped. The coordinator stops writing to the run folder, gives up and ends."""
     with launched(tmp_path) as job:
         job.wait_for_step(5, 250)
         supervisors = job.supervisors([0, 1, 2])
@@ -297,7 +297,7 @@ def test_a_coordinator_without_a_majority(tmp_path):
 
 
 @slow
-def test_a_healthy_run_under_load_is_called_well_in_20_diagnoses(tmp_path):
+def test_a_healthy_run_under_load_gets_the_verdict_well_in_20_diagnoses(tmp_path):
     with launched(tmp_path) as job, neighbours(*os.sched_getaffinity(0)):
         job.wait_for_step(5, 250)
         for _ in range(20):

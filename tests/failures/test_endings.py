@@ -1,4 +1,4 @@
-"""A job that cannot continue: the exit code and the last line give the reason, and no wrong state is saved."""
+"""If a job cannot continue, its exit code and last line give the reason, and no wrong state is saved."""
 
 import json
 import os
@@ -49,9 +49,9 @@ def test_a_bit_that_flips_in_one_workers_weights_ends_the_job_at_the_next_checkp
     outcome, last = run(sabotaged, case, flip=1, step=5, once=str(tmp_path / "flipped"))
     compared = int(re.search(r"after (\d+) steps", last)[1])
     assert outcome.code == 1 and says in last and compared in range(8, 40, 4), explain(outcome)
-    assert checkpoints(outcome) == [4], "the checkpoint with wrong weights is not finished"
+    assert checkpoints(outcome) == [4], "no checkpoint with wrong weights may be completed"
     skipped = [e["checkpoint"] for e in outcome.all("checkpoint_skipped")]
-    assert skipped == [*range(8, compared, 4)], "only if the disk is slow"
+    assert skipped == [*range(8, compared, 4)], "only a slow disk may delay the comparison"
     assert "step-000004, saved earlier" in last
 
 
@@ -72,14 +72,14 @@ def test_without_checkpoints_a_flipped_bit_is_found_at_the_end_of_the_job(sabota
     ],
 )
 def test_a_bit_that_flips_in_sharded_state_ends_the_job_in_the_same_step(shape, copies, says, sabotaged, tmp_path):
-    """The holders of a block compare it in every vote. With three copies, the wrong one is known."""
+    """The holders of a block compare their copies in every vote. With three copies, the wrong one can be identified."""
     sharded = ("parallel.sharded=true", f"parallel.optimizer_copies={copies}", "checkpoint.every=4")
     case = Case("a bit of a master flips", shape, sharded, steps=40, deaths=0, ends=says)
     flipped = tmp_path / "flipped"
     outcome, last = run(sabotaged, case, flip=1, step=5, once=str(flipped))
     assert outcome.code == 1 and says in last and "found in step 5" in last, explain(outcome)
     assert f" on {socket.gethostname()}" in last
-    assert "run.resume=true" in last and checkpoints(outcome) in ([], [4])  # where the disk is slow it is still written
+    assert "run.resume=true" in last and checkpoints(outcome) in ([], [4])  # [] if a slow disk is still writing it
 
 
 def test_a_skipped_update_is_reported_and_the_job_continues(sabotaged):
@@ -88,13 +88,13 @@ def test_a_skipped_update_is_reported_and_the_job_continues(sabotaged):
     assert [(e["step"], e["in_a_row"]) for e in outcome.all("update_skipped")] == [(3, 1), (4, 2)], explain(outcome)
     assert [line["step"] for line in outcome.metrics if line["clip_scale"] is None] == [2, 3]
     assert outcome.output.count("the update is skipped: a gradient is NaN") == 2
-    assert checkpoints(outcome) in ([8, 10], [10]), "no checkpoint while the weights may be bad"
+    assert checkpoints(outcome) in ([8, 10], [10]), "no checkpoint may be saved while the weights may be bad"
 
 
 @slow
 @pytest.mark.parametrize("seconds", [0, 2])
 def test_after_five_skipped_updates_in_a_row_the_job_stops_with_the_last_good_checkpoint(seconds, sabotaged, tmp_path):
-    """This also holds if that checkpoint is still being written."""
+    """Even if the last good checkpoint is still being written at that time."""
     says = "steps in a row were skipped"
     claim = f"no gradient is finite, a checkpoint takes {seconds} s"
     case = Case(claim, "2x2", ("checkpoint.every=4",), steps=400, deaths=0, ends=says)
@@ -136,7 +136,7 @@ def test_a_file_with_half_a_token_ends_the_job_with_one_sentence(shape, runs, tm
 
 @slow
 def test_a_returning_worker_that_cannot_read_the_data_does_not_end_the_job(runs, tmp_path):
-    """For example, its node's disk has failed. The other nodes have the data."""
+    """As if the disk of its node had failed. The other nodes still have the data."""
     text = tmp_path / "text"
     text.write_bytes(TEXT.read_bytes() * 4)
 
@@ -147,7 +147,7 @@ def test_a_returning_worker_that_cannot_read_the_data_does_not_end_the_job(runs,
         os.kill(pids["0.1"], signal.SIGKILL)
 
     overrides = (f"data.path={text}", "run.respawns=1")
-    case = Case("its data are missing", "2x2", overrides, steps=200, deaths=None, bound=120)
+    case = Case("the data of a returning worker are missing", "2x2", overrides, steps=200, deaths=None, bound=120)
     outcome = runs.of(case, KIND, meanwhile=lose)
     assert [e["worker"] for e in outcome.all("refused")] == ["0.1"], explain(outcome)
     assert f"{text} does not exist" in outcome.all("refused")[0]["detail"] and outcome.all("given_up")
@@ -189,8 +189,8 @@ def test_a_failure_of_the_telemetry_is_reported_once_and_does_not_end_the_job(wh
 
 
 @pytest.mark.slow
-def test_a_pager_that_does_not_read_delays_nothing(tmp_path):
-    """Like `... | less` without a key pressed. 300 lines are several times the size of this pipe."""
+def test_output_to_a_pager_that_does_not_read_delays_nothing(tmp_path):
+    """As with `... | less` while no key is pressed. The job prints several times as much as fits into the pipe."""
     run, size = RunFolder(tmp_path / "run"), 4096
     quick = ["emulate=sleep", *(f"emulate.{op}=0" for op in "FIWO"), "run.standby=off"]
     command = [sys.executable, "-m", "recycle_pp.train", *Case("", "1x1", steps=300).arguments, *quick]
@@ -200,4 +200,4 @@ def test_a_pager_that_does_not_read_delays_nothing(tmp_path):
     ) as job:
         assert job.wait(240) == 0
         assert len(run.lines(run.metrics)) == 300 and run.summary.exists()
-        assert size / 2 < len(job.stdout.read()) <= size, "the pipe was full"
+        assert size / 2 < len(job.stdout.read()) <= size, "the pipe must have been full"

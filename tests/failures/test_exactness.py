@@ -1,7 +1,7 @@
-"""After any deaths at any moments, the weights equal those of a fault-free run, bit for bit.
+"""After deaths at any moments, the weights equal those of a fault-free run, bit for bit.
 
-The cases are the tables of `matrix.py`. Each runs real processes, ends within its bound, and is compared with a
-fault-free run: the loss of each step, the SHA-256 of the final weights, and which worker ran which op.
+The tables in `matrix.py` are the cases. Each case runs real processes and must end within its bound. The loss of each
+step and the SHA-256 of the final weights must equal those of a fault-free run, and no survivor may repeat an op.
 """
 
 import pytest
@@ -11,7 +11,7 @@ from .harness import Case, explain, fails, rejoins
 
 
 def some(cases, quick):
-    """The cases, all but the first `quick` of them marked as slow."""
+    """The cases as parameters, all but the first `quick` marked as slow."""
     return [pytest.param(c, id=str(c), marks=[pytest.mark.slow] * (k >= quick)) for k, c in enumerate(cases)]
 
 
@@ -19,7 +19,7 @@ def some(cases, quick):
 def test_a_death_at_any_moment_changes_no_bit(case, runs):
     outcome = runs.of(case, "at every moment")
     runs.check_exact(outcome)
-    # On a busy machine, a worker that has not returned in time misses its next death.
+    # On a busy machine, a worker may return too late to die as planned.
     assert outcome.deaths >= len(matrix.MOMENTS) - 2, explain(outcome)
 
 
@@ -35,13 +35,13 @@ def test_several_deaths_change_no_bit(case, runs):
 
 @pytest.mark.slow  # the tours have such deaths, too
 @pytest.mark.parametrize("case", matrix.IN_A_RECOVERY, ids=str)
-def test_a_death_in_a_recovery_changes_no_bit(case, runs):
+def test_a_death_during_a_recovery_changes_no_bit(case, runs):
     runs.check_exact(runs.of(case, "in a recovery"))
 
 
 @pytest.mark.slow  # the tours have such deaths, too
 @pytest.mark.parametrize("case", matrix.IN_A_RETURN, ids=str)
-def test_a_death_in_a_return_changes_no_bit(case, runs):
+def test_a_death_during_a_return_changes_no_bit(case, runs):
     runs.check_exact(runs.of(case, "in a return"))
 
 
@@ -52,7 +52,7 @@ def test_a_death_among_workers_connected_by_gloo_groups_changes_no_bit(runs):
 
 
 @pytest.mark.slow
-def test_without_reproducible_sums_the_losses_agree_to_one_in_a_hundred_thousand(runs):
+def test_without_reproducible_sums_the_losses_differ_by_less_than_one_in_a_hundred_thousand(runs):
     quiet = runs.of(Case("no worker dies", "2x2", ("numerics=fp32",), steps=20, deaths=0), "float sums")
     faults = fails("4:0.1@backward", "9:1.0@allreduce") + rejoins("7:0.1")
     faulty = runs.of(Case("two die", "2x2", ("numerics=fp32", *faults), steps=20, deaths=2), "float sums")

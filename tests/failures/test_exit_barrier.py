@@ -1,4 +1,4 @@
-"""torchrun's agents end with the job if a node is cut off, and do not wait for minutes in torch's exit barrier."""
+"""If a node is cut off, torchrun's agents end with the job instead of waiting minutes in torch's exit barrier."""
 
 import re
 import signal
@@ -17,7 +17,7 @@ WAITED = re.compile(r"(?:Done|Error) waiting (?:for other agents|on exit barrier
 @pytest.mark.skipif(_missing is not None, reason=str(_missing))
 @pytest.mark.parametrize("lost", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_after_a_cut_the_agents_end_within_ten_seconds_of_their_supervisors(lost, runs, tmp_path):
-    """Node 0 hosts the agents' store. Packets are dropped, not rejected."""
+    """Node 0 hosts the agents' store. The cut drops packets and does not reject them."""
     case = Case(f"node {lost} is cut off", "3x1", ("control.suspicion=2", "run.standby=off"), steps=20, deaths=1)
     others = [number for number in range(3) if number != lost]
     with nodes.start(case, tmp_path) as job:
@@ -33,7 +33,7 @@ def test_after_a_cut_the_agents_end_within_ten_seconds_of_their_supervisors(lost
 
 
 @pytest.mark.slow
-def test_agents_wait_for_a_suspended_supervisor_of_their_own_node_only(tmp_path):
+def test_agents_wait_only_for_a_suspended_supervisor_of_their_own_node(tmp_path):
     with Launched(tmp_path, arguments=["run.steps=30", "control.suspicion=2", "run.standby=off"]) as job:
         job.wait_for_step(2)
         job.kill(2)

@@ -1,7 +1,7 @@
-"""A job under the real torchrun ends with the exit codes of docs/exit-codes.md, and its last line gives the reason.
+"""A job under the real torchrun ends with the exit codes in docs/exit-codes.md, and its last line gives the reason.
 
-Each rank runs `python -m recycle_pp.train` in a script that records its exit code, as torchrun shows none after a
-signal.
+Each rank runs `python -m recycle_pp.train` in a script that records its exit code, because torchrun does not show it
+after a signal.
 """
 
 import os
@@ -50,7 +50,7 @@ class Launch:
         )  # fmt: skip
 
     def end(self) -> str:
-        """torchrun's own output, after it has ended."""
+        """Waits for the end of torchrun. Returns its own output."""
         return self.torchrun.communicate(timeout=300)[1]
 
     def wait_for_step(self, step: int) -> None:
@@ -62,13 +62,13 @@ class Launch:
         return {int(path.name): int(path.read_text()) for path in self._codes.iterdir()}
 
     def printed(self, rank: int) -> list[str]:
-        """Both streams of a rank, line by line."""
+        """The lines of a rank's standard output, followed by those of its standard error."""
         (folder,) = self._logs.glob(f"*/attempt_0/{rank}")
         return [line for name in ("stdout.log", "stderr.log") for line in (folder / name).read_text().splitlines()]
 
 
 def summary(text: str) -> list[tuple[int, int, str]]:
-    """torchrun's failures: (rank, exit code, text shown as its traceback)."""
+    """The failures that torchrun lists: (rank, exit code, text shown as its traceback)."""
     found = re.findall(r"rank +: (\d+) .*\n +exitcode +: (-?\d+) .*\n.*\n +traceback : (.*)", text)
     return [(int(rank), int(code), sentence) for rank, code, sentence in found]
 

@@ -1,4 +1,4 @@
-"""The size of all objects of the coordinator and of a worker does not grow with steps or deaths."""
+"""The total size of all objects in the coordinator's process and in a worker does not grow with steps or deaths."""
 
 import json
 import os
@@ -13,13 +13,13 @@ from recycle_pp.telemetry.follower import Follower
 from .harness import Case
 
 AT_ONCE = ("emulate=sleep", "schedule.profile_steps=0", *(f"emulate.{op}=0" for op in "FIWO"))
-STEPS = 2_000  # bytes of tolerance; a list with an entry per step would grow by 2,400 in 300 steps
-DEATHS = 40_000  # bytes kept about the newest deaths
-A_DEATH = 100  # bytes per death: summary.json has the stall of each
+STEPS = 2_000  # tolerance in bytes; a list with one entry per step would grow by 2,400 bytes in 300 steps
+DEATHS = 40_000  # bytes that may be kept about the newest deaths
+A_DEATH = 100  # bytes that may be kept per death, because summary.json contains the stall of each
 
 
 def sizes(path):
-    """Sizes by process and step."""
+    """{(process, step or generation): bytes}."""
     return {(who, step): size for who, step, size in map(json.loads, path.read_text().splitlines())}
 
 
@@ -46,7 +46,7 @@ def test_nothing_grows_with_the_steps(at, sabotaged, tmp_path):
     ("early", "late"), [(4, 12), pytest.param(20, 200, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
 )
 def test_nothing_grows_with_the_deaths(early, late, sabotaged, tmp_path):
-    """Worker 1.1 dies as soon as it has returned. Each death and each return starts a generation."""
+    """Worker 1.1 dies as soon as it has returned. Each death and each return starts a new generation."""
     generations = [2 * early, 2 * late]
     census = {"census": str(tmp_path / "sizes"), "generations": generations}
 

@@ -1,7 +1,7 @@
-"""A worker's main thread hangs while its other threads continue: the hang is found, located and survived.
+"""A worker's main thread hangs while its other threads continue. The job finds and locates the hang, and survives it.
 
-Some hangs stop only that thread, with ptrace, like a kernel that never ends. Others block it, or the whole interpreter,
-in native code.
+Some tests stop only that thread with ptrace, as if it waited for a kernel that never ends. Others block the thread, or
+the whole interpreter, in native code.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ def test_freezing_stops_one_thread_which_continues_afterwards():
         time.sleep(0.3)
         with Frozen(process.pid):
             for _ in range(40):
-                process.stdout.readline()  # buffered output
+                process.stdout.readline()  # skip buffered output
             assert {process.stdout.readline() for _ in range(10)} == {"beat\n"}
         assert "main\n" in {process.stdout.readline() for _ in range(20)}
     finally:
@@ -49,8 +49,8 @@ def test_freezing_stops_one_thread_which_continues_afterwards():
 def freezing(worker, steps, after=0.0, held=0.0):
     """Yields a function `freeze(job)`, and a dictionary that it fills with the events, files and times of the hang.
 
-    It freezes the worker after that many steps and `after` seconds. By then each kind of op has run once, so the time
-    limit of an op is `control.suspicion`.
+    The function freezes the worker after that many steps plus `after` seconds. By then each kind of op has run once, so
+    that `control.suspicion` is the time limit of an op.
     """
     found = {}
 
@@ -112,18 +112,20 @@ def test_a_main_thread_that_stops_anywhere_is_found_located_and_survived(seed, r
         outcome = runs.of(case, "one thread stops", meanwhile=freeze)
     runs.check_exact(outcome)
     assert found["event"]["worker"] == worker, explain(outcome)
-    assert SUSPICION - 0.2 < found["seconds"] < SUSPICION + 2, explain(outcome)  # the op began before it was frozen
+    assert SUSPICION - 0.2 < found["seconds"] < SUSPICION + 2, explain(
+        outcome
+    )  # may be shorter, because the op began before the freeze
     where = found["event"]["where"]
     assert WHERE.fullmatch(where), where
     check_the_name(where, found["stacks"])
-    assert outcome.stalls[0] > found["event"]["seconds"] > SUSPICION, "the stall is counted from the last progress"
+    assert outcome.stalls[0] > found["event"]["seconds"] > SUSPICION, "the stall must be counted from the last progress"
     assert outcome.all("death_detected")[0]["cause"] == "hang"
     assert set(found["report"][0]["workers"]) == {"0.0", "0.1", "1.0", "1.1"}
 
 
 @pytest.mark.slow
 def test_a_killed_worker_that_cannot_be_reaped_does_not_delay_the_recovery(runs):
-    """For example if the kernel still has to free its memory. Here a tracer holds the process."""
+    """For example because the kernel is still freeing its memory. Here a tracer delays the reaping."""
     case = Case("it cannot be reaped for 4 s", "2x2", QUICK, steps=30, bound=120)
     with freezing("0.1", 8, held=4.0) as (freeze, found):
         outcome = runs.of(case, "one thread stops", meanwhile=freeze)
@@ -152,7 +154,7 @@ def test_a_hanging_op_is_found_with_and_without_the_interpreters_lock(kind, wher
 
 @pytest.mark.slow  # quick counterpart: the busy workers in tests/recycle_pp/protocol/test_liveness.py
 def test_an_op_that_computes_five_hundred_times_as_long_is_not_a_hang(sabotaged, tmp_path):
-    """The op exceeds the suspicion and ten times its profiled time, but its thread runs or waits for a processor."""
+    """The op takes longer than the suspicion and ten times its profiled time, but its thread is running or runnable."""
     seconds = SUSPICION + 0.5
     plan = {"hang": "burn", "seconds": seconds, "stage": 1, "step": 5, "g": 5, "once": str(tmp_path / "slow")}
     case = Case("an op takes very long", "2x2", QUICK, steps=12, deaths=0)
@@ -191,12 +193,12 @@ def test_a_slow_disk_costs_a_checkpoint_and_no_step(sabotaged, tmp_path):
     assert first["checkpoint"] == 4 and first["by"].startswith("worker"), explain(outcome)
     assert saved[-1]["checkpoint"] == 12
     longest = max(line["step_seconds"] for line in outcome.metrics[1:])
-    assert longest < 2, "no step has waited for the disk"
+    assert longest < 2, "a step waited for the disk"
 
 
 @pytest.mark.slow
 def test_after_the_death_of_a_saver_the_next_checkpoint_waits_for_workers_that_still_write(sabotaged):
-    """Otherwise their late parts would make that checkpoint fail, its own late parts the one after it, and so on."""
+    """Otherwise their late parts would make that checkpoint fail, its late parts the next one, and so on."""
     faults = fails("15:0.1@forward")
     case = Case("a saver dies, and all disks are slow", "2x2", (*faults, "checkpoint.every=2"), steps=100)
     plan = {"hang": "save", "seconds": 0.8}
@@ -213,13 +215,13 @@ def test_a_file_system_that_never_answers_does_not_delay_the_end_of_the_job(sabo
                 ends="checkpoint step-000012 was not saved: worker")  # fmt: skip
     outcome = sabotaged.of(case, "one thread stops", environment={"RECYCLE_SABOTAGE": json.dumps(plan)})
     assert outcome.code == 1 and [e["checkpoint"] for e in outcome.all("checkpoint_skipped")] == [8]
-    assert outcome.summary["steps"] == 12, "training itself is complete"
+    assert outcome.summary["steps"] == 12, "all steps must be trained"
 
 
 @pytest.mark.slow  # quick counterpart: tests/recycle_pp/supervisor/test_event_loop_watchdog.py
 @pytest.mark.parametrize("rank", [2, 0])
 def test_a_supervisor_with_a_blocked_loop_exits_and_the_others_continue(rank, runs):
-    """This also holds if it hosts the coordinator. All ranks are on one node with one launcher."""
+    """Even if the supervisor hosts the coordinator. All ranks are on one node with one launcher."""
 
     def freeze(job):
         wait_for_step(job, 6)
@@ -235,8 +237,7 @@ def test_a_supervisor_with_a_blocked_loop_exits_and_the_others_continue(rank, ru
 
 
 @pytest.mark.slow
-def test_a_stopped_supervisor_is_given_up_and_its_worker_ends(runs):
-    """When the supervisor continues, its worker returns."""
+def test_a_stopped_supervisor_is_given_up_and_its_worker_returns_when_it_continues(runs):
     stopped = SignalAt("started", "1.1", number=signal.SIGSTOP, resume=4.0, above=True)
     case = Case("a supervisor is stopped for 4 s", "2x2", QUICK, (stopped,), steps=250, bound=300)
     outcome = runs.of(case, "one thread stops")

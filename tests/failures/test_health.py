@@ -1,4 +1,4 @@
-"""Jobs on scripted GPUs that fail at a given step: the effect of each failure on the GPU's worker."""
+"""Jobs on simulated GPUs that fail at a scripted step: the effect of each failure on the GPU's worker."""
 
 import json
 
@@ -8,13 +8,14 @@ from recycle_pp.health.__main__ import main
 
 from .launched import Launched
 
-# Six workers with a GPU each: rank 2 * d + s plays W(d, s). A sample every 0.1 s instead of 10, so a minute is 0.6 s.
+# Six workers with one GPU each; rank 2 * d + s runs W(d, s). GPUs are sampled every 0.1 s instead of every 10 s, so all
+# periods are a hundredth: a minute becomes 0.6 s.
 SHAPE = ("parallel=3x2", "model=tiny", "emulate=sleep", "control.health=0.1", "run.standby=off", "run.respawns=100")
 FAST = tuple(f"emulate.{kind}=0.004" for kind in "FIWO")
 
 
 def scripted(folder, timeline):
-    """The environment of a job in `folder` whose GPUs follow the timeline."""
+    """Environment variables for a job in `folder` whose GPUs follow the timeline."""
     script = {"devices": 6, "metrics": str(folder / "run/metrics.jsonl"), "timeline": timeline}
     (folder / "script.json").write_text(json.dumps(script))
     return {
@@ -41,8 +42,8 @@ def events(job, *names):
 
 
 def findings(job):
-    """(worker, signal, action) of the findings about GPUs, without those of NVML itself. On a busy machine a sample may
-    take longer than the minute of 0.6 s, which is such a finding."""
+    """(worker, signal, action) of the findings, except those about NVML itself, which may occur in every run: on a busy
+    machine a sample may take longer than 0.6 s, which is such a finding."""
     found = events(job, "health_found")
     return [(e["worker"], e["signal"], e["action"]) for e in found if e["signal"] != "nvml"]
 
@@ -73,13 +74,13 @@ def test_the_worker_of_a_lost_gpu_is_killed_at_once(start):
         assert not events(job, "respawned") and committed(job) == list(range(40))
 
 
-def test_memory_errors_drain_a_worker_after_its_commit(start):
+def test_a_worker_whose_gpu_has_memory_errors_leaves_after_a_commit(start):
     with start([{"step": 10, "device": 1, "uncorrected": 2}], "run.steps=40") as job:
         assert job.wait(120) == 0, job.output
         assert findings(job) == [("0.1", "ecc", "note"), ("0.1", "ecc", "drain")]
         assert [e["worker"] for e in events(job, "evicted")] == [e["worker"] for e in events(job, "left")] == ["0.1"]
         assert {e["cause"] for e in events(job, "death_detected")} <= {"eviction"}
-        assert not events(job, "resumed", "respawned"), "no work is lost, and no worker is restarted"
+        assert not events(job, "resumed", "respawned"), "no work may be lost, and no worker may be restarted"
         assert not job.run.quarantine.exists() and committed(job) == list(range(40))
 
 

@@ -1,4 +1,4 @@
-"""SIGKILL at any instant of a resume or an export damages nothing, and the next attempt works."""
+"""A SIGKILL at any instant of a resume or an export damages nothing, and the next attempt succeeds."""
 
 import contextlib
 import os
@@ -28,13 +28,13 @@ def test_a_resume_killed_repeatedly_at_any_instant_ends_with_the_same_weights(se
         with zygote.run(case.arguments) as job:
             if (
                 kill % 2
-            ):  # during the training; otherwise while it reads the folder, truncates files, loads the checkpoint
+            ):  # kill during training; otherwise while it reads the folder, truncates files or loads the checkpoint
                 wait_for_another_start(job)
             time.sleep(chance.uniform(0.0, 0.3 if kill % 2 else 1.0))
             killed = [job.pid, *job.supervisors()]
             assert len(killed) > 1, job.output
             for pid in killed:
-                with contextlib.suppress(ProcessLookupError):  # ended with the launcher
+                with contextlib.suppress(ProcessLookupError):  # it has ended with the launcher
                     os.kill(pid, signal.SIGKILL)
     outcome = runs.of(case, "killed resumes")
     check_same_weights(runs, outcome, Case("no worker dies", "2x2", steps=STEPS))
@@ -43,7 +43,7 @@ def test_a_resume_killed_repeatedly_at_any_instant_ends_with_the_same_weights(se
 
 
 def wait_for_another_start(job):
-    """Waits for a start event of this job, not of an earlier job of the run."""
+    """Waits for a `started` event of this job. Earlier jobs of the run have written such events, too."""
 
     def starts():
         return sum(event["event"] == "started" for event in job.run.lines(job.run.events))
@@ -64,7 +64,7 @@ def finished_run(zygote, tmp_path_factory):
 
 def test_an_export_killed_at_any_instant_leaves_a_whole_folder_or_none(finished_run, tmp_path):
     def attempt(out, until):
-        """Runs an export in a new process and kills it after `until` seconds. Returns (exit code, seconds it ran)."""
+        """Runs an export in a new process and kills it after `until` seconds. Returns (exit code, duration)."""
         begun, pid = time.monotonic(), os.fork()
         if pid == 0:
             os._exit(export.main([str(finished_run), str(out)]))
@@ -75,7 +75,9 @@ def test_an_export_killed_at_any_instant_leaves_a_whole_folder_or_none(finished_
         os.kill(pid, signal.SIGKILL)
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), time.monotonic() - begun
 
-    assert export.main([str(finished_run), str(tmp_path / "whole")]) == 0  # also imports the modules for the attempts
+    assert (
+        export.main([str(finished_run), str(tmp_path / "whole")]) == 0
+    )  # imports the modules in advance for all attempts
     code, takes = attempt(tmp_path / "out", 60)
     assert code == 0
     shutil.rmtree(tmp_path / "out")
@@ -89,7 +91,7 @@ def test_an_export_killed_at_any_instant_leaves_a_whole_folder_or_none(finished_
         if out.exists():
             assert {path.name: path.read_bytes() for path in out.iterdir()} == whole
             shutil.rmtree(out)
-    assert killed >= 3, "the first export took much longer than the others"
+    assert killed >= 3, "too few exports were killed: the first one took much longer than the others"
     assert attempt(tmp_path / "out", 60)[0] == 0
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == whole
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole"]

@@ -1,5 +1,6 @@
-"""A worker, the coordinator or a whole island is killed at each moment of a round. Every island has the bits of a run
-without deaths: theta after each round, the samples in each round, and the final weights.
+"""A worker, the coordinator or a whole island is killed at each moment of a round.
+
+Theta after each round, the samples in each round and the final weights are those of a run without deaths, bit for bit.
 """
 
 import json
@@ -17,7 +18,7 @@ from .island_moments import MOMENTS
 from .table import RESULTS
 from .test_islands import SECONDS, check, meeting_place, run, samples, weights, words_of
 
-ROUND = 1  # the round whose moments are tried; there is one before it and one after it
+ROUND = 1  # the round in which the kill occurs; one round comes before it and one after it
 MORE = ["checkpoint.every=4"]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -34,10 +35,10 @@ def undisturbed(zygote, tmp_path_factory):
 
 
 class Kill:
-    """Island a with a kill, beside island b.
+    """Two islands, of which island a suffers a kill.
 
     words   settings of island a
-    victim  a file, see `island_moments`
+    victim  the file with the id of the process to kill, see `island_moments`
     """
 
     def __init__(self, zygote, folder, moment):
@@ -57,7 +58,7 @@ class Kill:
             return job
 
     def sharded(self):
-        """A worker of four in one stage; two of them hold a copy of each unit."""
+        """One of four workers of a single stage. Each unit has copies on two of them."""
         self.words += ["parallel=4x1", "parallel.microbatches=2", "parallel.sharded=true"]
         return self.worker()
 
@@ -99,7 +100,7 @@ def test_a_kill_at_any_moment_of_a_round_changes_no_bit(killers, tmp_path, undis
         found, jobs = state(kill.store), {"a": job, "b": kill.other}
     assert (tmp_path / "killed").exists()
     check(jobs, found, rounds=3)
-    assert found["rounds"] == rounds["rounds"], "the same islands, samples and thetas"
+    assert found["rounds"] == rounds["rounds"], "islands, samples and thetas must be the same"
     assert {name: weights(each) for name, each in jobs.items()} == {name: weights(of) for name, of in expected.items()}
     assert {name: sorted(samples(of)) for name, of in jobs.items()} == {
         name: sorted(samples(of)) for name, of in expected.items()
