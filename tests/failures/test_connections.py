@@ -14,8 +14,8 @@ from .harness import Case, explain, pid_of
 def break_connection(pid, port):
     """Shuts down the sending side of that process's connection to that port. The peer then reads an end of file.
 
-    The receiving side stays open. If it were closed too, a later message would reset the connection, and a reset does not
-    prove a death.
+    The receiving side stays open. If it were closed too, a later message would reset the connection, and a reset is no
+    proof of a death.
     """
     try:
         (connection,) = connections_to(pid, port)

@@ -1,4 +1,4 @@
-"""Whole jobs as islands, which meet in a folder."""
+"""Islands, each a whole job, that exchange their rounds in a folder or in S3."""
 
 import json
 import os
@@ -14,22 +14,24 @@ from recycle_pp.islands.__main__ import state
 from recycle_pp.storage.store import Store
 from recycle_pp.testing.s3_server import S3Server
 
-# A round every 5 steps, each with half of the layers. Since islands.max_local=5, every round is applied at the same
-# step, however busy the machine is.
+# A round every 5 steps, with half of the layers each. islands.max_local=5 makes every round apply at the same step,
+# however busy the machine is.
 COMMON = [
     "model=tiny", "parallel=2x2", "run.steps=17", "run.validate_every=0", "schedule.profile_steps=0", "run.standby=off",
     "numerics=reproducible", "run.sample_log=true", "control.suspicion=60", "islands.steps=10", "islands.fragments=2",
     "islands.max_local=5", "islands.patience=1000", "islands.parts=2",
 ]  # fmt: skip
-SHAPES = {"a": [], "b": ["parallel=1x1", "parallel.microbatches=8"]}  # as many micro-batches in a step
+SHAPES = {"a": [], "b": ["parallel=1x1", "parallel.microbatches=8"]}  # both islands have 8 micro-batches per step
 SECONDS = 240
 
 
 def run(zygote, folder, key, faults=None, more=(), names="ab"):
-    """Runs islands with these names to their end. Returns name -> job, and the state of the store.
+    """Runs islands with these names to their end. Returns ({name: job}, state of the store).
 
-    key     name of this run
-    faults  name -> more settings of this island"""
+    key     prefix of the run folders and of the store, unique for each run in `folder`
+    faults  additional settings, by name of the island
+    more    additional settings of all islands
+    """
     store = meeting_place(folder, key, names)
     jobs = {name: zygote.run(words_of(folder, key, name, (faults or {}).get(name, []), more)) for name in names}
     try:
@@ -42,7 +44,8 @@ def run(zygote, folder, key, faults=None, more=(), names="ab"):
 
 
 def meeting_place(folder, key, names="ab"):
-    """A store in which the islands wait for each other from the first round on, and have the same parts in all runs."""
+    """A store that already lists the islands: they wait for each other from the first round on, and always get the same
+    parts of the data."""
     store = Store(str(folder / f"store-{key}"))
     for number, name in enumerate(names):
         store.put(f"islands/{name}.json", b"{}")
@@ -64,7 +67,7 @@ def samples(job):
 
 
 def check(jobs, found, rounds):
-    """Theta is equal on all islands after each round, and no sample is in two islands or twice in one."""
+    """Checks that theta is equal on all islands after each round, and that no sample is read twice, by any island."""
     assert [each["round"] for each in found["rounds"]] == list(range(rounds))
     for each in found["rounds"]:
         assert each["theta_sha256"].keys() == jobs.keys() and len({*each["theta_sha256"].values()}) == 1, each
@@ -84,15 +87,15 @@ def test_one_island_that_keeps_its_weights_has_the_bits_of_a_plain_job(zygote, t
 
 @pytest.fixture(scope="module")
 def undisturbed(zygote, tmp_path_factory):
-    """Two islands without deaths: (name -> job, state of the store)."""
+    """Two islands without deaths: ({name: job}, state of the store)."""
     return run(zygote, tmp_path_factory.mktemp("islands"), "undisturbed")
 
 
-def test_islands_have_equal_theta_after_every_round_and_no_sample_twice(undisturbed):
+def test_islands_have_equal_theta_after_every_round_and_read_no_sample_twice(undisturbed):
     check(*undisturbed, rounds=3)
 
 
-def test_each_island_records_the_rounds_the_other_island_and_its_traffic(undisturbed):
+def test_each_island_records_its_rounds_and_traffic_and_the_other_island(undisturbed):
     for name, job in undisturbed[0].items():
         events = job.run.lines(job.run.events)
         of = {kind: [line for line in events if line["event"] == kind] for kind in {line["event"] for line in events}}
@@ -101,7 +104,7 @@ def test_each_island_records_the_rounds_the_other_island_and_its_traffic(undistu
         assert all(line["islands"] == ["a", "b"] and line["samples"] == 160 for line in of["round_closed"])
         assert [line["round"] for line in of["round_applied"]] == [0, 1, 2] and "island_late" not in of
         assert all(line["lag_steps"] == 1 and line["dollars"] is None for line in of["round_applied"])
-        pipelines = 2 if name == "a" else 1  # each reads the deltas of two islands
+        pipelines = 2 if name == "a" else 1  # each pipeline reads the deltas of both islands
         read = [line["received_bytes"] / line["sent_bytes"] for line in of["round_applied"]]
         assert all(abs(factor - 2 * pipelines) < 0.5 for factor in read)
 
@@ -146,7 +149,7 @@ def test_an_island_that_is_killed_and_resumed_under_another_shape_has_the_same_b
             deadline = time.monotonic() + SECONDS
             while len(job.run.lines(job.run.metrics)) < 11 and time.monotonic() < deadline:
                 time.sleep(0.05)
-            os.kill(job.pid, signal.SIGKILL)  # all its processes die with it
+            os.kill(job.pid, signal.SIGKILL)  # all processes of the job die with it
         resumed = [*words_of(tmp_path, "resumed", "a", more=every), "run.resume=true", "parallel=1x2"]
         with zygote.run([*resumed, "parallel.microbatches=8"]) as job:
             assert job.wait(SECONDS) == 0, job.output
@@ -168,7 +171,7 @@ def test_an_island_that_is_killed_and_resumed_under_another_shape_has_the_same_b
         (["islands.store=/tmp/x", "islands.name=a/b"], "islands.name must be"),
     ],
 )
-def test_a_mistake_is_one_sentence_and_exit_code_2(zygote, words, sentence):
+def test_a_mistake_in_the_settings_ends_the_job_with_one_sentence_and_exit_code_2(zygote, words, sentence):
     with zygote.run(["model=tiny", "parallel=1x1", *words]) as job:
         assert job.wait(SECONDS) == 2 and sentence in job.output
 
@@ -179,7 +182,7 @@ def test_an_island_that_loses_its_coordinator_has_the_same_bits(zygote, tmp_path
     with zygote.run(words_of(tmp_path, "coordinator", "b")) as other:
         with zygote.run_nodes(words_of(tmp_path, "coordinator", "a"), nodes=4) as job:
             job.wait_for_event("round_applied", SECONDS)
-            os.kill(job.nodes[0].pid, signal.SIGKILL)  # all its processes die with it
+            os.kill(job.nodes[0].pid, signal.SIGKILL)  # all processes of the node die with it
             assert [node.wait(SECONDS) for node in job.nodes[1:]] == [0, 0, 0], job.output
             assert "coordinator_elected" in {line["event"] for line in job.run.lines(job.run.events)}
             assert weights(job) == weights(expected["a"]), job.output

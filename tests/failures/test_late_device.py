@@ -1,4 +1,4 @@
-"""Deaths while workers have launched ops that they have not observed to be done."""
+"""Deaths while workers have launched ops whose completion they have not observed yet."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ TWO = fails("3:0.1@backward", "3:1.2@forward")
 CASES = [
     Case("two stages and a return", "3x4", TWO + rejoins("6:0.1"), stagger=True, deaths=2, steps=30),
     Case("in sends", "3x4", fails("2:0.1@send", "4:1.0@weight", "6:1.2@vote"), deaths=3),
-    Case("nobody dies", "3x4", deaths=0),
+    Case("no worker dies", "3x4", deaths=0),
 ]
 
 

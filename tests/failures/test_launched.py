@@ -1,4 +1,4 @@
-"""Whole nodes die under the real launcher. The job continues, and its agents end at once with 0."""
+"""Whole nodes die under the real launcher. The job continues, and at its end all agents end at once with 0."""
 
 import json
 import random
@@ -16,8 +16,10 @@ from .table import RESULTS
 STEPS = 80
 NODES = (0, 1, 2)
 ARGUMENTS = (f"run.steps={STEPS}", "run.validate_every=0")
-EXIT_SECONDS = 150.0  # for the agents to end after the job on a busy machine; torch's exit barrier would take 300
-GAP_SECONDS = 5.0  # longest time between two commits
+EXIT_SECONDS = (
+    150.0  # maximum time from the end of the job to that of the agents; torch's exit barrier would take 300 s
+)
+GAP_SECONDS = 5.0  # maximum time between two commits
 pytestmark = [pytest.mark.timeout(900), pytest.mark.torchrun]
 slow = pytest.mark.slow
 twenty = pytest.mark.parametrize("seed", range(20))
@@ -25,7 +27,7 @@ twenty = pytest.mark.parametrize("seed", range(20))
 
 @pytest.fixture(scope="module")
 def expected(zygote):
-    """The results of a fault-free job. They do not depend on the launcher."""
+    """The digest of the weights of a fault-free job, which does not depend on the launcher."""
     with zygote.run([*COMMON, *ARGUMENTS, *SHAPE]) as job:
         assert job.wait(400) == 0, job.output
         return json.loads(job.run.summary.read_text())["weights_sha256"]
@@ -35,7 +37,7 @@ SHAPE = ("parallel.pipelines=3", "parallel.stages=2")
 
 
 def survives(job, alive, expected):
-    """Checks that the job ends with the expected bits, and that all remaining agents then end at once with 0."""
+    """Checks that the job ends with the expected weights, and that all remaining agents then end at once with 0."""
     job.wait_for_event("finished", seconds=400)
     done = time.monotonic()
     job.wait_until(lambda: not job.supervisors(alive), "end of the supervisors", 60)
@@ -55,7 +57,7 @@ def survives(job, alive, expected):
 
 
 def some_moment(job, chance):
-    """Waits for a random moment between the start of the workers, which are still importing, and the last steps."""
+    """Waits for a random moment between the start of the workers, while they still import, and the last steps."""
     job.wait_for_event("spawned", nth=6)
     if chance.random() < 0.25:
         time.sleep(chance.uniform(0.0, 4.0))
@@ -64,7 +66,7 @@ def some_moment(job, chance):
         time.sleep(chance.uniform(0.0, 0.1))
 
 
-@slow  # quick counterparts: the next two tests also lose node 0, and then another node
+@slow  # quick counterparts: test_nodes.py and test_nodes_coordinator.py, without torchrun
 @pytest.mark.parametrize("node", NODES)
 @pytest.mark.parametrize("seed", range(20))
 def test_a_node_may_be_lost_at_any_moment(node, seed, expected, tmp_path):
@@ -103,7 +105,7 @@ def test_the_elected_leader_may_be_lost_during_its_election(seed, expected, tmp_
 
 @slow
 def test_the_coordinator_may_be_lost_while_workers_are_importing(expected, tmp_path):
-    """Workers that have not connected yet get the next coordinator's address from their supervisors."""
+    """Workers that have not connected yet receive the next coordinator's address from their supervisors."""
     with Launched(tmp_path, arguments=ARGUMENTS) as job:
         job.wait_for_event("spawned", nth=6)
         time.sleep(0.5)
@@ -135,7 +137,7 @@ def locked(run) -> bool:
 
 @slow  # quick counterpart: the same case with forked processes in test_coordinator.py
 def test_the_first_node_may_be_lost_with_sharded_optimizer_state(expected, tmp_path):
-    """The next coordinator has no table of holders and makes one from the workers' reports."""
+    """The next coordinator does not know which worker holds which unit, and learns it from the workers' reports."""
     with Launched(tmp_path, arguments=(*ARGUMENTS, "parallel.sharded=true")) as job:
         job.wait_for_step(10)
         job.kill(0)
@@ -167,9 +169,9 @@ def test_a_worker_dies_under_one_agent_and_returns(expected, tmp_path):
         assert [e["worker"] for e in job.events("respawned")] == ["1.1"], job.explain()
 
 
-@slow  # quick counterpart: tests/recycle_pp/test_counting.py resumes a job of a real launcher
+@slow  # quick counterpart: tests/recycle_pp/test_counting.py resumes a job with a real launcher
 @pytest.mark.parametrize(("nodes", "workers"), [(3, 2), (1, 4)])
-def test_with_resume_auto_a_complete_run_ends_every_rank_with_0(nodes, workers, tmp_path):
+def test_with_resume_auto_every_rank_of_a_complete_run_exits_with_0(nodes, workers, tmp_path):
     """A scheduler may requeue a job with the same command line."""
     arguments = ["run.steps=6", "run.validate_every=0", "run.resume=auto"]
     if nodes == 1:
@@ -186,13 +188,13 @@ def test_with_resume_auto_a_complete_run_ends_every_rank_with_0(nodes, workers, 
     for node in range(nodes):
         assert job.output(node).count(sentence) == 1, job.explain()
         assert "Traceback" not in job.output(node)
-    assert outcomes[0][1] == outcomes[1][1], "no file has changed"
+    assert outcomes[0][1] == outcomes[1][1], "no file may change"
 
 
 @slow
 def test_no_agent_waits_for_an_agent_that_lost_a_supervisor_at_the_end(tmp_path):
-    """The agent with the lost supervisor fails without passing torch's exit barrier. It is stopped here until the job
-    has ended."""
+    """The agent that lost a supervisor fails without passing torch's exit barrier. Here it is stopped until the job has
+    ended."""
     with Launched(tmp_path, arguments=["run.steps=12"]) as job:
         job.wait_for_step(2)
         _, lost = job.supervisors([2])

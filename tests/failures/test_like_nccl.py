@@ -1,4 +1,4 @@
-"""Deaths among workers that communicate as over NCCL: messages in order, without tags, over groups built per plan."""
+"""Deaths among workers that communicate as over NCCL: ordered messages without tags, over groups built per plan."""
 
 import json
 from pathlib import Path
@@ -17,21 +17,23 @@ CASES = [
     Case("and returns", "3x2", fails("3:0.1@send") + rejoins("6:0.1"), stagger=True, steps=40),
     Case("validates and saves", "3x2", ("run.validate_every=2", "checkpoint.every=4", *fails("5:1.0@validation"))),
     Case("two stages in one step", "3x4", fails("3:0.1@backward", "3:1.2@forward"), deaths=2),
-    Case("nobody dies", "3x4", deaths=0),
-    Case("nobody dies", "3x4", stagger=True, deaths=0),
+    Case("no worker dies", "3x4", deaths=0),
+    Case("no worker dies", "3x4", stagger=True, deaths=0),
 ]
 
 TWO, AHEAD = ("parallel.sharded=true",), ("parallel.sharded=true", "optimizer.clip=null")
 SHARDED = [
     Case("both holders, one after the other", "3x2", (*TWO, *fails("3:0.0@spread", "5:1.0@optimizer")), deaths=2),
     Case(
-        "as copies of a dead worker's units are made",
+        "while copies of a dead worker's units are made",
         "4x2",
         (*TWO, "parallel.optimizer_copies=3", *fails("2:0.1@backward", "2:2.1@heal"), *rejoins("5:0.1")),
         deaths=2,
         steps=40,
     ),
-    Case("as its update is ahead", "3x2", (*AHEAD, *fails("2:0.1@optimizer", "4:1.0@spread")), stagger=True, deaths=2),
+    Case(
+        "when it has updated early", "3x2", (*AHEAD, *fails("2:0.1@optimizer", "4:1.0@spread")), stagger=True, deaths=2
+    ),
     Case("validates and saves", "3x2", (*TWO, "run.validate_every=2", "checkpoint.every=4", *fails("5:1.0@vote"))),
 ]
 
@@ -42,7 +44,7 @@ def like_nccl(runs):
         yield runs.forked_from(zygote)
 
 
-@pytest.mark.slow  # quick counterparts: the deaths in the next tests
+@pytest.mark.slow  # quick counterparts: the next two tests, which have deaths, too
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_death_among_workers_with_one_ordered_stream_changes_no_bit(case, like_nccl):
     like_nccl.check_exact(like_nccl.of(case, "like NCCL"))

@@ -1,4 +1,4 @@
-"""Links between live nodes are cut, or reject or lose packets. At most one node leaves, soon, and no bit changes."""
+"""Links between live nodes are cut, reject packets or lose them. At most one node leaves, soon, and no bit changes."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""`doctor` on several machines, as launched: real torchrun agents, and machines with a network between them."""
+"""`doctor` on several machines: with real torchrun agents, and on simulated machines with a network between them."""
 
 import json
 import os
@@ -18,7 +18,7 @@ _missing = network.missing()
 
 
 def ended(processes, seconds=100):
-    """(exit code, standard output) of each process, after all have ended."""
+    """Waits until all processes have ended. Returns (exit code, standard output) of each."""
     try:
         return [(process.wait(seconds), process.stdout.read().decode()) for process in processes]
     finally:
@@ -29,7 +29,7 @@ def ended(processes, seconds=100):
 
 @pytest.mark.skipif(_missing is not None, reason=str(_missing))
 def test_a_cut_link_and_a_far_machine_are_named_among_four_machines(tmp_path):
-    """The test sets torchrun's variables but starts no torchrun, whose agents would import torch."""
+    """The test sets torchrun's variables instead of starting torchrun, whose agents would import torch."""
     with network.Network() as net:
         machines = [net.machine(name) for name in "abcd"]
         net.cut(machines[1], machines[2])
@@ -41,7 +41,7 @@ def test_a_cut_link_and_a_far_machine_are_named_among_four_machines(tmp_path):
             environment = os.environ | launch | {"RANK": str(number), "GROUP_RANK": str(number)}
             started.append(machine.run([*DOCTOR, tmp_path], env=environment, stdout=subprocess.PIPE))
         (code, printed), *others = ended(started)
-    assert code == 2 and others == [(2, "")] * 3, "one table, and one exit code"
+    assert code == 2 and others == [(2, "")] * 3, "only the first machine may print a table, and all must exit with 2"
     survey = json.loads(printed)
     assert [machine["address"] for machine in survey["machines"]] == [machine.address for machine in machines]
     assert all(machine["writes"] > 0 and abs(machine["offset"]) < 0.5 for machine in survey["machines"])

@@ -17,8 +17,10 @@ LONG = [
     "schedule.memory_extra=4", "schedule.profile_steps=0", "numerics=reproducible", "run.steps=2", "run.device=cpu",
     "run.validate_every=0", "run.standby=off", "control.suspicion=60",
 ]  # fmt: skip
-OTHERS = 300_000_000  # bytes for the stacks of later threads and for malloc's reserves, which count as data, too
-FIT = 3  # micro-batches in flight that fit
+OTHERS = (
+    300_000_000  # bytes for the stacks of later threads and for malloc's reserves, which count toward the limit, too
+)
+FIT = 3  # number of micro-batches in flight that fit
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,7 @@ def zygote():
 
 
 def scarce() -> int:
-    """Limits stage 0 to FIT micro-batches in flight; the schedule alone would allow six."""
+    """The limit in bytes with which FIT micro-batches in flight fit in stage 0. The schedule alone would allow six."""
     memory = stage_memory(compose(LONG), 0)
     return int(OTHERS + FIT * memory.each() + memory.op + 6 * memory.boundary)
 
@@ -62,7 +64,9 @@ def test_a_worker_short_of_memory_after_a_death_recomputes_and_no_bit_changes(zy
     with zygote.run([*LONG, *words], {"SCARCE": str(1 << 40)}) as job:
         assert job.wait(280) == 0, job.output
         said = {who: "are recomputed in" in (job.run.logs / f"worker-{who}.log").read_text() for who in ("0.0", "0.1")}
-        assert said == {"0.0": True, "0.1": False}, "its log has twice as many boundary tensors"
+        assert said == {"0.0": True, "0.1": False}, (
+            "only 0.0, whose log has twice as many boundary tensors, must recompute"
+        )
         assert json.loads(job.run.summary.read_text())["weights_sha256"] == plenty
 
 

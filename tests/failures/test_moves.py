@@ -1,8 +1,9 @@
-"""Layers move to other stages while a job trains, and no bit changes, whatever dies in the meantime.
+"""Layers move to other stages while a job trains, and no bit changes, whichever workers die in the meantime.
 
 With schedule.rebalance=always layers move whenever the new plan is shorter: after a death, and back after a return.
-Tests that expect a move disable measurements, so that the planner assumes equal times. On busy cores the measured sums
-of tiny stages take longer than their ops, and then re-routing looks as fast as a move."""
+Tests that expect a move disable measurements, so that the planner assumes equal times. On busy cores, the measured sums
+of tiny stages take longer than their ops. Then re-routing looks as fast as a move.
+"""
 
 import random
 
@@ -40,7 +41,7 @@ def hugging_face(kind, at, layers=8):
 
 
 def assert_moves(outcome):
-    """Layers moved away from stage 1, and back if its worker returned early enough."""
+    """Checks that layers moved away from stage 1, and back if its worker returned early enough."""
     first, *back = [event["layout"] for event in outcome.all("rebalanced")]
     assert first[0] > 4, explain(outcome)
     returns = [event["step"] for event in outcome.all("rejoined")]
@@ -88,14 +89,14 @@ def qwen2(tmp_path_factory):
 @slow
 @pytest.mark.parametrize("seed", range(20))
 def test_random_deaths_and_returns_among_moves_change_no_bit(seed, runs, qwen2):
-    """Seeds vary sharding, stagger and measurement. Every fifth one trains a Hugging Face model."""
+    """The seed also selects sharding, stagger and measurement. Every fifth seed trains a Hugging Face model."""
     chance = random.Random(seed)
     fallen, back = [], []
     for step in sorted(chance.sample(range(4, 36), 5)):
         worker = f"{chance.randrange(3)}.{chance.randrange(4)}"
         moment = chance.choice(["forward", "backward", "vote", "commit", "donate", "adopt", "regroup"])
         fallen.append(f"{step}:{worker}@{moment}")
-        back.append(f"{step + chance.randrange(6, 18)}:{worker}")  # layers move after about five steps
+        back.append(f"{step + chance.randrange(6, 18)}:{worker}")  # a move begins about five steps after a death
     model = qwen2 if seed % 5 == 4 else ("model.layers=16",)
     more = (*SHARDED * (seed % 2), *UNMEASURED * (seed % 3 > 0))
     overrides = (*MOVING, *model, "checkpoint.every=4", *more, *fails(*fallen), *rejoins(*back))

@@ -1,4 +1,4 @@
-"""The simulated machines and network of the node tests: faults have the intended effect and leave nothing behind."""
+"""The simulated machines and network of the node tests: faults have the intended effects and leave nothing behind."""
 
 import errno
 import itertools
@@ -52,7 +52,7 @@ def test_machines_cannot_reach_each_other_while_their_link_is_cut():
         assert reaches(c, a) and reaches(c, b)
         net.heal()
         assert reaches(b, a)
-        net.cut(a, c, one_way=True)  # its answers are lost
+        net.cut(a, c, one_way=True)  # the answers of a are lost
         assert not reaches(c, a) and reaches(b, a)
 
 
@@ -66,7 +66,7 @@ def test_packets_are_delayed_as_configured():
         net.weather(delay=0.2)
         begun = time.monotonic()
         assert reaches(b, a)
-        assert time.monotonic() - begun > 4 * 0.2, "two round trips: connection and answer"
+        assert time.monotonic() - begun > 4 * 0.2, "expected two round trips: connection and answer"
 
 
 @pytest.mark.slow
@@ -97,7 +97,7 @@ with socket.create_connection((sys.argv[1], 5000), 5) as connection:
         assert "ConnectionRefusedError" in errors
         time.sleep(0.5)
         talker = b.run(asked, **how)
-        assert talker.stdout.readline() == "connected\n", "the link works again"
+        assert talker.stdout.readline() == "connected\n", "the link does not work again"
         net.reset(a, b)
         talker.communicate()
         net.heal()

@@ -1,4 +1,4 @@
-"""Several nodes and their network: dying nodes, broken links, new nodes."""
+"""Jobs on several nodes: lost nodes, broken links, new nodes."""
 
 import json
 import signal
@@ -41,7 +41,7 @@ def test_the_loss_of_a_node_changes_no_bit(zygote, runs, tmp_path):
 
 @pytest.mark.parametrize("far", [pytest.param(far, marks=pytest.mark.slow) for far in (True, False)])
 def test_the_ops_of_a_dead_worker_go_to_the_nearest_peer(far, zygote, tmp_path):
-    """Node 1 is as near to node 0 as node 2, or node 2 is 0.1 s away. The plan uses measured latencies."""
+    """Node 2 is 0.1 s away (`far`), or as near to node 0 as node 1. The plan uses measured latencies."""
     emulated = ("emulate=sleep", *(f"emulate.{kind}=0.005" for kind in "FIWO"))
     overrides = (*emulated, "numerics.reproducible=false", "parallel.microbatches=6", "+fail_at=6:0.1")
     case = Case(f"node 2 is {'far' if far else 'near'}", "3x2", overrides, steps=20)
@@ -50,7 +50,7 @@ def test_the_ops_of_a_dead_worker_go_to_the_nearest_peer(far, zygote, tmp_path):
         assert outcome.code == 0, explain(outcome)
         profile = json.loads(job.run.profile.read_text())
     seconds = {(a, b): latency for a, b, latency, _ in profile["links"]["measured"]}
-    assert len(seconds) == 4, "one within a host, three between hosts"
+    assert len(seconds) == 4, "expected one latency within hosts and three between hosts"
     assert (seconds["node0", "node2"] >= 0.1) == (seconds["node1", "node2"] >= 0.1) == far
     assert seconds["node0", "node1"] < 0.03
 
@@ -64,13 +64,13 @@ def test_the_ops_of_a_dead_worker_go_to_the_nearest_peer(far, zygote, tmp_path):
 
 
 @pytest.mark.slow  # quick counterpart: test_exit_barrier.py cuts a node off
-@pytest.mark.parametrize("cut", ["in both directions", "what it sends", "what it gets"])
-def test_a_node_that_is_cut_off_is_given_up_and_changes_no_bit_when_it_returns(cut, zygote, runs, tmp_path):
+@pytest.mark.parametrize("cut", ["in both directions", "what it sends", "what it receives"])
+def test_a_node_that_is_cut_off_is_given_up_and_changes_no_bit_when_the_link_works_again(cut, zygote, runs, tmp_path):
     case = Case(f"a link is cut, {cut}", "3x2", steps=20, deaths=2)
     with nodes.start(case, tmp_path, zygote) as job:
         job.wait_for_step(3)
         lost, *others = job.nodes[2].machine, job.nodes[0].machine, job.nodes[1].machine
-        if cut == "what it gets":
+        if cut == "what it receives":
             for other in others:
                 job.network.cut(other, lost, one_way=True)
         else:
@@ -108,7 +108,7 @@ def test_latency_and_loss_slow_a_job_down_but_cost_no_worker(zygote, runs, tmp_p
 
 @pytest.mark.slow
 def test_a_network_on_which_a_sum_takes_much_longer_than_the_suspicion_costs_no_worker(zygote, runs, tmp_path):
-    """Bytes arrive all the time, so the wait is no deadlock."""
+    """Bytes keep arriving, so the wait does not count as a hang."""
     case = Case("over a slow network", "3x2", steps=3, overrides=("control.suspicion=2", "model=small"), deaths=0)
     with nodes.start(case, tmp_path, zygote) as job:
         job.network.weather(rate=3e5)
@@ -148,7 +148,7 @@ def test_a_new_node_takes_the_place_of_a_lost_one(zygote, runs, tmp_path):
 
 @pytest.mark.slow  # quick counterpart: test_supervisors.py
 def test_all_nodes_are_drained_one_after_the_other_and_replaced(zygote, runs, tmp_path):
-    """As in a rolling maintenance. The coordinator's node is the last one."""
+    """As in rolling maintenance. The coordinator's node is drained last."""
     export = ("checkpoint.hf_at_end=true",)
     case = Case("nodes are drained and replaced", "3x2", steps=150, overrides=export, deaths=6)
     with nodes.start(case, tmp_path, zygote) as job:
@@ -168,7 +168,7 @@ def test_all_nodes_are_drained_one_after_the_other_and_replaced(zygote, runs, tm
 
 
 @pytest.mark.slow
-def test_a_rejected_node_is_given_the_reason_and_another_numpy_is_named_at_the_start(zygote, tmp_path):
+def test_a_rejected_node_prints_the_reason_and_a_different_numpy_version_is_named_at_the_start(zygote, tmp_path):
     (about := tmp_path / "numpy-9.9.9.dist-info").mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 9.9.9\n")
     case = Case("new nodes that cannot join", "3x2", steps=10_000)

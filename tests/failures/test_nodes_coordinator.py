@@ -1,4 +1,4 @@
-"""Elections among supervisors, and with etcd, when nodes and links fail. Two sides never both continue."""
+"""Elections among supervisors, or in etcd, when nodes and links fail. At most one side continues."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def test_the_node_of_the_coordinator_may_be_lost(coordinator, zygote, runs, tmp_
     case = Case("the coordinator's whole node is killed", "3x2", steps=20, overrides=("checkpoint.hf_at_end=true",))
     with nodes.start(case, tmp_path, zygote, coordinator) as job:
         job.wait_for_step(3)
-        job.run.config.unlink()  # as on nodes without a common folder
+        job.run.config.unlink()  # as on nodes without a shared folder
         job.nodes[0].machine.kill()
         outcome = job.outcome(nodes.BOUND, node=1)
         exported = (job.run.path / "hf" / "step-000020").exists()
@@ -45,7 +45,7 @@ def test_the_others_continue_if_the_coordinators_node_is_cut_off(coordinator, zy
 
 
 def test_three_nodes_that_cannot_reach_each_other_all_stop(zygote, tmp_path):
-    """No side has a majority; the coordinator's side has a third."""
+    """No node has a majority, not even the coordinator's."""
     case = Case("every link is cut", "3x2", steps=60)
     with nodes.start(case, tmp_path, zygote) as job:
         job.wait_for_step(3)

@@ -21,7 +21,8 @@ PRIVATE = Path(tempfile.gettempdir()) / f"recycle_pp-{os.getuid()}"
 
 @pytest.fixture
 def nothing_stays():
-    """A function to call with the ids of the job's processes while it runs. The check is at the end of the test."""
+    """A function to call with a process id while the job runs. At the end of the test, that process and all of its
+    descendants must have ended."""
     before = set(os.listdir("/dev/shm"))
     seen: list[psutil.Process] = []
 
@@ -30,11 +31,11 @@ def nothing_stays():
         return seen
 
     yield watch
-    assert seen, "the test has registered no process"
+    assert seen, "the test must register a process"
     _, alive = psutil.wait_procs(seen, 15)
     try:
         assert [(process.cmdline(), process.status(), process.ppid()) for process in alive] == []
-        assert {name for name in os.listdir("/dev/shm") if "chromium" not in name} <= before  # of other tests' browsers
+        assert {name for name in os.listdir("/dev/shm") if "chromium" not in name} <= before  # other tests run browsers
         assert not PRIVATE.exists() or not any(
             f"-{process.pid}-" in name.name for process in seen for name in PRIVATE.iterdir()
         )
@@ -43,7 +44,7 @@ def nothing_stays():
             process.kill()
 
 
-@pytest.mark.slow  # every case of the failure suite looks for surviving processes
+@pytest.mark.slow  # quick counterpart: every case of the failure suite checks for surviving processes
 def test_nothing_is_left_after_success(zygote, nothing_stays):
     with zygote.run([*SMALL, "run.steps=3"]) as job:
         job.wait_for_event("started", 60)
@@ -69,7 +70,7 @@ def test_a_signal_ends_the_job_quickly_and_quietly_and_leaves_nothing(number, co
 
 @pytest.mark.slow
 def test_many_signals_end_the_job_quietly_and_leave_nothing(zygote, nothing_stays):
-    """A launcher repeats the terminal's signals and sends more as soon as one rank has ended."""
+    """A launcher repeats the signals of the terminal, and sends more as soon as one rank has ended."""
     with zygote.run(ENDLESS) as job:
         job.wait_for_event("started", 60)
         nothing_stays(job.pid)
@@ -94,7 +95,7 @@ def test_many_signals_end_the_job_quietly_and_leave_nothing(zygote, nothing_stay
 
 @pytest.mark.slow
 def test_nothing_is_left_after_a_kill_of_the_coordinators_supervisor(zygote, nothing_stays):
-    """On one node the launcher, like torchrun, also ends the others, with or without a new coordinator."""
+    """On a single node the launcher then ends the other ranks, as torchrun does, even if there is a new coordinator."""
     with zygote.run(ENDLESS) as job:
         job.wait_for_event("started", 60)
         nothing_stays(job.pid)
@@ -128,7 +129,7 @@ with Zygote() as zygote, zygote.run({ENDLESS!r}) as job:
             run = Path(process.stdout.readline().strip())
             assert run.is_dir()
             processes = nothing_stays(process.pid)
-            assert len(processes) == 1 + 1 + 1 + 4 + 4  # the parent, zygote, launcher, supervisors, workers
+            assert len(processes) == 1 + 1 + 1 + 4 + 4  # parent, zygote, launcher, supervisors, workers
         finally:
             process.kill()
     psutil.wait_procs(processes, 15)
@@ -150,7 +151,7 @@ def test_nothing_is_left_after_ctrl_c_at_torchrun(nothing_stays, tmp_path):
             assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "output").read_text()
             time.sleep(0.05)
         nothing_stays(process.pid)
-        os.killpg(process.pid, signal.SIGINT)  # like the terminal: to torchrun and every supervisor
+        os.killpg(process.pid, signal.SIGINT)  # a terminal also signals torchrun and every supervisor
         assert process.wait(30) != 0
     finally:
         process.kill()
@@ -158,4 +159,4 @@ def test_nothing_is_left_after_ctrl_c_at_torchrun(nothing_stays, tmp_path):
     text = (tmp_path / "output").read_text()
     assert "stopped: SIGINT" in text
     assert "died" not in text
-    assert text.count("Traceback") <= 1  # torchrun's own
+    assert text.count("Traceback") <= 1  # torchrun prints one itself

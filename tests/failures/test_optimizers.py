@@ -1,4 +1,4 @@
-"""Real jobs with optimizers other than AdamW: after deaths the weights equal those of a single worker, bit for bit."""
+"""Jobs with optimizers other than AdamW: after deaths the weights equal those of a single worker, bit for bit."""
 
 import re
 

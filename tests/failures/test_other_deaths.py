@@ -1,4 +1,4 @@
-"""Deaths other than SIGKILL: hangs, false alarms, slow workers, exceptions, bad data, out of memory, evictions."""
+"""Deaths by causes other than SIGKILL, and disturbances that must not cost a worker."""
 
 import json
 import os
@@ -23,7 +23,7 @@ ABORT = SignalAt("started", "1.0", after=0.3, number=signal.SIGABRT)
 SURVIVED = [
     Case("hangs and returns", "2x2", ("+hang_at=2:1.0@send", *rejoins("5:1.0"), *NERVOUS), stagger=True),
     Case("is paused briefly", "2x2", PATIENT, (PAUSED,), deaths=0),
-    Case("dies by itself and is restarted", "2x2", (), (SEGMENTATION_FAULT,), steps=25),
+    Case("crashes and is restarted", "2x2", (), (SEGMENTATION_FAULT,), steps=25),
     Case("aborts in native code", "2x2", (), (ABORT,), steps=25),
 ]
 
@@ -42,12 +42,12 @@ def test_a_hung_worker_is_found_within_the_suspicion_and_reported_as_a_hang(runs
     (found,), (death,) = outcome.all("hang_suspected"), outcome.all("death_detected")
     assert found["where"].startswith("F of micro-batch") and "step 3" in found["where"], explain(outcome)
     assert death["cause"] == "hang" and found["where"] in death["detail"]
-    assert 1 < found["seconds"] < outcome.stalls[0] < 3, "the stall is counted from the last progress"
+    assert 1 < found["seconds"] < outcome.stalls[0] < 3, "the stall must be counted from the last progress"
 
 
 @slow
 def test_a_worker_that_wakes_after_it_was_given_up_changes_no_bit(runs):
-    """The supervisor is paused as well, as on a paused machine, so it cannot kill the worker before both wake."""
+    """The supervisor is paused as well, as on a paused machine, so it cannot kill the worker until both wake."""
     paused = [SignalAt("started", "0.1", number=signal.SIGSTOP, resume=2.5, supervisor=True)]
     case = Case("wakes after it was given up", "2x2", NERVOUS, tuple(paused), steps=120, bound=90)
     runs.check_exact(runs.of(case, "not SIGKILL"))
@@ -64,8 +64,8 @@ def test_a_slow_worker_gets_a_smaller_share(runs):
 
 
 def test_a_host_that_slows_down_as_a_whole_is_found_by_comparison_with_its_own_first_steps(zygote, tmp_path):
-    """Three of four workers become slow, so the median of peers is that of a slow worker. They are found 15 steps
-    later, or more on a busy machine, because steps in which a worker waits for a core do not count."""
+    """Three of four workers become slow, so the median of their peers is slow, too. They are found after 15 steps, or
+    later on a busy machine, because steps in which a worker waits for a core do not count."""
     hot = {"0.0", "0.1", "1.0"}
     sizes = ["parallel=2x2", "parallel.microbatches=2", "emulate=sleep", *(f"emulate.{kind}=0.003" for kind in "FIWO")]
     faults = f"+slow_at=[{','.join(f'110:{worker}@2.5' for worker in sorted(hot))}]"
@@ -92,7 +92,7 @@ def test_an_evicted_worker_hands_its_work_over_before_it_leaves(stagger, runs):
 @slow
 @pytest.mark.parametrize("worker", ["1.1", "0.0"])  # 0.0's supervisor hosts the coordinator
 def test_sigterm_to_one_supervisor_evicts_its_rank_and_the_job_continues(worker, runs):
-    """For example, each rank runs in a container, and the cloud gives notice before it takes a machine."""
+    """As when each rank runs in a container, and the cloud sends a notice before it takes a machine."""
     told = SignalAt("started", worker, after=0.3, number=signal.SIGTERM, above=True)
     case = Case(f"{worker}'s container is evicted", "2x2", (), (told,), steps=60)
     outcome = runs.of(case, "evictions")
@@ -125,7 +125,7 @@ def test_the_last_worker_of_a_stage_stays_as_long_as_possible(runs):
 @slow
 @pytest.mark.parametrize("steps", [120, pytest.param(4000, marks=pytest.mark.timeout(3000))])
 def test_with_every_core_busy_no_worker_is_given_up(steps, runs):
-    """Other processes use every core during the whole job. The longer run takes about ten minutes on two cores."""
+    """Other processes keep every core busy during the whole job. The longer run takes ten minutes on two cores."""
     bound = 60 + 0.5 * steps
 
     def burn(job):
@@ -145,7 +145,7 @@ def test_with_every_core_busy_no_worker_is_given_up(steps, runs):
 
 @slow
 def test_a_paused_machine_costs_no_worker(runs):
-    """Like a closed laptop: all processes stop for longer than the suspicion, then continue."""
+    """As on a closed laptop, all processes stop for longer than the suspicion, then continue."""
 
     def pause(job):
         job.wait_for_event("started", 60)
@@ -163,7 +163,7 @@ def test_a_paused_machine_costs_no_worker(runs):
 
 @slow
 def test_a_long_compile_is_not_a_hang(sabotaged):
-    case = Case("compiles for long", "2x2", NERVOUS, deaths=0)
+    case = Case("compiles for a long time", "2x2", NERVOUS, deaths=0)
     compile = {"RECYCLE_SABOTAGE": json.dumps({"compile": 2.5})}
     outcome = sabotaged.of(case, "false alarms", environment=compile)
     sabotaged.check_exact(outcome)
@@ -172,7 +172,7 @@ def test_a_long_compile_is_not_a_hang(sabotaged):
 
 @slow  # quick counterpart: test_liveness.py
 def test_a_worker_that_is_suspended_while_it_starts_is_replaced_after_the_suspicion(sabotaged, tmp_path):
-    """Its place would be empty for `control.lease` seconds."""
+    """Otherwise the job would miss a worker for `control.lease` seconds."""
     case = Case("is suspended while it starts", "2x2", NERVOUS, (SEGMENTATION_FAULT,), steps=100, deaths=2, bound=60)
     plan = {"suspended": str(tmp_path / "started"), "after": 4}
     outcome = sabotaged.of(case, "not SIGKILL", environment={"RECYCLE_SABOTAGE": json.dumps(plan)})
@@ -187,12 +187,12 @@ def test_a_clock_that_jumps_makes_no_difference(sabotaged):
     outcome = sabotaged.of(case, "false alarms", environment={"RECYCLE_SABOTAGE": json.dumps({"clock": 3600})})
     sabotaged.check_exact(outcome)
     times = [event["time"] for event in outcome.events]
-    assert max(times) - min(times) > 3000, "the clock has jumped"
+    assert max(times) - min(times) > 3000, "the clock has not jumped"
     assert max(outcome.stalls) < 60
 
 
 @pytest.mark.parametrize("error", [pytest.param("ValueError", marks=slow), "OutOfMemoryError"])
-def test_an_exception_that_is_not_repeated_costs_one_worker_for_a_while(error, sabotaged, tmp_path):
+def test_an_exception_that_does_not_repeat_costs_one_worker_until_it_is_restarted(error, sabotaged, tmp_path):
     plan = {"raise": error, "stage": 1, "step": 3, "g": 5, "once": str(tmp_path / "raised")}
     case = Case(f"raises {error} once", "2x2", steps=25)
     outcome = sabotaged.of(case, "not SIGKILL", environment={"RECYCLE_SABOTAGE": json.dumps(plan)})
@@ -208,10 +208,10 @@ def test_an_op_that_fails_on_two_workers_stops_the_job_with_its_traceback(sabota
     plan = {"raise": "ValueError", "stage": 1, "step": 3, "g": 5}
     case = Case("raises on every peer", "3x2", ends="both failed in F of micro-batch 1.2 in step 3", deaths=None)
     outcome = sabotaged.of(case, "not SIGKILL", environment={"RECYCLE_SABOTAGE": json.dumps(plan)})
-    assert outcome.deaths in (2, 3), "the third worker may start the op before the first one's report has arrived"
+    assert outcome.deaths in (2, 3), "3 if the third worker starts the op before the report of the first arrives"
     assert "ValueError: sabotaged" in outcome.output
     names = [event["event"] for event in outcome.events]
-    assert "respawned" not in names[names.index("stopped") :], "no worker is restarted in a stopped job"
+    assert "respawned" not in names[names.index("stopped") :], "no worker may be restarted in a stopped job"
 
 
 def test_workers_with_different_gpus_are_rejected_in_one_sentence(sabotaged, tmp_path):

@@ -1,4 +1,4 @@
-"""A mistake in a user's model ends the job with exit code 2. The user sees the exception with file and line."""
+"""A mistake in a user's model ends the job with exit code 2, and the output shows the exception with file and line."""
 
 import re
 
@@ -32,7 +32,7 @@ COMMON = (
         ),
     ],
 )
-def test_an_exception_of_the_model_is_shown_with_file_and_line_and_exits_with_2(zygote, mode, sentence):
+def test_an_exception_in_the_model_is_shown_with_file_and_line_and_exits_with_2(zygote, mode, sentence):
     with zygote.run([*COMMON], environment={"MODE": mode}) as job:
         assert job.wait(100) == 2, job.output
         assert re.search(sentence, job.output), job.output
@@ -46,7 +46,7 @@ def test_with_one_worker_per_stage_the_same_exception_is_not_reported_as_a_lost_
         assert "ArithmeticError: such logits cannot be" in job.output.splitlines()[-1]
 
 
-def test_a_group_that_matches_no_parameter_is_rejected_with_names_that_do(zygote):
+def test_a_group_that_matches_no_parameter_is_rejected_with_similar_names(zygote):
     with zygote.run([*COMMON, "optimizer.groups=[block.*:0.1]"]) as job:
         assert job.wait(100) == 2, job.output
         assert "optimizer.groups: block.* matches no parameter; similar names: blocks." in job.output
@@ -62,7 +62,7 @@ def test_a_model_that_shifts_its_labels_itself_is_rejected_in_the_first_step(zyg
     with zygote.run([*COMMON, *shape, f"model.loss={broken.__name__}:shifted"]) as job:
         assert job.wait(100) == 2, job.output
         assert "shifts the labels once more" in job.output.splitlines()[-1], job.output
-        assert not job.run.lines(job.run.metrics), "no step was committed"
+        assert not job.run.lines(job.run.metrics), "no step may be committed"
 
 
 @slow

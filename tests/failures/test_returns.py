@@ -1,4 +1,4 @@
-"""Nodes behind a cut link return once the link works again, by themselves or with +join, and not earlier."""
+"""Nodes behind a cut link return by themselves or with +join, but only when the link works again."""
 
 import re
 import time
@@ -12,11 +12,11 @@ _missing = network.missing()
 pytestmark = [pytest.mark.timeout(300), pytest.mark.skipif(_missing is not None, reason=str(_missing))]
 slow = pytest.mark.slow
 QUICK = ("control.suspicion=2",)
-SECONDS = 0.02  # delay one way; slows the steps down, so that the job outlasts the cut
+SECONDS = 0.02  # one-way delay, which slows the steps down so that the job outlasts the cut
 
 
 def check_full_strength(job, newcomer, runs):
-    """Checks that the job has the right bits, and that both workers of node 2 died once and returned once."""
+    """Checks the weights, losses and samples, and that both workers of node 2 died once and returned once."""
     job.wait_for_event("rejoined", 60, nth=2)
     outcome = job.outcome()
     assert newcomer.agent.wait(30) == 0, job.output
@@ -37,7 +37,7 @@ def test_a_node_that_left_because_of_a_cut_link_returns_when_the_link_works_agai
         job.network.cut(job.nodes[1].machine, job.nodes[2].machine)
         begun = time.monotonic()
         job.wait_for_event("death_detected", nth=2)
-        newcomer = job.join()  # during the cut it is rejected and learns the reason
+        newcomer = job.join()  # rejected during the cut, with the reason
         assert newcomer.agent.wait(60) == 2, job.output
         assert re.search("no node of the job is lost: node[12] cannot reach node[12]", newcomer.agent.output), (
             job.output

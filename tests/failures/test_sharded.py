@@ -1,4 +1,4 @@
-"""After any deaths, a job with sharded state has the weights of a fault-free run with whole state, bit for bit.
+"""After deaths, a job with sharded state has the weights of a fault-free run with whole state, bit for bit.
 
 The fault-free run is one worker without `parallel.sharded`.
 """
@@ -14,13 +14,13 @@ from .test_exactness import some
 TWO, THREE = ("parallel.sharded=true",), ("parallel.sharded=true", "parallel.optimizer_copies=3")
 STOP = matrix.STOP
 
-MOMENTS = [*matrix.MOMENTS, "spread"]  # "heal" is the second death in its stage, so it has its own cases
+MOMENTS = [*matrix.MOMENTS, "spread"]  # "heal" needs an earlier death in the same stage, so it has its own cases
 
 
 def faults(moment, stage, step):
     if moment == "spread":
         return [f"{step}:1.{stage}@spread"], [f"{step + 3}:1.{stage}"]
-    if moment in ("regroup", "adopt"):  # two deaths in one stage might take both copies of a unit
+    if moment in ("regroup", "adopt"):  # in two stages, because two deaths in one might take both copies of a unit
         other = f"2.{(stage + 1) % 3}"
         fallen = [f"{step}:{other}@backward", f"{step}:1.{stage}@{moment}"]
         return fallen, [f"{step + 3}:{other}", f"{step + 3}:1.{stage}"]
@@ -28,8 +28,8 @@ def faults(moment, stage, step):
 
 
 def tour(claim, of, copies, first, stagger):
-    """A tour with each moment, at the stages in turn. With `stagger` nothing is clipped, as clipping would undo every
-    early update."""
+    """A tour with each of these moments, at the stages in turn. With `stagger` clipping is off, because it would roll
+    back every early update."""
     fallen, back = [], []
     for number, moment in enumerate(of):
         now, later = faults(moment, (first + number) % 3, 2 + STOP * number)
@@ -59,12 +59,12 @@ def test_a_death_at_any_moment_changes_no_bit(case, runs):
     outcome = runs.of(case, "sharded, at every moment")
     runs.check_exact(outcome)
     assert outcome.deaths >= half - 2, explain(outcome)
-    assert not outcome.all("restored"), "a copy of every unit was left each time"
+    assert not outcome.all("restored"), "a copy of every unit must survive each death"
 
 
 SEVERAL = [
     Case(
-        "both holders, once the copies are made, and one returns",
+        "both holders, the second after the copies are made, and one returns",
         "3x2",
         (*TWO, *fails("3:0.0@spread", "5:1.0@optimizer"), *rejoins("7:0.0"), "checkpoint.every=2"),
         deaths=2,
@@ -74,7 +74,7 @@ SEVERAL = [
     Case("one after the other", "3x2", (*TWO, *fails("2:0.1@forward", "4:1.1@weight")), deaths=2),
     Case("two stages", "3x4", (*TWO, *fails("3:0.1@forward", "3:1.2@spread")), deaths=2),
     Case(
-        "another dies as copies of a dead worker's units are made",
+        "another worker while copies of a dead worker's units are made",
         "4x2",
         (*THREE, *fails("2:0.1@backward", "2:2.1@heal"), *rejoins("5:0.1", "5:2.1")),
         deaths=2,
@@ -82,22 +82,26 @@ SEVERAL = [
         bound=120,
     ),
     Case(
-        "a donor of one that comes back",
+        "a donor while it sends to a returning worker",
         "3x2",
         (*THREE, *fails("2:0.1@backward", "2:2.1@donate"), *rejoins("6:0.1", "12:2.1")),
         deaths=2,
         steps=40,
     ),
     Case(
-        "as the death is known", "3x2", (*THREE, *fails("3:0.1@vote")), (SignalAt("death_detected", "1.1"),), deaths=2
+        "another worker when the death is detected",
+        "3x2",
+        (*THREE, *fails("3:0.1@vote")),
+        (SignalAt("death_detected", "1.1"),),
+        deaths=2,
     ),
     Case("in the last step", "2x2", (*TWO, *fails("7:1.1@vote"))),
     Case("after the last step", "2x2", (*TWO, *fails("7:0.1@commit"))),
     Case("over groups of Gloo", "3x2", (*TWO, *fails("3:0.1@spread", "5:1.0@vote"), "parallel.backend=gloo"), deaths=2),
-    Case("as the last weights are sent", "3x2", (*TWO, *fails("7:0.1@spread"))),
+    Case("while the last weights are sent", "3x2", (*TWO, *fails("7:0.1@spread"))),
     Case("in the last checkpoint", "3x2", (*TWO, *fails("7:0.0@checkpoint"), "checkpoint.every=8")),
     Case(
-        "of both holders in the last checkpoint",
+        "both holders in the last checkpoint",
         "3x2",
         (*TWO, *fails("7:0.0@checkpoint", "7:1.0@checkpoint"), "checkpoint.every=4"),
         deaths=None,
@@ -105,17 +109,25 @@ SEVERAL = [
 ]
 
 
-AHEAD = (*TWO, "optimizer.clip=null")  # early updates, which remain unless a worker dies
+AHEAD = (*TWO, "optimizer.clip=null")  # without clipping, early updates are rolled back only if a worker dies
 SEVERAL += [
     Case(
-        "as its update is ahead", "3x2", (*AHEAD, *fails("2:0.1@optimizer", "4:1.0@optimizer")), stagger=True, deaths=2
+        "when it has updated early",
+        "3x2",
+        (*AHEAD, *fails("2:0.1@optimizer", "4:1.0@optimizer")),
+        stagger=True,
+        deaths=2,
     ),
-    Case("of a stage that is a step ahead", "3x2", (*AHEAD, *fails("3:1.0@forward")), stagger=True),
+    Case("in a stage that is a step ahead", "3x2", (*AHEAD, *fails("3:1.0@forward")), stagger=True),
     Case(
-        "as the weights are sent ahead", "3x2", (*AHEAD, *fails("2:0.1@spread", "4:1.0@spread")), stagger=True, deaths=2
+        "while weights of an early update are sent",
+        "3x2",
+        (*AHEAD, *fails("2:0.1@spread", "4:1.0@spread")),
+        stagger=True,
+        deaths=2,
     ),
     Case(
-        "of a stage that others are ahead of",
+        "in a stage that is behind others",
         "3x4",
         (*AHEAD, *fails("3:0.3@weight", "5:1.0@vote")),
         stagger=True,
@@ -132,7 +144,7 @@ def test_several_deaths_change_no_bit(case, runs):
 @pytest.mark.slow
 @pytest.mark.parametrize("stagger", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_stage_may_update_its_blocks_before_another_has_finished_its_backwards(stagger, runs):
-    """Some traces of the steps around deaths show such an update, also on a busy machine."""
+    """The traces of the steps around deaths must show such an update, even on a busy machine."""
     faults = fails("5:1.0@forward", "10:0.0@forward")
     case = Case("seen from the traces", "3x2", (*AHEAD, *faults), steps=16, stagger=stagger, deaths=2)
     outcome = runs.of(case, "sharded, several")
@@ -146,11 +158,11 @@ def test_a_stage_may_update_its_blocks_before_another_has_finished_its_backwards
 
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_clipping_and_groups_and_narrow_sums_change_no_bit(precision, runs):
+def test_deaths_with_clipping_parameter_groups_and_int32_sums_change_no_bit(precision, runs):
     numerics = (f"numerics.precision={precision}", "numerics.sums=int32", "optimizer.clip=0.02")
     faults = (*fails("2:0.1@backward", "4:1.0@spread"), *rejoins("5:0.1"))
     groups = ("optimizer.groups=[*norm*:0.5:0.3]",)
-    stagger = precision == "bf16"  # undoes its first update, and another one later
+    stagger = precision == "bf16"  # rolls back its first update, and another one later
     case = Case(
         f"in {precision}", "3x2", (*TWO, *numerics, *groups, *faults), stagger=stagger, deaths=2, steps=14, bound=120
     )
@@ -159,12 +171,12 @@ def test_clipping_and_groups_and_narrow_sums_change_no_bit(precision, runs):
 
 @pytest.mark.slow
 def test_the_loss_of_all_copies_of_a_block_restarts_the_job_from_its_checkpoint(runs):
-    """Two of the three workers of a group hold a block. The second dies before the block is copied."""
+    """Two of the three workers of a stage hold a block. The second dies before the block is copied."""
     both = fails("17:1.1@backward", "17:2.1@heal")
     case = Case("both holders", "3x2", (*TWO, *both, "checkpoint.every=3"), deaths=2, steps=20)
     outcome = runs.of(case, "sharded, restored")
     (restored,) = outcome.all("restored")
-    assert restored["checkpoint"] in (3, 6, 9, 12, 15), "on a slow disk the newest one is not complete yet"
+    assert restored["checkpoint"] in (3, 6, 9, 12, 15), "must be a complete checkpoint; on a slow disk not the newest"
     assert restored["undone_from"] == restored["checkpoint"] and restored["undone_to"] == 16
     assert [line["step"] for line in outcome.metrics] == [*range(20)] == [*outcome.samples], explain(outcome)
     expected = runs.fault_free(case)
@@ -172,8 +184,8 @@ def test_the_loss_of_all_copies_of_a_block_restarts_the_job_from_its_checkpoint(
 
 
 def test_without_a_checkpoint_the_job_reports_the_lost_blocks(zygote):
-    """Workers hold blocks in the groups (0, 2) and (1, 3). Both holders of one group die at once, so half of the blocks
-    are lost."""
+    """Workers 0 and 2 hold the same blocks, and so do workers 1 and 3. Workers 0 and 2 die, so half of the blocks are
+    lost."""
     arguments = Case("", "2x2").arguments[3:]
     both = fails("6:0.0@backward", "6:2.0@heal")
     with zygote.run([*arguments, *SHAPE, *TWO, "run.steps=20", "checkpoint.minutes=0", *both]) as job:
@@ -197,7 +209,7 @@ TWO_BY_TWO = ("parallel=2x2", "parallel.microbatches=2")
     ids=["sharded, then whole", "whole, then sharded", "two copies, then three"],
 )
 def test_a_run_resumes_with_another_shape_and_number_of_copies(first, then, zygote, tmp_path):
-    """Sharded and unsharded runs can load each other's checkpoints."""
+    """Runs with sharded and with whole state can load each other's checkpoints."""
 
     def weights(*overrides):
         with zygote.run([*Case("", "2x2").arguments[3:], "checkpoint.every=4", *overrides]) as job:

@@ -1,4 +1,4 @@
-"""Jobs of three nodes under random faults (tests/failures/soak), and the checks of the soak itself."""
+"""Jobs on three nodes under random faults (tests/failures/soak), and the soak's own checks."""
 
 import random
 import subprocess
@@ -32,7 +32,7 @@ def test_a_job_under_every_kind_of_short_fault_ends_with_the_bits_of_an_undistur
     options = ("--minutes", "0", "--seed", "5", "--steps", "120", "--mean", "2", "--longest", "4")
     done = soak(tmp_path, *options, seconds=380)
     assert done.returncode == 0, done.stdout
-    assert not list((tmp_path / "soak").glob("job-*")), "the folder of a job without differences is removed"
+    assert not list((tmp_path / "soak").glob("job-*")), "the folder of a job that passes all checks must be removed"
 
 
 @in_namespaces

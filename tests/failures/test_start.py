@@ -1,4 +1,4 @@
-"""At the start of a job under real torchrun agents, all ranks find each other, or each node prints the reason."""
+"""At the start of a job under real torchrun agents, all ranks find each other, or each node prints why they do not."""
 
 import os
 import resource
@@ -47,9 +47,11 @@ def test_nodes_with_different_settings_are_rejected_at_once_with_one_sentence_an
     begun = time.monotonic()
     with Job(tmp_path, nodes=2, workers=2, arguments=["run.steps=5"]) as job:
         assert job.wait([0, 1], 120) == [1, 1], job.explain()
-        assert time.monotonic() - begun < 90  # in a new environment Python first compiles torch
+        assert time.monotonic() - begun < 90  # in a new environment, Python first compiles torch to bytecode
         for node in (0, 1):
-            (shown,) = [line for line in job.output(node).splitlines() if " traceback : " in line]  # of one rank
+            (shown,) = [
+                line for line in job.output(node).splitlines() if " traceback : " in line
+            ]  # only one rank prints it
             assert "the nodes were started with different settings: optimizer.lr is 0.00" in shown
             assert "start every node with the same command line" in shown
             assert "exitcode  : 2 " in job.output(node)
@@ -140,7 +142,7 @@ SLOW = """
 import os, sys, time
 
 class Slow:
-    '''A disk that is cold: the first import of each of these takes its time.'''
+    '''Like a cold disk, delays the first import of each of these modules by its number of seconds.'''
 
     def __init__(self, seconds):
         self.seconds = seconds
@@ -156,8 +158,8 @@ if os.environ.get("RANK"):
 
 
 @pytest.mark.slow
-def test_no_start_is_silent_for_more_than_five_seconds(tmp_path):
-    """Rank 0 imports hydra for 9 s, and worker 0.1 torch for 14 s."""
+def test_a_slow_start_is_never_silent_for_more_than_five_seconds(tmp_path):
+    """Importing hydra takes 9 s, and importing torch in worker 0.1 takes 14 s."""
     (tmp_path / "sitecustomize.py").write_text(SLOW)
     command = [Path(sys.executable).with_name("torchrun"), "--nproc-per-node=2", "-m", "recycle_pp.train", "model=tiny"]
     command += ["parallel.pipelines=1", "parallel.stages=2", "run.steps=2", "run.validate_every=0", "run.standby=off"]

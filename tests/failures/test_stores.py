@@ -1,4 +1,4 @@
-"""Jobs whose checkpoints go to an S3 server in its own process (`checkpoint.store`)."""
+"""Jobs that copy their checkpoints to an S3 server in its own process (`checkpoint.store`)."""
 
 import json
 import os
@@ -26,7 +26,7 @@ JOB = ("model=tiny", "numerics=reproducible", "run.validate_every=0", "checkpoin
 
 @pytest.fixture
 def environment(server, proxy, monkeypatch):
-    """The variables with which users name their store, here with the proxy. Also set in this process."""
+    """The environment variables that name the store, here through the proxy. Also sets them in this process."""
     variables = server.environment(proxy.port)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -54,7 +54,7 @@ def stored(job):
 
 
 def resumed(zygote, environment, folder, expected, *overrides):
-    """Resumes the run of the folder. Checks its final weights. Returns the first step that it ran."""
+    """Resumes the run in `folder` and checks its final weights. Returns the step that it started from."""
     with zygote.run([*SHAPE, *JOB, f"run.dir={folder}", "run.resume=true", *overrides], environment) as job:
         assert job.wait(200) == 0, job.output
         assert json.loads(job.run.summary.read_text())["weights_sha256"] == expected, job.output
@@ -69,9 +69,10 @@ def test_the_copy_in_the_store_has_the_end_of_a_run_whose_disk_is_slow(sabotaged
 
 
 def test_files_of_a_killed_job_that_arrive_after_its_successor_has_begun_do_not_count(zygote, tmp_path):
-    """The killed job's copying process may upload files late. The test uploads all but config.yaml after the successor
-    has ended. If both jobs had the same term, a reader would take the last folder of the store, that of the killed
-    job."""
+    """The killed job's copying process may upload files late. So after the successor has ended, the test uploads all of
+    the killed job's files except config.yaml. If both jobs had the same term, a reader would use the last folder in the
+    store, which is the killed job's.
+    """
     store = f"file://{tmp_path}/store"
     second, first = sorted((str(tmp_path / name) for name in "ab"), key=lambda path: f"{zlib.crc32(path.encode()):08x}")
     with zygote.run([*SHAPE, *JOB, f"run.dir={first}", f"checkpoint.store={store}"]) as job:
@@ -79,7 +80,7 @@ def test_files_of_a_killed_job_that_arrive_after_its_successor_has_begun_do_not_
         while not Store(store).list("run"):
             time.sleep(0.02)
         job.signal(signal.SIGKILL)
-    time.sleep(1.5)  # until the copying process has ended
+    time.sleep(1.5)  # so that the copying process has ended
     late = {path: Store(store).get(path) for path in Store(store).list("run") if "config.yaml" not in path}
     assert late
     Store(store).delete(sorted(late))
@@ -93,9 +94,9 @@ def test_files_of_a_killed_job_that_arrive_after_its_successor_has_begun_do_not_
 
 
 def test_a_killed_run_continues_on_another_machine_from_its_store(zygote, environment, weights, tmp_path):
-    """The job is killed after its second upload. The other machine has neither its folder nor its settings."""
+    """The job is killed after its second upload. The other machine has neither the run folder nor the settings."""
     store, run = url(), tmp_path / "run"
-    slow = "+slow_at=0:0.0@10"  # so that the job has not ended by then
+    slow = "+slow_at=0:0.0@10"  # so that the job does not end before
     with zygote.run([*SHAPE, *JOB, f"run.dir={run}", f"checkpoint.store={store}", slow], environment) as job:
         job.wait_for_event("checkpoint_stored", 100)
         until = time.monotonic() + 100
@@ -104,7 +105,7 @@ def test_a_killed_run_continues_on_another_machine_from_its_store(zygote, enviro
             time.sleep(0.02)
         job.signal(signal.SIGKILL)
         done = stored(job)
-    shutil.rmtree(run, ignore_errors=True)  # killed processes may still write
+    shutil.rmtree(run, ignore_errors=True)  # killed processes may still be writing
     there = tmp_path / "there"
     where = [*SHAPE, f"run.dir={there}", f"checkpoint.store={store}", "run.resume=true"]
     with zygote.run(where, environment) as job:
@@ -112,7 +113,9 @@ def test_a_killed_run_continues_on_another_machine_from_its_store(zygote, enviro
         assert json.loads(job.run.summary.read_text())["weights_sha256"] == weights, job.output
         first = [event["step"] for event in events(job, "started")][-1]
         assert first >= done[-1] > 0
-        steps = [line["step"] for line in job.run.lines(job.run.metrics)]  # of older steps, those that were copied
+        steps = [
+            line["step"] for line in job.run.lines(job.run.metrics)
+        ]  # before `first`, only the steps that were copied
         assert steps == sorted(set(steps)) and set(range(first, 40)) <= set(steps), steps
     assert StatusReader(RunFolder(local(store))).read().state == "finished"
     assert exported([store, f"{tmp_path}/out"]) == 0
@@ -129,10 +132,10 @@ def test_a_store_that_cannot_be_used_is_reported_in_one_sentence_before_the_laun
 
 
 @pytest.mark.slow
-def test_a_job_with_its_data_in_the_store_has_the_bits_of_one_with_local_files_and_outlives_the_store(
+def test_a_job_with_its_data_in_a_store_has_the_bits_of_one_with_local_files_and_survives_the_loss_of_the_store(
     zygote, environment, proxy, tmp_path
 ):
-    """The store refuses everything once training has begun. The worker that is killed then restarts without it."""
+    """The store rejects every request once training has begun. The worker that is killed then restarts without it."""
     corpus, at = tmp_path / "corpus.bin", url()
     np.random.default_rng(0).integers(0, 256, 40_000, dtype="<u2").tofile(corpus)
     Store(at).put_file("corpus.bin", corpus)
@@ -152,10 +155,10 @@ def test_a_job_with_its_data_in_the_store_has_the_bits_of_one_with_local_files_a
 @pytest.mark.slow
 @pytest.mark.parametrize("upload", ["a part", "the seal", "the number of the newest"])
 @pytest.mark.parametrize("arrives", [False, True])
-def test_a_job_killed_during_an_upload_continues_from_a_whole_checkpoint(
+def test_a_job_killed_during_an_upload_continues_from_a_complete_checkpoint(
     zygote, environment, proxy, weights, tmp_path, upload, arrives
 ):
-    """The job is killed with a request of its second upload. `arrives`: whether the store still gets the request."""
+    """The job is killed during a request of its second upload. arrives: whether the request still reaches the store."""
     store, run = url(), tmp_path / "run"
     part = {"a part": ".distcp", "the seal": "/sealed/", "the number of the newest": "/newest"}[upload]
     sealed, killed = [], threading.Event()
@@ -174,13 +177,13 @@ def test_a_job_killed_during_an_upload_continues_from_a_whole_checkpoint(
     with zygote.run([*SHAPE, *JOB, f"run.dir={run}", f"checkpoint.store={store}"], environment) as job:
         assert killed.wait(100), job.output
         job.wait(20)
-    shutil.rmtree(run, ignore_errors=True)  # killed processes may still write
+    shutil.rmtree(run, ignore_errors=True)  # killed processes may still be writing
     assert resumed(zygote, environment, tmp_path / "there", weights, f"checkpoint.store={store}") in range(4, 40, 4)
 
 
 @pytest.mark.slow
 def test_a_checkpoint_waits_for_a_store_that_refuses_for_a_minute(zygote, environment, proxy, tmp_path):
-    """Its files stay on the disk, although newer checkpoints are saved there meanwhile. Only these are not stored."""
+    """Its files stay on disk although newer checkpoints are saved meanwhile. Only the newer ones are not uploaded."""
     job_of = (*SHAPE, *JOB, "run.steps=100000", "checkpoint.every=20", f"run.dir={tmp_path}/run")
     with zygote.run([*job_of, f"checkpoint.store={url()}"], environment) as job:
         job.wait_for_event("checkpoint_stored", 100)
@@ -195,7 +198,7 @@ def test_a_checkpoint_waits_for_a_store_that_refuses_for_a_minute(zygote, enviro
         for event in events(job, "checkpoint_not_stored"):
             assert event["detail"] == f"checkpoint step-{waited:06d} is still being uploaded", job.output
         assert waited < events(job, "checkpoint_not_stored")[0]["checkpoint"]
-        assert len(job.run.lines(job.run.metrics)) > steps > before[-1] + 100  # training continued meanwhile
+        assert len(job.run.lines(job.run.metrics)) > steps > before[-1] + 100  # training has continued meanwhile
         job.signal(signal.SIGTERM)
         assert job.wait(60) == 143, job.output
 
@@ -217,7 +220,7 @@ def test_a_resume_waits_for_a_store_that_refuses_for_forty_seconds(zygote, envir
 
 
 @pytest.mark.slow
-def test_an_island_trains_on_and_can_be_ended_while_a_restarted_worker_waits_for_the_store(
+def test_an_island_continues_and_can_be_ended_while_a_restarted_worker_waits_for_the_store(
     zygote, environment, proxy, tmp_path
 ):
     islands = (f"islands.store={url()}", "islands.name=a", "islands.steps=10", "islands.max_local=1000000")
@@ -228,14 +231,14 @@ def test_an_island_trains_on_and_can_be_ended_while_a_restarted_worker_waits_for
         victim = [event["pid"] for event in events(job, "spawned") if event["worker"] == "1.0"][-1]
         os.kill(victim, signal.SIGKILL)
         before = len(job.run.lines(job.run.metrics))
-        time.sleep(30)  # longer than the worker's requests are repeated
+        time.sleep(30)  # longer than the worker repeats its requests
         assert len(job.run.lines(job.run.metrics)) > before + 20 and not events(job, "rejoined")
         job.signal(signal.SIGTERM)
         assert job.wait(60) == 143, job.output
 
 
 class Apart(Launched):
-    """Each agent sees a disk of its own at the path of the run folder, by a mount in its own namespace."""
+    """Each agent has its own disk at the path of the run folder, mounted in its own namespace."""
 
     def _start(self, node, nodes, workers):
         disk = self._folder / f"disk{node}"
@@ -253,8 +256,8 @@ class Apart(Launched):
 @pytest.mark.torchrun
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts need root")
-def test_three_nodes_without_a_common_folder_continue_after_all_of_them_died(zygote, environment, tmp_path):
-    """All parts on their disks are lost, too. Node 0 still has config.yaml and the logs of the run."""
+def test_three_nodes_without_a_shared_folder_continue_after_all_of_them_died(zygote, environment, tmp_path):
+    """All checkpoints on their disks are lost, too. Node 0 still has config.yaml and the logs of the run."""
     with zygote.run(["parallel.pipelines=3", "parallel.stages=2", *JOB]) as job:
         assert job.wait(200) == 0, job.output
         expected = json.loads(job.run.summary.read_text())["weights_sha256"]

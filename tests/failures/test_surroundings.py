@@ -1,4 +1,4 @@
-"""Failures around a job: disks, damaged checkpoints, resumes with another shape."""
+"""Failures around a job: full or broken disks, damaged checkpoints, lost stages, and resumes with another shape."""
 
 import contextlib
 import json
@@ -14,10 +14,12 @@ SAVING = ("checkpoint.every=2",)
 
 
 def interrupted(runs, folder, shape="2x2", steps=60, event="checkpoint_saved", nth=2, **options):
-    """A run in `folder` that SIGTERM ends after some checkpoints."""
+    """Runs a job in `folder` that SIGTERM ends after the `nth` event, by default the second checkpoint."""
     stop = SignalAt(event, "0.0", nth=nth, number=signal.SIGTERM, launcher=True)
     overrides = (*SAVING, f"run.dir={folder}", *options.pop("overrides", ()))
-    case = Case("is ended", shape, overrides, (stop,), steps=steps, ends="stopped: SIGTERM", deaths=None, **options)
+    case = Case(
+        "is ended by SIGTERM", shape, overrides, (stop,), steps=steps, ends="stopped: SIGTERM", deaths=None, **options
+    )
     return runs.of(case, "resumes")
 
 
@@ -49,9 +51,9 @@ def test_a_resume_with_any_shape_ends_with_the_weights_of_an_uninterrupted_run(s
     check_same_weights(runs, outcome, as_in=Case("", "2x2", steps=60))
 
 
-@pytest.mark.slow  # quick counterpart: the loads of joiners in tests/recycle_pp/coordinator/test_workers.py
+@pytest.mark.slow  # quick counterpart: the joining workers' loads in tests/recycle_pp/coordinator/test_workers.py
 def test_a_worker_returns_after_the_checkpoint_of_the_resume_was_deleted(runs, tmp_path):
-    """Only two checkpoints are kept. A returning worker gets its state from a peer instead."""
+    """Only the two newest checkpoints are kept. The returning worker receives its state from a peer instead."""
     interrupted(runs, tmp_path / "run")
     case = resumed("2x2", tmp_path / "run", overrides=(*fails("40:1.1"), *rejoins("44:1.1")))
     outcome = runs.of(replace(case, deaths=1), "resumes")
@@ -74,7 +76,7 @@ def test_a_resume_skips_a_damaged_checkpoint_and_reports_it(runs, tmp_path):
 
 
 @pytest.mark.slow  # quick counterpart: the flipped bit in tests/recycle_pp/state/test_checkpoint.py
-def test_a_resume_detects_a_single_flipped_bit_also_with_another_shape(runs, tmp_path):
+def test_a_resume_with_another_shape_detects_a_single_flipped_bit(runs, tmp_path):
     interrupted(runs, tmp_path / "run")
     newest = max((tmp_path / "run" / "checkpoints").glob("step-??????"))
     part = max(newest.glob("stage-*/*.distcp"), key=lambda path: path.stat().st_size)
@@ -97,14 +99,14 @@ def test_a_resume_with_only_damaged_checkpoints_stops(runs, tmp_path):
 
 @pytest.mark.slow
 def test_a_checkpoint_that_cannot_be_written_costs_no_step(runs, tmp_path):
-    """Every write below checkpoints/ fails, as on a full disk. In /proc it fails even for root."""
+    """Every write below checkpoints/ fails, as on a full disk. It is a link to /proc, where not even root can write."""
     run = tmp_path / "run"
     run.mkdir()
     (run / "checkpoints").symlink_to("/proc")
     case = Case("has no room for checkpoints", "2x2", (*SAVING, f"run.dir={run}"), ends="was not saved", deaths=0)
     outcome = runs.of(case, "resumes")
     check_same_weights(runs, outcome, as_in=Case("", "2x2"))
-    assert outcome.code == 1, "the exit code shows that the last checkpoint is missing"
+    assert outcome.code == 1, "the exit code must show that the last checkpoint is missing"
 
 
 @pytest.fixture
@@ -121,7 +123,7 @@ def small_disk(tmp_path):
 
 @pytest.mark.slow
 def test_a_full_disk_costs_no_step(small_disk, runs):
-    """Events, metrics, traces, checkpoints and the summary may be lost, but training continues."""
+    """Events, metrics, traces, checkpoints and the summary may be lost, but training must continue."""
 
     def fill(job):
         job.wait_for_event("started", 60)
@@ -134,8 +136,8 @@ def test_a_full_disk_costs_no_step(small_disk, runs):
     case = Case("the disk is full", "2x2", overrides, steps=24, ends="was not saved", deaths=None, bound=200)
     outcome = runs.of(case, "a full disk", meanwhile=fill)
     assert "the job continues without it" in outcome.output and "Traceback" not in outcome.output
-    assert "step 23" in outcome.output, "every step was completed"
-    assert outcome.code == 1, "the last checkpoint is missing"
+    assert "step 23" in outcome.output, "every step must be completed"
+    assert outcome.code == 1, "the exit code must show that the last checkpoint is missing"
 
 
 LAST_PEER = fails("5:0.1@backward", "7:1.1@forward")
@@ -167,7 +169,7 @@ def test_fewer_workers_than_stages_stop_the_job_with_the_reason(runs):
 
 
 @pytest.mark.slow  # quick counterpart: the read-only folder in test_disks.py
-@pytest.mark.parametrize("below", ["file", "/proc"])  # root cannot write there either
+@pytest.mark.parametrize("below", ["file", "/proc"])  # not even root can create a folder there
 def test_a_run_folder_that_cannot_be_created_is_reported_before_a_worker_starts(below, zygote, tmp_path):
     (tmp_path / "file").write_text("")
     with zygote.run(["parallel=2x2", "model=tiny", f"run.dir={tmp_path / below / 'run'}"]) as job:
@@ -177,7 +179,7 @@ def test_a_run_folder_that_cannot_be_created_is_reported_before_a_worker_starts(
 
 
 @pytest.mark.slow
-def test_every_line_of_the_logs_is_complete_after_a_crash(runs, tmp_path):
+def test_every_line_of_the_logs_is_complete_after_sigterm(runs, tmp_path):
     outcome = interrupted(runs, tmp_path / "run")
     for name in ("events", "metrics"):
         lines = (tmp_path / "run" / f"{name}.jsonl").read_text().splitlines()

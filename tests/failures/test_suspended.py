@@ -1,4 +1,4 @@
-"""Processes that are suspended, and find another coordinator or another job when they wake up, under real torchrun."""
+"""Processes under real torchrun that wake from suspension to find another coordinator or another job."""
 
 import json
 import time
@@ -15,7 +15,7 @@ ARGUMENTS = (*SHAPE, f"run.steps={STEPS}", "run.validate_every=0", "run.standby=
 
 @pytest.fixture(scope="module")
 def expected(zygote):
-    """The results of an undisturbed job."""
+    """The digest of the weights of an undisturbed job."""
     with zygote.run([*COMMON, *ARGUMENTS]) as job:
         assert job.wait(200) == 0, job.output
         return json.loads(job.run.summary.read_text())["weights_sha256"]
@@ -25,7 +25,7 @@ def expected(zygote):
     ("suspicion", "seconds"), [(2, 9), *(pytest.param(5, n, marks=pytest.mark.slow) for n in (14, 15, 20, 30))]
 )
 def test_a_coordinator_that_wakes_after_an_election_follows_its_successor(suspicion, seconds, expected, tmp_path):
-    """The others elect after `suspicion` + 5 s. No step is lost, and no worker but that of this supervisor."""
+    """The others elect a coordinator after `suspicion` + 5 s. No step is lost, and at most this supervisor's worker."""
     arguments = [*ARGUMENTS, f"control.suspicion={suspicion}", "run.sample_log=true"]
     with Launched(tmp_path, nodes=1, workers=4, arguments=arguments) as job:
         job.wait_for_step(15)
@@ -36,7 +36,7 @@ def test_a_coordinator_that_wakes_after_an_election_follows_its_successor(suspic
         assert job.wait([0], 120) == [0], job.explain()
         assert json.loads(job.run.summary.read_text())["weights_sha256"] == expected, job.explain()
         for path in (job.run.metrics, job.run.samples):
-            assert [line["step"] for line in job.run.lines(path)] == list(range(STEPS)), "one line per step"
+            assert [line["step"] for line in job.run.lines(path)] == list(range(STEPS)), "each step must have one line"
         assert len(job.events("coordinator_elected")) == 1, job.explain()
         assert {event["worker"] for event in job.events("death_detected")} <= {"0.0"}, job.explain()
         assert not job.events("restored") and not job.events("stopped"), job.explain()

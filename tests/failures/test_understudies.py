@@ -19,7 +19,7 @@ KEPT = ("state.understudy=auto", "run.respawns=0")
 
 
 def last_dies(moment, stage=1):
-    """Settings with which W(1,stage) dies, and later W(0,stage), once the stage's understudy is in step."""
+    """Settings with which W(1,stage) dies, and later W(0,stage), when the stage's understudy is in step."""
     return (*KEPT, *fails(f"3:1.{stage}@backward", f"14:0.{stage}@{moment}"))
 
 
@@ -50,13 +50,13 @@ def test_an_understudy_takes_over_the_stage_of_a_dead_last_worker_and_no_bit_cha
 
 
 def tied(at):
-    """The project's own Transformer, with a tied embedding and head."""
+    """The project's own Transformer, with tied embedding and head weights."""
     folder = models.folder("llama", at, num_hidden_layers=4, vocab_size=512, tie_word_embeddings=True)
     return ("model=llama", f"model.path={folder}", "model.init=random", "model.sequence=16")
 
 
 def custom():
-    """A model whose layers are all the same module, so no layer can move."""
+    """A model whose layers are all the same module, so that no layer can move."""
     return ("model=custom", f"model.build={models.__name__}:SharedLayer", "model.layers=blocks", "model.sequence=16")
 
 
@@ -66,7 +66,7 @@ def custom():
     [
         ("qwen2", 1, ()),
         ("qwen2", 0, SHARDED),
-        ("gpt2", 1, ()),  # tied
+        ("gpt2", 1, ()),  # its embedding and head are tied
         ("SharedLayer", 0, ()),
         ("own", 1, ()),
         ("own", 0, SHARDED),
@@ -89,7 +89,7 @@ def check_took_over(outcome, runs):
 
 @slow
 def test_without_room_no_stage_gets_an_understudy_and_the_job_continues(runs):
-    """After its own stage a worker has too little memory left for another one."""
+    """A worker has too little memory for another stage in addition to its own."""
     overrides = (*KEPT, *fails("3:1.1@backward"), "parallel.memory=310.4MB")
     outcome = runs.of(Case("no room", "2x2", overrides, steps=8, bound=200), "understudies")
     runs.check_exact(outcome)
@@ -100,8 +100,8 @@ def test_without_room_no_stage_gets_an_understudy_and_the_job_continues(runs):
 
 
 @slow
-def test_an_understudy_takes_over_although_its_stream_from_the_last_worker_has_broken_before(runs):
-    """Both processes live on. If neither reported the broken stream, all would wait for control.suspicion."""
+def test_an_understudy_takes_over_even_if_its_stream_from_the_last_worker_broke_earlier(runs):
+    """Both processes survive the break. If neither reported it, the job would wait for control.suspicion."""
     outcome = runs.of(
         Case(
             "its stream broke",
@@ -120,7 +120,7 @@ def test_an_understudy_takes_over_although_its_stream_from_the_last_worker_has_b
 
 
 def break_and_kill(job):
-    """Breaks the connections between the last worker and its understudy, and kills the worker when they work again."""
+    """Breaks the connections between the last worker and its understudy. Kills the worker when they are restored."""
     job.wait_for_event("understudy_in_step", 60)
     (ready,) = (event for event in job.run.lines(job.run.events) if event["event"] == "understudy_in_step")
     last, understudy = (pid_of(ready[name], job.run.lines(job.run.events)) for name in ("worker", "understudy"))
@@ -132,6 +132,6 @@ def break_and_kill(job):
                     connection.shutdown(socket.SHUT_RDWR)
     deadline = time.monotonic() + 15
     while sum(event["event"] == "understudy_in_step" for event in job.run.lines(job.run.events)) < 2:
-        assert time.monotonic() < deadline, "the understudy is not in step again"
+        assert time.monotonic() < deadline, "the understudy did not get in step again"
         time.sleep(0.05)
     os.kill(last, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Waiting nodes print repeatedly which node they wait for, and why."""
+"""Waiting nodes repeatedly print which node they wait for, and why."""
 
 import socketserver
 import subprocess
@@ -21,7 +21,7 @@ OURS, THEIRS = {"RECYCLE_TOKEN": "t" * 32}, {"RECYCLE_TOKEN": "u" * 32}
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory):
-    """A zygote whose jobs print status lines every half second instead of every ten."""
+    """A zygote whose jobs print status lines every half second instead of every ten seconds."""
     preload = tmp_path_factory.mktemp("hasty") / "hasty.py"
     preload.write_text(
         "from recycle_pp.coordinator import arrivals\n"
@@ -47,7 +47,7 @@ def node(zygote, tmp_path, number, address, token):
 
 @contextmanager
 def said(job, sentence, times=2):
-    """Waits until the job has printed the sentence `times` times. Lets the job end after the block."""
+    """Waits until the job has printed the sentence `times` times. After the block, waits shortly for the job's end."""
     deadline = time.monotonic() + 60
     while job.output.count(sentence) < times:
         assert time.monotonic() < deadline, job.output
@@ -116,7 +116,7 @@ def test_under_torchrun_a_missing_token_is_the_last_line_and_the_other_node_prin
     with Forgetful(tmp_path, nodes=2, workers=2, arguments=["run.steps=3"]) as job:
         assert job.wait([1], 120) == [1], job.explain()
         sentence = "a job on several nodes, or with control.address, needs its secret in the environment"
-        assert job.output(1).count(f"recycle_pp: {sentence}") == 1, "only one rank prints it"
+        assert job.output(1).count(f"recycle_pp: {sentence}") == 1, "only one rank may print it"
         assert f"traceback : {sentence}" in job.output(1)
-        job.wait_until(lambda: "not connected after 4 s: ranks 2 to 3" in job.output(0), "sentence", 60)
+        job.wait_until(lambda: "not connected after 4 s: ranks 2 to 3" in job.output(0), "report of missing ranks", 60)
         assert isinstance(job.agents[0], subprocess.Popen) and job.agents[0].poll() is None
