@@ -1,4 +1,4 @@
-"""Every kernel of a stage compiles for GPUs that are not present, without spills, and uses tensor cores."""
+"""Every kernel of a stage compiles without spills for GPUs that are not present. Matrix products use tensor cores."""
 
 import os
 import re
@@ -30,7 +30,7 @@ KERNELS = {
 # widths that are not powers of two, partial tiles, one head, float32
 ODD = replace(SHAPE, batch=1, sequence=100, width=1000, heads=5, kv_heads=1, ffn=1111, vocabulary=50257)
 ODD = replace(ODD, parameters=12345, dtype=torch.float32)
-# the largest products with rows, in either operand, that are not multiples of 16 bytes
+# the largest products in which the rows of either operand are not multiples of 16 bytes
 ODD_HALF = replace(ODD, width=1040, ffn=4111, dtype=torch.bfloat16)
 WIDE = replace(SHAPE, width=16384, heads=128, ffn=512, vocabulary=0)  # the widest supported rows
 MATRIX = {80: "mma.sync.aligned.m16n8k16", 90: "wgmma.mma_async", 100: "tcgen05.mma"}  # tensor-core instructions
@@ -47,7 +47,7 @@ def misfits(binaries):
     return [(b.kernel, b.spills, b.shared, b.signature) for b in binaries if not b.fits]
 
 
-LOSS = {"head_loss._grad_kernel", "head_loss._loss_kernel"}  # at least half of the time
+LOSS = {"head_loss._grad_kernel", "head_loss._loss_kernel"}  # compiling these two takes at least half of the time
 
 
 @pytest.mark.parametrize(
@@ -65,10 +65,10 @@ def test_every_kernel_of_a_large_stage_fits_the_registers(arch, shape, kernels):
     binaries = compile_stage(arch, shape)
     assert {b.kernel for b in binaries} == kernels
     assert misfits(binaries) == []
-    # every kernel loads or stores vectors of at least 8 bytes
+    # every kernel must load or store vectors of at least 8 bytes
     assert [b.kernel for b in binaries if not re.search(r"(ld|st)\.global\S*\.v[24]\.b(32|64)", b.ptx)] == []
     products = [b for b in binaries if b.kernel == "weight_grad._kernel"]
-    assert len(products) == 4  # float32 and fixed point, written or added
+    assert len(products) == 4  # in float32 or fixed point, each overwriting or adding
     assert all(MATRIX[arch] in b.ptx for b in products)
 
 
@@ -85,5 +85,5 @@ def test_a_spill_is_detected(monkeypatch):
     from importlib import import_module
 
     module = import_module("recycle_kernels.weight_grad")
-    monkeypatch.setattr(module, "ROUNDS", 1)  # adds the whole tile at once, which spills
+    monkeypatch.setattr(module, "ROUNDS", 1)  # adds the whole tile in one round, which spills
     assert "weight_grad._kernel" in [name for name, *_ in misfits(compile_stage(90, replace(SHAPE, vocabulary=0)))]

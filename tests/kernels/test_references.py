@@ -1,4 +1,4 @@
-"""The torch references of the kernel tests, checked by finite differences and torch's own functions."""
+"""The torch references of the kernel tests, compared with finite differences and torch's own functions."""
 
 import torch
 from recycle_kernels import (

@@ -1,4 +1,4 @@
-"""The golden problems, stored beside the repository. golden() is empty if they are missing."""
+"""The golden problems, which are stored next to the repository. golden() returns [] if they are missing."""
 
 import json
 from pathlib import Path

@@ -1,10 +1,10 @@
-"""Hypothesis strategies: problems, and remainders of their plans. `relaxed`: the settings of tests that make plans."""
+"""Hypothesis strategies for problems and for remainders of their plans. `relaxed`: settings of tests that plan."""
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from recycle_schedules import Plan, Problem, Worker
 
-# A plan takes some hundredths of a second. `make test`, which draws the same examples each time, draws fewer.
+# A plan takes some hundredths of a second, so `make test`, which draws the same examples each time, draws fewer.
 EXAMPLES = 20 if settings.default.derandomize else 60
 relaxed = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -13,7 +13,7 @@ TIMES = st.sampled_from([0.5, 1.0, 1.5, 2.0, 3.0, 0.0137, 7.3])
 
 @st.composite
 def problems(draw, most_pipelines=4, most_stages=4, most_microbatches=5, dead=True, **fixed):
-    """Any whole step: shape, deaths (at least one worker per stage lives), durations, memory, latencies, speeds."""
+    """Any whole step: shape, deaths (with a live worker left at each stage), durations, memory, latencies, speeds."""
     D = draw(st.integers(1, most_pipelines))
     P = draw(st.integers(1, most_stages))
     counts = st.integers(0, most_microbatches)
@@ -62,7 +62,7 @@ def linked(draw, **fixed):
 
 @st.composite
 def layered(draw, most_layers=4, **fixed):
-    """Any whole step of a model given as layers, with up to `most_layers` more layers than stages."""
+    """Any whole step of a model that is given by its layers: up to `most_layers` more layers than stages."""
     p = draw(problems(**fixed))
     count = p.stages + draw(st.integers(0, most_layers))
     numbers = st.lists(TIMES | st.just(0.0), min_size=count, max_size=count)
@@ -106,8 +106,9 @@ def memory(draw, D, P):
 def remainders(draw, plan: Plan):
     """The remainder of a plan (of a whole step, or of a remainder) after some workers die at some time.
 
-    A tensor survives if its sender lives, because senders keep what they sent. Tensors of dead workers survive at
-    random. Returns (problem, holders): the live workers that hold each tensor."""
+    A tensor survives if its sender lives, because senders keep the tensors that they sent. Tensors of dead workers
+    survive at random. Returns (problem, holders). holders: tensor -> live workers that hold it.
+    """
     p = plan.problem
     now = draw(st.floats(0, max(plan.makespan, 0.1)))
     alive = {s: draw(st.integers(0, len(p.live[s]) - 1)) for s in range(p.stages)}
@@ -137,7 +138,9 @@ def remainders(draw, plan: Plan):
         {"op": o.kind, "microbatch": list(o.microbatch), "stage": o.stage, "worker": list(o.worker), "delivered": d}
         for o, d in done
     ]
-    moved = {(o.microbatch, o.stage): o.worker for o, _ in done}  # a repeated op counts only on its new worker
+    moved = {
+        (o.microbatch, o.stage): o.worker for o, _ in done
+    }  # of a repeated op, only the one on the new worker counts
     for e in p.done or ():
         if moved.get((e.microbatch, e.stage), e.worker) == e.worker:
             delivered = e.delivered and (e.worker not in dying or draw(st.booleans()))

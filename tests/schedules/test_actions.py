@@ -10,11 +10,12 @@ from recycle_schedules import Action, OpKind, Problem, Worker, actions, plan, un
 
 
 def run(lists, holders, stages, done=()):
-    """Execute all lists, with one strictly ordered channel for all messages of a worker, as on a GPU with one stream
-    for messages. A message is transferred when it is the oldest one at both ends. SEND and RECV are posted without
-    waiting. An op waits for its inputs.
+    """Executes all lists. Each worker has one strictly ordered channel for all of its messages, like a GPU with one
+    stream for messages. A message is transferred when it is the oldest one at both ends. SEND and RECV are posted
+    without waiting. An op waits for its inputs.
 
-    Returns the ops that ran, by worker. Fails if a worker is stuck or an input never arrives."""
+    Returns the ops that ran, by worker. Fails if a worker is stuck or an input never arrives.
+    """
     has = defaultdict(set)
     for tensor, workers in holders.items():
         for w in workers:
@@ -48,7 +49,7 @@ def run(lists, holders, stages, done=()):
                 kind = mine.kind[-1]
                 assert other.kind == "RECV_" + kind and other.microbatch == mine.microbatch, (mine, other)
                 tensor = (kind, mine.microbatch, mine.stage)
-                assert tensor in has[a], f"{a} sends {tensor} that it does not have"
+                assert tensor in has[a], f"{a} sends {tensor}, which it does not have"
                 has[b].add(tensor)
                 queue.popleft()
                 posted[b].popleft()
@@ -121,7 +122,7 @@ def test_sends_follow_their_producer_and_receives_come_one_op_early():
             assert todo[k + 1][:3] == ("SEND_B", 1, action.microbatch)
 
 
-def test_a_tensor_that_its_consumer_holds_is_not_sent():
+def test_a_tensor_that_its_consumer_already_holds_is_not_sent():
     problem = Problem(
         pipelines=2, stages=2, microbatches=1, failed=[(0, 0)],
         done=[{"op": "F", "microbatch": [0, 0], "stage": 0, "worker": [0, 0], "delivered": True}],
@@ -131,7 +132,7 @@ def test_a_tensor_that_its_consumer_holds_is_not_sent():
     assert not [a for a in lists[Worker(0, 1)] if a.kind == "RECV_F" and a.microbatch == (0, 0)]
 
 
-def test_a_tensor_held_by_a_live_worker_is_sent_again_first():
+def test_a_tensor_held_by_a_live_worker_is_sent_again_before_anything_else():
     problem = Problem(
         pipelines=2, stages=2, microbatches=1, failed=[(0, 1)],
         done=[{"op": "F", "microbatch": [0, 0], "stage": 0, "worker": [0, 0]}],
@@ -143,7 +144,7 @@ def test_action_lists_round_trip_through_bytes():
     lists = actions(plan(Problem(pipelines=2, stages=2, microbatches=2, failed=[(0, 1)])))
     for worker, todo in lists.items():
         assert unpack(lists.packed(worker)) == todo != []
-    assert unpack(lists.packed(Worker(0, 1))) == [], "dead workers have no actions"
+    assert unpack(lists.packed(Worker(0, 1))) == [], "dead workers must have no actions"
     with pytest.raises(ValueError):
         unpack(b"no table")
 

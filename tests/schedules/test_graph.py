@@ -24,17 +24,17 @@ def test_message_times_follow_from_the_link_and_the_bytes_at_the_boundary():
     assert graph.time(1, 0, 1) == 1 and graph.time(1, 0, 3) == 5
 
 
-def test_without_links_only_leaving_the_pipeline_changes_the_message_time():
+def test_without_links_the_message_time_depends_only_on_whether_the_message_leaves_its_pipeline():
     graph = Problem(pipelines=2, stages=2, microbatches=1, send=0.1, send_rerouted=0.4).graph
     assert graph.time(0, 0, 0) == 0.1 and graph.time(0, 0, 1) == 0.4
 
 
-def test_peers_come_nearest_first():
+def test_peers_are_sorted_nearest_first():
     assert DEAD.graph.peers(Worker(0, 1)) == [Worker(2, 1), Worker(1, 1), Worker(3, 1)]
-    assert DEAD.graph.distance(Worker(0, 1), Worker(1, 1)) == 4, "two messages forward, two backward"
+    assert DEAD.graph.distance(Worker(0, 1), Worker(1, 1)) == 4, "expected two messages forward and two backward"
 
 
-def test_neighbours_are_the_live_workers_of_the_stages_before_and_after_nearest_first():
+def test_neighbours_are_the_live_workers_of_the_adjacent_stages_nearest_first():
     found = DEAD.graph.neighbours(Worker(2, 2))
     assert found == [Worker(2, 1), Worker(1, 1), Worker(3, 1)]
     assert DEAD.graph.neighbours(Worker(0, 0)) == found

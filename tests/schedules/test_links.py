@@ -1,4 +1,4 @@
-"""Links: the link between two hosts, and one clear sentence for every mistake."""
+"""Links: which link connects two hosts, and one clear sentence for every mistake."""
 
 import json
 
@@ -17,16 +17,16 @@ def links(**keys):
 
 def test_a_message_takes_latency_plus_bytes_over_bandwidth():
     assert Link(latency=0.5, bandwidth=10).time(20) == 2.5
-    assert Link(latency=0.5).time(1e12) == 0.5, "the default bandwidth is infinite"
+    assert Link(latency=0.5).time(1e12) == 0.5, "the default bandwidth must be infinite"
 
 
 def test_a_link_is_within_a_host_between_hosts_or_between_zones_unless_it_was_measured():
     far = {"between_zones": {"latency": 3}}
     assert links().between("a", "a").latency == 1
     assert links().between("a", "b").latency == 2
-    assert links(**far).between("a", "b").latency == 2, "hosts without a zone share one"
+    assert links(**far).between("a", "b").latency == 2, "hosts without a zone must share one"
     assert links(zones={"a": "west"}, **far).between("a", "b").latency == 3
-    assert links(zones={"a": "west"}).between("a", "b").latency == 2, "between_zones defaults to between_hosts"
+    assert links(zones={"a": "west"}).between("a", "b").latency == 2, "between_zones must default to between_hosts"
     assert links(measured=[["b", "a", {"latency": 9}]]).between("a", "b").latency == 9
 
 
@@ -68,13 +68,13 @@ def test_links_and_send_exclude_each_other():
 
 @settings(deadline=None)
 @given(linked())
-def test_problems_with_links_survive_json(problem):
+def test_problems_with_links_round_trip_through_json(problem):
     assert Problem.from_json(json.loads(json.dumps(problem.to_json()))) == problem
 
 
 @settings(deadline=None)
 @given(linked())
-def test_some_pipelines_of_a_problem_keep_their_links(problem):
+def test_a_subset_of_a_problems_pipelines_keeps_its_links(problem):
     kept = list(range(0, problem.pipelines, 2))
     part = Links.of(problem.graph.links.of_pipelines(kept), len(kept), problem.stages)
     for d, row in zip(kept, part.hosts, strict=True):

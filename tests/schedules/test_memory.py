@@ -1,4 +1,4 @@
-"""Memory limits in bytes: what fits, how limits depend on the live workers, and the limits in plan files."""
+"""Memory limits in bytes: what fits, how the limits depend on the live workers, and which limits plan files contain."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def stage(**changes: float) -> StageMemory:
     return replace(plain, **changes)
 
 
-def test_the_peak_is_that_of_the_fullest_phase():
+def test_the_peak_is_the_memory_of_the_fullest_phase():
     assert stage().peak(peers=2, ran=4, in_flight=3) == {
         "weights": 40, "optimizer state": 120, "sums": 80, "replay log": 4, "reduction": 120,
     }  # fmt: skip
@@ -36,7 +36,9 @@ def test_the_peak_is_that_of_the_fullest_phase():
 def test_each_dead_worker_of_a_stage_costs_its_peers_a_communicator_for_each_adjacent_stage():
     of = stage(communicator=7, adjacent=2, pipelines=4)
     assert [of.always(peers, 0)["communicators"] / 7 for peers in (4, 3, 2)] == [3, 5, 7]
-    assert stage(communicator=7, adjacent=1, pipelines=1).always(1, 0)["communicators"] == 7, "no peers, no sum"
+    assert stage(communicator=7, adjacent=1, pipelines=1).always(1, 0)["communicators"] == 7, (
+        "without peers there is no communicator for the sum"
+    )
     assert "communicators" not in stage().always(4, 0)
 
 
@@ -44,7 +46,9 @@ def test_shards_and_received_bytes_depend_on_the_number_of_live_peers():
     assert [stage(copies=2).share(n) for n in (1, 2, 4, 8)] == [1, 1, 0.5, 0.25]
     assert stage(copies=2).always(8, 0)["optimizer state"] == 30
     ahead = stage(copies=2, arriving=40, gradient=0)
-    assert [ahead.moments(n, 0)["update"]["update"] for n in (2, 4, 8)] == [10, 20, 30], "receives the missing blocks"
+    assert [ahead.moments(n, 0)["update"]["update"] for n in (2, 4, 8)] == [10, 20, 30], (
+        "each worker receives the blocks that it does not hold"
+    )
     assert stage().outside_compute(1) == 80 + 40 and stage().outside_compute(4) == 80 + 60
 
 
@@ -59,7 +63,7 @@ def test_in_flight_is_the_largest_number_whose_peak_fits(capacity, peers, ran, c
 
 
 def job(capacity: object, failed: object = (), least: int = 0, **changes: float) -> Problem:
-    """Three pipelines of three stages. The permanent memory of a stage is 240 bytes, and 1 per micro-batch it runs."""
+    """Three pipelines of three stages. A worker permanently needs 240 bytes, plus 1 per micro-batch that it runs."""
     of = stage(received=0, payload=0, restored=0, gradient=0, update=0, **changes)
     memory = {"capacity": capacity, "stages": [asdict(of)] * 3, "least": least}
     return Problem(pipelines=3, stages=3, microbatches=6, failed=failed, memory=memory)
@@ -70,24 +74,26 @@ def test_a_death_leaves_less_room_on_its_peers():
     whole, after = job(room + 33), job(room + 33, failed=[(1, 2)])
     assert [whole.limit(Worker(0, s)) for s in range(3)] == [3, 3, 3]
     assert [after.limit(Worker(0, s)) for s in range(3)] == [3, 3, 3]
-    assert job(room + 32, failed=[(1, 2)]).limit(Worker(0, 2)) == 2  # nine boundary tensors instead of six
+    assert (
+        job(room + 32, failed=[(1, 2)]).limit(Worker(0, 2)) == 2
+    )  # the replay log has nine boundary tensors instead of six
     sharded = job(room + 33, failed=[(1, 2)], copies=2)
     assert sharded.limit(Worker(0, 2)) == 3 and sharded.limit(Worker(0, 1)) > 3
 
 
 def test_room_is_the_memory_that_a_worker_never_uses():
     always, worker = 40 + 120 + 80 + 5 + 6, Worker(0, 2)
-    assert job(always + 33).room(worker) == 3, "the limit uses the rest"
-    assert job(always + 33, failed=[(1, 2)]).room(worker) == 0, "three more boundary tensors"
-    assert job(always + 233).room(worker) == 233 - 60, "no worker runs more than six micro-batches"
+    assert job(always + 33).room(worker) == 3, "three micro-batches in flight use the rest"
+    assert job(always + 33, failed=[(1, 2)]).room(worker) == 0, "three more boundary tensors use the room"
+    assert job(always + 233).room(worker) == 233 - 60, "all six micro-batches of the worker fit in flight"
     assert job(always + 33).replace(memory_limit=1).room(worker) == 23
     assert job(always, least=1).room(worker) == -10
     assert job(None).room(worker) == math.inf
 
 
 def choosing(capacity: float, failed: object = (), **changes: object) -> Problem:
-    """Like `job`, but stages may recompute. A micro-batch in flight then takes 2 bytes instead of 10 (20 while waiting
-    for its W)."""
+    """Like `job`, but stages may recompute. With recomputation a micro-batch in flight takes 2 bytes instead of 10 (20
+    while it waits for its W)."""
     of = stage(received=0, payload=0, restored=0, gradient=0, update=0, waiting=20)
     again = replace(of, flight=2, whole_op=5)
     memory = {"capacity": capacity, "stages": [asdict(of)] * 3, "recomputed": [asdict(again)] * 3}
@@ -102,13 +108,15 @@ def test_stages_short_of_memory_run_whole_backwards_and_then_recompute():
     assert modes(choosing(room + 30)) == [whole, whole, split]
     assert modes(choosing(room + 20)) == [again, whole, split]
     assert modes(choosing(room + 20, backward="coupled")) == [again, whole, whole]
-    assert modes(choosing(room + 20, backward="decoupled")) == [split, split, split], "recomputation would save nothing"
+    assert modes(choosing(room + 20, backward="decoupled")) == [split, split, split], (
+        "with decoupled backwards recomputation would save nothing"
+    )
     nothing = choosing(room + 20)
     nothing = nothing.replace(memory=nothing.memory | {"capacity": 0, "least": 1})
-    assert modes(nothing) == [again, again, again], "one micro-batch is allowed, in the smallest mode"
+    assert modes(nothing) == [again, again, again], "least=1 allows one micro-batch, in the smallest mode"
 
 
-def test_a_death_may_make_its_peers_recompute_which_lengthens_their_backward_by_an_f():
+def test_after_a_death_peers_may_have_to_recompute_which_lengthens_their_backward_by_a_forward():
     room = 40 + 120 + 80 + 6 + 30
     before, after = choosing(room), choosing(room, failed=[(1, 0)])
     assert before.recomputes == (False, False, False) and after.recomputes == (True, False, False)
@@ -122,7 +130,7 @@ def test_a_death_may_make_its_peers_recompute_which_lengthens_their_backward_by_
     assert read.problem.per_stage("B") == after.per_stage("B")
 
 
-def test_plan_files_are_judged_without_the_memory_key(judge):
+def test_the_judge_accepts_plan_files_which_have_no_memory_key(judge):
     data = plan(choosing(40 + 120 + 80 + 6 + 30, failed=[(1, 0)])).to_json()
     assert data["whole"] == [0, 1] and judge.validate(data["problem"], data["ops"])["errors"] == []
 
@@ -157,7 +165,7 @@ def test_a_mistake_is_reported_in_one_sentence(memory, sentence):
         Problem(pipelines=2, stages=3, microbatches=2, memory=memory)
 
 
-def test_a_plan_file_has_the_resulting_limits_instead_of_the_memory_key():
+def test_a_plan_file_contains_the_resulting_limits_instead_of_the_memory_key():
     made = plan(job(280, failed=[(1, 2)]))
     file = json.loads(json.dumps(made.to_json()))
     assert "memory" not in file["problem"]
@@ -166,7 +174,7 @@ def test_a_plan_file_has_the_resulting_limits_instead_of_the_memory_key():
     assert all(read.problem.limit(w) == made.problem.limit(w) for w in made.problem.workers())
 
 
-def test_prepared_plans_keep_the_limits_after_their_death():
+def test_plans_prepared_for_a_death_keep_the_limits_that_apply_after_it():
     store = PlanStore()
     now = job(285)
     store.plan(now)

@@ -25,7 +25,7 @@ def test_codes_are_positions_in_the_table() -> None:
 
 
 def test_both_forms_of_a_backward_have_the_same_effect() -> None:
-    """Each form frees a micro-batch's memory once, completes its gradient once, and sends each boundary tensor once."""
+    """In either form, memory is freed once, the gradient is completed once, and each boundary tensor is sent once."""
     assert "".join(COMPUTE) == "FIWB"
     for ops in (SPLIT, WHOLE):
         assert sum(kind.frees(0.25) for kind in ops) == 1 and sum(kind.completes_gradient for kind in ops) == 1

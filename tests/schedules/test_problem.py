@@ -54,7 +54,7 @@ def test_a_mistake_is_reported_in_one_sentence_that_names_the_key(keys, sentence
 
 @settings(deadline=None)
 @given(problems())
-def test_problems_survive_json(problem):
+def test_problems_round_trip_through_json(problem):
     assert Problem.from_json(json.loads(json.dumps(problem.to_json()))) == problem
 
 
@@ -70,7 +70,7 @@ def test_a_memory_limit_may_be_that_of_1f1b_plus_a_constant():
 
 
 @pytest.mark.parametrize("key", ["0,1", "0.1", "0, 1", " 0 , 1"])
-def test_a_memory_limit_of_a_worker_applies_in_every_form_of_its_key(key):
+def test_the_key_of_a_workers_memory_limit_may_be_written_in_several_ways(key):
     problem = Problem.from_json(SHAPE | {"memory_limit": {"per_worker": {key: 2}, "default": 5}})
     assert problem.limit(Worker(0, 1)) == 2 and problem.limit(Worker(0, 2)) == 5
     assert problem.to_json()["memory_limit"]["per_worker"] == {"0,1": 2}

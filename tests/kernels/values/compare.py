@@ -10,13 +10,13 @@ def randn(*shape, dtype=torch.float32, scale=1.0, grad=False):
 
 
 def error(value, exact):
-    """|value - exact| / |exact| in float64. NaN stays NaN and fails every comparison."""
+    """|value - exact| / |exact| in float64. NaN propagates, so that every comparison fails."""
     value, exact = value.detach().double(), exact.detach().double()
     return ((value - exact).norm() / exact.norm()).item()
 
 
 def tolerance(dtype):
-    """Relative tolerance: the rounding error of the dtype, with room for a short sum."""
+    """Relative tolerance: the rounding error of the dtype, plus some for a short sum."""
     return 1e-6 if dtype == torch.float32 else 1e-2
 
 

@@ -1,10 +1,10 @@
-"""Tests of kernel values: on a GPU if there is one, else in Triton's interpreter on the CPU, in a separate process.
+"""Tests of kernel values. They run on a GPU, or without one in Triton's interpreter, in a separate process.
 
     TRITON_INTERPRET=1 pytest tests/kernels/values
 
-Triton enables its interpreter at the first import. So without a GPU, a run of all tests skips this folder, and
-`test_in_the_interpreter.py` runs it. The interpreter's bfloat16 products and roundings are wrong, so it tests float32
-only.
+Triton enables its interpreter when it is first imported. So without a GPU, a run of all tests skips this folder, and
+`test_in_the_interpreter.py` runs it. The interpreter computes wrong bfloat16 products and roundings, so there the tests
+use float32 only.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""AdamW in one launch: values, undo copy, and the norms for clipping."""
+"""AdamW in one launch: values, the undo copy, and the norms for clipping."""
 
 import pytest
 import torch
@@ -76,14 +76,14 @@ def test_keeping_an_undo_copy_does_not_change_the_step(chunks):
     assert all(torch.equal(a, b) for a, b in zip(plain, kept, strict=True))
 
 
-@pytest.mark.parametrize("scale", [1e-25, 1.0, 1e25])  # the squares overflow or underflow in float32
+@pytest.mark.parametrize("scale", [1e-25, 1.0, 1e25])  # 1e-25 and 1e25: the squares underflow or overflow in float32
 def test_norms_are_precise_at_any_magnitude(scale, chunks):
     grad = randn(N, scale=scale)
     assert error(squared_norms(grad, chunks), squared_norms_reference(grad, chunks)) < 1e-14
 
 
-def test_the_norm_of_a_parameter_has_the_same_bits_beside_others_and_alone(monkeypatch):
-    """On a GPU the order of a sum depends on the alignment of its vector, so each vector begins at 32 bytes."""
+def test_the_norm_of_a_parameter_has_the_same_bits_alone_and_among_others(monkeypatch):
+    """On a GPU the order of a sum depends on the alignment of its vector, so each vector is aligned to 32 bytes."""
     sizes, flags, offsets = [2112, 8, 3 * 2048, 2380], [True, False, True, True], set()
     grad, total = randn(sum(sizes)), torch.Tensor.sum
     alone = [squared_norms(of, make_chunks([len(of)], [True], DEVICE)) for of in grad.split(sizes)]

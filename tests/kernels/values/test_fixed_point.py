@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recycle_kernels import dequantise, dequantise_reference, quantise_add, quantise_add_reference
 
-floats = st.floats(width=32, allow_subnormal=True)  # NaN and infinities too
+floats = st.floats(width=32, allow_subnormal=True)  # including NaN and infinities
 
 
 LIMIT = 2.0**53
@@ -44,7 +44,7 @@ def test_kernel_and_reference_agree_in_every_bit(values, exponent, first):
     rows=st.lists(st.tuples(st.lists(floats, min_size=3, max_size=3), st.integers(-126, 126)), min_size=1, max_size=9),
     dtype=st.sampled_from([torch.int64, torch.int32]),
 )
-def test_every_row_has_an_exponent_of_its_own(rows, dtype):
+def test_every_row_has_its_own_exponent(rows, dtype):
     grad = torch.tensor([row for row, _ in rows], dtype=torch.float32, device=DEVICE).flatten()
     exponents = torch.tensor([e for _, e in rows], dtype=torch.int32, device=DEVICE)
     results = [run(add, grad, exponents, dtype=dtype, limit=2.0**26) for add in (quantise_add, quantise_add_reference)]
@@ -68,4 +68,4 @@ def test_small_gradients_keep_more_bits_than_float32_sums():
         quantise_add(q, grad, e, LIMIT, bad)
     q -= 1 << 45
     assert torch.allclose(restored(dequantise, q, e), 8 * grad, rtol=1e-4)
-    assert torch.equal(sum([grad] * 8, one) - one, torch.zeros_like(one))  # float32 sums lose them
+    assert torch.equal(sum([grad] * 8, one) - one, torch.zeros_like(one))  # float32 sums lose the small gradients

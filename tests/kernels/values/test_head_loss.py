@@ -1,4 +1,4 @@
-"""Head projection with cross-entropy: values, gradients, memory, the split of its backward."""
+"""Head projection with cross-entropy: values, gradients, memory, and the split of its backward."""
 
 from importlib import import_module
 
@@ -23,7 +23,7 @@ def small_chunks(monkeypatch):
 @pytest.mark.parametrize(("tokens", "vocabulary", "scale"), [(1, 2, 0.1), (300, 130, 1e-3), (5, 9000, 4.0)])
 def test_loss_and_gradients_agree_with_float64(tokens, vocabulary, scale, dtype, small_chunks):
     if dtype == torch.bfloat16:
-        scale = min(scale, 0.5)  # bfloat16 would round logits of 100 to steps of 0.5
+        scale = min(scale, 0.5)  # bfloat16 would round logits around 100 to multiples of 0.5
     x, weight, targets = problem(tokens, vocabulary, 48, dtype, scale)
     inputs, dloss = double(x, weight), [torch.tensor(0.3, device=DEVICE)]
     loss, exact = head_loss(x, weight, targets), head_loss_reference(*inputs, targets)
@@ -35,7 +35,7 @@ def test_loss_and_gradients_agree_with_float64(tokens, vocabulary, scale, dtype,
 
 @pytest.mark.parametrize("counted", [150, pytest.param(1, marks=pytest.mark.slow), 0])
 def test_ignored_targets_have_no_loss_and_no_gradient(counted, small_chunks):
-    """The loss is the mean over the rows with a target. If there is none, it is NaN and the gradients are 0."""
+    """The loss is the mean over the rows with a target. Without any, the loss is NaN and the gradients are 0."""
     x, weight, targets = problem(200, 130, 48)
     targets[torch.randperm(200, device=DEVICE)[counted:]] = -100
     one, logits = [torch.tensor(1.0, device=DEVICE)], (x @ weight.T).detach().requires_grad_()
@@ -55,7 +55,7 @@ def test_ignored_targets_have_no_loss_and_no_gradient(counted, small_chunks):
 
 def test_a_deferred_weight_gradient_has_the_same_bits(dtype, small_chunks):
     x, weight, targets = problem(200, 130, 48, dtype)
-    quarter = [torch.tensor(0.25, device=DEVICE)]  # power of two: scaling commutes with rounding
+    quarter = [torch.tensor(0.25, device=DEVICE)]  # a power of two, so that scaling commutes with rounding
     dx, dw = grads(head_loss(x, weight, targets), [x, weight], quarter)
     queue = []
     loss = head_loss(x, weight, targets, defer=queue.append)
@@ -91,7 +91,7 @@ def test_no_tensor_holds_all_logits(small_chunks):
     assert largest.bytes == 128 * 150 * 4
     with Largest() as largest:
         head_loss_reference(x, weight, targets).backward()
-    assert largest.bytes == 256 * 150 * 4  # control: the measurement sees all logits here
+    assert largest.bytes == 256 * 150 * 4  # control: the reference does hold all logits
 
 
 def test_evaluation_computes_no_gradient():

@@ -1,4 +1,4 @@
-"""The trainer's stage with `model.kernels=triton`: same results as the references, and the exactness guarantees."""
+"""The trainer's stage with `model.kernels=triton`: the results of the references, and the exactness guarantees."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def build(kernels="triton", reproducible=False, stages=1, stage=0, precision="fp
 
 
 def micro_batch(stage, g, split=True, step=0):
-    """Run F, then I and W, or B. Returns (output of F, output of I or B)."""
+    """Runs F, then I and W, or B. Returns (output of F, output of I or B)."""
     tokens = (torch.arange(8, device=DEVICE) * (g + 3) % 19).view(2, 4)
     random = torch.Generator().manual_seed(g)
     x, dy = (torch.randn(2, 4, 32, generator=random).to(DEVICE) for _ in range(2))
@@ -76,7 +76,9 @@ def test_a_stage_trains_as_with_the_references(reproducible, stage, stages):
         reference.step(theirs, step, 0.5)
         ours.gradients.clear(), exact.gradients.clear()
     for name, tensor in optimizer.state().items():
-        if name.startswith("model."):  # a step moves a weight by lr / 10 of its size; Adam's sign may flip at 0
+        if name.startswith(
+            "model."
+        ):  # loose: a step changes a weight by lr / 10 of its size, and Adam's sign may flip at 0
             assert error(tensor, reference.state()[name]) < 1e-3, name
     assert torch.equal(ours.gradients.exponents, exact.gradients.exponents)
 
@@ -94,7 +96,7 @@ def test_i_then_w_gives_the_same_bits_as_b(recompute):
 @pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_recomputation_changes_no_bit(precision):
-    """With recomputation, the residual is added before the layer instead of in its first norm."""
+    """With recomputation, the residual is added before the layer and not in its first norm."""
     if precision == "bf16" and DEVICE == "cpu":
         pytest.skip("Triton's interpreter truncates to bfloat16; a GPU and torch round to nearest")
     sums = []
@@ -105,7 +107,7 @@ def test_recomputation_changes_no_bit(precision):
     assert all(map(torch.equal, *sums))
 
 
-def test_reproducible_sums_have_the_same_bits_in_any_order_on_any_peer_with_split_or_whole_backward():
+def test_reproducible_sums_have_the_same_bits_in_any_order_on_any_peer_with_split_and_whole_backwards():
     one, other, peer, idle = (build(reproducible=True)[0] for _ in range(4))
     micro_batch(one, 0), micro_batch(one, 1)
     micro_batch(other, 1, split=False), micro_batch(other, 0, split=False)
@@ -135,7 +137,7 @@ def test_a_speculative_step_equals_the_step_and_rolls_back_bit_for_bit():
 
 
 @both
-def test_warming_up_leaves_no_trace(reproducible):
+def test_warming_up_changes_no_state(reproducible):
     stage, optimizer = build(reproducible=reproducible)
     before = state(optimizer)
     stage.warm()

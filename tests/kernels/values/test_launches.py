@@ -1,4 +1,4 @@
-"""Every launch in the list for `recycle_kernels.compile` runs."""
+"""Every launch that `recycle_kernels.compile` lists can run."""
 
 import torch
 from compare import DEVICE

@@ -17,7 +17,7 @@ def test_any_shape_and_magnitude_agrees_with_float64(rows, width, exponent):
     dy = randn(rows, width)
     assert close(y, exact)
     (dx, dw), (exact_dx, exact_dw) = grads(y, [x, weight], [dy]), grads(exact, exact_inputs, [dy])
-    # These sums can cancel (dx does in a row of one element), so compare the error with the size of the terms.
+    # Terms of these sums can cancel (those of dx do in a row of one element), so compare the error with their size.
     scale = torch.rsqrt(x.detach().double().square().mean(-1, keepdim=True) + 1e-5)
     assert (dx - exact_dx).norm() < 1e-6 * (dy * weight * scale).norm()
     assert (dw - exact_dw).norm() < 1e-6 * (dy * x * scale).abs().sum(0).norm()
@@ -39,7 +39,7 @@ def test_the_residual_stream_carries_its_gradient_through(width, dtype):
 
 @pytest.mark.parametrize("width", [96, 5000])
 def test_a_missing_residual_branch_has_the_same_bits_as_a_zero_one(width):
-    """The first layer of a stage has no branch. So a stage boundary changes no bit."""
+    """The first layer of a stage has no residual branch, so a stage boundary changes no bit."""
     x, weight, upstream = randn(70, width, grad=True), randn(width, grad=True), [randn(70, width), randn(70, width)]
     kept = rms_norm_keeping(x, weight)
     added = add_rms_norm(torch.zeros_like(x), x, weight)

@@ -1,4 +1,4 @@
-"""SwiGLU: values and gradients, with packed and separate inputs."""
+"""SwiGLU: values and gradients with packed and with separate inputs."""
 
 import torch
 from compare import close, double, grads, randn

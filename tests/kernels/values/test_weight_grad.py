@@ -1,4 +1,4 @@
-"""The accumulated weight gradient: values, determinism, the fixed-point form."""
+"""The accumulated weight gradient: values, determinism, and its fixed-point form."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from recycle_kernels import Tile, dequantise, weight_grad, weight_grad_fixed, we
 from recycle_kernels.weight_grad import tile_of
 
 E = torch.tensor([40], dtype=torch.int32, device=DEVICE)  # one exponent for all rows
-LIMIT = 2.0**60  # in steps; the sum of four such addends fits into int64
+LIMIT = 2.0**60  # in fixed-point units; four such addends fit into int64
 HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float32  # the interpreter's bfloat16 products are wrong
 TABLE = {tile_of(size, size, torch.bfloat16, arch) for size in (1024, 1920, 4096) for arch in (80, 90)}
 
@@ -70,7 +70,7 @@ def test_the_same_product_has_the_same_bits_every_time(dtype):
     assert torch.equal(results[0], results[2])
 
 
-def test_a_chosen_tile_is_used():
+def test_a_given_tile_is_used():
     dy, x = randn(40, 96), randn(40, 64)
     chosen, default = torch.zeros(96, 64, device=DEVICE), torch.zeros(96, 64, device=DEVICE)
     weight_grad(chosen, dy, x, tile=Tile(32, 16, 16))

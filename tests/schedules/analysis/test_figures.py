@@ -1,4 +1,4 @@
-"""Bubbles, lost and redone ops: the definitions of docs/figures.md."""
+"""Bubbles, lost ops and redone ops, as defined in docs/figures.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from recycle_schedules.analysis.one_f_one_b import one_f_one_b
 @given(stages=st.integers(1, 6), microbatches=st.integers(1, 12))
 @settings(max_examples=30, deadline=None)
 def test_bubbles_of_1f1b_match_the_formula(stages: int, microbatches: int) -> None:
-    """(P - 1) / (M + P - 1)."""
+    """The share of bubbles is (P - 1) / (M + P - 1)."""
     made = one_f_one_b(Problem(2, stages, microbatches, backward="coupled", optimizer="none"))
     assert bubbles(made).share == pytest.approx((stages - 1) / (microbatches + stages - 1))
     assert bubbles(made).by_stage == pytest.approx([bubbles(made).share] * stages)
@@ -48,7 +48,7 @@ def test_a_lost_backward_counts_as_two_ops_whether_repeated_whole_or_split() -> 
     assert lost(whole) == redone(whole) == lost(split) == redone(split) == 3
 
 
-def test_an_op_that_is_lost_twice_is_one_lost_op_and_redone_twice() -> None:
+def test_an_op_that_is_lost_twice_counts_as_one_lost_op_and_two_redone_ops() -> None:
     found = trace((op("F", (1, 0), 0, 0.0, 1.0), "redone"), (op("F", (1, 0), 0, 2.0, 3.0), "redone"))
     assert (lost(found), redone(found)) == (1, 2)
 

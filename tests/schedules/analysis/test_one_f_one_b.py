@@ -1,4 +1,4 @@
-"""1F1B has the same actions as in torch.distributed.pipelining."""
+"""Our 1F1B has the same actions as torch.distributed.pipelining's."""
 
 from unittest.mock import MagicMock
 
@@ -29,7 +29,7 @@ def torch_actions(schedules, stages, stage, microbatches):
 
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(1, 3), (2, 2), (4, 6), (4, 16), (8, 8), (4, 2)])
-def test_1f1b_equals_torchs(stages, microbatches, schedules):
+def test_1f1b_equals_that_of_torch(stages, microbatches, schedules):
     ours = one_f_one_b(Problem(pipelines=1, stages=stages, microbatches=microbatches, durations={"F": 1, "B": 2}))
     for stage in range(stages):
         mine = [f"{stage}{op.kind}{op.microbatch[1]}" for op in ours.of(Worker(0, stage)) if op.kind != "O"]
@@ -38,7 +38,7 @@ def test_1f1b_equals_torchs(stages, microbatches, schedules):
 
 @pytest.mark.parametrize(("stages", "microbatches"), [(2, 2), (4, 6), (8, 8)])
 def test_1f1b_equals_torchs_pipeline_order(stages, microbatches, schedules):
-    """torch's pipeline order numbers the last stage's micro-batches from 1, so the test skips that stage."""
+    """torch's pipeline order counts the last stage's micro-batches from 1, so the test skips that stage."""
 
     class Shape:  # the attributes that _get_pipeline_order reads
         _num_stages, _n_microbatches = stages, microbatches
@@ -57,6 +57,6 @@ def test_1f1b_takes_three_slots_times_microbatches_plus_stages_minus_one():
     assert validate(plan) == []
 
 
-def test_1f1b_is_rejected_for_broken_pipelines():
+def test_1f1b_is_rejected_for_pipelines_with_dead_workers():
     with pytest.raises(ValueError, match="fault-free"):
         one_f_one_b(Problem(pipelines=2, stages=2, microbatches=2, failed=[(0, 0)]))

@@ -17,7 +17,7 @@ def test_what_if_has_a_row_for_every_worker_and_names_the_thinnest_stage():
 
 
 def test_the_death_of_a_worker_without_a_near_peer_costs_more():
-    """W(2, 1) has no peer on its host, the others have one."""
+    """W(2, 1) has no peer on its own host; the other workers have one."""
     links = {"hosts": [["a", "a"], ["a", "a"], ["b", "b"]], "between_hosts": {"latency": 5}}
     table = what_if(Problem(pipelines=3, stages=2, microbatches=4, links=links))
     hurt = {row.worker: row.period for row in table.rows}
@@ -31,7 +31,7 @@ def test_what_if_has_no_period_if_the_stage_would_have_no_live_worker():
 
 
 def test_what_if_has_no_period_if_the_other_workers_have_no_room():
-    """After the death of either worker of stage 0, the other one keeps the boundary tensors of all 8 micro-batches."""
+    """After the death of a worker of stage 0, the other one would keep the boundary tensors of all 8 micro-batches."""
     stages = [{"weights": 2, "flight": 3, "boundary": 1.5}, {"weights": 1, "flight": 1}]
     table = what_if(Problem(pipelines=2, stages=2, microbatches=4, memory={"capacity": 14, "stages": stages}))
     assert {row.worker: row.fits for row in table.rows} == {

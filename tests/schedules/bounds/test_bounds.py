@@ -1,4 +1,4 @@
-"""No plan beats the bound, and the bound is at least the judge's."""
+"""No plan beats the lower bound, and the bound is at least as high as the judge's."""
 
 from itertools import combinations, product
 
@@ -13,7 +13,7 @@ from recycle_schedules.bounds import lower_bound
 
 @relaxed
 @given(problems())
-def test_the_bound_is_at_least_the_judges_and_never_above_a_plan(judge, problem):
+def test_the_bound_is_at_least_as_high_as_the_judges_and_never_above_a_plan(judge, problem):
     found = plan(problem)
     bounds = judge.lower_bounds(found.to_json()["problem"])
     theirs = bounds["mem_period" if problem.optimizer == "staggered" else "mem_makespan"]
@@ -38,13 +38,13 @@ OPTIMA = [
     ((5, 3, 5, 3), 7, 2, 111), ((4, 5, 5, 4), 8, 2, 125), ((5, 5, 5, 4), 7, 2, 115), ((2, 3, 3, 2), 7, 2, 64),
     ((5, 5, 4, 3), 8, 2, 120),
 ]  # fmt: skip
-"""F = I = W of each stage, micro-batches, k of the limit 1F1B + k, and the least period of one pipeline. The periods
-were proven optimal by a constraint solver (OR-Tools CP-SAT)."""
+"""(F = I = W of each stage, micro-batches, k of the memory limit 1F1B + k, minimum period of one pipeline).
+A constraint solver (OR-Tools CP-SAT) has proven the periods optimal."""
 
 
 @pytest.mark.parametrize(("stages", "microbatches", "extra", "optimum"), OPTIMA)
 def test_the_bound_meets_proven_optima_of_uneven_stages_with_little_memory(stages, microbatches, extra, optimum):
-    """Bounds of single stages are up to 5 % lower: they ignore that two stages cannot both have their best order."""
+    """Bounds of single stages are up to 5 % lower, as they ignore that two stages cannot both have their best order."""
     assert lower_bound(pipeline(stages, microbatches, memory_limit={"base": "1f1b", "extra": extra})) == optimum
 
 
@@ -66,7 +66,7 @@ def test_no_possible_order_beats_the_bound(stages, limits, shape, optimizer, sen
 
 
 def pipeline(stages, microbatches, **keys):
-    """One pipeline whose stages have F = I = W."""
+    """A problem with one pipeline, whose stages have F = I = W."""
     durations = {kind: list(stages) for kind in "FIW"}
     return Problem(pipelines=1, stages=len(stages), microbatches=microbatches, durations=durations, **keys)
 
@@ -84,7 +84,7 @@ def sequences(n, limit):
 
 
 def length(stages, orders, send, optimizer):
-    """The longest time from a stage's first op to its last one. If the optimizer is not staggered: the time from the
+    """With a staggered optimizer, the longest time from a stage's first op to its last one. Otherwise the time from the
     very first op to the very last one."""
     starts = range(len(stages)) if optimizer == "staggered" else [0]
     return max(chains(stages, orders, send, first)[first if optimizer == "staggered" else -1] for first in starts)
@@ -93,7 +93,7 @@ def length(stages, orders, send, optimizer):
 def chains(stages, orders, send, first):
     """The end time of each stage, followed by their maximum, if every op starts as early as possible.
 
-    Time 0 is the start of stage `first`; ops that do not depend on it end at -inf. A deadlock ends at inf.
+    Time 0 is the start of stage `first`. Ops that do not depend on that stage end at -inf. A deadlock ends at inf.
     """
     P, end = len(stages), {}
     at, counts = [0] * P, [dict.fromkeys("FIW", 0) for _ in range(P)]

@@ -1,4 +1,4 @@
-"""Until the loops are compiled, the planner runs the same loops in plain Python."""
+"""Until its loops are compiled, the planner runs the same loops in plain Python."""
 
 from contextlib import contextmanager
 
@@ -11,12 +11,12 @@ from recycle_schedules.compiled import LOOPS, Loops, load
 from recycle_schedules.compiled.loops import interruptible
 from recycle_schedules.validate import validate
 
-pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # for example an integer overflow
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # such as an integer overflow
 
 
 @contextmanager
 def plain_python(*, patient):
-    """Run the loops in plain Python. patient: search as long as with compiled loops."""
+    """Runs the loops in plain Python. patient: search as long as with compiled loops."""
     load()
     with pytest.MonkeyPatch.context() as patch:
         for name, function in vars(Loops()).items():

@@ -1,4 +1,4 @@
-"""Plans of large jobs in blocks: pipelines that differ in more than their deaths."""
+"""Plans of large jobs, made in blocks, for pipelines that differ not only in their deaths."""
 
 import pytest
 from recycle_schedules import Problem, Worker, plan
@@ -28,10 +28,11 @@ def test_blocks_keep_the_limit_of_each_worker(memory):
 
 
 def with_links(within, across):
-    """A job on hosts whose links take 1 ms within a host and 150 ms between hosts.
+    """The links of a job whose messages take 1 ms within a host and 150 ms between hosts.
 
-    within, across: number of pipelines within a host, and of pipelines with a host for each stage. The first ones get
-    the lowest numbers."""
+    within  number of pipelines that each run on one host; they have the lowest numbers
+    across  number of pipelines with a host for each stage
+    """
     hosts = [[f"host {d}"] * 16 for d in range(within)]
     hosts += [[f"host {d}, stage {s}" for s in range(16)] for d in range(within, within + across)]
     return {"hosts": hosts, "within_host": {"latency": 0.001}, "between_hosts": {"latency": 0.15}}

@@ -1,4 +1,4 @@
-"""Stage boundaries: plan_layout returns a valid plan of its layout, and no layout beats the bound."""
+"""Stage boundaries: plan_layout returns a valid plan for the layout it chooses, and no layout beats the bound."""
 
 import time
 from itertools import combinations, pairwise
@@ -14,14 +14,14 @@ ONE_MORE = {"base": "1f1b", "extra": 2}
 
 
 def equal(pipelines, stages, microbatches, dead, memory=None, layers=8):
-    """Equal layers, `layers` of them per stage, which together have F = I = W = 1."""
+    """A problem with equal layers, `layers` of them per stage; the layers of a stage together have F = I = W = 1."""
     each = [1 / layers] * (layers * stages)
     return Problem(pipelines=pipelines, stages=stages, microbatches=microbatches, failed=dead, memory_limit=memory,
                    layers={"F": each, "I": each, "W": each})  # fmt: skip
 
 
 def layouts(problem):
-    """The problems of all layouts in which every stage has room."""
+    """The problem with each layout in which every stage has enough memory."""
     L, P = problem.model.count, problem.stages
     for cuts in combinations(range(1, L), P - 1):
         ends = (0, *cuts, L)
@@ -33,7 +33,7 @@ def layouts(problem):
 
 @relaxed
 @given(layered(most_pipelines=3, most_microbatches=4))
-def test_the_plan_fits_its_layout_and_the_judge_accepts_it(judge, problem):
+def test_the_plan_is_valid_for_its_layout_and_the_judge_accepts_it(judge, problem):
     try:
         found = plan_layout(problem)
     except ValueError as error:
@@ -49,7 +49,7 @@ def test_the_plan_fits_its_layout_and_the_judge_accepts_it(judge, problem):
 
 @relaxed
 @given(layered(most_pipelines=3, most_microbatches=4))
-def test_no_layouts_plan_beats_the_bound(problem):
+def test_no_plan_of_any_layout_beats_the_bound(problem):
     every = list(layouts(problem))
     assume(every)
     bound = lower_bound(problem)
@@ -60,7 +60,7 @@ def test_no_layouts_plan_beats_the_bound(problem):
 
 @relaxed
 @given(layered(most_pipelines=3, most_microbatches=4))
-def test_the_bound_of_a_layout_is_below_its_plan(problem):
+def test_the_bound_of_a_layout_is_not_above_the_bound_of_its_problem(problem):
     assume(list(layouts(problem)))
     bounds = LayoutBounds(problem)
     found = plan_layout(problem)
@@ -88,7 +88,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("shape", "dead", "free", "limited"), CASES)
-def test_known_jobs_stay_at_recorded_periods_and_within_5_percent_of_the_bound(shape, dead, free, limited):
+def test_known_jobs_reach_the_recorded_periods_and_stay_within_5_percent_of_the_bound(shape, dead, free, limited):
     """free, limited: recorded periods without and with a memory limit."""
     for memory, most in ((None, free), (ONE_MORE, limited)):
         found = plan_layout(equal(*shape, dead, memory))
@@ -101,7 +101,7 @@ def test_moved_boundaries_spread_the_load_of_a_dead_worker_over_all_stages():
     assert plan_layout(job).value <= 21
 
 
-def test_the_bound_is_the_least_one_of_all_integer_layouts():
+def test_the_bound_is_the_minimum_of_the_bounds_of_all_layouts():
     job = equal(3, 4, 6, [(1, 2)], ONE_MORE, layers=4)
     assert lower_bound(job) == pytest.approx(min(map(lower_bound, layouts(job))))
 
@@ -112,8 +112,8 @@ def test_the_stage_with_a_big_head_gets_fewer_layers():
     assert found.layout[-1] == 1 and found.value <= 1.05 * found.lower_bound
 
 
-def test_layers_move_to_stages_with_memory():
-    """Without a capacity the cheap layers share one stage. The capacity forbids that."""
+def test_a_capacity_moves_layers_to_stages_with_free_memory():
+    """Without a capacity, the cheap layers share one stage. The capacity prevents that."""
     layers = {"F": [3, 3, 1, 1, 1], "I": [3, 3, 1, 1, 1], "W": [3, 3, 1, 1, 1], "bytes": [1, 1, 4, 4, 4]}
     job = Problem(pipelines=2, stages=3, microbatches=4, layers=layers)
     assert plan_layout(job).layout == (1, 1, 3)
@@ -126,7 +126,7 @@ def test_4096_workers_are_planned_in_about_a_second(memory):
     plan_layout(equal(3, 4, 6, []))  # warm up
     began = time.process_time()
     found = plan_layout(job)
-    assert time.process_time() - began < 1.5  # CPU seconds, so that other load does not count
+    assert time.process_time() - began < 1.5  # CPU time, so that other processes do not matter
     assert found.gap < 0.05
 
 
@@ -135,7 +135,7 @@ def test_a_longer_search_is_not_worse():
     assert plan_layout(job, seconds=0.3).value <= plan_layout(job).value
 
 
-def test_the_plan_file_has_the_layers_of_each_stage(tmp_path):
+def test_the_plan_file_contains_the_number_of_layers_of_each_stage(tmp_path):
     found = plan_layout(equal(2, 2, 3, [], layers=2))
     found.save(tmp_path / "plan.json")
     again = Plan.load(tmp_path / "plan.json")

@@ -1,4 +1,4 @@
-"""Plans for hosts with links of different speed."""
+"""Plans for hosts whose links have different speeds."""
 
 import networkx as nx
 from hypothesis import given
@@ -17,7 +17,7 @@ def two_hosts(latency, **keys):
 
 
 def takers(best):
-    """The number of the dead worker's micro-batches that each worker ran."""
+    """For each worker, the number of the dead worker's micro-batches that it runs."""
     found = {}
     for op in best.ops:
         if op.kind == "F" and op.stage == 2 and op.microbatch[0] == 0:
@@ -44,7 +44,7 @@ def test_rerouting_uses_networkx_network_simplex(monkeypatch):
 def test_a_slow_link_within_a_pipeline_lengthens_its_plan():
     links = {"hosts": [["a", "b"]], "between_hosts": {"latency": 0.5, "bandwidth": 4}, "bytes": 2}
     step = Problem(pipelines=1, stages=2, microbatches=1, backward="coupled", links=links)
-    assert plan(step).makespan == 1 + 1 + 1 + 2 + 1 + 2, "F, message, F, B, message, B"
+    assert plan(step).makespan == 1 + 1 + 1 + 2 + 1 + 2, "expected F, message, F, B, message, B"
 
 
 @relaxed
@@ -67,21 +67,21 @@ def test_any_remainder_with_links_gets_a_valid_plan(data):
 @relaxed
 @given(linked())
 def test_planning_with_links_is_never_worse_than_ignoring_them(problem):
-    """Both plans are timed with the links."""
+    """Both plans are timed with the message times of the links."""
     ignoring = simulate(plan(problem.replace(links=None)), links=problem.links)
-    assert validate(ignoring) == [], "the validator uses the message times of the links"
+    assert validate(ignoring) == [], "the simulated plan must be valid with the message times of the links"
     assert plan(problem).value <= ignoring.value * (1 + 1e-6)
 
 
 @relaxed
 @given(st.data())
-def test_planning_with_links_is_never_worse_in_a_remainder_either(data):
+def test_planning_a_remainder_with_links_is_never_worse_than_ignoring_them(data):
     left, _ = data.draw(remainders(plan(data.draw(linked()))))
     ignoring = simulate(plan(left.replace(links=None)), links=left.links)
     assert plan(left).value <= ignoring.value * (1 + 1e-6)
 
 
-def test_ignoring_links_is_costly_if_they_differ_much():
+def test_ignoring_links_is_costly_if_they_differ_greatly():
     problem = two_hosts(10.0)
     assert simulate(plan(problem.replace(links=None)), links=problem.links).value > 2 * plan(problem).value
 
@@ -89,7 +89,7 @@ def test_ignoring_links_is_costly_if_they_differ_much():
 @relaxed
 @given(problems(send=0.25, send_rerouted=0.75))
 def test_links_equivalent_to_send_give_plans_that_the_judge_accepts(judge, problem):
-    """One host per pipeline: `send` within a host, `send_rerouted` between hosts."""
+    """One host per pipeline, with the latency `send` within a host and `send_rerouted` between hosts."""
     hosts = [[f"host {d}"] * problem.stages for d in range(problem.pipelines)]
     links = {"hosts": hosts, "within_host": {"latency": 0.25}, "between_hosts": {"latency": 0.75}}
     best = plan(problem.replace(send=0.0, send_rerouted=None, links=links))
@@ -98,7 +98,7 @@ def test_links_equivalent_to_send_give_plans_that_the_judge_accepts(judge, probl
     assert best.value >= unlinked.lower_bound - 1e-6
 
 
-def test_the_blocks_of_a_large_job_hold_pipelines_of_the_same_zone():
+def test_the_blocks_of_a_large_job_contain_only_pipelines_of_the_same_zone():
     zones = {f"host {d}": "west" if d % 2 else "east" for d in range(50)}
     links = {
         "hosts": [[f"host {d}"] * 16 for d in range(50)], "zones": zones,
@@ -110,4 +110,4 @@ def test_the_blocks_of_a_large_job_hold_pipelines_of_the_same_zone():
     a = best.arrays
     home = a.microbatch // 220
     moved = (a.microbatch >= 0) & (home != a.pipeline)
-    assert moved.any() and not ((home - a.pipeline)[moved] % 2).any(), "no micro-batch leaves its zone"
+    assert moved.any() and not ((home - a.pipeline)[moved] % 2).any(), "no micro-batch may leave its zone"

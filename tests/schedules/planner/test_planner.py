@@ -11,7 +11,7 @@ from recycle_schedules import Problem, Worker, plan
 from recycle_schedules.validate import validate
 
 HARDLY = 1.10
-"""Ratio above the worst exception in some hundreds of random pairs (docs/planner.md)."""
+"""A limit above the worst ratio that occurred in some hundreds of random pairs (docs/planner.md)."""
 
 
 def worked(**keys):
@@ -69,8 +69,8 @@ def test_golden_cases(case, judge):
 
 
 def test_the_plan_for_a_death_at_a_late_stage_is_near_the_bound():
-    """With little memory the last gradient leaves the fullest worker just before the end, and then travels back through
-    all earlier stages."""
+    """With little memory, the worker with the most micro-batches sends its last gradient just before the end. The
+    gradient then passes through all earlier stages."""
     problem = Problem(pipelines=6, stages=16, microbatches=64, failed=[(1, 14)], memory_limit=extra(2))
     assert plan(problem).gap < 0.01
 
@@ -86,7 +86,7 @@ def test_an_idle_workers_optimizer_step_counts():
 @relaxed
 @given(st.data())
 def test_a_remainder_loses_no_op_and_repeats_no_op_of_a_survivor(data):
-    """This also holds if more workers die while the remainder runs."""
+    """Even if more workers die while the remainder runs."""
     rest = plan(data.draw(problems()))
     for _ in range(2):
         left, _ = data.draw(remainders(rest))
@@ -108,8 +108,8 @@ def check_remainder(left, rest):
 
 @st.composite
 def more_memory(draw, problem):
-    """A pair of problems: one limited to a number of micro-batches or to 1F1B + k, and the same with a limit that is
-    nowhere lower."""
+    """A pair of problems: one whose limit is a number of micro-batches or 1F1B + k, and the same one with a limit that
+    is at least as high at every stage."""
     k = draw(st.integers(1, 6))
     low, next_ = draw(st.sampled_from([(k, k + 1), (extra(k - 1), extra(k))]))
     tight = problem.replace(memory_limit=low)
@@ -130,7 +130,7 @@ def test_more_memory_is_never_worse_than_a_number_or_1f1b(data):
 @settings(relaxed, max_examples=EXAMPLES // 2)
 @given(st.data())
 def test_more_memory_is_never_worse_in_larger_problems(data):
-    """Up to a thousand ops."""
+    """These problems have up to a thousand ops."""
     tight, roomy = data.draw(more_memory(data.draw(problems(most_pipelines=6, most_stages=6, most_microbatches=10))))
     better = plan(roomy)
     assert validate(better) == []

@@ -1,4 +1,4 @@
-"""Re-routing as a minimum-cost flow."""
+"""Re-routing of micro-batches as a minimum-cost flow."""
 
 from itertools import product
 
@@ -13,7 +13,7 @@ def flow(count, message, load, cost):
 
 
 def price(taken, message, load, cost):
-    """The cost of a flow: all messages, and the end time of each additional micro-batch of a peer."""
+    """The cost of a flow: the sum of all message times and of the end times of all additional micro-batches."""
     ways = sum(n * m for row, ways in zip(taken, message, strict=True) for n, m in zip(row, ways, strict=True))
     totals = [sum(column) for column in zip(*taken, strict=True)]
     return ways + sum(
@@ -30,14 +30,14 @@ def test_busy_or_slow_peers_take_fewer_micro_batches():
     assert flow([3], [[0, 0]], [0, 0], [6, 3]) == [[1, 2]]
 
 
-def test_a_nearer_peer_takes_more_up_to_the_difference_in_message_times():
+def test_a_nearer_peer_takes_more_if_the_message_times_differ_enough():
     assert flow([6], [[0, 1]], [0, 0], [3, 3]) == [[3, 3]]
     assert flow([6], [[0, 7]], [0, 0], [3, 3]) == [[4, 2]]
     assert flow([6], [[0, 100]], [0, 0], [3, 3]) == [[6, 0]]
 
 
 def test_the_micro_batches_of_two_dead_workers_each_stay_on_their_host():
-    """A greedy choice could give the first group the only peer that is near the second group."""
+    """A greedy choice could use up the only peer near the second dead worker for the first one."""
     assert flow([2, 2], [[0, 4], [4, 0]], [0, 0], [3, 3]) == [[2, 0], [0, 2]]
     assert flow([2, 2], [[0, 1], [0, 9]], [0, 0], [3, 3]) == [[0, 2], [2, 0]]
 

@@ -13,7 +13,7 @@ WORKED = Problem(pipelines=3, stages=4, microbatches=6, memory_limit={"base": "1
 
 
 class Counting:
-    """The planner, with a count of its calls."""
+    """The planner. Counts its calls."""
 
     def __init__(self):
         self.asked = 0
@@ -45,7 +45,7 @@ def test_with_equal_pipelines_one_plan_per_stage_covers_every_single_death():
 @settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
 @given(problems(), st.data())
 def test_the_store_returns_a_valid_plan_of_the_problem_and_its_action_lists(problem, data):
-    """Also if the store has a plan for the same deaths in other pipelines."""
+    """Even if the store contains a plan for the same deaths in different pipelines."""
     store = PlanStore(forwards=1)
     order = data.draw(st.permutations(range(problem.pipelines)))
     store.plan(problem.replace(failed=[(order[w.pipeline], w.stage) for w in problem.dead], memory_limit=None))
@@ -61,7 +61,7 @@ def test_workers_that_differ_are_planned_separately():
     assert planner.asked == 12
 
 
-def test_a_host_may_die_with_all_its_workers():
+def test_the_death_of_a_host_with_all_its_workers_is_planned():
     hosts = [["a"] * 4, ["b"] * 4, ["b"] * 4]
     store, planner = filled(WORKED.replace(links={"hosts": hosts}))
     asked = planner.asked
@@ -71,13 +71,13 @@ def test_a_host_may_die_with_all_its_workers():
 
 def test_deaths_that_leave_a_stage_without_a_worker_are_not_planned():
     _, planner = filled(Problem(pipelines=2, stages=2, microbatches=2, failed=[(0, 1)]))
-    assert planner.asked == 2, "W(0, 0) or W(1, 0); W(1, 1) has no live peer"
+    assert planner.asked == 2, "only the deaths of W(0, 0) and W(1, 0), because W(1, 1) has no live peer"
 
 
-def test_the_store_keeps_its_byte_limit():
+def test_the_store_does_not_exceed_its_byte_limit():
     one = PlanStore().plan(WORKED).size
     store, planner = filled(WORKED, most_bytes=int(2.5 * one))
-    assert planner.asked == len(store) == 2, "preparation stops before it would evict its own plans"
+    assert planner.asked == len(store) == 2, "preparation must stop before it evicts its own plans"
     store.plan(WORKED.replace(failed=[(0, 3)]))
     assert len(store) == 2
 
@@ -92,8 +92,8 @@ def test_the_next_deaths_of_this_membership_evict_those_of_the_previous_one():
         store.plan(after)
     assert planner.asked == asked + 3 and len(store) == 4
     store.plan(now)
-    assert planner.asked == asked + 3, "the current plan is kept"
-    assert not list(store.ahead(now)), "stored plans are not planned again"
+    assert planner.asked == asked + 3, "the current plan must be kept"
+    assert not list(store.ahead(now)), "stored plans must not be planned again"
 
 
 def test_the_number_of_plans_is_limited_for_any_number_of_memberships(monkeypatch):
