@@ -2,7 +2,7 @@
 generation (its next membership).
 
 links         the executor's interface: send, receive and all-reduce in one generation; abort from any thread
-transport     the interface of a back end of links
+transport     the interface that a back end of links implements
 waiting       a generation, a pending operation, LinkBroken
   tcp/        the back end for CPUs: one connection per pair of workers, which survives the death of other workers
   groups      the back ends gloo/ and nccl/: one group with each neighbour, kept after a death if it is idle
@@ -12,5 +12,5 @@ store         rendezvous of workers, over the control connections
 replay_log    tensors sent in uncommitted steps
 transfer      sends the state to a rejoining worker
 torch_backend/    torch.distributed's backend "recycle", for programs that use process groups
-torch_internals   all of torch's undocumented behaviour on which the package depends
+torch_internals   all undocumented torch behaviour on which the package depends
 """

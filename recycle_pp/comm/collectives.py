@@ -1,4 +1,4 @@
-"""Sums and broadcasts among a few workers, built from messages. So no group must be rebuilt after a death.
+"""Sums and broadcasts among a few workers, built from messages, so that no group must be rebuilt after a death.
 
     all_reduce(tensors, peers, slot)        # in place; peers[k] is the route to worker k, None for this worker
     reduce(tensors, peers, root, slot)      # only worker `root` receives the sums
@@ -40,9 +40,9 @@ def all_reduce(tensors: Sequence[Tensor], peers: Sequence[Route | None], slot: i
 
     Each of the n workers sends 2 (n-1)/n of the tensors' bytes, the minimum for any all-reduce (reduce-scatter and
     all-gather; Thakur, Rabenseifner and Gropp, 2005). Parts are sent in pieces of at most PIECE bytes, and a worker
-    sends the sum of a piece as soon as it has all contributions. So both exchanges and the additions overlap. Small
-    tensors are sent whole, and every worker sums them. Each element is summed in the order of the workers, not in the
-    order of arrival, so the same workers always get the same bits.
+    sends the sum of a piece as soon as it has all contributions. The two exchanges and the additions thus overlap.
+    Small tensors are sent whole, and every worker sums them. Each element is summed in the order of the workers, not in
+    the order of arrival, so the same workers always get the same bits.
     """
     me = list(peers).index(None)
     small = [tensor for tensor in tensors if 0 < tensor.nbytes <= SMALL]
@@ -54,7 +54,7 @@ def all_reduce(tensors: Sequence[Tensor], peers: Sequence[Route | None], slot: i
     contributions = [[route.receive(piece, slot) for piece in inboxes[k]] for k, route in others]
     whole = [route.send(tensor, slot) for _, route in others for tensor in small]
     messages = [route.send(piece, slot) for k, route in others for piece in by_worker[k]]
-    # A sum is written over this worker's contribution, which its sender has received before.
+    # Each sum overwrites this worker's contribution, which the sender of the sum has already received.
     messages += [route.receive(piece, slot) for k, route in others for piece in by_worker[k]]
     _wait(whole)  # before they are overwritten
     for number, (out, *received) in enumerate(zip(mine, *inboxes, strict=True)):
@@ -111,8 +111,8 @@ def _pieces(flat: Tensor) -> Sequence[Tensor]:
 
 
 def _like(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Uninitialised tensors of the same shapes. torch reuses pinned memory, but must fetch other memory from the system
-    each time."""
+    """Uninitialised tensors of the same shapes. Pinned if the originals are: torch reuses pinned memory, but allocates
+    other memory from the system each time."""
     return [torch.empty_like(tensor, pin_memory=tensor.is_pinned()) for tensor in tensors]
 
 

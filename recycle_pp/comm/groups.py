@@ -13,8 +13,8 @@ because of the total order. The members of a group find each other through the c
 "<generation>/".
 
 At the end of a generation a member aborts only groups in which it has a pending operation, without waiting for other
-members. In the next generation it publishes the counts of its other groups (`endpoint.agreed`). So the members of a
-group agree whether to keep it or to rebuild it.
+members. In the next generation it publishes the counts of its other groups (`endpoint.agreed`). From these counts the
+members of a group agree whether to keep or rebuild it.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class GroupTransport:
         groups = self._of(generation)
         groups.wanted.update(members)
         if missing := [member for member in members if member not in groups.pairs]:
-            # Connecting to a dead member may never end. So it runs in a thread that can be abandoned, as `join` does.
+            # Connecting to a dead member may never end, so it runs in a thread that can be abandoned, as `join` does.
             generation.wait(self._pool.start(partial(self._meet, generation, groups, missing)))
 
     def _meet(self, generation: Generation, groups: Groups, others: Sequence[Member]) -> None:
@@ -290,7 +290,7 @@ class Groups:
         return held
 
     def drop(self, ends: Sequence[Endpoint]) -> list[Endpoint]:
-        """Releases those of these groups that are held, and returns them."""
+        """Releases and returns the groups in `ends` that are still held."""
         dropped = [end for end in ends if end in self._held]
         self._held = [end for end in self._held if end not in ends]
         return dropped

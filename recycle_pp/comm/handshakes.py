@@ -5,7 +5,7 @@
     handshakes.close()         # closes unauthenticated connections; the listener stays open
 
 An unauthenticated connection is closed after `SECONDS`. If there are more than `PENDING` such connections, the oldest
-one is closed. So idle connections of strangers use no threads and a bounded number of descriptors, and do not delay
+one is closed. Idle connections of strangers thus use no threads and a bounded number of descriptors, and do not delay
 members. All methods and callbacks run in the thread that owns the selector.
 """
 

@@ -37,7 +37,7 @@ class Links:
     def __init__(self, transport: Transport):
         self._transport = transport
         self._lock = threading.Lock()
-        self._wanted = -1  # highest generation that `rebuild` was called for
+        self._wanted = -1  # highest generation for which `rebuild` was called
         self._present: Generation | None = None
         self._building: Generation | None = None
         self._followed: int | None = None  # the only generation whose operations are allowed; None: any
@@ -58,7 +58,7 @@ class Links:
         """Makes `generation` the current one. Every member calls `rebuild` with the same arguments except `me`.
 
         members: member (process) -> its worker (pipeline and stage)
-        base: connections made in generation `base` or later are kept; None: no connection is kept. `base` is the last
+        base: connections made in generation `base` or later are kept. None: no connection is kept. `base` is the last
             generation that made all connections again, because a member had joined or because a connection between
             live members had broken. With TCP a death thus costs no message. Groups (Gloo, NCCL) are kept only if all
             their members agree that no operation is pending.
@@ -98,7 +98,7 @@ class Links:
         return self._now().members
 
     def received(self) -> int | None:
-        """Bytes that the present connections have received, also of incomplete messages. The number changes while a
+        """Bytes that the present connections have received, including incomplete messages. The number changes while a
         message arrives, and may fall when a connection ends. None: the transport does not know it (Gloo, NCCL)."""
         return self._transport.received()
 
@@ -116,7 +116,7 @@ class Links:
         self._transport.connect(self._now(), members)
 
     def meetings(self, me: Member, members: Iterable[Member]) -> list[tuple[Member, Pending]]:
-        """(member, pending `connect` to it) for each member. So the caller can report the member for which it waits.
+        """(member, pending `connect` to it) for each member, so that the caller can report which member it waits for.
 
         Wait for the results in the returned order. All members use the same global order of pairs, so some pair can
         always proceed."""

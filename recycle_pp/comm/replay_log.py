@@ -39,7 +39,7 @@ class ReplayLog:
         self.peak = max(self.peak, self.bytes)
 
     def get(self, step: int, name: Hashable) -> Sequence[torch.Tensor]:
-        """The tensors or copies of them, on their original device. The caller must not change them.
+        """The tensors, or copies of them, on their original device. The caller must not change them.
 
         Raises KeyError if they are not in the log."""
         held = self._tensors[step][name]

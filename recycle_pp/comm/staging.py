@@ -3,8 +3,8 @@
     transport = StagedTransport(TcpTransport(...), torch.device("cuda", 0))
 
 Useful on machines without NCCL, and if workers share a GPU, because NCCL allows only one rank per GPU. A send blocks
-until the ops that compute its tensor are done. So communication overlaps the compute of other workers, but not the
-sender's own compute.
+until the ops that compute its tensor are done. Communication therefore overlaps the compute of other workers, but not
+the sender's own compute.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class ControlStore(dist.Store):
     """Keys and values that all workers see, carried by `publish` and `deliver`.
 
     publish(key, value) must pass the value to `deliver` on every other worker, and may pass it back to the sender. The
-    order does not matter. `publish` is called in the thread that sets the key, without a lock held.
+    order does not matter. `publish` is called in the thread that sets the key, while no lock is held.
     """
 
     def __init__(self, publish: Callable[[str, bytes], None], timeout: float = 1800.0):

@@ -86,9 +86,9 @@ def listening_address(value: bytes) -> Address:
 def start_connections(backend: Any) -> Any:
     """Starts all connections of a lazy back end without waiting. Keep the result for as long as the back end is used.
 
-    A lazy pair connects at its first use, and *posting* a receive then blocks until the peer uses the same pair. So a
-    schedule that posts receives early can deadlock. A receive from any source touches all pairs and does not block
-    (gloo/transport/tcp/context.cc and unbound_buffer.cc).
+    A lazy pair connects at its first use, and *posting* a receive then blocks until the peer uses the same pair. A
+    schedule that posts receives early can therefore deadlock. A receive from any source touches all pairs and does not
+    block (gloo/transport/tcp/context.cc and unbound_buffer.cc).
     """
     import torch
 
@@ -184,7 +184,7 @@ def nccl_backend(store: dist.Store, rank: int, size: int, timeout: float) -> Any
     import torch.distributed as dist
 
     # By default torch's watchdog ends the process when an operation of an aborted communicator fails or times out. Here
-    # a survivor leaves such operations behind and goes on in the next generation.
+    # a survivor abandons such operations and continues in the next generation.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = timedelta(seconds=timeout)

@@ -36,7 +36,7 @@ class Transport(Protocol):
     def broadcast(self, generation: Generation, tensors: Sequence[Tensor], source: Member) -> Pending: ...
 
     def received(self) -> int | None:
-        """Bytes that the present connections have received, also of incomplete messages; None: unknown (groups)."""
+        """Bytes that the present connections have received, including incomplete messages; None: unknown (groups)."""
 
     def end(self, over: Sequence[Generation]) -> None:
         """Wakes operations of these generations that are blocked in the back end. Frees the generations' resources."""

@@ -5,9 +5,9 @@
     generation.wait(job)                    # blocks the caller; raises LinkBroken as soon as the generation ends
     generation.end()                        # from any thread
 
-A blocked Gloo operation ends only if its connection is broken. So it runs in a thread of the pool, which may stay
-blocked while the waiting thread continues. Each wait costs one thread switch, but connections between live workers stay
-up.
+A blocked Gloo operation ends only if its connection is broken. It therefore runs in a thread of the pool, which may
+stay blocked while the waiting thread continues. Each wait costs one thread switch, but connections between live workers
+stay up.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Job:
     def wait(self, seconds: float = -1) -> bool:
         """Blocks until `finish` or `release` is called, at most `seconds` (-1: no limit). Several threads may wait.
 
-        Returns True if one of them was called, False if the time is over."""
+        Returns True if one of them was called, False after a timeout."""
         over = self._unfinished.acquire(timeout=seconds)
         if over:
             self.release()

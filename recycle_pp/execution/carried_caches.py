@@ -5,10 +5,10 @@
     carrier.write()                                 # copies what was compiled since `Carrier(...)`, in a thread
     executor.on_commit.append(carrier.stepped)      # writes again after the first step, which also compiles
 
-An entry is a folder in a machine's cache, with all files of a Triton kernel or of a graph of inductor. The shared
-folder has one file for each entry: a checksum, and the compressed files. Several workers may write the same entry at
-once, because each write replaces the whole file, and an entry has the same content on every machine. If a file is
-damaged, it is removed, and the next worker that compiles this entry writes it again.
+An entry is a folder in a machine's cache. It contains all files of one Triton kernel or one inductor graph. The shared
+folder stores each entry as one file: a checksum, then the compressed files. Several workers may write the same entry at
+once, because each write replaces the whole file and an entry has the same content on every machine. A damaged file is
+removed, and the next worker that compiles this entry writes it again.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from recycle_pp.wire.messages.steps import Commit
 
 from .compile_caches import folders
 
-GROUP = "__grp__"  # prefix of Triton's list of a kernel's files, with their full paths. Triton writes the list last
-LIBRARY = ".so"  # suffix of the kernel launchers that Triton compiles; the entry of a launcher has no other file
+GROUP = "__grp__"  # prefix of the file in which Triton lists a kernel's files by full path; Triton writes it last
+LIBRARY = ".so"  # suffix of the kernel launchers that Triton compiles; such an entry contains no other file
 ENTRY = ".entry"  # suffix of a shared file: a SHA-256, then compressed MessagePack (file name -> content)
 
 
@@ -44,7 +44,8 @@ class Damaged(ValueError):
 
 
 class Carrier:
-    """Does nothing without a folder. If the folder cannot be used, writes a line to the worker's log and continues."""
+    """Reads and writes the shared folder. If that fails, logs a line and continues. Does nothing if no folder is
+    set."""
 
     def __init__(self, folder: str | None, log: Callable[[str], None]) -> None:
         self._carried = CarriedCaches(Path(folder), folders()) if folder else None
@@ -71,11 +72,11 @@ class Carrier:
         try:
             done = act(self._carried)
         except OSError as error:
-            return self._log(f"run.compile_cache: nothing was {what} it: {error}")
+            return self._log(f"run.compile_cache: nothing was {what} the folder: {error}")
         if any(done):
             size, seconds = f"{done.bytes / 1e6:.1f} MB", f"{time.monotonic() - begun:.1f} s"
-            damaged = f"; {done.damaged} damaged ones were removed" if done.damaged else ""
-            self._log(f"run.compile_cache: {done.entries} entries ({size}) were {what} it in {seconds}{damaged}")
+            damaged = f"; {done.damaged} damaged entries were removed" if done.damaged else ""
+            self._log(f"run.compile_cache: {what} the folder: {done.entries} entries ({size}) in {seconds}{damaged}")
 
 
 class Carried(NamedTuple):
@@ -175,7 +176,7 @@ def _unpack(path: Path, entry: Path) -> int:
 
 
 def _relocated(group: bytes, entry: Path) -> bytes:
-    """`group`, which is Triton's list of files, with the paths that the files have on this machine."""
+    """Triton's list of files (`group`), with the paths replaced by those on this machine."""
     listed = json.loads(group)
     listed["child_paths"] = {name: str(entry / name) for name in listed["child_paths"]}
     return json.dumps(listed).encode()

@@ -5,18 +5,18 @@
     commits.reduce_tied(orders, step)     # adds the sums of other stages to tied units
     commits.vote(orders, step, bytes)     # sends this worker's results of the step
     commits.speculate(orders, step)       # staggered: updates before the commit
-    commits.settle(undone, forgotten, decided, applied)  # applies, confirms or undoes updates as the commits require
+    commits.settle(undone, forgotten, decided, applied)  # applies, confirms or rolls back updates
     commits.send_weights(orders, step)    # sends weights, after the update and before their use
 
 `Orders.shares` lists the holders of each unit. If every worker of a stage holds all units, `reduce` is one all-reduce,
-and `begin` and `send_weights` send nothing. Otherwise a worker votes when it has the gradients of its own units. So
-after a commit every holder of a unit can update its copy.
+and `begin` and `send_weights` send nothing. Otherwise a worker votes once it has the gradients of its own units, so
+that after a commit every holder of a unit can update its copy.
 
 If a worker dies before the commit, its stage repeats the reduction from the accumulators. If every worker holds all
 units, a survivor with the reduced gradient can instead `copy` it to its peers. After the commit, `send_weights` sends
 the new weights. If a worker lacks weights at the start of a generation, `begin` copies the missing units and then sends
 all weights again. A staggered optimizer updates its units and sends the weights before the commit. If this update is
-undone, the old weights are sent again.
+rolled back, the old weights are sent again.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Commits:
 
     reduced  step -> reduced gradient, kept until the commit because a peer may need a copy
     batches  source of the sample ids for the log (first stage only); None disables the log
-    island   takes part in the rounds of islands; None in a job by itself
+    island   takes part in the rounds of the islands; None if the job does not use islands
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Commits:
             self._exchange.exponents(shares.knows)
             self._note(orders, lambda: holdings.informed(committed))
         coming = {unit for unit, _, to in shares.copies if to == holdings.me}
-        # Includes units that this worker does not hold but sends to others, because any worker can make the initial
+        # Includes units that this worker does not hold but sends to others, because any worker can create the initial
         # state of any unit.
         given = {unit for unit, source, _ in shares.copies if source == holdings.me}
         wanted = {self._stage.layout.number(unit) for unit in ({*holdings.mine} | given) - coming}
@@ -205,7 +205,7 @@ class Commits:
         False if the worker must wait for the commit. Raises Superseded if the orders have become invalid.
 
         In each generation all peers call `send_weights` for the same step, some here and some after the commit. If the
-        early update is undone, the coordinator orders all weights to be sent again (`Shares.knows`)."""
+        early update is rolled back, the coordinator orders all weights to be sent again (`Shares.knows`)."""
         speculates = self._steps_ahead(orders, step)
         if self._session.participant.applied == step:
             self.send_weights(orders, step)
@@ -219,7 +219,7 @@ class Commits:
                 return False
             if not (reduced.finite and reduced.fits):
                 return False
-            participant.speculate(step)  # before the update, so that a later revocation finds a step to undo
+            participant.speculate(step)  # before the update, so that a later revocation finds a step to roll back
         self._faults.fire("optimizer", step)
         self._session.doing.works(OpKind.OPTIMIZER, step)
         with self._spans.span(step + 1, OpKind.OPTIMIZER), named("recycle/O"):
@@ -233,17 +233,17 @@ class Commits:
         decided: Callable[[Commit, Reduced], None],
         applied: Callable[[Commit, Reduced], None],
     ) -> None:
-        """Undoes an early update, restarts a step and applies commits, until nothing is pending. Callbacks:
+        """Rolls back an early update, restarts a step and applies commits, until nothing is pending. Callbacks:
 
-        undone(step): the early update of this step was undone
+        undone(step): the early update of this step was rolled back
         forgotten(step): this step restarts
-        decided(commit, reduced): the exponents are those after this commit, and the update of the state is next
+        decided(commit, reduced): the exponents are already those after this commit; the state is updated next
         applied(commit, reduced): this commit was applied"""
         while self._session.pending():
             with self._session.lock:
                 participant = self._session.participant
                 if participant.worker.stage != self._stage.stage:
-                    return  # everything pending concerns the stage that this process runs from now on
+                    return  # this process now runs another stage, to which everything pending belongs
                 undo, step = participant.undo, participant.applied
                 if undo:
                     participant.taken_back()
@@ -272,7 +272,7 @@ class Commits:
             return self._update(commit, speculated, decided)
         if outer.apply is not None:
             self._island.apply(outer)
-        # A joiner cannot derive these changes of the state from the gradient, so it gets the state after all of them.
+        # A joiner cannot derive these changes from the gradient, so it gets the state after all of them.
         self._update(commit, speculated, (lambda: None) if outer.changes_state else decided)
         if outer.cut:
             self._island.cut(outer)

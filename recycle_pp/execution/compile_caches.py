@@ -1,4 +1,4 @@
-"""The folders in which Triton and torch keep compiled kernels, and the time that compiling took.
+"""Locates the folders in which Triton and torch keep compiled kernels, and measures compile times.
 
 caches()                               # {"triton": Cache(folder, files=148, bytes=31_000_000), "inductor": ...}
 with compiling(seconds): stage.warm()  # seconds: filled with Triton kernel -> compile time

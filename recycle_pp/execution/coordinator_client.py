@@ -6,9 +6,9 @@
     client.state = participant.state       # a function; its result is the first message to a later coordinator
 
 When the coordinator is lost, the worker's supervisor sends the address of the next coordinator through the pipe that
-delivered the spec. The client connects and sends a `State`, which repeats the last message of each lasting type and the
-last two `Measured`. Other unsent messages are dropped, because they belong to an old generation. If only the connection
-broke, or the process at the address is not a coordinator yet, the client retries the same address.
+delivered the worker's spec. The client connects and sends a `State`, which repeats the last message of each lasting
+type and the last two `Measured`. Other unsent messages are dropped, because they belong to an old generation. If only
+the connection broke, or the process at the address is not a coordinator yet, the client retries the same address.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     executor.run()                    # until the end of the job, or until this process must run another stage
 
 The executor makes no decisions. It follows the orders of the session. When the orders become invalid, it stops after
-the current op, keeps all completed work, and continues with the next orders. So in a recovery a survivor loses only the
-time that it waits.
+the current op, keeps all completed work, and continues with the next orders. In a recovery a survivor therefore loses
+only the time it spends waiting.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from .validation import validate
 class Executor:
     """Runs the session's orders for one stage.
 
-    on_decision  called with (commit, reduced) before a committed step is applied; the exponents are already new
+    on_decision  called with (commit, reduced) before a committed step is applied; the exponents are already updated
     on_commit  called with (commit, reduced) after a committed step was applied
     on_vote    called with (step, generation, number of the attempt, reduced) before each vote
     on_finish  called with the orders in every generation, once no steps are left

@@ -28,7 +28,8 @@ TAGS = 16  # combinations of step and lane in a tag
 
 
 class Mailbox:
-    """Arguments:
+    """The boundary tensors of one worker.
+
     comes     shapes and dtypes of received tensors, by kind
     shape     (D, P, M) of the problem; determines the tags of messages
     held_out  number of micro-batches of a validation; determines the tags of messages

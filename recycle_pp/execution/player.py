@@ -39,7 +39,7 @@ NEWS_SECONDS = 0.005  # mean seconds between two progress messages of all worker
 @dataclass(frozen=True)
 class ThisProcess:
     """The objects that stay the same when the process takes over another worker. backend: see `device.backend_for`.
-    island: takes part in the rounds of islands; None in a job by itself."""
+    island: takes part in the rounds of the islands; None if the job does not use islands."""
 
     settings: Settings
     run_dir: str
@@ -83,6 +83,6 @@ class Player:
         self.stage, self.executor, self.commits, self.donations = stage, executor, commits, donations
 
     def close(self) -> None:
-        """Ends the threads that send the state of this stage, and a profile that is being recorded."""
+        """Stops the threads that send the state of this stage, and any profile recording."""
         self.donations.close()
         self.profiling.close()

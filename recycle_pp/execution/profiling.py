@@ -39,7 +39,7 @@ class Profiling:
         self._wanted = message.steps
 
     def committed(self, commit: Commit, reduced: Reduced) -> None:
-        """Begins a requested recording, or ends the current one after its last step. Arguments: see `Executor`."""
+        """Starts a requested recording, or ends the current one after its last step. Arguments: see `Executor`."""
         if self._profile is not None:
             if commit.step >= self._last or commit.last:
                 self._end(commit.step)

@@ -136,7 +136,7 @@ class Session:
             return None if self._over is not None else self.participant.orders
 
     def pending(self) -> bool:
-        """Whether a commit must be applied, an early update must be undone, or a step must be restarted.
+        """Whether a commit must be applied, an early update must be rolled back, or a step must be restarted.
 
         Takes the lock. Without it, a committed step could seem applied while its commit is still being stored."""
         with self.lock:
@@ -250,7 +250,8 @@ class Session:
         with self.changed:
             self.participant.commit(message)
             self.changed.notify_all()
-        # With `hold`, workers stop after this commit. Without the abort, one could wait forever for a stopped peer.
+        # With `hold`, workers stop after this commit. Without the abort, a worker could wait forever for a stopped
+        # peer.
         if message.hold:
             self.links.abort()
 

@@ -7,9 +7,9 @@ with spans.span(step, kind): ...      # launches an op and observes it
 spans.take(step)                      # (kind, pipeline, index, start, end, own); times in seconds, monotonic clock
 
 A span starts and ends when the device starts and ends the work, not when the host launches it. On a GPU the host
-launches up to AHEAD ops before the device has finished the current op. So no op waits for the launch of its kernels.
-An op counts as done, and has a span, when the host has observed its end. Ops end in the order in which they were
-launched. On a CPU an op ends before the host can launch the next one.
+launches up to AHEAD ops before the device has finished the current op. No op therefore waits for its kernels to be
+launched. An op counts as done, and has a span, when the host has observed its end. Ops end in the order in which they
+were launched. On a CPU an op ends before the host can launch the next one.
 
 A GPU reports the failure of an op late, in any later call. The exception then names the oldest unfinished op. The
 failed op is this op or one of the AHEAD ops after it.
@@ -69,7 +69,7 @@ class Spans:
 
     interval  minimum seconds between two results of `news` that are not None
     marks     places marks in the device's work
-    on_wait   called with (kind, step, micro-batch) of the op for which `observe` will block
+    on_wait   called with (kind, step, micro-batch) of the op when `observe` is about to block on it
     """
 
     def __init__(

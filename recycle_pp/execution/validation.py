@@ -76,7 +76,7 @@ def validate(
 
 def held_out(settings: Settings, batches: Batches) -> int:
     """Number of micro-batches in a validation, the same on all workers. Without held-out data the result is 1, and
-    `batches.validation` raises an error. Raises ValueError if there are more micro-batches than tags of messages."""
+    `batches.validation` raises an error. Raises ValueError if there are more micro-batches than message tags."""
     count, stages = min(settings.validation_microbatches, max(1, batches.validations)), settings.parallel.stages
     most = MAX_TAG // TAGS // stages - 1
     if count > most:

@@ -27,7 +27,7 @@ from typing import Any
 
 import msgspec
 import torch
-import torch.fx.experimental.symbolic_shapes  # else the first backward imports it while others wait
+import torch.fx.experimental.symbolic_shapes  # otherwise imported while others wait for the first backward
 from msgspec import structs
 
 from recycle_pp.comm.device_errors import is_gpu_failure, is_out_of_memory
@@ -97,7 +97,8 @@ def start() -> int:
 
 
 def main(spec: WorkerSpec) -> int:
-    """Runs until the end of the job. Returns the exit code, which is 0 if the coordinator ended the job."""
+    """Runs until the end of the job. Returns the exit code: 0 if the coordinator ended the job or this worker left
+    it."""
     lifeline = Lifeline(spec.lifeline)
     lifeline.hold()
     threading.excepthook = lambda failed: _die(spec, failed)
@@ -217,7 +218,8 @@ class Process:
                 self._doing.starts("inputs")
                 island = Client(settings, optimizer, session.send)
                 at = checkpoint.position_in(path) if welcome.resume else None
-                # The others of a job that runs already train on. Those of a resumed job wait for this worker.
+                # In a running job the others keep training, so the wait is unlimited. In a resumed job they wait for
+                # this worker.
                 running = self._spec.incarnation > 0 or welcome.joins
                 patience = math.inf if running else RESUME_SECONDS if welcome.resume else 0.0
                 outer = island.open(at, patience, None if running or welcome.resume else stage.module.origin)
@@ -376,7 +378,7 @@ def _stage(
     """Builds the stage and its optimizer. On a GPU also compiles all kernels now, because compiling takes long and no
     other worker waits for this one yet. Raises ValueError if the model cannot be trained with these settings.
 
-    kernels: gets the seconds that each kernel took to compile
+    kernels: filled with kernel -> seconds of its compilation
     filled: see `Stage`
     """
     whole = not settings.parallel.copies
@@ -396,7 +398,7 @@ def _stage(
 
 
 def import_ahead(settings: Mapping[str, Any]) -> None:
-    """Imports what a worker needs only later, for its first checkpoint and for a model of Hugging Face."""
+    """Imports modules that a worker needs only later, for its first checkpoint and for a Hugging Face model."""
     import torch.distributed.checkpoint  # noqa: F401
 
     if settings["model"]["kind"] == "hf":

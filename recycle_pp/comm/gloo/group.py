@@ -32,8 +32,9 @@ class GlooGroup:
     """A Gloo group that can be aborted. An abort shuts down the group's connections, so that blocked operations of
     `gloo` raise RuntimeError.
 
-    Gloo does not report a connection that breaks in the middle of a message. So separate threads wait for the
-    operations of `backend`. At the end of the generation a caller of `wait` continues, even if a thread stays blocked.
+    Gloo does not report a connection that breaks in the middle of a message, so separate threads wait for the
+    operations of `backend`. At the end of the generation a caller of `wait` continues, even if such a thread stays
+    blocked.
 
     device: unused, because tensors are on the CPU. interface: a numeric address.
     """

@@ -6,7 +6,7 @@
     work.is_completed()
     communicator.abort()
 
-NCCL does not allow parallel calls from several threads, even for different communicators of one GPU. So all operations
+NCCL does not allow parallel calls from several threads, even for different communicators of one GPU, so all operations
 of a process take one lock. An abort does not take this lock. It only waits for calls inside its own communicator, which
 return at once unless they hang in the driver.
 """

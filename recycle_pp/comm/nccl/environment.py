@@ -1,4 +1,4 @@
-"""The NCCL versions and environment variables that recovery requires. Imports no torch, to keep supervisors small.
+"""The NCCL versions and environment variables that recovery requires. Does not import torch, to keep supervisors small.
 
 environment = {**ENVIRONMENT, **os.environ}      # for a worker with parallel.backend=nccl
 refuse(installed())                              # raises ValueError if recovery cannot work; one sentence for the user
@@ -26,7 +26,7 @@ SHARING: Version = (2, 30, 0)  # first version with NCCL_MULTI_RANK_GPU_ENABLE
 # (first version, last version, problem, source). In NCCL 2.31.2 and newer, ncclCommDestroy waits for all ranks
 # (pytorch#194679). These versions are allowed, because this project aborts communicators and never destroys them.
 BROKEN: tuple[tuple[Version, Version, str, str], ...] = (
-    ((0, 0, 0), (2, 18, 99), "an abort is not safe beside other threads", "nccl#992, pytorch#119215"),
+    ((0, 0, 0), (2, 18, 99), "an abort is not safe while other threads use NCCL", "nccl#992, pytorch#119215"),
     ((2, 25, 1), (2, 25, 1), "an abort hangs", "pytorch#149153"),
     ((2, 28, 3), (2, 28, 8), "a rebuild in the same process crashes", "NVIDIA Resiliency Extension 0.5"),
 )

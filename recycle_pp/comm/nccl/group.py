@@ -6,8 +6,8 @@
     NcclGroup.wait(generation, work)                                    # raises LinkBroken when the generation ends
     NcclGroup.abort(groups)                                             # from any thread
 
-The host waits for each operation too, not only the stream. Otherwise an op would count as done after an abort, even if
-it needed a message that never arrived.
+Not only the stream but also the host waits for each operation. Otherwise an op would count as done after an abort, even
+if it needed a message that never arrived.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class NcclGroup:
         for work in [generation.attempt(partial(self.backend.allreduce, [one])) for one in ones]:
             self.wait(generation, work)
         if wrong := [str(one.dtype).removeprefix("torch.") for one in ones if one.item() != self._size]:
-            raise ArithmeticError(f"NCCL sums {' and '.join(wrong)} wrongly; was this NCCL built without these types?")
+            raise ArithmeticError(f"NCCL computes wrong sums of {' and '.join(wrong)}; its build may lack these types")
 
     @staticmethod
     def wait(generation: Generation, work: Any) -> None:

@@ -10,10 +10,10 @@ Failed calls raise RuntimeError with NCCL's error text. torch's NCCL back end is
 while they wait for a communicator, and an abort needs this lock. nccl4py would bind the same functions, but it is a
 dependency that must match the NCCL version.
 
-After a death the stage builds a new communicator, without ncclCommShrink and ncclCommRevoke. With NCCL_SHRINK_ABORT, or
-after a revoke, the new communicator shares nothing with the old one (NCCL 2.30, ncclCommInitChildComm in init.cc). So a
-shrink would save only the exchange of the identity. It also waits for the GPU inside the call, and writes the new
-handle from another thread.
+After a death the stage builds a new communicator and does not use ncclCommShrink or ncclCommRevoke. With
+NCCL_SHRINK_ABORT, or after a revoke, the new communicator shares nothing with the old one (NCCL 2.30,
+ncclCommInitChildComm in init.cc). A shrink would therefore save only the exchange of the identity. A shrink also waits
+for the GPU inside the call, and writes the new handle from another thread.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class Identity(ctypes.Structure):
 
 
 class Config(ctypes.Structure):
-    """ncclConfig_t as of NCCL 2.19. Newer versions complete it, according to `size` and `version`."""
+    """ncclConfig_t as of NCCL 2.19. Newer versions add the defaults of later fields, according to `size` and
+    `version`."""
 
     _fields_ = [
         ("size", ctypes.c_size_t),

@@ -44,7 +44,7 @@ def warnings() -> list[str]:
 
 
 def free_shared_memory() -> int:
-    """Bytes that are left in /dev/shm."""
+    """Free bytes in /dev/shm."""
     with suppress(FileNotFoundError):
         about = os.statvfs("/dev/shm")
         return about.f_bavail * about.f_frsize

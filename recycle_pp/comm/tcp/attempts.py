@@ -1,7 +1,7 @@
 """Repeated attempts to connect to one address, `EVERY` seconds apart, in parallel.
 
     attempts = Attempts(selector, ("10.0.0.2", 4711), reached)   # reached(sock): called for each connection
-    attempts.update(now)     # call it often: starts the next attempt when due, ends attempts that take too long
+    attempts.update(now)     # call it often; starts the next attempt when due, ends attempts that take too long
     attempts.close()
 
 One lost packet delays a connection by a second or more, and another attempt costs almost nothing. If all attempts fail

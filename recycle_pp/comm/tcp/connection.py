@@ -100,8 +100,8 @@ class Connection:
         return job
 
     def end(self, generation: int) -> None:
-        """Drops all messages of this and older generations, including early messages, messages that a receive waits
-        for, and messages that arrive later."""
+        """Drops all messages of this and older generations, including early messages, messages for which a receive is
+        posted, and messages that arrive later."""
         with self._arriving:
             self._over = max(self._over, generation)
             for held in (self._posted, self._early):

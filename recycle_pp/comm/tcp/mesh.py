@@ -1,4 +1,4 @@
-"""One TCP connection to each other worker, kept while both workers live.
+"""One TCP connection to each of the other workers, kept while both ends live.
 
     mesh = Mesh(rank, size, host="127.0.0.1", pool=pool)     # listens; does not wait
     mesh.address                                             # bytes: the address for other members
@@ -11,8 +11,8 @@ In each pair the member with the higher rank connects, and retries until it succ
 secret, which a connecting member must send first. Addresses travel over the control connections, so a stranger that
 finds the port does not know the secret. (The data and the secret are not encrypted, see docs/cluster.md.)
 
-One thread accepts, connects and authenticates (`comm/handshakes.py`). While a connection is missing, is broken, or
-waits for an overdue answer, both ends attempt to connect again (`attempts.py`). `reachability.py` measures how long all
+One thread accepts, connects and authenticates (`comm/handshakes.py`). While a connection is missing, is broken, or an
+answer on it is overdue, both ends attempt to connect again (`attempts.py`). `reachability.py` measures how long all
 attempts have failed.
 """
 
@@ -53,7 +53,7 @@ class Address(NamedTuple):
 
 
 class Mesh:
-    """This member's connections to the other ranks below `size`. Any of these may be missing.
+    """This member's connections to the other ranks below `size`. Any connection may be missing.
 
     Methods may be called from any thread and do not block."""
 
@@ -198,8 +198,8 @@ class Mesh:
         """Members whose connection may not work.
 
         If a member has been unreachable for SURE seconds, includes all members on its machine. The link between the
-        machines may be cut, and idle connections detect this late. No link is cut within this machine: a member there
-        is dead or slow, and attempts of all to reach all would make it slower."""
+        machines may be cut, and idle connections detect this late. Links within this machine cannot be cut: a silent
+        member here is dead or slow, and attempts from all to all would make it slower."""
         members = self._members & addresses.keys()
         doubtful = {rank for rank in members if self._is_doubtful(rank, now)}
         unreachable = {addresses[rank].host for rank in doubtful if self._reachability.failing(rank) > SURE}

@@ -12,10 +12,9 @@ docs/process-group.md describes the requirements for a program; examples/ddp_sur
 itself uses `recycle_pp.comm.links`, whose TCP transport takes a quarter of the time for small messages, small sums and
 new generations (bench/links.py). CPU tensors use Gloo, CUDA tensors NCCL.
 
-`Backend` cannot be subclassed in Python, and torch ignores a second backend in a group. So this group owns one inner
-group per generation and forwards every operation to the inner group of the current generation. A rebuild gives the
-group a new rank and size. A program must then recreate objects that are derived from the group (a DeviceMesh, a
-sub-group).
+`Backend` cannot be subclassed in Python, and torch ignores a second backend in a group. This group therefore owns one
+inner group per generation and forwards every operation to the current one. A rebuild gives the group a new rank and
+size. A program must then recreate objects that are derived from the group (a DeviceMesh, a sub-group).
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class RecycleProcessGroup(dist.ProcessGroup):
         """Aborts this group and turns it into the group of `generation`. Each member calls `rebuild` with its own rank.
 
         Blocks until all members have called `rebuild`. Raises LinkBroken if `generation` is not larger than all earlier
-        ones, or if `abort` is called meanwhile. Raises RuntimeError if the store times out.
+        generations, or if `abort` is called meanwhile. Raises RuntimeError if the store times out.
         """
         self.abort()
         with self._lock:
@@ -93,8 +92,8 @@ class RecycleProcessGroup(dist.ProcessGroup):
 
     @staticmethod
     def _await(gloo: GlooGroup, building: Generation, seconds: float) -> None:
-        """Blocks until all members have called `rebuild`. Asks the store again and again, because `abort` cannot end a
-        call of the store that waits."""
+        """Blocks until all members have called `rebuild`. Polls the store, because `abort` cannot end a blocking call
+        of the store."""
         deadline = time.monotonic() + seconds
         while not gloo.complete:
             building.check()

@@ -124,7 +124,7 @@ def test_an_unusable_folder_is_reported_once_in_the_log(tmp_path, monkeypatch):
     carrier.read()
     compiled(tmp_path / "a")
     carrier._try("written to", CarriedCaches.write)
-    assert len(said) == 1 and "nothing was written to it" in said[0] and "Not a directory" in said[0]
+    assert len(said) == 1 and "nothing was written to the folder" in said[0] and "Not a directory" in said[0]
 
 
 def test_without_a_folder_nothing_happens():
