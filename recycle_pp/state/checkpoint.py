@@ -8,12 +8,12 @@
 
 `folder/step-000020` is an ordinary `torch.distributed.checkpoint` with the tensors `model.NAME`, `exponent.NAME`, and
 `VECTOR.NAME` for each state vector of the optimizer (AdamW: `exp_avg`, `exp_avg_sq`). Names are those of the full
-model, so `dcp.load` can load the checkpoint, and so can a run with any split into stages.
+model, so the checkpoint can be loaded by `dcp.load` and by a run with any split into stages.
 
 The folder gets its final name when all of its content is on disk. A killed save leaves `step-000020.tmp` and does not
-touch the previous checkpoint. Each save writes a part into a new folder, and `finish` uses only the given parts. So
-leftovers of a killed save never enter a checkpoint. Saving uses no collective, so a dying stage cannot block the
-others.
+touch the previous checkpoint. Each save writes a part into a new folder, and `finish` uses only the given parts, so
+leftovers of a killed save never enter a checkpoint. Saving uses no collective, so a dying stage cannot block the other
+stages.
 
 A part may contain boxes, which are rectangular blocks of tensors (`NAME@OFFSETS/SHAPE`, such as
 `model.head.weight@128,0/256,64`). The checkpoint stores boxes as chunks, as torch does for any sharded checkpoint.
@@ -204,22 +204,22 @@ def _check_whole(tensors: Mapping[str, Any], together: Collection[str]) -> None:
     """Raises ValueError unless all elements of all tensors were saved. Compares numbers of elements, which is enough
     because boxes never overlap."""
     if gone := sorted(together - tensors.keys()):
-        raise ValueError(f"{gone[0]} was not saved, because all workers that hold it died")
+        raise ValueError(f"{gone[0]} was not saved, because all workers that held it died")
     for tensor, of in tensors.items():
         there = sum(prod(chunk.sizes) for chunk in of.chunks)
         if there != prod(of.size):
             raise ValueError(
-                f"only {there} of {prod(of.size)} elements of {tensor} were saved, because workers that hold "
+                f"only {there} of {prod(of.size)} elements of {tensor} were saved, because workers that held "
                 "the rest died"
             )
 
 
 def prune(folder: str | Path, step: int, keep: int, spared: Collection[int | None] = ()) -> None:
-    """Deletes checkpoints up to number `step`, which has just been finished, except the newest `keep` and those whose
-    numbers of steps are in `spared`. Also deletes the folders of older unfinished saves.
+    """Deletes checkpoints up to step `step`, whose checkpoint has just been finished, except the newest `keep` and
+    those whose steps are in `spared`. Also deletes the folders of older unfinished saves.
 
-    Checkpoints with a higher number neither count nor are deleted: they are of a later save, or were there before the
-    job restarted from an older checkpoint, and may be damaged."""
+    Checkpoints of later steps are neither counted nor deleted. They belong to a later save, or existed before the job
+    restarted from an older checkpoint, and may be damaged."""
     older = [path for number, path in finished(Path(folder)).items() if number <= step and (path / TABLE).is_file()]
     for path in older[:-keep]:
         if step_of(path.name) not in spared:
@@ -240,7 +240,7 @@ def load(path: str | Path, names: Iterable[str] | None = None) -> dict[str, Tens
     state: dict[str, Any] = {}
     for key in held if names is None else names:
         if key not in held:
-            raise ValueError(f"the checkpoint {path} does not hold {key}")
+            raise ValueError(f"the checkpoint {path} does not contain {key}")
         check_chunks(Path(path), key, table)
         state[key] = torch.empty(held[key].size, dtype=held[key].properties.dtype)
     dcp.load(state, storage_reader=_reader(path), no_dist=True)
@@ -288,12 +288,12 @@ def describe(settings: Settings, fingerprint: str, origin: str = "") -> dict[str
 
 
 def position(outer: OuterState | None) -> dict[str, Any]:
-    """The entry of about.json with an island's position in the rounds; empty for a job by itself."""
+    """The entry of about.json with an island's position in the rounds; empty for a job without islands."""
     return {} if outer is None else {POSITION: [outer.applied, outer.begun, outer.sent]}
 
 
 def position_in(path: str | Path) -> OuterState | None:
-    """The island's position in a checkpoint; None if a job by itself has saved it. Raises UnreadableFile."""
+    """The island's position in a checkpoint; None if a job without islands saved it. Raises UnreadableFile."""
     found = read_about(path).get(POSITION)
     try:
         return None if found is None else OuterState(*msgspec.convert(found, tuple[int, int, int | None]))

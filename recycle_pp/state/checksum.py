@@ -25,7 +25,7 @@ def damage(path: Path, step: int) -> str | None:
     try:
         about = json.loads(_regular(path / ABOUT).read_text())
         if about["step"] != step:
-            return f"{path} is named after another step: it holds the state after {about['step']} steps"
+            return f"{path} is named after a different step: it contains the state after {about['step']} steps"
         files = about["files"]
         if TABLE not in files:
             return f"{path / ABOUT} does not list the files of a checkpoint"

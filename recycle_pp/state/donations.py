@@ -6,16 +6,16 @@
     executor.on_vote.append(donations.voting)
 
 The coordinator assigns units to donors (`Donate`). A thread of each donor copies and sends the assigned units, a few at
-a time (a part). After each commit the thread sends the step's reduced gradient for the units sent so far. It does so
-while the donor still updates its own state, because all workers wait for a joiner that lacks only this step. Units are
-named by their layers, so a donor continues if other layers of its stage move.
+a time (a part). After each commit the thread sends the step's reduced gradient for the units sent so far. It does not
+wait until the donor has updated its own state, because all workers wait for a joiner that lacks only this step. Units
+are named by their layers, so a donor continues if other layers of its stage move.
 
 An understudy is a follower that may take over another stage at any time. Once it has received all units, the donor
 sends it each step's gradient before the donor votes. The coordinator sends the commit to the understudy.
 
-A donor keeps no copy of its state and never waits for a follower. Its optimizer waits at most until one part is copied
-(a few milliseconds, see `PART`). If more than `WAITING` gradients are queued for a follower, the donor drops them and
-restarts from its newest state.
+A donor keeps no copy of its state and never waits for a follower. The donor's optimizer waits at most until one part is
+copied (a few milliseconds, see `PART`). If more than `WAITING` gradients are queued for a follower, the donor drops
+them and restarts from its newest state.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Donations:
             self._donors = [donor for donor in self._donors if donor.is_alive()]
             for donor in self._donors:
                 if commit.outer is not None and commit.outer.changes_state:
-                    donor.restart(step)  # the gradient is not all that has changed the state
+                    donor.restart(step)  # not only the gradient has changed the state
                 else:
                     donor.committed(step, commit.generation)
             asked, self._asked = self._asked, []
@@ -144,7 +144,7 @@ class Donations:
                 self._newest = self._newest._replace(exponents=of.exponents_of_layers(), layout=of.layout)
 
     def close(self) -> None:
-        """Ends all transfers, because this worker runs another stage from now on."""
+        """Ends all transfers, because this worker now runs another stage."""
         with self._lock:
             for donor in self._donors:
                 donor.close()

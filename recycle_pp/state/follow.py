@@ -5,7 +5,7 @@ each step's gradients, until a commit makes it a holder.
     following.start(send)                                    # donors connect to following.address
     session.expect = following.expect                        # called when the coordinator begins a session
     following.relayout(layers)                               # adds the layers that have arrived to the stage
-    early = following.take_over()                            # replaces the stage by the one that was followed
+    early = following.take_over()                            # replaces the stage with the followed stage
 
 Three kinds of workers follow units:
 
@@ -136,7 +136,7 @@ class Following:
     def expect(self, message: Expect) -> None:
         """Begins a session and drops the old one. Called by the listening thread. Does not block.
 
-        Never called between the adoption of another layout and the next commit. So it drops no state that `relayout`
+        Never called between the adoption of a new layout and the next commit, so it drops no state that `relayout`
         needs."""
         with self._changed:
             old, member = self._session, self._participant.generation >= 0
@@ -150,8 +150,8 @@ class Following:
             stream.close()
 
     def relayout(self, layers: Sequence[int]) -> None:
-        """Gives the stage these layers, between two steps. Layers that have arrived come with their state. Other new
-        layers have no state, so their units must be copied before they are used. Called by the executor."""
+        """Gives the stage these layers, between two steps. Layers that have arrived keep their state. Other new layers
+        have no state, so their units must be copied before they are used. Called by the executor."""
         with self._taking:
             session = self._session
             arriving, session.optimizer = session.optimizer if session.member else None, None
@@ -159,7 +159,7 @@ class Following:
             self._relayout(layers, [] if arriving is None else [arriving])
 
     def take_over(self) -> dict[int, Reduced]:
-        """Turns the stage into the one that this understudy has followed. Returns uncommitted step -> its gradient.
+        """Turns the stage into the stage that this understudy has followed. Returns uncommitted step -> its gradient.
 
         The stage gets the state after the last commit whose gradient has arrived. The returned gradients belong to
         later steps. Called by the executor."""
@@ -189,7 +189,7 @@ class Following:
                 threading.Thread(target=self._follow, args=(stream,), name="follow", daemon=True).start()
 
     def _follow(self, stream: Stream) -> None:
-        session: _Session | None = None  # of the last message
+        session: _Session | None = None  # session of the latest message
         try:
             with stream:
                 while True:

@@ -8,8 +8,8 @@
 
 The project's own Transformer is exported as a Llama. A model loaded from a folder (`model.path`) keeps its names,
 config.json and tokenizer. A user's own model is exported without config.json. A run with adapters is exported for
-peft, or merged. Frozen parameters and persistent buffers come from the run's initial values. Of a checkpoint, only the
-weights are read, one output file at a time.
+peft, or merged. Frozen parameters and persistent buffers come from the run's initial values. Only the weights of a
+checkpoint are read, one output file at a time.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ SHARD = 4 << 30  # maximum bytes per file; a larger tensor gets its own file
 class Part:
     """One exported tensor, which consists of rows of a tensor in the checkpoint.
 
-    source: None for a tensor that the checkpoint does not hold
+    source: None for a tensor that the checkpoint does not contain
     dtype: None for the dtype of the export
     """
 
@@ -69,7 +69,7 @@ class Exported:
 
     config  content of config.json; None for a user's own model
     parts   name -> Part, in the model's order
-    stem    name of a file of weights, without its number and suffix
+    stem    name of a weights file, without its number and suffix
 
     vector: "model", the weights; "theta": the common weights of all islands after the latest round
 
@@ -94,7 +94,7 @@ class Exported:
             names = to_llama(model)
             if names.keys() != held.keys():
                 other = sorted(names.keys() ^ held.keys())[0]
-                raise ValueError(f"{path} does not hold the model of its run's config.yaml: they differ in {other}")
+                raise ValueError(f"{path} does not match the model in its run's config.yaml: they differ in {other}")
             self.parts = {
                 name: Part(own, rows, _rows(held[own], rows)) for own, parts in names.items() for name, rows in parts
             }
@@ -113,7 +113,7 @@ class Exported:
 
     @property
     def entries(self) -> tuple[str, ...]:
-        """Names of files. A folder can be loaded if it contains one of them."""
+        """File names. A folder can be loaded if it contains one of these files."""
         return ("config.json",) if self.config is not None else ("model.safetensors", INDEX)
 
     def size(self, name: str) -> int:
@@ -131,7 +131,7 @@ class Exported:
         return out
 
     def _add(self, rest: Untrained) -> None:
-        """Adds the tensors that the checkpoint does not hold."""
+        """Adds the tensors that the checkpoint does not contain."""
         self._rest = rest
         self.parts |= {name: Part(None, slice(None), shape) for name, shape in rest.frozen.items()}
         self.parts |= {name: Part(None, slice(None), tuple(b.shape), b.dtype) for name, b in rest.buffers.items()}
@@ -210,7 +210,7 @@ def of_run(
     """The model of a run's checkpoint, and the checkpoint's path. step=None selects the newest undamaged checkpoint.
 
     run_dir: the run folder, or the URL of its store. A checkpoint that is only in the store is downloaded
-    merge: for a run with model.lora: whether to export the whole model instead of only the adapters
+    merge: whether to export the whole model of a run with model.lora instead of only the adapters
     vector: see `Exported`
 
     Raises ValueError if the run or the checkpoint does not exist, or if the checkpoint is damaged.
@@ -282,7 +282,7 @@ def _checkpoint(run: RunFolder, step: int | None) -> Path:
 def write(model: Exported, out: Path, shard: int = SHARD, report: Callable[[int, int], None] | None = None) -> bool:
     """Writes the folder `out` completely or not at all. Returns False if the tokenizer is unknown and thus missing.
 
-    shard   maximum bytes per file of weights
+    shard   maximum bytes per weights file
     report  called after each file with (done, total) in bytes
 
     Raises ValueError if `out` exists, OSError if it cannot be written.
@@ -312,7 +312,7 @@ def refuse_existing(out: Path) -> None:
 
 
 def write_weights(model: Exported, folder: Path, shard: int, report: Callable[[int, int], None]) -> Iterator[Path]:
-    """Writes the files of weights and, if there are several, their index. Yields the path of each written file."""
+    """Writes the weights files and, if there are several, their index. Yields the path of each written file."""
     try:
         from safetensors.torch import save_file
     except ImportError:

@@ -31,7 +31,7 @@ TOKENIZER = (
 def write_tokenizer(run: Mapping[str, Any], origin: Path | None, folder: Path) -> bool:
     """Writes the files of the tokenizer to `folder`. Returns False if the tokenizer is unknown.
 
-    run     the run's settings, of which the groups `data` and `model` are read
+    run     the run's settings; only the groups `data` and `model` are read
     origin  the folder model.path, or None; its tokenizer is used if neither data.tokenizer nor the data name one
     """
     data, place = run["data"], _place(run, origin)
@@ -88,7 +88,7 @@ def _are_bytes(data: Mapping[str, Any], model: Mapping[str, Any], origin: Path |
     if pretrained and origin is not None and (origin / "tokenizer.json").is_file():
         return False  # because `config.checks` refuses bytes for such a model
     return data.get("build") is None and all(
-        # The files tell text from tokens. If they are absent, a vocabulary of 256 can only be that of bytes.
+        # The files show whether they contain text or tokens. Without them, a vocabulary of 256 means bytes.
         is_text(path) and (local(path).exists() or model.get("vocabulary") == 256)
         for path in paths(data.get("path"))
     )

@@ -1,6 +1,6 @@
-"""Exports a checkpoint to a store of objects, as `hf_folder` does to a folder.
+"""Exports a checkpoint to an object store, as `hf_folder` does to a folder.
 
-refuse_stored("s3://bucket/models/mine")                 # an early check: ValueError if the URL holds a model
+refuse_stored("s3://bucket/models/mine")                 # an early check: ValueError if there is a model at the URL
 upload(model, "s3://bucket/models/mine")                 # blocks until the objects are in the store
 """
 
@@ -14,7 +14,7 @@ from recycle_pp.storage.store import Store
 
 from .hf_folder import SHARD, Exported, write_weights
 
-LOOK_SECONDS = 20.0  # for which `refuse_stored` repeats a request if the store does not answer
+LOOK_SECONDS = 20.0  # time for which `refuse_stored` repeats a request if the store does not answer
 
 
 def refuse_stored(url: str) -> None:
@@ -26,10 +26,10 @@ def refuse_stored(url: str) -> None:
 
 
 def upload(model: Exported, url: str, shard: int = SHARD, report: Callable[[int, int], None] | None = None) -> bool:
-    """Like `hf_folder.write`, but writes to a URL of a store. At most one file of weights is on the disk at a time.
+    """Like `hf_folder.write`, but writes to a URL of a store. At most one weights file is on the disk at a time.
 
-    The file that makes the model loadable is uploaded last. So a killed upload leaves no loadable model, and the upload
-    can be repeated.
+    The file that makes the model loadable is uploaded last, so a killed upload leaves no loadable model and can be
+    repeated.
 
     Raises ValueError if there is a model at this URL, StoreError if the store fails.
     """

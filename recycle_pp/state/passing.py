@@ -4,10 +4,10 @@
     pending = way.give(tensor, source, takers, tag)          # from one worker to some peers
     for run, total in way.totals(sums, peers, rounds, sent): # sums each run (neighbouring units) at its first holder
 
-Point-to-point messages (TCP) send the fewest bytes and involve only the sender and the receivers. NCCL requires one
-order of all operations of a worker, and memory for each connection. So with NCCL all peers take part in every transfer
-(`collective`), in the group that also sums their gradients. One broadcast per worker sends as many bytes as a ring
-all-gather.
+Point-to-point messages (TCP) send the fewest bytes and involve only the sender and the receivers. NCCL requires a fixed
+order of all operations of a worker, and memory for each connection. With NCCL, all peers therefore take part in every
+transfer (`collective`), in the group that also sums their gradients. One broadcast per worker sends as many bytes as a
+ring all-gather.
 
 All calls block only in `wait`, and raise LinkBroken when the generation ends.
 """
@@ -65,8 +65,8 @@ def passing(links: Links, me: Member, wait: Callable[[Pending], None]) -> Passin
 class ByMessages:
     """Point-to-point messages. A worker that sums a run receives it from each peer piece by piece.
 
-    So the worker needs memory for only one piece per peer, and senders need no buffer. No peer is more than one piece
-    ahead of another one, because each peer also waits for the pieces of its own run.
+    The worker thus needs memory for only one piece per peer, and senders need no buffer. No peer is more than one piece
+    ahead of another, because each peer also waits for the pieces of its own run.
     """
 
     collective = False

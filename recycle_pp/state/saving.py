@@ -6,7 +6,7 @@
 
 Training continues during a save, because threads write a copy of the state made at the commit. Every worker also
 copies its parameters (with bf16, the float32 masters) and sends their digests. The coordinator compares the digests
-before a checkpoint is finished. With sharded state, it also compares checksums of each unit's whole state.
+before a checkpoint is finished. With sharded state, the coordinator also compares checksums of each unit's whole state.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checkpoints in a store of objects (`checkpoint.store`). Imports no torch.
+"""Checkpoints in an object store (`checkpoint.store`). Does not import torch.
 
     stored = StoredCheckpoints(Store("s3://bucket/runs/mine"))
     files = stored.upload(20, path)               # a part on this node's disk; {"stage-0-0-ab12/x": [size, crc]}
@@ -8,18 +8,18 @@
     stored.damage(20)                             # None, or what is missing
     stored.fetch(20, folder)                      # folder/step-000020, as `checkpoint.finish` leaves it
     steps_in(folder, url)                         # checkpoints in a run folder, or else in its store
-    here(url, folder, 20)                         # like `fetch`, but also finds a checkpoint that only the disk has
+    here(url, folder, 20)                         # like `fetch`, but also finds a checkpoint that is only on the disk
 
 Objects below the store's URL:
 
-    checkpoints/step-000020/stage-0-0-ab12cd34/...    the parts, under names that no other save has
+    checkpoints/step-000020/stage-0-0-ab12cd34/...    the parts, under names that no other save uses
     checkpoints/sealed/step-000020.json               the seal: about.json, and torch's table of contents
     checkpoints/newest                                the number of steps in the newest whole checkpoint
     checkpoints/losses.json                           validation losses of the checkpoints (checkpoint.keep_best)
 
-A seal is written after all parts, and only if this step has no seal yet. So if two members seal the same checkpoint,
-one of them succeeds, and the other one neither changes nor deletes the parts in that seal. The object `newest` exists
-because the listings of some stores lack objects that are only seconds old.
+A seal is written after all parts, and only if this step has no seal yet. If two members seal the same checkpoint, only
+one succeeds, and the other neither changes nor deletes the parts in that seal. The object `newest` exists because the
+listings of some stores lack objects that are only seconds old.
 """
 
 from __future__ import annotations
@@ -106,13 +106,12 @@ class StoredCheckpoints:
         return True
 
     def prune(self, step: int, keep: int, losses: Mapping[int, float] | None = None) -> None:
-        """Deletes the checkpoints up to number `step`, which has just been sealed, except the newest `keep`, and the
-        parts of older checkpoints without a seal. Deletes damaged checkpoints with a higher number too: they were
-        there before the job restarted from an older one.
+        """Deletes the checkpoints up to step `step`, whose checkpoint has just been sealed, except the newest `keep`.
+        Also deletes the parts of older checkpoints without a seal, and damaged checkpoints of later steps, which
+        existed before the job restarted from an older checkpoint.
 
-        losses  number of steps -> validation loss, for checkpoints that have been validated since the last call. The
-                store has the losses from earlier calls. If `losses` is not None, the checkpoint with the lowest loss
-                of all is kept too
+        losses  number of steps -> validation loss, for checkpoints validated since the last call; the store contains
+                the losses from earlier calls. None: do not keep the checkpoint with the lowest loss
         """
         sealed = self.steps()
         steps = [number for number in sealed if number <= step]
@@ -157,7 +156,7 @@ class StoredCheckpoints:
         except msgspec.MsgspecError as error:
             raise ValueError(f"{self.store.url}/{_seal(step)} is damaged: {error}") from None
         if seal.step != step:
-            raise ValueError(f"{self.store.url}/{_seal(step)} is the seal of another checkpoint")
+            raise ValueError(f"{self.store.url}/{_seal(step)} is the seal of a different checkpoint")
         return seal
 
     def damage(self, step: int) -> str | None:
@@ -169,14 +168,14 @@ class StoredCheckpoints:
                     return f"{self.store.url}/{_object(step, file)} has {now} bytes, expected {size}"
         except ValueError as error:
             if isinstance(error, StoreError) and not isinstance(error, Absent):
-                raise  # says nothing about the checkpoint
+                raise  # this error is not about the checkpoint
             return str(error)
         return None
 
     def fetch(self, step: int, folder: Path, progress: Callable[[], None] = lambda: None) -> Path:
-        """The checkpoint's folder in `folder`, downloaded unless this checkpoint is already there. Processes of a node
-        take turns, and the first one downloads. After a download, deletes older checkpoints in `folder` that the store
-        has too.
+        """The checkpoint's folder in `folder`, downloaded unless this checkpoint is already there. The processes of a
+        node take turns, and the first one downloads. After a download, deletes older checkpoints in `folder` that the
+        store has too.
 
         progress(): called several times a second while this process downloads or waits
 
@@ -199,7 +198,7 @@ class StoredCheckpoints:
             sync(place)
             rename(place, final)
             for number, path in finished(folder).items():
-                if number < step and self.is_sealed(number):  # on disks without a common folder nothing else deletes it
+                if number < step and self.is_sealed(number):  # without a shared folder nothing else deletes it
                     shutil.rmtree(path, ignore_errors=True)
             return final
 
@@ -232,8 +231,8 @@ def here(url: str | None, folder: Path, step: int, progress: Callable[[], None] 
 
 
 def steps_in(folder: Path, url: str | None, step: int | None = None) -> list[int]:
-    """Numbers of steps of the checkpoints in a folder, oldest first. If the one of `step` steps is missing there, or
-    all are, also those in the store. Raises StoreError if the store fails.
+    """Numbers of steps of the checkpoints in a folder, oldest first. Adds those in the store if the folder has none, or
+    lacks the one of `step` steps. Raises StoreError if the store fails.
 
     url, folder: as in `here`"""
     present = set(finished(folder))
@@ -251,7 +250,7 @@ def _seal(step: int) -> str:
 
 
 def _holds(path: Path, seal: Seal) -> bool:
-    """Whether this folder has the checkpoint of the seal, and not another one with the same number of steps."""
+    """Whether this folder contains the checkpoint of the seal, not a different one with the same number of steps."""
     try:
         same = json.loads((path / ABOUT).read_text()) == seal.about
         return same and all((path / file).stat().st_size == size for file, (size, _) in seal.files.items())

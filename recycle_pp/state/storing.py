@@ -3,8 +3,8 @@
     uploads = Uploads(settings, run_dir, about, send)    # about: see `checkpoint.describe`
     session.upload = uploads.asked           # requests of the coordinator to upload and to seal
 
-A thread beside training handles the requests, one after the other. A killed process leaves objects that belong to no
-seal. `StoredCheckpoints.prune` deletes them after a later checkpoint.
+A thread handles the requests one after the other while training continues. A killed process leaves objects that belong
+to no seal. `StoredCheckpoints.prune` deletes them after a later checkpoint.
 """
 
 from __future__ import annotations

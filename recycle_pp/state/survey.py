@@ -1,5 +1,5 @@
-"""Finds the newest checkpoint in a store, in a separate process. So supervisors do not import obstore, and a folder
-that hangs does not block them.
+"""Finds the newest checkpoint in a store, in a separate process, so that supervisors do not import obstore and are not
+blocked by a folder that hangs.
 
 survey("s3://bucket/runs/mine", seconds=20, probe=True)    # Survey(step=40, damaged={60: "..."}); raises StoreError
 
@@ -24,7 +24,7 @@ EXTRA_SECONDS = 60.0  # added for the start of Python on a busy machine, and for
 class Survey(msgspec.Struct):
     """The newest checkpoints in a store.
 
-    step     number of steps in the newest checkpoint of which nothing is missing; 0 if there is none
+    step     number of steps in the newest complete checkpoint; 0 if there is none
     damaged  number of steps in a newer checkpoint -> description of its damage
     """
 
@@ -36,7 +36,7 @@ def survey(url: str, seconds: float, probe: bool = False) -> Survey:
     """The newest checkpoints in the store at `url`. Blocks.
 
     seconds  seconds for which requests are repeated if the store does not answer
-    probe    whether to try everything that a job needs of the store, see `Store.probe`
+    probe    whether to try every operation that a job needs from the store, see `Store.probe`
 
     Raises StoreError, with one sentence, if the store cannot be used.
     """

@@ -23,7 +23,7 @@ def read_table(path: str | Path) -> Any:
     """A checkpoint's table of contents: torch's `Metadata` object.
 
     torch stores it as a pickle, and an ordinary unpickler would run any code in the file. This function loads only the
-    classes that a table consists of.
+    classes of which a table consists.
     """
     content = (Path(path) / ".metadata").read_bytes()
     try:
@@ -53,7 +53,7 @@ def check_chunks(path: Path, key: str, table: Any) -> None:
     """Checks that `key` is a tensor and that all of its elements are stored."""
     held = table.state_dict_metadata[key]
     if type(held).__name__ != "TensorStorageMetadata":
-        raise ValueError(f"the checkpoint {path} holds {key}, which is not a tensor")
+        raise ValueError(f"the checkpoint {path} contains {key}, which is not a tensor")
     size = tuple(held.size)
     stored = {(index.fqn, tuple(index.offset or ())) for index in table.storage_data or {}}
     elements = 0

@@ -9,8 +9,8 @@ every member has the sum. Otherwise only the first holder has it, and sends the 
 `Shares.elsewhere` lists the members of the other stages. Both stages derive the same pairs from these lists, and
 distribute the pairs over their members.
 
-Workers call `reduce` after their stage's reduction and before they vote. So every vote refers to the sum over all
-stages. This also holds after a death, even if the stage's own sum is from an earlier generation.
+Workers call `reduce` after their stage's reduction and before they vote, so every vote refers to the sum over all
+stages. This is true even after a death, when the stage's own sum may be from an earlier generation.
 """
 
 from __future__ import annotations

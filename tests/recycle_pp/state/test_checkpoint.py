@@ -357,7 +357,7 @@ def test_a_resume_with_other_settings_is_rejected_and_names_the_key(tmp_path):
 
 def test_a_missing_tensor_is_named(tmp_path):
     path = save(tmp_path, 1, job(1))
-    with pytest.raises(ValueError, match=r"does not hold model\.layers\.9"):
+    with pytest.raises(ValueError, match=r"does not contain model\.layers\.9"):
         checkpoint.load(path, ["model.layers.9"])
 
 
