@@ -15,7 +15,7 @@ def operations(kernels: str, device: torch.device) -> Operations:
     if kernels not in ("auto", "triton", "reference"):
         raise ValueError(f"model.kernels must be auto, triton or reference, not {kernels!r}")
     if kernels == "triton" or (kernels == "auto" and device.type == "cuda"):
-        from . import triton_operations as fused  # not on a CPU: the import takes a second
+        from . import triton_operations as fused  # not imported on a CPU, because that takes a second
 
         return fused
     from . import torch_operations as reference

@@ -5,12 +5,12 @@
     ops.restore(total, e, out)                                  # out = total 2^-e, float32
     prepare()                                                   # once per process: makes torch deterministic
 
-Every element is rounded once, to a multiple of 2^-e, the quantum of its row. From then on the sum is exact: any split
-of the terms over workers, in any order, gives the same bits. All rows of a unit (see `layout`) share one exponent. The
+Every element is rounded once, to a multiple of 2^-e, the quantum of its row. After that the sum is exact: any split of
+the terms over workers, in any order, gives the same bits. All rows of a unit (see `layout`) share one exponent. The
 exponent leaves room for the largest number of terms, and for a gradient 2^`growth` times as large as the previous one.
-With 16 terms, an element of 2^-22 times the unit's largest still keeps the 24 bits of a float32, and the rounding
-of a term changes no element by more than 2^-46 of the largest. This file defines the format. `numerics.operations`
-computes in this format, with the same bits on a CPU and in kernels.
+With 16 terms, an element of 2^-22 times the unit's largest still keeps the 24 bits of a float32, and the rounding of a
+term changes no element by more than 2^-46 of the largest. This file defines the format. `numerics.operations` computes
+in this format, with the same bits on a CPU and in kernels.
 
 INT32 takes half of the memory. Each row then has its own exponent. The expected magnitude of a row is at least `FLOOR`
 times the tensor's largest element, so that a row that was idle (the row of a rare token) still fits when it becomes
@@ -30,8 +30,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-FIRST = 1.0  # the magnitude that is expected of the first gradient
-FLOOR = 2.0**-6  # the least magnitude that is expected of a row, as a share of the tensor's largest element
+FIRST = 1.0  # expected magnitude of the first gradient
+FLOOR = 2.0**-6  # minimum expected magnitude of a row, as a share of the tensor's largest element
 LEAST_BITS = 16  # bits that the largest element of a row must keep
 
 
@@ -56,7 +56,7 @@ class Format:
         return self.dtype == torch.int32
 
     def kept(self, terms: int) -> int:
-        """The least number of bits that the largest element of a row keeps in a sum of `terms` terms."""
+        """The minimum number of bits that the largest element of a row keeps in a sum of `terms` terms."""
         return self.bits - self.growth - _log2(terms)
 
 

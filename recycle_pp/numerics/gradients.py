@@ -44,7 +44,8 @@ class Reduced:
     fits     False if the finite gradient did not fit the sums; the step must be repeated
     shared   this stage's sums of those tied units that this worker reduces, in one vector (`numerics.ties`); None in a
              stage without tied units
-    largest  `Gradients.largest_of` of all units, for `follow`; None if it can be computed because `flat` has all units
+    largest  `Gradients.largest_of` of all units, for `follow`; None if it can be computed because `flat` contains all
+    units
     units    numbers of the units in `flat`, ascending; None: all units of the stage
     """
 
@@ -81,9 +82,10 @@ class Gradients:
 
     Attributes:
         exponents: int32 (rows,) on the device, the fixed-point exponents of a step's first attempt; empty unless
-            reproducible. They are state of the stage, saved in checkpoints. The tensor is replaced, never changed.
+            reproducible. They are part of the stage's state and are saved in checkpoints. The tensor is replaced, never
+            changed.
         places: `ops.places` of the layout
-        tied: the units that other stages hold too, in an order that is the same in every stage
+        tied: the units that other stages hold too, in the same order in every stage
     """
 
     def __init__(
@@ -121,8 +123,8 @@ class Gradients:
     ) -> None:
         """Changes the layers in place, and drops all sums.
 
-        Layers in `others` come with their memory and their exponents; the other layers keep theirs. If `others` is not
-        empty, the number of the current attempt is taken from its first object.
+        Layers in `others` bring their memory and their exponents; the stage's previous layers keep theirs. If `others`
+        is not empty, the number of the current attempt is taken from its first object.
         """
         sources = [*others, self]
         found: dict[int, Tensor] = {}
@@ -222,7 +224,7 @@ class Gradients:
         return [self.sums().joined(), self.book()]
 
     def sums(self) -> LayerMemory:
-        """The accumulators themselves. Read only."""
+        """The accumulators themselves. The caller must not change them."""
         for index, total in enumerate(self._sums):
             if self._fresh(index):
                 total.zero_()

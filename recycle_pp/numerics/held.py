@@ -1,7 +1,7 @@
 """The state of units that one worker holds.
 
 held = Held(range(3, 4), ("model", "exp_avg", "exp_avg_sq"), (master, mean, square))
-held.seal = held.checksum(); held.inspect()          # detects a change of memory without an update
+held.seal = held.checksum(); held.inspect()          # detects memory that changed without an update
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Held:
     names    names of the tensors in `state`, as in a checkpoint
     before   the state before a speculation; allocated by the first speculation, then reused
     seal     (1,) int64, checksum of `state` after the latest update; None if the job does not use seals
-    changed  (1,) bool, whether `inspect` has found a change of memory without an update; None before the first call
+    changed  (1,) bool, whether `inspect` has found memory that changed without an update; None before the first call
     """
 
     units: range
@@ -55,12 +55,13 @@ class Held:
 
 
 def renumbered(held: Mapping[int, Held], before: Layout, after: Layout) -> dict[int, Held]:
-    """The units of `held` that are in both layouts, by their numbers in `after`. Changes `units` of each `Held`."""
+    """The units of `held` that are in both layouts, by their numbers in `after`. Changes the attribute `units` of each
+    `Held`."""
     found: dict[int, Held] = {}
     for layer in before.layers.keys() & after.layers.keys():
         shift = after.layers[layer].start - before.layers[layer].start
         mine = {unit: held[unit] for unit in before.layers[layer] if unit in held}
-        for of in {id(of): of for of in mine.values()}.values():  # each once, although several units may share one
+        for of in {id(of): of for of in mine.values()}.values():  # each object once; units may share one
             of.units = range(of.units.start + shift, of.units.stop + shift)
         found |= {unit + shift: of for unit, of in mine.items()}
     return found

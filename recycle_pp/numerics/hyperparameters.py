@@ -17,8 +17,8 @@ def learning_rate(optimizer: Optimizer, step: int, steps: int) -> float:
 
     constant        lr
     cosine, linear  decays to min_lr
-    wsd             lr, then decays linearly to min_lr over the last part of the steps; `optimizer.decay` is the share
-                    of this part (warm-up, stable, decay; Hu et al. 2024, arXiv:2404.06395)
+    wsd             lr, then decays linearly to min_lr over the last part of the steps, whose share is `optimizer.decay`
+                    (warm-up, stable, decay; Hu et al. 2024, arXiv:2404.06395)
     """
     if step < optimizer.warmup:
         return optimizer.lr * (step + 1) / optimizer.warmup

@@ -1,12 +1,11 @@
-"""The weights and the gradient sums of some layers of a stage. An optimizer updates them (`numerics.optimizer`).
+"""The weights and gradient sums of some layers of a stage. An optimizer updates the weights (`numerics.optimizer`).
 
     tensors = LayerTensors(settings, shapes, layers, ops, device, depth=8)     # zeros
     tensors.layout, tensors.flat, tensors.working, tensors.gradients, tensors.rule_of(unit)
     tensors.merge(shapes, layers, arriving=[other])                    # changes the layers in place
 
-`model.stage.Stage` is a subclass that also computes with its layers. Layers that arrive at a stage are in a separate
-`LayerTensors` until the stage merges them. Each layer has its own tensors, so no layer's memory is copied, whether the
-layer stays or moves.
+`model.stage.Stage` is a subclass that also computes with its layers. Layers that arrive at a stage stay in a separate
+`LayerTensors` until the stage merges them. Each layer has its own tensors, so no memory is copied when layers move.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ class LayerTensors:
     ) -> None:
         """Changes the layers in place, and drops the gradient sums.
 
-        Layers in `arriving` come with their memory and their exponents. The other layers keep theirs.
+        Layers in `arriving` bring their memory and their exponents. The other layers keep theirs.
 
         shapes, layers, parts, shared: as for a new object with the new layers"""
         sources = [*arriving, self]
@@ -119,5 +118,5 @@ class LayerTensors:
 
 
 def form_of(settings: Settings) -> fixed_point.Format:
-    """The fixed-point format of the sums, if they are fixed-point."""
+    """The format of the sums if they are fixed-point."""
     return fixed_point.INT32 if settings.numerics.sums == "int32" else fixed_point.INT64

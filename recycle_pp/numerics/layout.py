@@ -13,11 +13,11 @@ Every tensor begins at a multiple of 256 bytes, even in bfloat16. The bits of a 
 alignment of its operands (MKL on a CPU; cuBLAS checks up to 256 bytes), and they must not depend on the size of a
 stage. The gaps between tensors stay zero.
 
-A tensor is treated as a matrix. A row covers the last dimensions of the tensor: the fewest that have at least `ROW`
-elements together. So a vector is one row. A unit consists of whole rows of one tensor, and begins at a multiple of 256
-bytes. The update rule of a tensor (`update_rules`) sets the maximum size of its units, or requires that a unit is a
-whole tensor. The units of a tensor depend only on its name, shape and layer, not on its stage or on the live workers.
-State is held, copied and saved by units.
+A tensor is treated as a matrix. A row covers the last dimensions of the tensor, as few as have at least `ROW` elements
+together, so a vector is one row. A unit consists of whole rows of one tensor, and begins at a multiple of 256 bytes.
+The update rule of a tensor (`update_rules`) sets the maximum size of its units, or requires that a unit is a whole
+tensor. The units of a tensor depend only on its name, shape and layer, not on its stage or on the live workers. State
+is held, copied and saved in units.
 """
 
 from __future__ import annotations

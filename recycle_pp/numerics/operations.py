@@ -14,8 +14,8 @@ and versions; it is the same on all workers of a job.
 Every function is deterministic, and its launches depend on shapes and dtypes alone. If torch's own operations are
 deterministic too (on a GPU with `numerics.reproducible`), a micro-batch has the same gradient on any peer. Then the op
 `I` (backward for the input) followed by `W` (backward for the weights) also gives the same bits as `B` (both in one).
-The fixed-point functions round each addend once and sum exactly. So equal addends give equal sums in any order, on both
-backends.
+The fixed-point functions round each addend once and sum exactly. Equal addends thus give equal sums in any order, on
+both backends.
 """
 
 from __future__ import annotations

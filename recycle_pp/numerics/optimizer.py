@@ -1,4 +1,4 @@
-"""Updates the units that one worker holds: at the commit, or before it as speculation that can be undone.
+"""Updates the units that one worker holds: at the commit, or before it as a speculation that can be rolled back.
 
     optimizer = StageOptimizer(settings, stage)                 # holds all units, in few pieces of memory
     optimizer = StageOptimizer(settings, stage, whole=False)    # holds no units until begin() or put()
@@ -14,18 +14,19 @@
     stage.relayout([4, 5, 6, 7], [arriving.tensors])            # between two steps
     optimizer.relayout([arriving])
 
-    optimizer.outer(unit); optimizer.replace({unit: {"theta": theta}})      # of an island, see `outer_state`
+    optimizer.outer(unit); optimizer.replace({unit: {"theta": theta}})      # for islands, see `outer_state`
 
 A unit (`numerics.layout`) has float32 masters and the vectors of its update rule (`update_rules`). A step updates the
-units that have a gradient in `reduced`, and drops the others because their state is out of date. A unit gets the same
-bits whether it is updated alone or with its neighbours. Without bf16 the masters are the weights themselves, as views
-of the stage's vector.
+units that have a gradient in `reduced`, and drops the other units because their state is then out of date. A unit gets
+the same bits whether it is updated alone or with its neighbours. Without bf16 the masters are the weights themselves,
+as views of the stage's vector.
 
 With control.mismatch=third each unit has a seal, the checksum of its state after the latest update. A copy of the unit
-includes its seal. So a worker can detect, without asking its peers, that its memory has changed without an update.
+includes its seal. A worker can therefore detect, without asking its peers, that its memory has changed without an
+update.
 
-Only one thread updates the state. Another thread may `copy` it. They share a lock, so an update waits for one copy at
-most.
+Only one thread updates the state. Another thread may `copy` it. They share a lock, so an update waits for at most one
+copy.
 """
 
 from __future__ import annotations
@@ -85,8 +86,8 @@ class StageOptimizer:
     def resume(self, load: Load) -> None:
         """Starts from a checkpoint.
 
-        Reads the weights and exponents now. The moments of a tensor are read now with `whole`, otherwise when `begin`
-        is called for one of its units.
+        Reads the weights and exponents immediately. Also reads the moments immediately with `whole`; otherwise those of
+        a tensor are read when `begin` is called for one of its units.
         """
         if self._whole:
             self.load(load(list(self.state())))
@@ -183,10 +184,10 @@ class StageOptimizer:
         """A copy of the state of these units on the CPU. May be called from any thread.
 
         The keys are those of `Held.names`. Each value concatenates the tensors of the units that have this key, in the
-        order of `names`. If there are seals, the key "seal" has the seals of all units.
+        order of `names`. If there are seals, the key "seal" contains the seals of all units.
 
-        Returns None unless the state is that after step `newest`: while it is speculative, older or newer. Raises
-        KeyError if a unit is not held."""
+        Returns None unless the state is the committed one after step `newest`. Raises KeyError if a unit is not
+        held."""
         with self._lock:
             if self._ahead is not None or self._committed != newest:
                 return None
@@ -241,7 +242,7 @@ class StageOptimizer:
     def relayout(self, arriving: Sequence[StageOptimizer]) -> None:
         """Adopts the new layers of the stage. Call it after `Stage.relayout`, between two steps.
 
-        Layers in `arriving` come with their state, and the others keep theirs. Copies nothing.
+        Layers in `arriving` bring their state, and the other layers keep theirs. Copies nothing.
         """
         assert self._ahead is None, "a speculation is open"
         with self._lock:
@@ -292,12 +293,12 @@ class StageOptimizer:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether an update was applied before its commit, and is neither confirmed nor undone."""
+        """Whether an update was applied before its commit, and is neither confirmed nor rolled back."""
         return self._ahead is not None
 
     @property
     def exponents_of_sums(self) -> Tensor:
-        """The exponents of the step that is not committed yet: after `speculate`, those before it."""
+        """The exponents used by the sums of the uncommitted step. After `speculate` these are the old exponents."""
         return self.tensors.gradients.exponents if self._ahead is None else self._ahead[2]
 
     def confirm(self) -> None:
@@ -397,7 +398,7 @@ class StageOptimizer:
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Loads the `state()` of a peer or of a checkpoint. Ignores names that this stage does not have."""
+        """Loads the `state()` of a peer or of a checkpoint. Ignores names of tensors that are not in this stage."""
         for key, tensor in self.state().items():
             if not key.startswith("exponent."):
                 tensor.copy_(state[key])

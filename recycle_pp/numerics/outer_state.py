@@ -1,4 +1,4 @@
-"""The state vectors that each unit of an island has besides those of its update rule (`recycle_pp.islands`).
+"""The additional state vectors of an island's units, besides those of the update rule (`recycle_pp.islands`).
 
     outer_vectors(settings)      # names, as in a checkpoint; () without islands.store
 

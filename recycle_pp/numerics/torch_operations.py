@@ -200,7 +200,7 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor) -> None:
 
 
 class _SwiGLU(torch.autograd.Function):
-    """silu(gate) * up (Shazeer 2020, arXiv:2002.05202) of one matrix that holds both."""
+    """silu(gate) * up (Shazeer 2020, arXiv:2002.05202) of one matrix that contains both."""
 
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:

@@ -9,7 +9,7 @@
 
 Splitting the backward pass is the zero-bubble idea (Qi et al. 2023, arXiv:2401.10241). `W` and `B` compute a weight
 gradient by the same call on the same operands, so `I` followed by `W` gives the same bits as `B`. With `sink=None` the
-layers are ordinary autograd layers, as the plain trainer uses them.
+layers are ordinary autograd layers, as in the plain trainer.
 """
 
 from __future__ import annotations

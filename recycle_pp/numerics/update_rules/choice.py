@@ -2,7 +2,7 @@
 
 choose = choice(settings.optimizer)
 rule = choose(Parameter("layers.3.ffn.w_down.weight", (64, 168), inside=True))
-matrices, others = planned(settings.optimizer)      # for estimates of memory
+matrices, others = planned(settings.optimizer)      # for memory estimates
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def choice(optimizer: Optimizer) -> Choice:
     """A function that returns the update rule of a parameter. With optimizer.name=muon this is Muon for matrices inside
     layers. In all other cases it is AdamW.
 
-    For a custom optimizer, workers use `model.custom_rules` instead. The planner uses this function even then, and so
+    For a custom optimizer, workers use `model.custom_rules` instead. The planner uses this function even then, so it
     assumes AdamW's memory.
     """
     adamw = AdamW(optimizer)

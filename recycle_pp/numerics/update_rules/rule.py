@@ -1,4 +1,4 @@
-"""The interfaces of an update rule: `UpdateRule`, and `UnitRule`, which is simpler because a step gets one unit.
+"""The interfaces of an update rule: `UpdateRule`, and `UnitRule`, which is simpler because a step updates one unit.
 
 class Sign(UnitRule):
     vectors = ("momentum",)
@@ -7,8 +7,8 @@ class Sign(UnitRule):
         state["momentum"].lerp_(grad, 0.1)
         weight.mul_(1 - lr * decay).sub_(state["momentum"].sign(), alpha=lr)
 
-Every worker that holds a unit computes its update independently. Therefore a step must be deterministic and depend on
-nothing but its arguments.
+Every worker that holds a unit computes its update independently, so a step must be deterministic and depend only on its
+arguments.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Launch(Protocol):
 class UpdateRule(ABC):
     """
     vectors    names of the state vectors besides the masters. Each has one element for each element of the parameter.
-               A checkpoint holds them as VECTOR.NAME
+               In a checkpoint their names are VECTOR.NAME
     width      bytes of an element of these vectors: 4 for float32, 2 for bfloat16
     unit_size  maximum number of elements of a unit, unless a row has more (see `layout`); None: a unit is a whole
                tensor. It affects the bits of the result with int64 sums, because the elements of a unit share an

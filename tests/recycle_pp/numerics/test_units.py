@@ -266,10 +266,10 @@ def test_a_checkpoint_of_units_has_whole_tensors_and_names_missing_ones(tmp_path
 
     odd, even = ([u for u in units if u % 2 == left] for left in (1, 0))
     both = [save(4, "0.0", odd), save(4, "1.0", even)]
-    with pytest.raises(ValueError, match=r"was not saved|were saved, because workers that hold the rest died"):
+    with pytest.raises(ValueError, match=r"was not saved|were saved, because workers that held the rest died"):
         checkpoint.finish(tmp_path, 5, [save(5, "0.0", even)], {})
     with pytest.raises(
-        ValueError, match=f"exp_avg.{stage.names[0]} was not saved, because all workers that hold it died"
+        ValueError, match=f"exp_avg.{stage.names[0]} was not saved, because all workers that held it died"
     ):
         checkpoint.finish(tmp_path, 6, [save(6, "0.0", [units[-1]])], {})
     found = checkpoint.load(checkpoint.finish(tmp_path, 4, both, {}))
