@@ -15,7 +15,7 @@ from recycle_pp.numerics.outer_state import MOMENTUM, RESIDUAL, THETA
 from recycle_pp.numerics.update_rules.choice import Choice
 from recycle_pp.numerics.update_rules.rule import Parameter, UpdateRule
 
-TAKEN = {"model", "exponent", THETA, MOMENTUM, RESIDUAL}  # names in a checkpoint that a state vector must not have
+TAKEN = {"model", "exponent", THETA, MOMENTUM, RESIDUAL}  # names in a checkpoint that a state vector must not use
 
 
 def custom_rules(optimizer: Optimizer) -> Choice | None:
@@ -41,7 +41,7 @@ def custom_rules(optimizer: Optimizer) -> Choice | None:
             raise UserMistake(f"{key} must return an UpdateRule for {parameter.name}, not a {type(rule).__name__}")
         for vector in rule.vectors:
             if vector in TAKEN or not vector.isidentifier():
-                raise UserMistake(f"{key}: {vector!r} cannot be the name of a state vector")
+                raise UserMistake(f"{key}: a state vector must not be named {vector!r}")
         return rule
 
     return choose

@@ -2,8 +2,9 @@
 
     refuse_leaks(stage)        # runs two forwards; raises ValueError with a sentence for the user
 
-This check is for users' models, because no signature shows whether a model respects `position_ids` or `document_ids`.
-Each sample consists of two documents. The first one is changed, and the results of the second must be bit-identical.
+This check is for users' models, because a model's signature does not show whether it respects `position_ids` or
+`document_ids`. Each sample consists of two documents. The first one is changed, and the results of the second must be
+bit-identical.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def refuse_leaks(stage: Stage) -> None:
             one, other = (_by_position(tensor, b, T, unmasked)[:, cut:] for tensor in (one, other))
         if not torch.equal(one, other):
             raise ValueError(
-                f"{unmasked}: stage {stage.stage} of this model mixes documents. It has to use "
+                f"{unmasked}: stage {stage.stage} of this model mixes documents; it must use "
                 "position_ids, which restart at each document, or document_ids"
             )
 

@@ -5,8 +5,8 @@
             ...
     config = llama_config(settings.model)                    # the content of config.json
 
-Both models rotate half vectors (rotate-half RoPE) and order rows as q | k | v and gate | up. So a tensor of this
-project consists of Hugging Face's tensors, concatenated along the rows without a permutation.
+Both models rotate half vectors (rotate-half RoPE) and order rows as q | k | v and gate | up. A tensor of this project
+therefore consists of Hugging Face's tensors, concatenated along the rows without a permutation.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Memory of a worker of a stage, measured with micro-batches of zeros. For models that `model.memory` does not cover.
+"""Measures the memory of a stage's worker with micro-batches of zeros, for models that `model.memory` does not cover.
 
     (memory,) = measured_memory(stage)               # StageMemory; before the first step, without side effects
     kept, recomputed = measured_memory(stage)        # with model.recompute=auto
 
-On a CPU torch's profiler counts the bytes of tensors, on a GPU torch's allocator does. If shapes depend on the contents
-of the batch (chosen experts), the result holds for a batch of zeros. On a CPU the first profile of a process takes
+On a CPU torch's profiler counts the bytes of tensors; on a GPU torch's allocator does. If shapes depend on the contents
+of the batch (chosen experts), the result is that for a batch of zeros. On a CPU the first profile of a process takes
 seconds.
 """
 
@@ -27,7 +27,7 @@ from .stage import Stage
 
 
 def measured_memory(stage: Stage) -> list[StageMemory]:
-    """The memory of a worker of the stage. With model.recompute=auto there are two results: without and with
+    """The memory of a worker of the stage. With model.recompute=auto returns two results: without and with
     recomputation. Runs four micro-batches for each result."""
     module, before = stage.module, stage.module.recompute
     ways = [False, True] if stage.settings.model.recompute == "auto" else [before]

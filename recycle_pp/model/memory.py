@@ -1,4 +1,4 @@
-"""Memory of a worker of a stage, in bytes: one definition for the start, the planner and `plan --memory`.
+"""Computes the memory of a stage's worker in bytes, for the job's start, the planner and `plan --memory`.
 
     memory = stage_memory(settings, stage=0, device="cpu")  # of the project's own Transformer
     memory.peak(peers=3, ran=6, in_flight=4)                # {"weights": ..., ...} when a step needs the most memory
@@ -31,7 +31,7 @@ PIECE = 1 << 18  # elements received from each peer at a time; the next piece ma
 BLOCK = 1 << 16  # elements of bf16 moments that a CPU converts to float32 at a time (numerics.torch_operations)
 TOGETHER = 4  # buckets that all peers sum at a time (over NCCL or Gloo)
 COMMUNICATOR = 200_000_000  # estimated bytes of an NCCL communicator; reports range from 100 to 500 MB
-SAME_INPUT = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}  # matrix -> one with the same input
+SAME_INPUT = {"k_proj": "q_proj", "v_proj": "q_proj", "up_proj": "gate_proj"}  # matrix -> a matrix with the same input
 CHUNK = 512 << 20  # bytes of logits that the fused head computes at a time (recycle_kernels.head_loss)
 
 
@@ -226,7 +226,7 @@ def _adapted(model: Model) -> dict[str, tuple[int, int]]:
     }
     targets = list(known) if model.lora.targets == "all-linear" else model.lora.targets
     if not isinstance(targets, list) or not set(targets) <= known.keys():
-        raise ValueError(f"model.lora.targets: memory is known for all-linear and for {', '.join(known)} alone")
+        raise ValueError(f"model.lora.targets: memory is known only for all-linear and for {', '.join(known)}")
     return {name: known[name] for name in targets}
 
 
@@ -259,7 +259,7 @@ class Activations:
         queue = product * (4 * width + 2 * q + 2 * kv + 3 * ffn) + stream * width * recompute
         flight = stream * width if recompute else kept
         inner = whole = 4 * product * ffn + stream * width  # within SwiGLU's backward
-        if recompute:  # one layer at a time has all its tensors again; in I, those for W are already in `queue`
+        if recompute:  # one layer at a time keeps all its tensors again; in I, those for W are already in `queue`
             inner, whole = inner + max(0, kept - queue), whole + kept
 
         # Per token: embedding, head and document mask.

@@ -2,8 +2,8 @@
 
     y = recomputed(layer, x, *arguments)        # layer: a function of x that is deterministic given its arguments
 
-`torch.utils.checkpoint` does the same and more, but imports torch's compiler: one second at the start of every worker.
-No random state needs to be saved, because dropout is keyed: the second run draws the same numbers.
+`torch.utils.checkpoint` does the same and more, but imports torch's compiler, which takes a second in each worker.
+No random state is saved: dropout is keyed, so the second run draws the same numbers.
 """
 
 from __future__ import annotations

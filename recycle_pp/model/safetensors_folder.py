@@ -68,7 +68,7 @@ class Folder:
                 self._files = dict.fromkeys(file.keys(), single.name)
         else:
             raise ValueError(
-                f"model.path={path} holds no model.safetensors; model.init=random trains from the beginning"
+                f"model.path={path} contains no model.safetensors; model.init=random trains from the beginning"
             )
 
     def read(self, name: str) -> Tensor:

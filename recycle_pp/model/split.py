@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 
 def layers_of(layers: int, stages: int, split: Sequence[int] | None = None) -> list[range]:
-    """The layers of every stage. Without `split` the numbers of layers are as even as possible, and the first stages
-    may have one more.
+    """The layers of every stage. Without `split` the layers are divided as evenly as possible, and the first stages may
+    have one more.
 
     split: number of layers of each stage
 
@@ -19,13 +19,13 @@ def layers_of(layers: int, stages: int, split: Sequence[int] | None = None) -> l
     least 1 with the sum `layers`.
     """
     if layers < stages:
-        raise ValueError(f"the model has {layers} layers, too few for parallel.stages = {stages}, one a stage")
+        raise ValueError(f"the model has {layers} layers, too few for parallel.stages = {stages} (at least one each)")
     if split is None:
         each, rest = divmod(layers, stages)
         split = [each + (stage < rest) for stage in range(stages)]
     if len(split) != stages or sum(split) != layers or min(split) < 1:
         raise ValueError(
-            f"model.split must give each of the {stages} stages at least one layer, {layers} in all; "
+            f"model.split must give each of the {stages} stages at least one layer, {layers} in total; "
             f"it is {list(split)}"
         )
     starts = [sum(split[:stage]) for stage in range(stages)]

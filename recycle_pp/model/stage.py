@@ -8,9 +8,9 @@
     stage.gradients.payload()                   # the tensors that peers sum
 
     arriving = stage.arriving([7])              # memory for a layer that may move to this stage
-    stage.relayout([4, 5, 6, 7], [arriving])    # between two steps: from now on the stage has these layers
+    stage.relayout([4, 5, 6, 7], [arriving])    # between two steps; the stage then has these layers
     arriving = stage.arriving([0, 1, 2])        # memory for all layers of another stage
-    stage.take_over(0, arriving)                # from now on this is that stage
+    stage.take_over(0, arriving)                # this stage becomes that stage
 
 g is the number of a micro-batch in the step, from 0 to G - 1. The gradient is that of the mean loss over all G
 micro-batches. The factor 1/G is applied at the start of the backward. A `StageModule` defines the computation: the
@@ -96,7 +96,7 @@ class Stage(LayerTensors):
     def forward(self, step: int, g: int, batch: Batch | None = None, boundary: Sequence[Tensor] = ()) -> list[Tensor]:
         """The op `F`, the forward. Returns the inputs of the next stage, or at the last stage [the scalar loss].
 
-        batch: may be on the CPU, where data are made; may be None if the module does not read it
+        batch: may be on the CPU, where the data are loaded; may be None if the module does not read it
         boundary: the outputs of the previous stage, empty at stage 0
         """
         leaves = [
@@ -143,7 +143,7 @@ class Stage(LayerTensors):
     def warm(self) -> None:
         """Runs every kernel of a step once, on zeros of the real shapes. Leaves gradients and parameters as they were.
 
-        The first launch of a kernel compiles it. In the middle of a step, a compilation would look like a hang. So a
+        The first launch of a kernel compiles it. In the middle of a step, a compilation would look like a hang, so a
         worker compiles at its start, when it has a longer time limit (a lease).
         """
         module = self.module
@@ -223,7 +223,7 @@ class Stage(LayerTensors):
         flight = self._flights[g]
         inputs, outputs = flight.inputs, flight.outputs
         flight.inputs, flight.outputs = [], []  # frees the graph and the input
-        assert outputs, "a micro-batch has one backward"
+        assert outputs, "a micro-batch has only one backward"
         if self.last:
             grads = [torch.ones_like(outputs[0]) / self.microbatches]
         else:
@@ -237,7 +237,7 @@ class Stage(LayerTensors):
         """Ends the micro-batch. Raises RuntimeError if a parameter got no gradient. Otherwise this parameter would
         silently never change."""
         if without := self.gradients.without:
-            raise RuntimeError(f"micro-batch {g} gave no gradient to {without[0]} ({len(without)} such parameters)")
+            raise RuntimeError(f"micro-batch {g} gave {without[0]} no gradient ({len(without)} such parameters)")
         self.gradients.close(g, flight.loss)
 
     def _here(self, batch: Batch | None) -> Batch | None:

@@ -7,8 +7,8 @@
     module.relayout([-1, 0, 1], stage=0); ...                   # becomes another stage
     outputs = module(batch, boundary, key)                     # the forward; autograd and the sink do the backward
 
-A stage module only computes. It does not communicate or sum gradients over workers, and it holds parameters of its own
-layers only. Its forward is a pure function of (parameters, batch, boundary, key), so any worker gets the same bits.
+A stage module only computes. It does not communicate or sum gradients over workers, and it holds only the parameters of
+its own layers. Its forward is a pure function of (parameters, batch, boundary, key), so any worker gets the same bits.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@
 RMSNorm, RoPE, grouped-query attention, SwiGLU, untied embedding and head. `model=llama` adds the features of Qwen, and
 a tied embedding and head. Activations are (b T, H) matrices. The residual stream is float32, even with bf16 autocast,
 which only affects matrix products. With bf16 the stream is bfloat16, like everything except the inside of norms,
-attention and loss. All randomness is keyed: initial weights by (seed, module), dropout by (seed, step, g, layer). So
-random numbers depend neither on the split, nor on the worker, nor on recomputation.
+attention and loss. All randomness is keyed: initial weights by (seed, module), dropout by (seed, step, g, layer).
+Random numbers thus depend neither on the split, nor on the worker, nor on recomputation.
 
 (Longer than other files because it is the whole model, readable from top to bottom.)
 """

@@ -1,8 +1,8 @@
 """Splits the backward of unmodified `nn.Linear` and GPT-2 `Conv1D` modules into the ops I and W.
 
-    deferred = defer(model, {"blocks.0.up.weight": 3, ...}, sink)   # the names whose gradients now wait for W
+    deferred = defer(model, {"blocks.0.up.weight": 3, ...}, sink)   # names of parameters whose gradients now wait for W
 
-Applies to exactly these two classes, with plain parameters. The class of such a module is replaced by one whose
+Applies to exactly these two classes, with plain parameters. The class of such a module is replaced by a class whose
 backward returns the input's gradient and passes (dy, x) to the sink. Results are bit-identical, even with autocast and
 recomputation. The parameters of all other modules (norms, embeddings, convolutions, experts, subclasses of Linear) get
 their gradients from autograd, in I.
@@ -32,7 +32,7 @@ def defer(model: nn.Module, index: Mapping[str, int], sink: WeightGradStore) -> 
         kind = _kind(module)
         of = {p: index[f"{name}.{p}"] for p in module._parameters if f"{name}.{p}" in index}
         if kind is None or len(of) < sum(p is not None for p in module._parameters.values()):
-            continue  # the class stays; autograd computes no gradient of parameters of other stages or frozen ones
+            continue  # the class stays; autograd computes no gradients for frozen parameters or those of other stages
         module.__class__ = kind
         module._sink, module._index = sink, of  # type: ignore[assignment]
         deferred |= {f"{name}.{p}" for p in of}

@@ -1,4 +1,4 @@
-"""The data flow between a model's layers, from one run on fake tensors. The run computes no values: 70B take a second.
+"""The data flow between a model's layers, from one run on fake tensors. No values are computed: 70B take a second.
 
     outline = dry_run(source, batch, autocast=False)
     outline.boundary(4)           # tensors that cross the cut before layer 4: [(argument places, Boundary), ...]
@@ -10,9 +10,9 @@ includes everything before layer 0. The last region also includes everything aft
 
 A value is *made* if it depends on a parameter. All other values (masks, positions, rotary tables) are functions of the
 batch, which every stage computes with the model's own code. A stage that starts with layer k receives the made values
-among the arguments of layer k: this is the boundary. If region k or a later one uses any other value made before layer
-k (a loss over all layers, a skip connection, inputs for each layer), no stage can start with layer k. Such a cut would
-train a different model, and is rejected.
+among the arguments of layer k: this is the boundary. If region k or a later region uses any other value made before
+layer k (a loss over all layers, a skip connection, inputs for each layer), no stage can start with layer k. Such a cut
+would train a different model, and is rejected.
 
 (Longer than other files because the origin of a value depends on all earlier operations of the run.)
 """
@@ -65,7 +65,7 @@ class Outline:
     regions     every name of a parameter -> the regions that use it by this name
     parts       canonical name -> number of addends of its gradient (one for every operation on it)
     returns     name of a layer, or of a module with parameters outside the layers -> results of its calls, in order
-    bare        the names of parameters that are used outside the modules that hold them
+    bare        the names of parameters that are used outside the modules that own them
     crossing    layer -> the made tensors among its arguments
     joined      layer -> the reason why no stage may start with it
     weighs      whether the loss divides by `num_items_in_batch`
@@ -127,7 +127,7 @@ class Outline:
         why, depth = None, len(self.layers)
         for k in range(2, depth):
             if [of for _, of in self.crossing[k]] != [of for _, of in self.crossing[1]]:
-                why = f"{self.layers[k]} takes other tensors than {self.layers[1]}"
+                why = f"{self.layers[k]} takes different tensors than {self.layers[1]}"
         trained = {self.layer_of[name] for name in self.shapes}
         if alone := [name for k, name in enumerate(self.layers) if k not in trained]:
             why = f"{alone[0]} has no parameters of its own to train"
@@ -187,7 +187,7 @@ def dry_run(source: Source, batch: Batch, autocast: bool = False) -> Outline:
     outline.shapes = {name: watch.shapes[name] for name in ordered if name not in watch.frozen}
     if outline.frozen and source.folder is None:
         name = next(iter(outline.frozen))
-        raise ValueError(f"{name} is frozen, so no checkpoint holds it: model.path must name a folder of safetensors")
+        raise ValueError(f"{name} is frozen, so checkpoints lack it: model.path must name a folder of safetensors")
     return outline
 
 
@@ -249,7 +249,7 @@ class _Watch(TorchDispatchMode):
         if loss.dtype != torch.float32:
             raise ValueError(f"the loss is {_name(loss.dtype)} and must be float32; compute it from logits.float()")
         if self._calls != len(outline.layers):
-            raise ValueError(f"{outline.layers[self._calls]} is never called: the layers must run once each, in order")
+            raise ValueError(f"{outline.layers[self._calls]} is never called: each layer must run once, in order")
         for name, buffer in _all(self._model.named_buffers):
             if self._held.get(name, id(buffer)) != id(buffer):
                 raise ValueError(_changes(name))
@@ -322,7 +322,7 @@ class _Watch(TorchDispatchMode):
                 for place, argument in enumerate(given):
                     if argument is leaf and _storage(leaf) not in self._made:
                         return Argument(place)
-                self._mark(leaf)  # even if it depends on no parameter: other stages have zeros in its place
+                self._mark(leaf)  # even if it depends on no parameter, because other stages use zeros in its place
                 return Boundary(tuple(leaf.shape), leaf.dtype)
 
             self._outline.returns[name].append(tree_map(described, out))
@@ -334,7 +334,7 @@ class _Watch(TorchDispatchMode):
         def call(*args: Any, **kwargs: Any) -> Any:
             layers = self._outline.layers
             if k != self._calls or self._inside:
-                raise ValueError(f"{layers[k]} is not called in its turn: the layers must run once each, in order")
+                raise ValueError(f"{layers[k]} is called out of turn: each layer must run once, in order")
             self._calls, self._region = k + 1, k
             args, kwargs = self._cut(k, args, kwargs)
             return inner(*args, **kwargs)
@@ -343,8 +343,8 @@ class _Watch(TorchDispatchMode):
         return call
 
     def _cut(self, k: int, args: Any, kwargs: Any) -> Any:
-        """Replaces the made arguments of layer k by copies that count as made in this region, because a stage may start
-        with this layer. Returns the new (args, kwargs)."""
+        """Replaces the made arguments of layer k with copies that count as made in this region, because a stage may
+        start with this layer. Returns the new (args, kwargs)."""
         leaves, spec = tree_flatten((args, kwargs))
         crossing: dict[int, Crossing] = {}
         for place, leaf in enumerate(leaves):
@@ -367,7 +367,7 @@ _SHAPE_ONLY |= {"new_zeros", "new_ones", "new_full", "new_empty", "new_empty_str
 
 
 def _tensors(values: Any) -> Iterable[Tensor]:
-    """The tensors in the arguments or results of an operation. Searches only lists and tuples, so it is much faster
+    """The tensors in the arguments or results of an operation. Searches only lists and tuples, which is much faster
     than pytrees."""
     if isinstance(values, Tensor):
         yield values
@@ -414,7 +414,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _changes(name: str) -> str:
-    return f"forward changes the buffer {name}: workers that run other micro-batches would have another value"
+    return f"forward changes the buffer {name}: its value would differ between workers (different micro-batches)"
 
 
 def _mistake(source: Source, error: Exception) -> ValueError:

@@ -1,4 +1,4 @@
-"""A model without memory: its structure, names, ties and buffers, and parameters that only have shapes.
+"""A model without memory: its structure, names, ties and buffers, and parameters that consist of shapes only.
 
 model = empty(source)                       # parameters on `meta`; a 70B model takes a second
 canonical = unshare(model)                  # makes a separate module for every use; name -> canonical name
@@ -27,8 +27,8 @@ def empty(source: Source, traced: bool = False) -> nn.Module:
 
 
 def unshare(model: nn.Module) -> dict[str, str]:
-    """Replaces every repeated occurrence of a module in `model` by a copy. So every use of a shared parameter can have
-    its own autograd leaf.
+    """Replaces every repeated occurrence of a module in `model` with a copy, so that every use of a shared parameter
+    can have its own autograd leaf.
 
     Returns every name of a parameter or buffer -> its canonical name, the first name of the same tensor."""
     first: dict[int, str] = {}

@@ -5,8 +5,8 @@
     values.find("blocks.0.mask")            # None if missing, for instance for computed buffers
 
 Without a folder, the first worker of a machine builds the whole model on the CPU with `run.seed` and writes
-RUN_DIR/seed.pt. The others wait for that file. So initial values are the same for every split and worker. A model that
-does not fit into memory needs a folder. Adapters (`lora`) are drawn by each worker.
+RUN_DIR/seed.pt. The other workers wait for that file, so the initial values are the same for every split and worker. A
+model that does not fit into memory needs a folder. Each worker draws the adapters (`lora`) itself.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 `batch.labels` are already shifted. A loss that shifts them again ignores the output at the last position, so the
 gradient of the last layer's input is exactly zero at this position. The first backward checks this gradient. If it is
 zero, the loss is computed twice, with different labels at the first position. A loss that shifts the labels again also
-ignores this difference. A loss that only omits the last position changes.
+ignores this difference. A loss that only omits the last position changes with these labels.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class LabelShift:
     def watch(self, leaves: Sequence[Any], batch: Batch, boundary: Sequence[Tensor]) -> None:
         """Makes the backward check the gradient of the first tensor in `leaves` that has a row per token.
 
-        Does nothing if an earlier check has decided, or if this batch cannot decide."""
+        Does nothing if an earlier check was conclusive, or if this batch does not allow a conclusion."""
         b, T = batch.labels.shape
         if self._decided or T < 3 or bool((batch.labels[:, [0, -1]] == IGNORED).any()):
             return
@@ -47,7 +47,7 @@ class LabelShift:
             if isinstance(leaf, Tensor) and leaf.requires_grad and (by := _positions(leaf, b, T)) is not None:
                 leaf.register_hook(lambda grad: self._check(by(grad), batch, boundary))
                 return
-        self._decided = True  # no tensor has a row per token
+        self._decided = True  # no tensor with a row per token
 
     def _check(self, grad: Tensor, batch: Batch, boundary: Sequence[Tensor]) -> None:
         """Decides whether the loss shifts the labels again. Raises UserMistake if it does.

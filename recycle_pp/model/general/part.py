@@ -147,7 +147,7 @@ class Part:
                 module._parameters[attribute] = nn.Parameter(self._read[of], requires_grad=False)
                 continue
             for region in uses[name]:
-                # A separate leaf for every use, so that the sum over the uses is the same for any layout.
+                # Each use gets its own leaf, so that the sum over the uses is the same for any layout.
                 leaf = nn.Parameter(views[of])
                 leaf.register_post_accumulate_grad_hook(partial(_take, sink, index[of]))
                 self._leaves[region].append((module, attribute, leaf))
@@ -222,8 +222,8 @@ class Part:
         return sum((m, a) == (module, attribute) for uses in self._leaves.values() for m, a, _ in uses) > 1
 
     def _install(self) -> None:
-        """Wraps the layers, and the modules with parameters outside of layers. The wrappers call only those modules
-        that belong to this stage."""
+        """Wraps the layers, and the modules with parameters outside of layers. The wrappers call only the modules of
+        this stage."""
         container = layers_of(self.model, self._source.layers)
         for name, module in outside(self.model, container):
             module.forward = partial(self._call, name, module.forward)
@@ -233,7 +233,8 @@ class Part:
     # -- while the forward runs
 
     def _begin(self, region: int) -> None:
-        """Starts a region. Keys dropout by (seed, step, g, layer), so it does not depend on layout or recomputation."""
+        """Starts a region. Seeds dropout by (seed, step, g, layer), so it does not depend on layout or
+        recomputation."""
         self._region = region
         if region in self._several:
             for module, attribute, leaf in self._leaves[region]:

@@ -2,7 +2,7 @@
 
     source = source_of(settings)
     model = source.build()                          # the whole model, in source.dtype
-    loss = source.loss(model, batch, items, labels) # loss of the whole model, or of a stage's part of it
+    loss = source.loss(model, batch, items, labels) # loss of the whole model, or of the part that a stage holds
 
 A custom model consists of three values and needs no subclass: `build()` returns an nn.Module, `model.layers` names its
 list of layers, and `model.loss` is a function of (output, batch). Arguments of the model's forward are passed by name:
@@ -50,8 +50,8 @@ class Source(Protocol):
         """The whole model.
 
         dtype: dtype of the parameters; None: `self.dtype`
-        traced: whether the model is for a run on fake tensors. If so, every operation of the forward has a shape
-            function. Names and shapes of the parameters stay the same."""
+        traced: whether the model is for a run on fake tensors. If so, torch can derive the result shapes of all its
+                operations. Names and shapes of the parameters stay the same."""
         ...
 
     def loss(self, model: nn.Module, batch: Batch, items: Tensor | None, labels: Tensor) -> Any: ...
@@ -63,8 +63,8 @@ def source_of(settings: Settings) -> Source:
 
 
 class Custom:
-    """A model that `model.build`, a function of the user's own package, builds. Python modules are also searched in the
-    working directory."""
+    """A model that `model.build`, a function of the user's own package, builds. Python also searches the working
+    directory for modules."""
 
     def __init__(self, settings: Settings) -> None:
         model = settings.model
@@ -80,7 +80,7 @@ class Custom:
         with called(self.name):
             built = self._build()
         if not isinstance(built, nn.Module):
-            raise ValueError(f"{self.name} must give an nn.Module, not {type(built).__name__}")
+            raise ValueError(f"{self.name} must return an nn.Module, not {type(built).__name__}")
         dtype = dtype or self.dtype
         return built if dtype == torch.float32 else built.to(dtype)  # buffers too, as torch does
 
@@ -131,9 +131,10 @@ class HuggingFace:
         self.layers = model.layers if isinstance(model.layers, str) else self._find_layers(whole)
 
     def build(self, dtype: torch.dtype | None = None, traced: bool = False) -> nn.Module:
-        # Both implementations give every expert a gradient, whatever the router chooses. `grouped_mm` computes one
+        # With both implementations every expert gets a gradient, whatever the router chooses. `grouped_mm` computes one
         # product per expert, over the tokens that chose it. `batched_mm` copies the matrices of an expert for every
-        # token. Without values, torch knows its shapes in every dtype, but those of `grouped_mm` only in bf16.
+        # token. Without values, torch can derive the shapes of `batched_mm` in every dtype, but those of `grouped_mm`
+        # only in bf16.
         experts = {"experts_implementation": "batched_mm" if traced else "grouped_mm"}
         given = experts if _has_experts(self.config) else {}
         model = self._class.from_config(self.config, dtype=dtype or self.dtype, **given)
@@ -168,14 +169,14 @@ class HuggingFace:
 
 def arguments(model: nn.Module, given: Mapping[str, Any]) -> dict[str, Any]:
     """The entries of `given` that the model's forward takes by name. If the forward's first argument has no entry, it
-    gets `input_ids`. Raises ValueError if another argument has neither an entry nor a default."""
+    gets `input_ids`. Raises ValueError if any other argument has neither an entry nor a default."""
     parameters = inspect.signature(type(model).forward).parameters
     names = [name for name, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)][1:]
     taken = {name: value for name, value in given.items() if name in names}
     if names and names[0] not in taken and "input_ids" in given:
         taken[names[0]] = given["input_ids"]
     if missing := [name for name in names if name not in taken and parameters[name].default is inspect.Parameter.empty]:
-        raise ValueError(f"its forward takes {missing[0]}, and the data have {', '.join(given)}")
+        raise ValueError(f"its forward takes {missing[0]}, but the data contain only {', '.join(given)}")
     return taken
 
 

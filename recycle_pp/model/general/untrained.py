@@ -1,4 +1,4 @@
-"""The tensors of a model that no checkpoint holds: frozen parameters and persistent buffers.
+"""The tensors of a model that no checkpoint contains: frozen parameters and persistent buffers.
 
 has_all(trained, run_dir)                      # whether it is already clear that there are no such tensors
 rest = Untrained(settings, trained, run_dir)   # trained: the names in the checkpoint
@@ -26,7 +26,7 @@ from .source import source_of
 
 
 def has_all(trained: Collection[str], run_dir: Path) -> bool:
-    """Whether RUN_DIR/seed.pt holds no tensor besides those in `trained`. Needs no code of the user."""
+    """Whether RUN_DIR/seed.pt contains only tensors in `trained`. Does not need the user's code."""
     seed = run_dir / "seed.pt"
     return seed.is_file() and torch.load(seed, mmap=True, weights_only=True).keys() <= {*trained}
 
@@ -68,7 +68,7 @@ class Untrained:
         return self._values.read(name) if found is None else found
 
     def _buffer(self, name: str, built: Tensor) -> Tensor:
-        """The value that `Part` trains with, before it is rounded to the dtype of the computation."""
+        """The value with which `Part` trains, before it is rounded to the dtype of the computation."""
         found = self._find(name)
         return built if found is None or found.shape != built.shape else found
 

@@ -95,7 +95,7 @@ def test_adapters_have_state_and_sums_and_frozen_weights_have_neither():
     tokens = of.model.sequence * of.parallel.microbatch_size
     ends = tokens * (8 + 2 * model.width)  # of the embedding
     assert some.waiting == whole.waiting - ends + tokens * len(layers) * 2 * 14 * rank
-    with pytest.raises(ValueError, match="memory is known for all-linear and for q_proj"):
+    with pytest.raises(ValueError, match="memory is known only for all-linear and for q_proj"):
         stage_memory(of.with_values({"model.lora.targets": ["query"]}), 0)
 
 

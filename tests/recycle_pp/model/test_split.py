@@ -21,7 +21,7 @@ def test_a_given_split_is_used_unchanged():
 
 @pytest.mark.parametrize("split", [[4, 4], [8, 0, 0], [2, 2, 2], [3, 3, 3]])
 def test_an_invalid_split_is_rejected_by_name(split):
-    with pytest.raises(ValueError, match=r"model\.split .* each of the 3 stages .* 8 in all"):
+    with pytest.raises(ValueError, match=r"model\.split .* each of the 3 stages .* 8 in total"):
         layers_of(8, 3, split)
 
 

@@ -57,7 +57,7 @@ def test_a_stage_of_a_third_party_model_becomes_another_stage(model, whole, unde
         ("SharedLayer", "several layers share blocks.0"),
         ("Bare", "several layers share scales"),
         ("Activations", "blocks.1 has no parameters of its own"),
-        ("Widening", "blocks.2 takes other tensors than blocks.1"),
+        ("Widening", "blocks.2 takes different tensors than blocks.1"),
     ],
 )
 def test_the_reason_why_layers_cannot_move_is_named(build, why):
