@@ -20,7 +20,8 @@ class Batch:
     """A micro-batch. Every stage may read it.
 
     inputs  (b, T) int64: b samples of T tokens
-    labels  (b, T) int64; labels[i, t] is the target after inputs[i, t] (already shifted); `IGNORED` has no loss. With
+    labels  (b, T) int64; labels[i, t] is the token that follows inputs[i, t] (already shifted); `IGNORED` has no loss.
+    With
             data.build, inputs and labels are the dataset's input_ids and labels, of any shape; (b, 0) if missing
     items   number of labels with a loss, averaged over the micro-batches of the step; None: the number in this
             micro-batch. Each micro-batch divides its sum of losses by `items`, so that the mean over the micro-batches
@@ -67,7 +68,7 @@ def _moved(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def documents(begins: Tensor) -> dict[str, Tensor]:
-    """Tensors with which a model keeps attention within each document of a sample, each (b, T) int64.
+    """Tensors that let a model keep attention within each document of a sample, each (b, T) int64.
 
     document_ids  for each token, the number of its document in the sample
     position_ids  for each token, its position in the document

@@ -9,7 +9,7 @@
 
 Text is cut into windows of T tokens; conversations are packed into samples of T tokens. A step has G micro-batches of b
 samples. Sample j of micro-batch g is sample n = (step G + g) b + j of the run. A keyed permutation of all samples, a
-different one in each epoch, maps n to a sample of the data. So each sample occurs exactly once in an epoch, whatever
+different one in each epoch, maps n to a sample of the data. Each sample thus occurs exactly once in an epoch, whatever
 the number of workers and resumes. With data.weights each source has its own order (`order`). With data.build the
 samples are those of a user's dataset (`own`).
 """
@@ -42,7 +42,7 @@ class Batches:
         validations: number of different validation micro-batches.
 
     Raises:
-        ValueError: the path is missing, empty, too short, or holds a token outside the vocabulary.
+        ValueError: the path is missing, empty, too short, or contains a token outside the vocabulary.
     """
 
     def __init__(self, settings: Settings):
@@ -58,7 +58,7 @@ class Batches:
     def batch(self, step: int, g: int) -> Batch:
         """Micro-batch g of step `step`, without `Batch.items`.
 
-        Like the other methods, raises UserMistake if the data cannot be trained on."""
+        Like the other methods, raises UserMistake if the data cannot be used for training."""
         return self._together([self._samples.train(number) for number in self.sample_ids(step, g)])
 
     def sample_ids(self, step: int, g: int) -> list[int]:
@@ -119,8 +119,8 @@ def shifted(rows: torch.Tensor, separator: int | None) -> Batch:
     rows: (b, T + 1) tokens
 
     A separator belongs to the document that follows it. The first token of a document is thus predicted from the
-    separator alone, and the last token predicts the next separator. No target is lost, and none is predicted from
-    another document.
+    separator alone, and the last token predicts the next separator. No target is lost, and none is predicted from a
+    different document.
     """
     inputs, labels = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
     return Batch(inputs, labels, more={} if separator is None else documents(inputs == separator))

@@ -8,8 +8,8 @@
     probe()                       # reads a byte of every open file from its disk; blocks until the disk responds
 
 A read is a system call (pread), not a page fault, so the other threads of the process run while it waits. Each read
-checks that the opened file is unchanged, and raises UserMistake if it was truncated or overwritten. If another file is
-moved to the same path, there is no error, because the old file stays open.
+checks that the opened file is unchanged, and raises UserMistake if it was truncated or overwritten. If a different file
+is moved to the same path, there is no error, because the old file stays open.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class FileTokens:
 
 
 def fingerprint(tokens: np.ndarray | FileTokens) -> str:
-    """Digest of the number of tokens and their bytes. From a large file, only 256 pieces are read."""
+    """Digest of the number of tokens and their bytes. Of a large file, reads only 256 pieces."""
     digest = hashlib.sha256(str((len(tokens), tokens.dtype)).encode())
     if len(tokens) <= _PIECE_TOKENS * _PIECES:
         digest.update(tokens[:].tobytes())
@@ -159,7 +159,8 @@ class _File:
         return data
 
     def _compare(self, modified: int) -> None:
-        """Raises UserMistake if the tokens have changed, by their fingerprint. A touch of the file does not matter.
+        """Raises UserMistake if the fingerprint of the tokens has changed. A new modification time alone does not
+        matter.
 
         modified: the new modification time of the file, in nanoseconds
         """

@@ -1,7 +1,7 @@
-"""Fetches datasets of the Hugging Face hub, once, into a folder that `documents.arrow` reads.
+"""Fetches datasets from the Hugging Face hub, once, into a folder that `documents.arrow` reads.
 
     local("hf://org/name:train")        # the folder; blocks while it is fetched. Without a split: train
-    local("s3://bucket/chats.jsonl")    # the copy of `storage.local_copy`, which must be there
+    local("s3://bucket/chats.jsonl")    # the copy that `storage.local_copy` made, which must exist
     local("chats.jsonl")                # any other path stays as it is
 
 The whole split is saved, so later starts need no network. If a process dies during a fetch, the next one fetches again.

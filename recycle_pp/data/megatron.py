@@ -1,4 +1,4 @@
-"""Megatron-LM's indexed data sets: PREFIX.bin holds the tokens, PREFIX.idx their type and number.
+"""Reads Megatron-LM's indexed datasets: PREFIX.bin contains the tokens, PREFIX.idx their type and number.
 
     prefix = find("corpus_text_document")     # also accepts a name with .bin or .idx; None if there is no such pair
     read(prefix)
@@ -47,21 +47,21 @@ def read(prefix: str) -> TokenSource:
     with index.open("rb") as file:
         head = file.read(HEADER.size)
     if len(head) < HEADER.size or not head.startswith(MAGIC):
-        raise ValueError(f"{index} is not an index of Megatron's")
+        raise ValueError(f"{index} is not a Megatron index")
     _, version, code, sequences, boundaries = HEADER.unpack(head)
     if version != 1:
-        raise ValueError(f"{index} has version {version}, and only version 1 is known")
+        raise ValueError(f"{index} has version {version}, but only version 1 is supported")
     if code not in DTYPES:
-        raise ValueError(f"{index} gives its tokens type {code}, which is not an integer type")
+        raise ValueError(f"{index} specifies token type {code}, which is not an integer type")
     needed = HEADER.size + 12 * sequences + 8 * boundaries
-    if size < needed:  # a larger index is valid: for multimodal data it has one more byte per sequence
+    if size < needed:  # a larger index is valid: with multimodal data it has one more byte per sequence
         raise ValueError(f"{index} has {size} bytes; {sequences} sequences and {boundaries} boundaries need {needed}")
     tokens = _count(index, sequences, np.dtype(DTYPES[code]).itemsize)
     if tokens < 1:
         raise ValueError(f"{prefix} is empty")
     held = data.stat().st_size // np.dtype(DTYPES[code]).itemsize
     if held < tokens:
-        raise ValueError(f"{data} holds {held} tokens, but {index.name} requires {tokens}")
+        raise ValueError(f"{data} contains {held} tokens, but {index.name} requires {tokens}")
     return TokenSource(prefix, FileTokens.open(data, np.dtype(DTYPES[code]), tokens))
 
 

@@ -10,7 +10,7 @@ Without weights every window of every source occurs once per epoch. With weights
 sources alternate in a fixed pattern of `PATTERN` turns, so any range of samples contains each source's share, rounded
 to 1 / PATTERN.
 
-With parts, as for islands, each part has its own windows in all epochs, and no window is in two parts.
+With parts (for islands), each part has the same windows in all epochs, and no window is in two parts.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Order:
         epoch, i = divmod(n, mine)
         if parts == 1:
             return permuted(i, count, (self._seed, epoch, *source))
-        if epoch:  # another order of the same windows
+        if epoch:  # a different order of the same windows
             i = permuted(i, mine, (self._seed, epoch, part, *source))
         return permuted(part + parts * i, count, (self._seed, 0, *source))
 

@@ -71,7 +71,7 @@ class OwnSamples:
             sample = {str(name): torch.as_tensor(value) for name, value in found.items()}
         if self.counts and "labels" not in sample:
             raise UserMistake(
-                f"{self.name} has a method counted, so its samples must have a tensor labels; they have "
+                f"{self.name} has a method `counted`, so its samples must contain a tensor `labels`; they contain "
                 f"{', '.join(sample)}"
             )
         if self._model.kind != "custom":
@@ -100,7 +100,7 @@ class OwnSamples:
 def _check_tokens(sample: Sample, model: Model, name: str, number: int) -> None:
     """Raises UserMistake if these are not the tokens and labels of one sample."""
     if sample.keys() != {"input_ids", "labels"}:
-        raise UserMistake(f"{name} must give input_ids and labels to model={model.kind}, not {', '.join(sample)}")
+        raise UserMistake(f"{name} must return input_ids and labels for model={model.kind}, not {', '.join(sample)}")
     for key, tensor in sample.items():
         if tensor.shape != (model.sequence,) or tensor.dtype != torch.int64:
             wanted = f"({model.sequence},) int64 for model.sequence={model.sequence}"
@@ -115,7 +115,8 @@ def _check_tokens(sample: Sample, model: Model, name: str, number: int) -> None:
 
 
 def together(samples: Sequence[Sample]) -> Batch:
-    """A micro-batch of the samples' stacked tensors. If they have no input_ids or no labels, that is (b, 0) int64."""
+    """A micro-batch of the samples' stacked tensors. Missing input_ids or labels become an empty tensor, (b, 0)
+    int64."""
     try:
         tensors = {name: torch.stack([sample[name] for sample in samples]) for name in samples[0]}
     except (RuntimeError, KeyError) as error:
@@ -137,6 +138,6 @@ def built(build: str) -> Any:
     with called(f"data.build={build}"):
         dataset = made()
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        raise ValueError(f"data.build={build} must give an object with __len__ and __getitem__, not "
+        raise ValueError(f"data.build={build} must return an object with __len__ and __getitem__, not "
                          f"{type(dataset).__name__}")  # fmt: skip
     return dataset

@@ -15,7 +15,7 @@ MASK = (1 << 64) - 1
 def permuted(i: int, n: int, key: tuple[int, ...]) -> int:
     """The image of i under a permutation of range(n) keyed by `key`.
 
-    Applies a Feistel network repeatedly, until the result is below n.
+    Applies a Feistel network repeatedly until the result is below n.
     """
     half = max(1, ((n - 1).bit_length() + 1) // 2)
     low = (1 << half) - 1

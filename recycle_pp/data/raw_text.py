@@ -14,7 +14,7 @@ import numpy as np
 
 from .source import TokenSource
 
-SKIPPED = {"site-packages", "dist-packages", "test", "tests"}  # folders that are not the library's own text
+SKIPPED = {"site-packages", "dist-packages", "test", "tests"}  # folders without text of the library itself
 COMPILED = "__pycache__"  # no text in any corpus
 
 
@@ -29,7 +29,7 @@ def read(path: str | None) -> TokenSource:
     place = Path(path)
     tokens = _bytes(files(place) if place.is_dir() else [place])
     if not len(tokens):
-        raise ValueError(f"{path} holds no text")
+        raise ValueError(f"{path} contains no text")
     return TokenSource(path, tokens)
 
 

@@ -4,8 +4,8 @@
     samples.ids(first, count); samples.train(window)      # (T + 1,) tokens: inputs and, shifted by one, targets
     samples.held_out(i)
 
-A source is cut into windows. Window w has the tokens w T to w T + T inclusive, so neighbours share one token. With
-data.format=chat, window w has the T marked tokens (`chat.packing`) from w T on, which are one packed sample. The
+A source is cut into windows. Window w contains the tokens w T to w T + T inclusive, so neighbours share one token. With
+data.format=chat, window w contains the T marked tokens (`chat.packing`) from w T on, which are one packed sample. The
 windows of several sources are numbered consecutively.
 """
 
@@ -39,7 +39,7 @@ class Samples:
         packed: name of a source -> statistics of its conversations; empty without data.format=chat.
 
     Raises:
-        ValueError: a path is missing, empty, too short, or holds a token outside the vocabulary.
+        ValueError: a path is missing, empty, too short, or contains a token outside the vocabulary.
     """
 
     def __init__(self, settings: Settings, report: sources.Reporter | None = None):
@@ -62,7 +62,7 @@ class Samples:
             if count < 1:
                 raise ValueError(
                     f"data.path: {source.name} has {len(source)} tokens, too few for one training sample of "
-                    f"model.sequence={T}" + ("" if own else " beside the held-out part")
+                    f"model.sequence={T}" + ("" if own else " in addition to the held-out part")
                 )
         self._order = Order(self._train.counts, data.weights, settings.run.seed, settings.islands.cut)
         self._held_out_order = interleaved(self._held_out.counts, None if own else data.weights)
@@ -97,11 +97,11 @@ class Samples:
         tokens = tokens & TOKEN if self._chat else tokens
         if (largest := int(tokens.max())) >= self._vocabulary:
             raise UserMistake(
-                f"data.path: {name} holds token {largest}; model.vocabulary must be at least {largest + 1}, "
+                f"data.path: {name} contains token {largest}; model.vocabulary must be at least {largest + 1}, "
                 f"it is {self._vocabulary}"
             )
         if tokens.dtype.kind == "i" and int(tokens.min()) < 0:
-            raise UserMistake(f"data.path: {name} holds token {int(tokens.min())}, and a token is at least 0")
+            raise UserMistake(f"data.path: {name} contains token {int(tokens.min())}, but tokens must be at least 0")
 
 
 class Windows:

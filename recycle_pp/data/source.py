@@ -3,7 +3,7 @@
     source = TokenSource("train.bin", FileTokens.open("train.bin", np.dtype("<u2"), count))
     len(source), source.slice(0, 1025)
 
-Each format has a function that returns a TokenSource: `raw_text.read`, `token_file.read`, `megatron.read`. Text is held
+Each format has a function that returns a TokenSource: `raw_text.read`, `token_file.read`, `megatron.read`. Text is kept
 in memory. A slice of a token file reads only the bytes of the slice.
 """
 

@@ -8,12 +8,12 @@ The path selects the format:
 - PREFIX.idx with PREFIX.bin: Megatron's format.
 - Any other .bin: bare tokens.
 - s3://, gs:// or az://: the copy of `storage.local_copy`, in any of these formats, which must exist.
-- hf://NAME:SPLIT: a dataset of the Hugging Face hub, fetched once (`hub`). It is text, like the folder of a saved
+- hf://NAME:SPLIT: a dataset from the Hugging Face hub, fetched once (`hub`). It is text, like the folder of a saved
   dataset.
 - Anything else is text. With data.tokenizer it is tokenised once, into a file in `cache_folder`. Without
   data.tokenizer the raw bytes are the tokens.
 
-With data.format=chat the text holds conversations (`chat`), and a .bin is a file of packed conversations.
+With data.format=chat the text contains conversations (`chat`), and a .bin is a file of packed conversations.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def separator(data: Data, found: Sequence[TokenSource]) -> int | None:
         if token is None:
             raise ValueError(
                 f"data.document_mask must be false: the token that separates documents of {source.name} is unknown; "
-                "set data.tokenizer (bytes, for text)"
+                "set data.tokenizer (to bytes, for text)"
             )
         said[token] = source.name
     if len(said) > 1:

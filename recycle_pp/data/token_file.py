@@ -3,8 +3,9 @@
     read("train.bin", dtype="auto", vocabulary=50257)
     describe("train.bin")             # the content of train.bin.json, checked against the file; None if it is missing
 
-`train.bin` holds only little-endian uint16 or uint32 numbers, as nanoGPT writes them. `recycle_pp.tokenize` also writes
-the description `train.bin.json` with dtype, count, vocabulary and checksum. Without a description the dtype is unknown.
+`train.bin` contains only little-endian uint16 or uint32 numbers, as nanoGPT writes them. `recycle_pp.tokenize` also
+writes the description `train.bin.json` with dtype, count, vocabulary and checksum. Without a description the dtype is
+unknown.
 """
 
 from __future__ import annotations
@@ -58,10 +59,10 @@ def read(path: str, dtype: str, vocabulary: int, sequence: int | None = None) ->
     _check_format(path, None if description is None else description.packed, sequence)
     if description is not None:
         if dtype not in ("auto", description.dtype):
-            raise ValueError(f"{path} holds {description.dtype} according to {sidecar(place).name}, not {dtype}")
+            raise ValueError(f"{path} contains {description.dtype} according to {sidecar(place).name}, not {dtype}")
         if description.vocabulary > vocabulary:
             raise ValueError(
-                f"{path} was made by a tokenizer of {description.vocabulary} tokens; "
+                f"{path} was made by a tokenizer with {description.vocabulary} tokens; "
                 f"model.vocabulary must be at least {description.vocabulary}, it is {vocabulary}"
             )
         dtype = description.dtype
@@ -71,23 +72,23 @@ def read(path: str, dtype: str, vocabulary: int, sequence: int | None = None) ->
     if size < itemsize:
         raise ValueError(f"{path} is empty")
     if size % itemsize:
-        raise ValueError(f"{path} has {size} bytes, which is not a whole number of {dtype}")
+        raise ValueError(f"{path} has {size} bytes, which is not a whole number of {dtype} tokens")
     separator, packed = (None, None) if description is None else (description.separator, description.packed)
     return TokenSource(path, FileTokens.open(place, DTYPES[dtype], size // itemsize), separator, packed)
 
 
 def _check_format(path: str, packed: Packed | None, sequence: int | None) -> None:
-    """Raises ValueError if the file has conversations and data.format is not chat, or the reverse.
+    """Raises ValueError if the file contains conversations and data.format is not chat, or the reverse.
 
-    Also raises it if the samples have another length than `sequence`.
+    Also raises ValueError if the samples do not have `sequence` tokens.
     """
     if sequence is None and packed is not None:
-        raise ValueError(f"{path} holds conversations, which need data.format=chat")
+        raise ValueError(f"{path} contains conversations, which need data.format=chat")
     if sequence is not None and packed is None:
-        raise ValueError(f"{path} holds no conversations; python -m recycle_pp.tokenize --sequence=T makes such a file")
+        raise ValueError(f"{path} has no conversations; python -m recycle_pp.tokenize --sequence=T makes such a file")
     if sequence is not None and packed is not None and packed.sequence != sequence:
         raise ValueError(
-            f"{path} holds samples of {packed.sequence} tokens; model.sequence must be {packed.sequence}, "
+            f"{path} contains samples of {packed.sequence} tokens; model.sequence must be {packed.sequence}, "
             f"it is {sequence}"
         )
 

@@ -1,4 +1,4 @@
-"""Tokenises text once into a file. An interruption loses only seconds of work.
+"""Tokenises text once into a file. An interruption loses only a few seconds of work.
 
     recipe = Recipe(Corpus.of(["corpus.parquet"]), load("models/smollm"))
     description = tokenise(recipe, Path("train.bin"), report=print)     # blocks; after an interruption, call it again
@@ -33,7 +33,7 @@ from .tokenizer import Tokenizer
 
 TOGETHER = 1 << 19  # characters in one call of the tokenizer, which delays a Ctrl-C by a fraction of a second
 SURE_SECONDS = 5.0  # seconds between two updates of the record
-VERSION = 1  # version of this method; after a change, existing files are not used any more
+VERSION = 1  # version of this method; after a change, existing files are no longer used
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Recipe:
         for piece, behind in self.corpus.pieces(start):
             texts.append(piece.text)
             ends.append(piece.ends)
-            size += len(piece.text) + 64  # + 64, because tiny documents cost time by their number, not their length
+            size += len(piece.text) + 64  # + 64, because tiny documents cost time by number, not by length
             if size >= TOGETHER:
                 yield texts, ends, behind
                 texts, ends, size = [], [], 0
@@ -154,7 +154,7 @@ class Report:
     done    bytes of text that are finished
     total   bytes of the whole text
     begun   bytes of text that were finished before the call
-    tokens  tokens of the file until now
+    tokens  tokens in the file so far
     """
 
     done: int
@@ -170,7 +170,7 @@ def tokenise(recipe: Preparation, out: Path, report: Callable[[Report], None] = 
     making the same file, waits for it.
 
     Raises:
-        ValueError: `out` was made by another recipe or program, or the text cannot be read.
+        ValueError: `out` was made by a different recipe or program, or the text cannot be read.
         OSError: `out` cannot be written.
     """
     digest = recipe.digest
@@ -185,7 +185,7 @@ def tokenise(recipe: Preparation, out: Path, report: Callable[[Report], None] = 
         progress = _continue(file, partial, digest, recipe)
         progress = _Writer(recipe, file, partial, progress).run(report)
         if progress.packed is not None and not progress.tokens:
-            raise ValueError(f"none of the {progress.packed.left_out} conversations has a token of the assistant")
+            raise ValueError(f"none of the {progress.packed.left_out} conversations contains text of the assistant")
         description = Description(
             recipe.dtype, progress.tokens, progress.documents, max(recipe.vocabulary, progress.largest + 1),
             recipe.separator, progress.crc32, digest, progress.packed,
@@ -255,7 +255,7 @@ class _Writer:
 def _finished(out: Path, digest: str) -> Description | None:
     """The description of `out`; None if there is no such file.
 
-    Raises ValueError if another recipe or another program made the file.
+    Raises ValueError if a different recipe or program made the file.
     """
     if not out.exists():
         return None
@@ -263,7 +263,7 @@ def _finished(out: Path, digest: str) -> Description | None:
     if description is None:
         raise ValueError(f"{out} exists and was not made by this command; name another file")
     if description.recipe != digest:
-        raise ValueError(f"{out} was made from another text or by another tokenizer; remove it or name another file")
+        raise ValueError(f"{out} was made from a different text or tokenizer; remove it or name another file")
     return description
 
 
@@ -305,5 +305,5 @@ def _exclusive(partial: Path) -> Iterator[BinaryIO]:
                 return
         finally:
             file.close()
-        # Another process has renamed or removed the partial file in the meantime, so the opened file is not the partial
-        # file any more. Tries again.
+        # Another process has renamed or removed the partial file in the meantime, so the opened file is no longer the
+        # partial file. Tries again.

@@ -100,7 +100,7 @@ def definition(place: str) -> Path:
             f"transformers.AutoTokenizer.from_pretrained({place!r}).save_pretrained({place!r})"
         )
     if not file.is_file():
-        raise ValueError(f"data.tokenizer must be bytes, a tokenizer.json or a folder that holds one, not {place!r}")
+        raise ValueError(f"data.tokenizer must be bytes, a tokenizer.json or a folder that contains one, not {place!r}")
     return file
 
 

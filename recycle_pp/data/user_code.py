@@ -1,4 +1,4 @@
-"""Finds a user's own functions by name, and reports exceptions of a user's code with file and line.
+"""Finds a user's own functions by name, and reports exceptions in the user's code with file and line.
 
 function("model.build", "my_package:build")      # the function; raises ValueError with one sentence for the user
 

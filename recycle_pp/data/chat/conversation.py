@@ -29,7 +29,7 @@ class Conversation:
 def conversation_of(record: Mapping[str, Any], column: str) -> Conversation:
     """The conversation in `column`, or else in prompt and completion, which are texts or lists of messages.
 
-    Raises ValueError if there is none; the message does not name the file and line.
+    Raises ValueError if there is no conversation; the message does not name the file and line.
     """
     tools = record.get("tools") or None
     if record.get(column) is not None:

@@ -5,8 +5,8 @@
     rows_of([marked, other], 1024)                  # (n, 1024) marked tokens
 
 A token with the mark TARGET has a loss. It is predicted from the earlier tokens of its conversation, so the first token
-is never a target. BEGINS marks the first token of a conversation. Zeros fill the rest of a sample, and count as one
-more conversation.
+is never a target. BEGINS marks the first token of a conversation. Zeros fill the rest of a sample and count as one more
+conversation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def targets_in(marked: np.ndarray) -> int:
 
 
 def rows_of(conversations: Sequence[np.ndarray], T: int) -> np.ndarray:
-    """The samples that hold all conversations: (n, T) marked tokens. conversations: 1 to T marked tokens each."""
+    """The samples that contain all conversations: (n, T) marked tokens. conversations: 1 to T marked tokens each."""
     groups = packed([len(one) for one in conversations], T)
     rows = np.zeros((len(groups), T), DTYPE)
     for row, group in zip(rows, groups, strict=True):
@@ -52,7 +52,7 @@ def packed(lengths: Sequence[int], T: int) -> list[list[int]]:
     """For each sample, the numbers of its conversations. Packs by best fit, the longest conversation first.
 
     Conversations in a sample are sorted by number, and samples by their first conversation. Without this, the last
-    samples would hold mostly short conversations, which are packed last.
+    samples would contain mostly short conversations, which are packed last.
     """
     groups: list[list[int]] = []
     free: list[tuple[int, int]] = []  # (free tokens, sample), ascending

@@ -39,7 +39,7 @@ class ChatRecipe:
     def __post_init__(self) -> None:
         for file in self.corpus.files:
             if format_of(file) is text:
-                raise ValueError(f"{file} holds no conversations: data.format=chat reads .jsonl, .parquet and datasets")
+                raise ValueError(f"{file} has no conversations: data.format=chat reads .jsonl, .parquet and datasets")
 
     @cached_property
     def digest(self) -> str:

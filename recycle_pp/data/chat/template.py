@@ -1,4 +1,4 @@
-"""Tokenises a conversation by a Hugging Face chat template, and finds the tokens that the assistant wrote.
+"""Tokenises a conversation with a Hugging Face chat template, and finds the tokens that the assistant wrote.
 
     template = ChatTemplate("models/qwen2")
     ids, counted = template.encode(conversation)    # (n,) tokens, (n,) bool
@@ -7,8 +7,8 @@
 
 A template with {% generation %} marks the assistant's text itself. With other templates, two texts are rendered for
 each answer: one from the earlier messages and the prompt for an answer, and one from the messages up to the answer. The
-second one must begin with the first one, and the whole text with the second one. The difference is the answer. A token
-with at least one character of an answer counts as written by the assistant.
+second text must begin with the first, and the whole conversation with the second. The difference between the two texts
+is the answer. A token with at least one character of an answer counts as written by the assistant.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class ChatTemplate:
         except ImportError:
             raise ValueError("data.format=chat needs transformers: pip install -e '.[hf]' in the clone of recycle_pp") \
                 from None  # fmt: skip
-        logging.set_verbosity_error()  # no warning about conversations longer than the tokenizer's model allows
+        logging.set_verbosity_error()  # otherwise warns if the tokenizer's model does not allow such long conversations
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(str(local_copy.place(place)), local_files_only=True)
             template = self._tokenizer.get_chat_template()
@@ -110,7 +110,7 @@ class ChatTemplate:
             if not (until.startswith(before) and text.startswith(until)):
                 raise ValueError(
                     f"with this chat template the text up to message {i + 1} is not the beginning of the whole text, "
-                    "so the assistant's tokens are not known; mark them in the template by {% generation %}"
+                    "so the assistant's tokens are unknown; mark them in the template with {% generation %}"
                 )
             yield len(before), len(until)
 
@@ -123,8 +123,8 @@ class ChatTemplate:
         given = {"tokenize": False, "chat_template": template} | more
         try:
             return self._tokenizer.apply_chat_template(conversation.messages[:count], tools=conversation.tools, **given)
-        except Exception as error:  # whatever a template raises: jinja2's errors, TypeError
-            raise ValueError(f"the chat template refuses the conversation ({_line(error)})") from None
+        except Exception as error:  # a template may raise anything: jinja2's errors, TypeError
+            raise ValueError(f"the chat template rejects the conversation ({_line(error)})") from None
 
 
 @lru_cache

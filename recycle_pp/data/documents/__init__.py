@@ -8,7 +8,7 @@
 
 A format is a module with `pieces(file, column, offset)`, `extent(file)` and, if it has records, `records(file, columns,
 offset)`. The offset counts bytes in a text file or .jsonl, and rows in the other formats; `extent` is the offset of the
-end. A text file is one document, split into pieces. The other formats hold one document per line or row.
+end. A text file is one document, split into pieces. The other formats contain one document per line or row.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Corpus:
                 raise ValueError(f"{file} is compressed; decompress it first")
         sizes = tuple(arrow.size(file) if file.is_dir() else file.stat().st_size for file in found)
         if not sum(sizes):
-            raise ValueError(f"{', '.join(map(str, paths))} holds no text")
+            raise ValueError(f"{', '.join(map(str, paths))} contains no text")
         return cls(tuple(found), sizes, column)
 
     @property
@@ -83,7 +83,7 @@ class Corpus:
 
     @property
     def cuts(self) -> tuple[int, ...]:
-        """The version of the places at which a text file is cut, if there is one that is cut; else ()."""
+        """(version of the rule for cutting text files,) if the corpus has a file that is cut; else ()."""
         long = (size > text.SIZE and format_of(file) is text for file, size in zip(self.files, self.sizes, strict=True))
         return (text.CUTS,) * any(long)
 
@@ -101,7 +101,7 @@ class Corpus:
     def records(self, columns: Sequence[str], start: Position) -> Iterator[tuple[Any, str, Position]]:
         """Yields (record, its place for messages, position after it) for every record from `start` on.
 
-        A record has at least those of `columns` that the file has. Raises ValueError like `pieces`.
+        A record contains at least the columns in `columns` that the file has. Raises ValueError like `pieces`.
         """
         offset = start.offset
         for number in range(start.file, len(self.files)):

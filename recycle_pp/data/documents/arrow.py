@@ -14,15 +14,15 @@ ROWS = 1024  # number of rows read at once
 
 
 def is_dataset(folder: Path) -> bool:
-    """Whether the folder is a saved dataset. Raises ValueError if it holds several datasets, one for each split."""
+    """Whether the folder is a saved dataset. Raises ValueError if it contains several datasets, one for each split."""
     if (folder / "dataset_dict.json").is_file():
         splits = json.loads((folder / "dataset_dict.json").read_text())["splits"]
-        raise ValueError(f"{folder} holds the splits {', '.join(splits)}; name one of them, {folder / splits[0]}")
+        raise ValueError(f"{folder} contains the splits {', '.join(splits)}; name one, such as {folder / splits[0]}")
     return (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file()
 
 
 def size(folder: Path) -> int:
-    """Bytes of the files that hold the rows."""
+    """Total bytes of the files with the rows."""
     return sum(file.stat().st_size for file in folder.glob("*.arrow"))
 
 
@@ -40,7 +40,7 @@ def pieces(file: Path, column: str, offset: int) -> Iterator[Piece]:
 def records(file: Path, columns: Sequence[str], offset: int) -> Iterator[tuple[dict[str, Any], str, int]]:
     """Yields (row, its place for messages, the offset after it) from row `offset` on.
 
-    A row has those of `columns` that the dataset has.
+    A row contains the columns in `columns` that the dataset has.
     """
     dataset = _open(file)
     dataset = dataset.select_columns([name for name in dataset.column_names if name in columns])
@@ -62,7 +62,7 @@ def _open(file: Path) -> Any:
         import datasets
     except ImportError:
         raise ValueError(
-            f"{file} needs datasets to be read; pip install -e '.[datasets]' in the clone of recycle_pp"
+            f"reading {file} needs the package datasets; pip install -e '.[datasets]' in the clone of recycle_pp"
         ) from None
     try:
         return datasets.load_from_disk(str(file))

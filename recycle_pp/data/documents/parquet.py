@@ -30,7 +30,7 @@ def pieces(file: Path, column: str, offset: int) -> Iterator[Piece]:
 def records(file: Path, columns: Sequence[str], offset: int) -> Iterator[tuple[dict[str, Any], str, int]]:
     """Yields (row, its place for messages, the offset after it) from row `offset` on.
 
-    A row has those of `columns` that the file has.
+    A row contains the columns in `columns` that the file has.
     """
     with _open(file) as table:
         held = [field.name for field in table.schema_arrow if field.name in columns]
@@ -73,7 +73,7 @@ def _open(file: Path) -> Any:
         import pyarrow.parquet
     except ImportError:
         raise ValueError(
-            f"{file} needs pyarrow to be read; pip install -e '.[hf]' in the clone of recycle_pp"
+            f"reading {file} needs the package pyarrow; pip install -e '.[hf]' in the clone of recycle_pp"
         ) from None
     try:
         return pyarrow.parquet.ParquetFile(file)

@@ -66,7 +66,7 @@ def test_a_dataset_of_the_hub_is_fetched_once(tmp_path, monkeypatch):
     ("make", "sentence"),
     [
         (lambda at: f"hf://{at}/nothing", "hf://.*nothing cannot be fetched: "),
-        (lambda at: splits(at), "holds the splits train, test; name one of them, .*train"),
+        (lambda at: splits(at), "contains the splits train, test; name one, such as .*train"),
         (lambda at: saved(at, {"text": [["a", "b"]]}), "has no text in 'text'; its columns are text"),
         (lambda at: saved(at, {"text": [[{"role": "a"}]]}), "has no text in 'text'; its columns are text"),
         (lambda at: saved(at, {"text": [{"role": "a"}]}), "has no text in 'text'; its columns are text"),

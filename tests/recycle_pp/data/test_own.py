@@ -57,10 +57,13 @@ def test_the_fingerprint_depends_only_on_the_content():
 @pytest.mark.parametrize(
     ("build", "sentence"),
     [
-        ("nothing", r"data\.build=.*nothing must give an object with __len__ and __getitem__, not int"),
+        ("nothing", r"data\.build=.*nothing must return an object with __len__ and __getitem__, not int"),
         ("nowhere", r"data\.build=.*nowhere: .* has no nowhere"),
         ("fails", rf"fails\[7\] raised OSError: no such picture \({re.escape(own_sets.__file__)}, line \d+, in __get"),
-        ("targets", r"has a method counted, so its samples must have a tensor labels; they have input_ids, targets"),
+        (
+            "targets",
+            r"so its samples must contain a tensor `labels`; they contain input_ids, targets",
+        ),
         ("uneven", r"samples have different shapes or names"),
     ],
 )
@@ -74,7 +77,7 @@ def test_a_mistake_in_the_dataset_is_reported_in_one_sentence(build, sentence):
 def test_the_projects_own_model_accepts_only_tokens():
     config = settings("mixed").with_values({"model.kind": "transformer"})
     with pytest.raises(
-        UserMistake, match="must give input_ids and labels to model=transformer, not sound, loud, labels"
+        UserMistake, match="must return input_ids and labels for model=transformer, not sound, loud, labels"
     ):
         Batches(config).batch(0, 0)
 

@@ -45,14 +45,14 @@ def test_megatrons_documents_are_concatenated(tmp_path, code, dtype):
 @pytest.mark.parametrize(
     "offset, content, sentence",
     [
-        (0, b"NOTANIDX!", "is not an index of Megatron's"),
-        (9, struct.pack("<Q", 2), "has version 2, and only version 1 is known"),
-        (17, b"\x07", "gives its tokens type 7, which is not an integer type"),
+        (0, b"NOTANIDX!", "is not a Megatron index"),
+        (9, struct.pack("<Q", 2), "has version 2, but only version 1 is supported"),
+        (17, b"\x07", "specifies token type 7, which is not an integer type"),
         (18, struct.pack("<Q", 10**15), "1000000000000000 sequences and 5 boundaries need"),
         (34, struct.pack("<i", -3), "are not contiguous"),
         (34, struct.pack("<i", 4), "are not contiguous"),
         (34 + 16 + 8, struct.pack("<q", -8), "are not contiguous"),
-        (34 + 12, struct.pack("<i", 10**9), "holds 804 tokens, but .* requires 1000000804"),
+        (34 + 12, struct.pack("<i", 10**9), "contains 804 tokens, but .* requires 1000000804"),
     ],
 )
 def test_an_inconsistent_index_is_rejected_in_one_sentence(tmp_path, offset, content, sentence):
@@ -84,10 +84,10 @@ def test_the_type_of_a_bin_comes_from_its_description_the_vocabulary_or_the_user
     token_file.write_description(path, token_file.Description("uint32", 4, 1, 80_000, 0, crc, ""))
     assert opened(path, 80_000)[0].tolist() == tokens.tolist()
     with pytest.raises(
-        ValueError, match=r"made by a tokenizer of 80000 tokens; model\.vocabulary must be at least 80000"
+        ValueError, match=r"made by a tokenizer with 80000 tokens; model\.vocabulary must be at least 80000"
     ):
         opened(path, 79_999)
-    with pytest.raises(ValueError, match=r"holds uint32 according to x\.bin\.json, not uint16"):
+    with pytest.raises(ValueError, match=r"contains uint32 according to x\.bin\.json, not uint16"):
         opened(path, 80_000, dtype="uint16")
     Path(path).write_bytes(b"\0" * 12)
     with pytest.raises(ValueError, match=r"has 12 bytes, but x\.bin\.json requires 16"):
@@ -115,7 +115,7 @@ def test_an_invalid_description_is_rejected_in_one_sentence(tmp_path, content):
 
 def test_a_bin_with_half_a_token_is_rejected(tmp_path):
     (tmp_path / "x.bin").write_bytes(b"\0" * 13)
-    with pytest.raises(ValueError, match="has 13 bytes, which is not a whole number of uint16"):
+    with pytest.raises(ValueError, match="has 13 bytes, which is not a whole number of uint16 tokens"):
         opened(str(tmp_path / "x.bin"))
 
 
@@ -194,7 +194,7 @@ def test_with_separate_validation_files_all_training_files_are_trained_on(tmp_pa
 
 def test_a_negative_token_is_rejected(tmp_path):
     prefix = formats.megatron(tmp_path / "corpus", [[1, -2] * 100], 4, "<i4")
-    with pytest.raises(ValueError, match="holds token -2, and a token is at least 0"):
+    with pytest.raises(ValueError, match="contains token -2, but tokens must be at least 0"):
         samples(path=prefix).train(0)
 
 

@@ -119,7 +119,7 @@ def test_a_finished_file_is_reused_and_other_files_are_never_overwritten(tmp_pat
     description = tokenise(recipe, out)
     assert tokenise(recipe, out, lambda _: pytest.fail("the file exists already")) == description
     os.utime(recipe.corpus.files[0], ns=(0, 0))
-    with pytest.raises(ValueError, match=r"out\.bin was made from another text or by another tokenizer; remove it"):
+    with pytest.raises(ValueError, match=r"out\.bin was made from a different text or tokenizer; remove it"):
         tokenise(recipe, out)
     sidecar(out).unlink()
     with pytest.raises(ValueError, match=r"out\.bin exists and was not made by this command; name another file"):
@@ -275,7 +275,7 @@ def test_compressed_empty_and_missing_files_are_rejected(tmp_path):
     (tmp_path / "empty").touch()
     for name, sentence in [
         ("a.jsonl.gz", "is compressed; decompress it first"),
-        ("empty", "holds no text"),
+        ("empty", "contains no text"),
         ("b", "does not exist"),
     ]:
         with pytest.raises(ValueError, match=sentence):

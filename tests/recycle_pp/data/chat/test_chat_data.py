@@ -118,8 +118,8 @@ def test_a_prepared_file_may_be_used_as_data(tmp_path, folder):
     text, made = (Batches(settings(str(place), folder)) for place in (path, tmp_path / "a.bin"))
     assert text.fingerprint == made.fingerprint and torch.equal(text.batch(1, 2).inputs, made.batch(1, 2).inputs)
     for changes, sentence in [
-        ({"model__sequence": 32}, "holds samples of 384 tokens; model.sequence must be 384, it is 32"),
-        ({"data__format": "text"}, "holds conversations, which need data.format=chat"),
+        ({"model__sequence": 32}, "contains samples of 384 tokens; model.sequence must be 384, it is 32"),
+        ({"data__format": "text"}, "contains conversations, which need data.format=chat"),
         ({"model__vocabulary": 257}, "model.vocabulary must be at least 258, it is 257"),
     ]:
         with pytest.raises(ValueError, match=sentence):
@@ -133,7 +133,7 @@ def test_a_prepared_file_may_be_used_as_data(tmp_path, folder):
         ('{"text": "a"}', "byte 0: there is neither 'messages' nor 'prompt' and 'completion', but text"),
         (
             '{"messages": [{"role": "user", "content": "a"}]}',
-            "none of the 1 conversations has a token of the assistant",
+            "none of the 1 conversations contains text of the assistant",
         ),
     ],
 )
@@ -145,7 +145,7 @@ def test_a_file_without_conversations_is_refused_with_the_place(tmp_path, folder
 
 def test_a_text_file_is_refused_as_conversations(tmp_path, folder):
     (tmp_path / "a.txt").write_text("a")
-    with pytest.raises(ValueError, match=r"a\.txt holds no conversations: data\.format=chat reads \.jsonl, "):
+    with pytest.raises(ValueError, match=r"a\.txt has no conversations: data\.format=chat reads \.jsonl, "):
         Batches(settings(str(tmp_path / "a.txt"), folder))
 
 

@@ -92,7 +92,7 @@ def test_a_template_that_changes_earlier_text_is_refused(template):
     ("messages", "sentence"),
     [
         ([{"role": "assistant", "content": "a"}], "begins with the assistant"),
-        ([{"role": "user", "content": 3 * [{}]}, {"role": "nobody"}], "the chat template refuses the conversation"),
+        ([{"role": "user", "content": 3 * [{}]}, {"role": "nobody"}], "the chat template rejects the conversation"),
     ],
 )
 def test_a_conversation_that_cannot_be_rendered_is_refused(template, messages, sentence):
