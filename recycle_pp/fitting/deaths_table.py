@@ -2,7 +2,7 @@
 
     show_deaths(console, source, seconds=None)
 
-If the source has settings of the trainer and schedule.rebalance is not `never`, each row also shows whether the trainer
+If the source contains trainer settings and schedule.rebalance is not `never`, each row also shows whether the trainer
 would move layers after this death (`trainer_moves.py`).
 """
 
@@ -40,7 +40,7 @@ def show_deaths(
 
     seconds   search time for each plan, limited to `SECONDS`; None: `SECONDS`
     size      bytes of a micro-batch in flight
-    capacity  bytes that a worker has for micro-batches in flight
+    capacity  bytes that a worker has available for micro-batches in flight
     """
     terminal = sys.stderr.isatty()
 
@@ -127,7 +127,7 @@ def _grid(table: Table, capacity: float | None, made: Mapping[Worker, Decision])
     for row in table.rows:
         if row.period is None:
             alone = len(table.now.problem.live[row.worker.stage]) == 1
-            reason = "its stage is gone" if alone else "the others of its stage have no room"
+            reason = "its stage is lost" if alone else "its peers have no room"
             grid.add_row(str(row.worker), "none", *["-"] * (len(names) + 2), f"no: {reason}")
             continue
         size = (

@@ -2,7 +2,7 @@
 
     drift = Drift()
     drift.add(own, wall)         # after a step: times of the worker's ops, in any unit that stays the same
-    drift.slow                   # whether most of the last steps took longer than the first ones
+    drift.slow                   # whether most of the last steps took longer than the first steps
     drift.factor                 # duration of the worker's ops in the last steps, as a multiple of the first steps
     drift.forget()               # drops the last steps; call it when the worker has recovered
     drift.first                  # medians of the first steps; None before they are complete

@@ -1,11 +1,11 @@
-"""The first boundaries between stages of a job with model.split=auto.
+"""Chooses the first boundaries between the stages of a job with model.split=auto.
 
     settings = with_first_layout(settings)               # before any worker starts
     counted(problem, settings)                           # a problem without measured times, for `plan`
 
-The work of a layer is estimated as its number of weights. The head counts as a part of the last layer, and can have as
-many weights as several layers. The embedding needs no multiplication, so only its bytes count, in the first layer. With
-`parallel.memory` the layers and the micro-batches in flight must fit. Once the job has measured its times,
+The work of a layer is estimated as its number of weights. The head counts as part of the last layer, and can have as
+many weights as several layers. The embedding needs no multiplication, so only its bytes count, as part of the first
+layer. With `parallel.memory` the layers and the micro-batches in flight must fit. Once the job has measured its times,
 `schedule.rebalance` may move layers.
 """
 
@@ -66,7 +66,7 @@ def first_layout(settings: Settings) -> list[int] | None:
         bounds = LayoutBounds(problem)
     except ValueError:
         raise ValueError(
-            "model.split=auto: no layout leaves every stage room for its layers and one micro-batch; stages have equal "
+            "model.split=auto: no layout leaves every stage room for its layers and one micro-batch; stages get equal "
             "numbers of layers"
         ) from None
     even = tuple(map(len, layers_of(model.layers, stages)))

@@ -48,7 +48,7 @@ def footprint(settings: Settings, workers_here: int) -> list[str]:
     stage = max(range(p.stages), key=lambda s: sum(needs[s].values()))
     parts = ", ".join(f"{name} {format_size(size)}" for name, size in needs[stage].items() if size)
     most = sum(needs[stage].values())
-    lines.append(f"a worker of stage {stage}, the fullest, holds about {format_size(most)}: {parts}")
+    lines.append(f"a worker of stage {stage}, the fullest, needs about {format_size(most)}: {parts}")
     need, have = (most, gpu) if gpu is not None else (_all_here(settings, needs, workers_here), host_memory())
     ours = "the worker" if workers_here == 1 else f"the {workers_here} workers"
     here = f"{ours} of this machine, torch included, may need {format_size(need)}; it has"
@@ -91,7 +91,7 @@ def crowd(workers_here: int) -> str | None:
 
 
 def needs_of(settings: Settings, device: str) -> list[dict[str, float]]:
-    """For each stage: the bytes of each part of a worker's memory when its use is highest, in a step without deaths.
+    """For each stage, the bytes of each part of a worker's memory at its peak in a step without deaths.
 
     device: cpu or cuda
     """

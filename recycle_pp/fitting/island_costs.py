@@ -1,4 +1,4 @@
-"""The table of `plan --islands 3`: bytes, seconds and dollars of a round, before anything is rented.
+"""The table of `plan --islands 3`: estimated bytes, seconds and dollars of a round.
 
 python -m recycle_pp.plan model=llama1b parallel=4x8 islands.egress_per_gb=0.09 --islands 3 --link 1 --step-seconds 12
 """
@@ -27,8 +27,8 @@ class Costs:
     """
     parameters  number of parameters of the model
     sent        bytes that one island sends in a round, on average over the fragments
-    received    bytes that one island receives in a round, likewise
-    seconds     time of both, one after the other, at the speed of the island's link
+    received    bytes that one island receives in a round, also on average
+    seconds     time to send and then receive these bytes at the speed of the island's link
     dollars     price of the bytes that one island sends
     steps       smallest islands.steps at which the transfers take at most the given share of the time; None: unknown
     """
@@ -74,9 +74,7 @@ def show_costs(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.json:
         print(json.dumps(asdict(found)))
         return 0
-    table = Table(
-        "of one island, in a round", "", title=f"{found.parameters:,} parameters, {arguments.islands} islands"
-    )
+    table = Table("of one island, per round", "", title=f"{found.parameters:,} parameters, {arguments.islands} islands")
     table.add_row("sent", f"{found.sent / 1e6:,.1f} MB")
     table.add_row("received", f"{found.received / 1e6:,.1f} MB")
     table.add_row(f"time at {arguments.link:g} Gb/s", f"{found.seconds:,.1f} s")

@@ -1,4 +1,4 @@
-"""Predicts a quantity of each stage, such as a duration, for other boundaries between the stages.
+"""Predicts a quantity of each stage, such as a duration, for different boundaries between the stages.
 
     by_layer([3.0, 2.0, 2.0, 3.5], (2, 2, 2, 2))               # [2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 2.5]
     relaid([3.0, 2.0, 2.0, 3.5], (2, 2, 2, 2), (1, 3, 2, 2))   # [2.0, 3.0, 2.0, 3.5]

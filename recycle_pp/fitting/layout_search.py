@@ -5,8 +5,8 @@
     found.whole                                      # the job's problem in the new layout
     found.bytes                                      # bytes that the move sends
 
-The layout fits into `parallel.memory`, and during the move the receivers have room for the arriving layers beside their
-present ones.
+The layout fits into `parallel.memory`, and during the move the receivers have room for the arriving layers in addition
+to their present ones.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ class Found:
 def search(
     whole: Problem, live: Collection[Worker], layers: ModelLayers, current: Layout, keep: Layout | None = None
 ) -> Found | None:
-    """The best layout that was found. None if it is the present layout, or if it does not fit into memory.
+    """The best layout found. None if it is the present layout, or if it does not fit into memory.
 
     whole    the job's problem in the present layout, without deaths
     live     the workers that take part
     current  the present layout
-    keep     the layout of an explicit `model.split`, which is used while no worker is dead
+    keep     the layout of an explicit `model.split`, which applies while no worker is dead
 
     A pure function that any thread may call. Takes up to a second.
     """
@@ -98,7 +98,7 @@ def layered(problem: Problem, times: Mapping[str, list[float]], layers: ModelLay
 
 
 def _fits(before: Problem, after: Problem, layers: ModelLayers, current: Layout, target: Layout) -> bool:
-    """Whether workers have room for their new stages, and during the move for arriving layers beside present ones."""
+    """Whether workers have room for their new stages, and during the move for arriving and present layers together."""
     if before.memory is None or after.memory is None:
         return True
     try:

@@ -8,7 +8,7 @@
     table.describe(2, 2, sizes=[4e6], overhead=0.001, least=0.0002)     # the problem's key `links`, or None
 
 One pair of workers measures the link between two hosts. One pair on a single host measures the link within a host, for
-all hosts. If the job has only one host, nothing is measured and the graph is uniform. It is uniform too if the links
+all hosts. If the job has only one host, nothing is measured and the graph is uniform. It is also uniform if the links
 differ too little to change a plan (`describe`).
 """
 
@@ -42,7 +42,7 @@ class LinkTable:
             self._described.clear()
 
     def measured(self, host: str, found: Mapping[str, tuple[float, float]]) -> None:
-        """Records the links of this host. found: other host -> (seconds one way, bytes per second)."""
+        """Records the links of this host. found: host at the other end -> (seconds one way, bytes per second)."""
         self._links |= {frozenset((host, other)): Link(*link) for other, link in found.items()}
         self._described.clear()
 
@@ -74,10 +74,11 @@ class LinkTable:
     # -- pairs that measure ------------------------------------------------------------------------------------
 
     def wanted(self, live: Collection[Worker]) -> dict[Worker, dict[str, Worker]]:
-        """The pairs of workers that should measure the links of new hosts: worker -> other host -> worker on that host.
+        """The pairs of workers that should measure the links of new hosts: worker -> host at the other end -> worker on
+        that host.
 
-        The workers of a pair are of neighbouring stages, if possible of the same pipeline, because such workers are
-        connected anyway.
+        The workers of a pair belong to neighbouring stages, and if possible to the same pipeline, because such workers
+        are connected anyway.
         """
         at: dict[str, list[Worker]] = defaultdict(list)
         for worker in sorted(w for w in live if w in self._host):
@@ -157,7 +158,7 @@ def _neighbours(here: Iterable[Worker], there: Iterable[Worker]) -> list[tuple[W
 def _zones(between: Mapping[Hosts, float]) -> dict[str, str]:
     """The zone of each host, named after the zone's first host.
 
-    Hosts are in the same zone if they are connected by links that are about as fast as the fastest one.
+    Hosts are in the same zone if they are connected by links that are about as fast as the fastest link.
 
     between: the two hosts of a link -> seconds of a message
     """

@@ -29,7 +29,7 @@ FROM_THE_START = 1.6  # on shared busy cores, medians of the first steps are 0.8
 class Times(NamedTuple):
     """The result, in seconds.
 
-    ops       kind -> stage -> (median duration of an op) + `turn`; has only the stages that ran an op of this kind
+    ops       kind -> stage -> (median duration of an op) + `turn`; contains only the stages that ran an op of this kind
     usual     worker -> kind -> median duration of an op. Later steps of the worker are compared with it. It is the
               peers' median if the worker was much slower than its peers
     turn      median time between two ops of a worker, if the second one does not wait for its input

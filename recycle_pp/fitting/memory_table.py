@@ -86,9 +86,7 @@ def show(arguments: argparse.Namespace, capacity: float, console: Console) -> in
 def settings_of(arguments: argparse.Namespace) -> Settings:
     """The settings from `--model`, from --pipelines, --stages and --microbatches, and from settings of the trainer."""
     if wrong := next((word for word in arguments.source if "=" not in word and not is_run_file(word)), None):
-        raise ValueError(
-            f"--memory: a model and settings of the trainer (parallel=2x4) are needed as well, not {wrong}"
-        )
+        raise ValueError(f"--memory: give a model and trainer settings (parallel=2x4) with it, not {wrong}")
     words = [f"parallel.{key}={n}" for key in ("pipelines", "stages", "microbatches") if (n := getattr(arguments, key))]
     model = arguments.model
     if model is not None and (Path(model) / "config.json").is_file():
@@ -109,7 +107,7 @@ def _sentence(settings: Settings, outcome: Outcome, whole: Outcome, capacity: fl
     if outcome.dead and outcome.period and whole.period:
         said += f"; a step takes {100 * (outcome.period / whole.period - 1):+.0f} % if stage {outcome.hit} is hit"
     if outcome.dead >= (settings.parallel.copies or outcome.dead + 1):
-        said += "; if both held the same units of the optimizer's state, the job restarts from its newest checkpoint"
+        said += "; if both held the same units of the optimizer state, the job restarts from its newest checkpoint"
     return said
 
 

@@ -2,7 +2,7 @@
 
     layers = ModelLayers(settings)
     layers.start                                         # (2, 2): number of decoder layers of each stage at the start
-    layers.describe(4, None, {3: [("layers.3.norm", 512)]})   # a worker's report about a model of another kind
+    layers.describe(4, None, {3: [("layers.3.norm", 512)]})   # a worker's report about a different kind of model
     layers.counts({0: [-1, 0, 1], 1: [2, 3, 4]})         # (2, 2): the planner's form of a layout of the protocol
     layers.relaid({0: [-1, 0, 1], 1: [2, 3, 4]}, (1, 3))      # {0: [-1, 0], 1: [1, 2, 3, 4]}
     layers.settings((1, 3))                              # settings with `model.split` of this layout
@@ -10,7 +10,7 @@
 The planner's layout is the number of decoder layers of each stage. The protocol's layout lists all layers of each
 stage. The embedding, the final norm, the head and tensors that several layers share never leave their stages.
 
-The decoder layers of the project's own Transformer are known from the settings. Those of another model are known once
+The decoder layers of the project's own Transformer are known from the settings. Those of other models are known once
 the first worker has built its stage.
 """
 
@@ -79,7 +79,7 @@ class ModelLayers:
         if self.stays is not None:
             return said + self.stays
         own = "the embedding, the final norm and the head"
-        rest = own if self._settings.model.own else "modules outside of them, and parameters that several layers share,"
+        rest = own if self._settings.model.own else "modules outside them and parameters that several layers share"
         return f"{said}{self.depth} decoder layers may move between stages while the job trains; {rest} never move"
 
     def counts(self, layout: Layout) -> Counts:
@@ -101,7 +101,7 @@ class ModelLayers:
         return found
 
     def gained(self, before: Counts, after: Counts) -> list[list[int]]:
-        """For each stage, the decoder layers that it has after the move and not before it."""
+        """For each stage, the decoder layers that it gains in the move."""
         old, new = ([set(layers) for layers in layers_of(sum(of), len(of), of)] for of in (before, after))
         return [sorted(has - had) for had, has in zip(old, new, strict=True)]
 

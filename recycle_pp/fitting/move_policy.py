@@ -6,11 +6,11 @@
 
     outages = Outages(default=900.0)           # schedule.outage
     outages.observe(dead, now)                 # after each step; dead: the workers that do not take part
-    outages.expected(now, soon)                # expected seconds until the first of them is back
+    outages.expected(now, soon)                # expected seconds until the first dead worker is back
     outages.to_json(), outages.load(data, now)                 # for another coordinator
 
-The gain ends when the first dead worker is back, because another layout is best then. The cost of a move because of a
-dead worker counts twice, because the layers move back later.
+The gain ends when the first dead worker is back, because a different layout is then best. The cost of a move after a
+death counts twice, because the layers move back later.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LEAST = 0.02  # the same share with rebalance=auto, because measured times are n
 SLOWED = 0.03  # share by which steps take longer while layers are sent
 SWITCH = 0.05  # stall of a switch in seconds, before one was measured
 BANDWIDTH = 1e9  # bytes per second between two workers, before a link was measured
-START = 20.0  # minimum estimate of the seconds until a starting process takes part, if no past outage lasted longer yet
+START = 20.0  # minimum estimate of the seconds until a starting process takes part, if no past outage lasted longer
 REMEMBERED = 100  # number of past outages that count
 
 
@@ -138,8 +138,8 @@ class Outages:
     def _left(self, worker: Worker, now: float, soon: bool) -> float:
         """Expected seconds until this worker is back.
 
-        Estimated from the past outages that lasted longer than this one has lasted so far, as the mean time by which
-        they were longer. If there are none, returns the default, or for a starting process (`soon`) the seconds that
+        The estimate uses the past outages that lasted longer than this one has lasted so far. It is the mean of their
+        additional time. If there are none, returns the default, or for a starting process (`soon`) the seconds that
         this outage has lasted, at least `START`.
         """
         age = now - self._away[worker]

@@ -9,7 +9,7 @@ decides in the same way, stage by stage. With model.recompute=false, a stage wit
 flight.
 
 Durations are proportional to the number of multiplications. Periods therefore show the effect of memory and of deaths,
-and not the speed of a machine.
+not the speed of a machine.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Row:
     wanted               the same, limited only by the settings of `schedule`
     whole                whether every backward is whole (`B`) rather than split
     recompute            whether the backward recomputes the layers
-    parts                bytes of each part of the memory when the worker's use is highest
+    parts                bytes of each part of the memory at the worker's peak
     """
 
     stage: int

@@ -1,8 +1,8 @@
-"""The planner's Problem of a job, from its settings.
+"""Builds the planner's Problem of a job from its settings.
 
 problem = initial_problem(settings)                  # all workers live; durations are unknown before the profile
 problem = with_less_memory(problem, Worker(1, 2))    # after this worker ran out of memory
-problem = relaid_problem(problem, settings, (2, 2), (1, 3))     # the same job with other boundaries between stages
+problem = relaid_problem(problem, settings, (2, 2), (1, 3))     # the same job with different boundaries between stages
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def memory_of(settings: Settings, measured: Measured | None = None) -> dict[str,
 
     measured: bytes that the workers have measured (`model.measured_memory`), for a model that is not the project's own
 
-    One micro-batch in flight is always allowed, because a job that may run out of memory is better than no job.
+    One micro-batch in flight is always allowed, because a job that may run out of memory is better than a job that
+    cannot start.
     """
     capacity = settings.parallel.memory
     if capacity in (None, "auto") or settings.emulate.mode or (not settings.model.own and measured is None):

@@ -4,14 +4,14 @@
     source = read_source(parser.parse_args())       # raises ValueError with one sentence
     source.problem, source.shown, source.run
 
-The input is a file (a problem, a plan or a trace), a run folder, or a problem that flags describe. Settings of the
-trainer describe a problem too:
+The input is a file (a problem, a plan or a trace), a run folder, or a problem that flags describe. Trainer settings can
+describe a problem too:
 
     --pipelines 3 --stages 4 --microbatches 6 --fail 1.2
     parallel=2x4 emulate=sleep optimizer.stagger=true +fail_at=20:1.2
 
 The defaults are those of a training run (`configs/`): 3 pipelines of 4 stages, memory for two micro-batches more than
-1F1B keeps in flight, backwards that may be split, and optimizer steps at the commit. Defaults of a problem file are in
+1F1B keeps in flight, split backwards allowed, and optimizer steps at the commit. Defaults of a problem file are in
 docs/planner.md. Flags override the keys of a file.
 """
 
@@ -92,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a file (a problem, a plan or a trace), a run folder, or settings of the trainer (parallel=2x4, run.yaml)",
     )
     add("--step", type=int, help="step of a run folder; default: the last step with a death")
-    flags = parser.add_argument_group("a problem by flags; defaults as in a training run")
+    flags = parser.add_argument_group("flags that describe a problem; defaults as in a training run")
     add = flags.add_argument
     add("--pipelines", type=int)
     add("--stages", type=int)
@@ -118,8 +118,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def read_source(arguments: argparse.Namespace, prefer_shown: bool = True, required: bool = True) -> Source:
     """The source given on the command line.
 
-    prefer_shown   whether to keep the plan or trace of the source. If not, the source has only its problem
-    required       whether to refuse an empty command line. If not, it means a training run without settings
+    prefer_shown   whether to keep the plan or trace of the source. If not, the result contains only the problem
+    required       whether to reject an empty command line. If not, it means a training run without settings
     """
     words, settings = _split(arguments.source)
     given = any(getattr(arguments, name) is not None for name in _FLAGS)
@@ -130,7 +130,7 @@ def read_source(arguments: argparse.Namespace, prefer_shown: bool = True, requir
     if not words:
         if required and not (given or settings):
             raise ValueError(
-                "a source is needed: a file with a problem, a plan or a trace, a run folder, or a problem by flags "
+                "a source is needed: a file with a problem, a plan or a trace, a run folder, or flags for a problem "
                 "(--pipelines 3 --stages 4 --microbatches 6)"
             )
         if arguments.step is not None:
@@ -139,7 +139,7 @@ def read_source(arguments: argparse.Namespace, prefer_shown: bool = True, requir
     elif Path(words[0]).is_dir():
         source = _of_run(RunReader(words[0]), arguments.step)
     elif arguments.step is not None:
-        raise ValueError(f"--step needs a run folder, and {words[0]} is a file")
+        raise ValueError(f"--step needs a run folder, but {words[0]} is a file")
     else:
         source = read_file(words[0])
     if given or arguments.unit:
@@ -225,7 +225,7 @@ def _of_run(run: RunReader, step: int | None) -> Source:
         return replace(source, run=run)
     profile = Profile(settings)
     if not profile.fits(measured):
-        raise UnreadableFile(folder.profile, "its stages are not those of config.yaml")
+        raise UnreadableFile(folder.profile, "its stages differ from those of config.yaml")
     profile.load(measured)
     try:
         layout = profile.layout or source.layout

@@ -3,7 +3,7 @@
     profile = Profile(settings)
     for speed in profile.add({worker: table, ...}): ...       # workers that became slow or recovered
     problem = profile.problem(problem)       # with measured times, and the speeds of slow workers
-    profile.relayout((9, 9, 6, 8))           # the number of decoder layers of each stage, from now on
+    profile.relayout((9, 9, 6, 8))           # the new number of decoder layers of each stage
 
 Each worker's first F is warm-up. The profiled steps run I and W separately, except for the last one, which runs B, so
 that every kind of op is measured. Later plans use the medians of the spans' `own`, which excludes the time in which the
@@ -14,8 +14,8 @@ their speed until they recover. A worker that takes much longer than its peers i
 medians (`measurement.py`). Its later steps are compared with the medians of its peers.
 
 When layers move, the durations of the stages are predicted from those in the old layout (`layer_values.py`). After one
-step of warm-up, the same number of steps is measured again, with whichever backward the plan uses. Meanwhile no worker
-becomes slow or recovers.
+step of warm-up, the same number of steps is measured again, with whichever backward the plan uses. During this time no
+worker is reported as slow or recovered.
 
 Durations are those of a stage that does not recompute. If it recomputes, the problem adds an F to I and B.
 
@@ -60,7 +60,7 @@ class Profile:
         self.layout: Layout = ()  # the layout to which the durations belong; empty before the job has begun
         self._seen = 0  # number of steps in the last measurement
         self._turn = 0.0  # seconds between two ops, once the profile is complete
-        self._message = self._overhead = 0.0  # seconds of a message, in all and beyond its time on the link
+        self._message = self._overhead = 0.0  # seconds of a message, in total and beyond its time on the link
         self._sums = [0.0] * settings.parallel.stages
         self._durations: dict[str, list[float]] = {}  # by stage, once the profile is complete
         self._usual: dict[Worker, dict[str, float]] = {}  # worker -> kind -> median, compared with later steps

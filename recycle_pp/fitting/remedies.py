@@ -29,9 +29,9 @@ def refusal(settings: Settings, outcome: Outcome, capacity: float, device: str, 
         f"{size(capacity)} ({parts})"
     )
     found = remedies(settings, capacity, device, outcome.dead)
-    return (
-        f"{sentence}; it would fit with {', or with '.join(found)}" if found else f"{sentence}; no setting alone helps"
-    )
+    if not found:
+        return f"{sentence}; no combination of three changed settings helps"
+    return f"{sentence}; it would fit with {', or with '.join(found)}"
 
 
 def remedies(settings: Settings, capacity: float, device: str, dead: int) -> list[str]:

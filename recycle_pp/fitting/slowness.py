@@ -12,7 +12,7 @@ in which the thread waited for a core. A worker is slow in any of three cases:
 - Slower than the others. Its own time is at least `SLOW` (1.35) times the median of all other workers in 5 of its last
   `STEPS` (7) steps. A busy machine does not cause that: 12 workers on 2 cores at a load of 20 reach 1.26. The few steps
   of the profile may have been fast by chance, so the first `STEPS` steps of a worker correct its times, by a factor of
-  `CHANCE` (1.25) at most.
+  at most `CHANCE` (1.25).
 - Waiting for a core. Its wall time is at least `WAITS` (1.6) times that of the other workers on its machine in 7 of the
   last `STEADY` (8) steps, for instance because of another process on its core or a limit of its container. If the
   workers outnumber the cores, the threshold is `CROWDED` (2.0), because 12 healthy workers on 2 cores reach 1.72.
@@ -155,7 +155,7 @@ class Slowness:
         factor = self._factor(worker)
         if factor < (WAITS_NO_MORE if self._why.get(worker) == "core" else NORMAL):
             del self.factors[worker]
-            self._drifts[worker].forget()  # its window is longer, so it still has the slow steps
+            self._drifts[worker].forget()  # its window is longer, so it still contains the slow steps
             return Speed(worker, 1.0, self._against(worker))
         if not 1 / AGAIN < factor / known < AGAIN:
             self.factors[worker] = factor

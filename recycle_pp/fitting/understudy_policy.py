@@ -1,4 +1,4 @@
-"""Whether stages of a job may have understudies (`state.understudy`), and the memory that an understudy needs.
+"""Determines whether stages may have understudies (`state.understudy`), and the memory that an understudy needs.
 
 why_none(settings)      # a sentence if no stage can have one, else None
 bytes_per_element(settings)     # memory of an understudy's copy; 0 if no stage gets an understudy

@@ -99,7 +99,7 @@ STUCK = "the layers of this model cannot move"
         ({"model__layers": 4}, None, "no layer can move, because each stage has one layer"),
         ({"parallel__stages": 1}, None, "no layer can move, because there is one stage"),
         ({"parallel__memory": "80GB"}, None, "8 decoder layers may move"),
-        (HF, None, "8 decoder layers may move between stages while the job trains; modules outside of them, and"),
+        (HF, None, "8 decoder layers may move between stages while the job trains; modules outside them and"),
         (HF, STUCK, f"schedule.rebalance=auto: {STUCK}"),
         (HF | {"parallel__stages": 8}, STUCK, "no layer can move, because each stage has one layer"),
         (HF | {"parallel__memory": "80GB"}, None, "no layer moves with parallel.memory"),

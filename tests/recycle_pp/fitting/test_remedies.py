@@ -43,4 +43,4 @@ def test_recomputing_is_a_remedy_if_the_settings_forbid_it(memory, remedy):
 def test_the_refusal_names_no_remedy_if_none_helps():
     settings = job()
     whole = outlook(settings, 1e6, "cuda")[0]
-    assert refusal(settings, whole, 1e6, "cuda", format_size).endswith("no setting alone helps")
+    assert refusal(settings, whole, 1e6, "cuda", format_size).endswith("no combination of three changed settings helps")
